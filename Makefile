@@ -1,0 +1,51 @@
+# Everything happens in .venv; `make` builds it once and again only when what it depends on changes.
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Two busy cores per rank and a test machine of two cores: one thread each is the fastest.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types imports format clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## Create .venv with everything in it; does nothing when it is there
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: '$(PYTHON)' is not Python 3.11 or later; install one and name it:" \
+	    "make install PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); the first time this downloads PyTorch and takes minutes"
+	@$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for options)
+	@tonari demo $(ARGS)
+
+test: $(STAMP) ## Run the tests (ARGS="-k name" for some)
+	@pytest $(ARGS)
+
+check: lint types imports test ## All of CI: format, lint, types, import contracts, tests
+
+lint: $(STAMP) ## Check format and lint
+	@ruff format --check
+	@ruff check
+
+types: $(STAMP) ## Check types, strictly
+	@mypy
+
+imports: $(STAMP) ## Check who may import whom
+	@lint-imports
+
+format: $(STAMP) ## Format, and fix what can be fixed
+	@ruff format
+	@ruff check --fix
+
+clean: ## Remove .venv and every cache
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

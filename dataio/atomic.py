@@ -1,0 +1,46 @@
+"""Write a small file so that a reader, or a restart, sees the old one or the new one, never a part."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+
+def write_file(path: Path, data: bytes | memoryview | pa.Buffer) -> None:
+    """Replace ``path`` atomically and durably: it survives a kill and a power cut."""
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, document: object) -> None:
+    """Replace a JSON file atomically and durably."""
+    write_file(path, json.dumps(document, indent=1).encode())
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Replace an Arrow IPC file atomically and durably."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    write_file(path, sink.getvalue())
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read an Arrow IPC file whole."""
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,383 @@
+"""A node's rows in files: written, committed epoch by epoch, recovered after any kill.
+
+All local ranks map the same files. Each writes only positions and heap extents that no manifest in use
+mentions; local rank 0, the *leader*, alone replaces `manifest.json`, which is the only truth. See
+docs/cache_format.md.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.atomic import read_table, write_json, write_table
+from dataio.errors import CacheBusyError, CacheError, OtherDatasetError
+from dataio.extents import FreeExtents
+from dataio.manifest import Entries, empty_entries, from_table, to_table
+from dataio.rows import Rows, RowSchema, row_offsets
+from dataio.store import FixedFile, HeapFile
+
+FORMAT_VERSION = 1
+DELTAS_PER_BASE = 16
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a cache holds: refused when it is anything else.
+
+    Attributes:
+        source: The pattern as it was given, for messages.
+        fingerprint: Of the source's content.
+        schema: Stored form of the fields.
+    """
+
+    source: str
+    fingerprint: str
+    schema: RowSchema
+
+    def to_json(self) -> dict[str, object]:
+        """What `meta.json` keeps."""
+        stored = json.loads(json.dumps(asdict(self)))
+        return {"format": FORMAT_VERSION, **stored}
+
+
+class Cache:
+    """Rows of one node by slot; a `RowStore`.
+
+    Args:
+        directory: The node's own directory of this dataset.
+        identity: What it must hold.
+        num_slots: Rows of the node's pool.
+        num_positions: Rows the fixed fields have room for: the pool and its arrivals.
+        local_rank: This rank's number on the node; 0 leads.
+        local_size: Ranks on the node.
+    """
+
+    def __init__(
+        self, directory: Path, identity: Identity, *, num_slots: int, num_positions: int,
+        local_rank: int, local_size: int,
+    ) -> None:
+        self.directory = directory
+        self.identity = identity
+        self.schema = identity.schema
+        self.num_slots = num_slots
+        self.num_positions = num_positions
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.epoch = 0
+        self.entries = empty_entries(num_slots, len(self.schema.variable))
+        self.previous: Entries | None = None
+        self.fixed = [
+            FixedFile(directory / f"fixed-{number}.npy", column)
+            for number, column in enumerate(self.schema.fixed)
+        ]
+        self._heaps: dict[int, HeapFile] = {}
+        self._arrived: list[Entries] = []
+        self._free: FreeExtents | None = None
+        self.free_positions = np.empty(0, np.int64)
+        self._lock: int | None = None
+        self._syncer: ThreadPoolExecutor | None = None
+        self._syncs: list[Future[None]] = []
+
+    # ---- opening -------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Create or adopt the directory, lock it and make room. Leader only, before anyone loads.
+
+        Raises:
+            CacheBusyError: If another process uses it.
+            OtherDatasetError: If it holds something else.
+            CacheError: If it cannot be written or the disk is full.
+        """
+        with self._named("prepare the cache"):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_lock()
+            self._check_identity()
+            if not self._head_path.exists():
+                self.rewrite(self.entries, epoch=0)
+            for file in self.fixed:
+                file.reserve(self.num_positions)
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock, 4096, 0).decode(errors="replace") or "an unnamed process"
+            raise CacheBusyError(
+                f"{self.directory}: the cache is in use by {owner}; wait for it to end, or give this job "
+                f"a cache directory of its own (cache=..., TONARI_CACHE)"
+            ) from None
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        owner = f"process {os.getpid()} on {socket.gethostname()} since {started}"
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, owner.encode(), 0)
+
+    def _check_identity(self) -> None:
+        path = self.directory / "meta.json"
+        expected = self.identity.to_json()
+        if not path.exists():
+            write_json(path, expected)
+            return
+        found = json.loads(path.read_text())
+        if found.get("format") != FORMAT_VERSION:
+            raise CacheError(
+                f"{path}: cache format {found.get('format')}, this version reads {FORMAT_VERSION}; "
+                f"remove {self.directory} and stage again"
+            )
+        if found != expected:
+            raise OtherDatasetError(
+                f"{self.directory}: the cache holds {found['source']} with fingerprint "
+                f"{found['fingerprint']}, but {self.identity.source} now has "
+                f"{self.identity.fingerprint} or other fields; remove the directory to stage the "
+                f"changed dataset, or give another cache directory"
+            )
+
+    @property
+    def _head_path(self) -> Path:
+        return self.directory / "manifest.json"
+
+    def load(self) -> None:
+        """Read the committed manifest and map the files."""
+        with self._named("open the cache"):
+            head = json.loads(self._head_path.read_text())
+            self.epoch = int(head["epoch"])
+            self.entries = from_table(read_table(self.directory / head["base"]))
+            self.previous = None
+            for deltas in head["deltas"]:
+                self.previous = self.entries
+                self.entries = self._applied(self.entries, deltas)
+            for file in self.fixed:
+                file.map()
+        self._begin_epoch()
+
+    def _applied(self, entries: Entries, deltas: Sequence[str]) -> Entries:
+        for name in deltas:
+            entries = entries.replace(from_table(read_table(self.directory / name)))
+        return entries
+
+    def _begin_epoch(self) -> None:
+        # Derived anew each epoch from the manifests in use: nothing to store, nothing to leak.
+        used = [self.entries] if self.previous is None else [self.entries, self.previous]
+        free = np.ones(len(self.fixed[0].rows) if self.fixed else 0, np.bool_)
+        offsets, lengths = [], []
+        for entries in used:
+            here = entries.take(entries.present)
+            if self.fixed:
+                free[here.position] = False
+            mine = here.take(here.heap == self.local_rank)
+            offsets.append(mine.offset)
+            lengths.append(mine.extent_bytes)
+        self.free_positions = np.flatnonzero(free)
+        self._free = FreeExtents(np.concatenate(offsets), np.concatenate(lengths))
+        self._arrived = []
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[len(slots), num_variable]: Bytes of the variable fields."""
+        return self.entries.lengths[slots]
+
+    def variable_fields(self, slots: NDArray[np.int64]) -> list[list[NDArray[np.uint8]]]:
+        """View the variable fields of some rows in place: for each row, uint8[length] of each field."""
+        entries = self.entries
+        bounds = np.concatenate(
+            [np.zeros((len(slots), 1), np.int64), np.cumsum(entries.lengths[slots], axis=1)], axis=1
+        )
+        bounds += entries.offset[slots][:, None]
+        views = []
+        for heap, bound in zip(entries.heap[slots].tolist(), bounds.tolist(), strict=True):
+            mapped = self._heap(heap).view(bound[-1])
+            views.append([mapped[a:b] for a, b in zip(bound[:-1], bound[1:], strict=True)])
+        return views
+
+    def read_rows(self, slots: NDArray[np.int64]) -> Rows:
+        """Copy rows out, in the order of ``slots``."""
+        entries = self.entries
+        fixed = tuple(file.rows[entries.position[slots]] for file in self.fixed)
+        variable = []
+        if self.schema.variable:
+            views = self.variable_fields(slots)
+            for number in range(len(self.schema.variable)):
+                parts = [row[number] for row in views]
+                variable.append(np.concatenate(parts) if parts else np.empty(0, np.uint8))
+        return Rows(
+            self.schema, entries.sample_id[slots], entries.checksum[slots], fixed,
+            entries.lengths[slots], tuple(variable),
+        )
+
+    def _heap(self, number: int) -> HeapFile:
+        if number not in self._heaps:
+            self._heaps[number] = HeapFile(self.directory / f"heap-{number}.bin")
+        return self._heaps[number]
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    def write_rows(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
+    ) -> None:
+        """Write rows that belong to ``slots`` from the next commit on, into free space."""
+        with self._named("write rows"):
+            for file, column in zip(self.fixed, rows.fixed, strict=True):
+                file.rows[positions] = column
+            assert self._free is not None
+            extents = rows.lengths.sum(axis=1)
+            offsets = np.array([self._free.take(size) for size in extents.tolist()], np.int64)
+            self._heap(self.local_rank).write(offsets, extents, _interleave(rows))
+        heap = np.full(len(slots), self.local_rank, np.int64)
+        self._arrived.append(
+            Entries(slots, rows.sample_id, rows.checksum, positions, heap, offsets, rows.lengths)
+        )
+
+    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are.
+
+        Called again and again within an epoch; takes this local rank's free positions in turn.
+        """
+        taken = sum(len(part) for part in self._arrived)
+        room = len(self.free_positions) // self.local_size
+        first = self.local_rank * room + taken
+        positions = self.free_positions[first : first + len(slots)]
+        if not self.fixed:
+            positions = np.full(len(slots), -1, np.int64)
+        assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
+        self.write_rows(slots, positions, rows)
+        self._sync_later()
+
+    def forget_arrivals(self) -> None:
+        """Drop what arrived since the last commit: the epoch is not going to take effect."""
+        self._begin_epoch()
+
+    def _sync_later(self) -> None:
+        # Beside training, so that little is left to wait for at the epoch turn.
+        if self._syncer is None:
+            self._syncer = ThreadPoolExecutor(1, thread_name_prefix="tonari-sync")
+        self._syncs.append(self._syncer.submit(self._sync))
+
+    def _sync(self) -> None:
+        for file in self.fixed:
+            file.sync()
+        self._heap(self.local_rank).sync()
+
+    def seal(self, epoch: int) -> None:
+        """Make this rank's arrivals durable, and the delta that names them.
+
+        Blocks on the disk. Nothing is committed: the next `commit` of the leader counts only after every
+        rank of every node has sealed.
+        """
+        with self._named("make arrivals durable"):
+            for sync in self._syncs:
+                sync.result()
+            self._syncs = []
+            self._sync()
+            write_table(self.directory / self._delta(epoch, self.local_rank), to_table(self._joined()))
+
+    def _delta(self, epoch: int, share: int) -> str:
+        return f"delta-{epoch}-{share}.arrow"
+
+    def _joined(self) -> Entries:
+        if not self._arrived:
+            return self.entries.take(np.empty(0, np.int64))
+        columns = zip(*(vars(part).values() for part in self._arrived), strict=True)
+        return Entries(*(np.concatenate(column) for column in columns))
+
+    def commit(self, epoch: int) -> None:
+        """Make the sealed deltas of all local ranks the truth. Leader only, when all ranks have sealed."""
+        head = json.loads(self._head_path.read_text())
+        obsolete: list[str] = []
+        if len(head["deltas"]) >= DELTAS_PER_BASE:
+            # The new base is the epoch before: it stays possible to step back one.
+            obsolete = [head["base"], *(name for deltas in head["deltas"] for name in deltas)]
+            head["serial"] += 1
+            head["base"] = f"base-{head['serial']}.arrow"
+            head["deltas"] = []
+            with self._named("rewrite the manifest"):
+                write_table(self.directory / head["base"], to_table(self.entries))
+        head["epoch"] = epoch
+        head["deltas"].append([self._delta(epoch, share) for share in range(self.local_size)])
+        with self._named("commit"):
+            write_json(self._head_path, head)
+        self._unlink(obsolete)
+
+    def turn(self, epoch: int) -> None:
+        """See the sealed rows of all local ranks from now on. Every rank, when all ranks have sealed."""
+        deltas = [self._delta(epoch, share) for share in range(self.local_size)]
+        self.previous, self.entries = self.entries, self._applied(self.entries, deltas)
+        self.epoch = epoch
+        self._begin_epoch()
+
+    def fill_commit(self, epoch: int) -> None:
+        """Make sealed rows part of the base itself: after staging. Leader only, when all have sealed."""
+        deltas = [self._delta(epoch, share) for share in range(self.local_size)]
+        self.rewrite(self._applied(self.entries, deltas), epoch=epoch)
+        self._unlink(deltas)
+
+    def rewrite(self, entries: Entries, *, epoch: int) -> None:
+        """Replace the manifest by a new base. Leader only, while no other rank reads or writes."""
+        serial, obsolete = 0, []
+        if self._head_path.exists():
+            head = json.loads(self._head_path.read_text())
+            serial = head["serial"] + 1
+            obsolete = [head["base"], *(name for deltas in head["deltas"] for name in deltas)]
+        base = f"base-{serial}.arrow"
+        with self._named("write the manifest"):
+            write_table(self.directory / base, to_table(entries))
+            head = {"format": FORMAT_VERSION, "serial": serial, "epoch": epoch, "base": base, "deltas": []}
+            write_json(self._head_path, head)
+        self._unlink(obsolete)
+
+    def _unlink(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self.directory / name).unlink(missing_ok=True)
+
+    def trim(self) -> None:
+        """Give back disk space that staging claimed ahead, on this local rank's heap."""
+        assert self._free is not None
+        self._heap(self.local_rank).trim(self._free.end)
+
+    def close(self) -> None:
+        """Release the lock and the mappings; idempotent."""
+        if self._syncer is not None:
+            self._syncer.shutdown()
+            self._syncer = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextlib.contextmanager
+    def _named(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                cure = "free some space or give another directory (cache=..., TONARI_CACHE)"
+            elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                cure = "make it writable or give another directory (cache=..., TONARI_CACHE)"
+            else:
+                cure = "look at the disk; removing the directory makes the next run stage again"
+            raise CacheError(f"{self.directory}: could not {doing}: {error}; {cure}") from error
+
+
+def _interleave(rows: Rows) -> NDArray[np.uint8]:
+    """Lay each row's variable fields side by side: uint8[sum of all lengths]."""
+    if len(rows.variable) <= 1:
+        return rows.variable[0] if rows.variable else np.empty(0, np.uint8)
+    bounds = [row_offsets(rows.lengths[:, field]).tolist() for field in range(len(rows.variable))]
+    parts = [
+        column[bound[row] : bound[row + 1]]
+        for row in range(len(rows))
+        for column, bound in zip(rows.variable, bounds, strict=True)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+

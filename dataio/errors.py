@@ -1,0 +1,45 @@
+"""What can go wrong with the outside world, one class per thing a caller could handle differently."""
+
+
+class DataioError(Exception):
+    """Root of every error that dataio raises for something outside the program."""
+
+
+class SourceError(DataioError):
+    """The source is missing, unreadable, truncated or not what its name says."""
+
+
+class FieldError(DataioError):
+    """A sample lacks a field, or a field does not decode to what was declared."""
+
+
+class CacheError(DataioError):
+    """The cache directory cannot be used: not writable, full, or of an unknown format."""
+
+
+class CacheBusyError(CacheError):
+    """Another process holds the cache."""
+
+
+class OtherDatasetError(CacheError):
+    """The cache holds another dataset, or another version of this one."""
+
+
+class SharedFilesystemError(CacheError):
+    """The cache directory lies on a shared filesystem."""
+
+
+class CorruptRowError(DataioError):
+    """The bytes of a row do not match its checksum."""
+
+
+class StateError(DataioError):
+    """A checkpoint cannot be restored into this loader."""
+
+
+class WorldError(DataioError):
+    """The ranks cannot be found, or disagree about who they are."""
+
+
+class StallError(WorldError):
+    """Another rank did not answer within the time limit."""

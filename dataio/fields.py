@@ -1,0 +1,227 @@
+"""What a sample holds: for each field where it lies in the source, and its stored form."""
+
+import io
+import math
+import operator
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.errors import FieldError
+from dataio.rows import FixedColumn, RowSchema
+
+RESERVED_NAMES = ("weight", "sample_id", "slot", "valid")
+"""What every batch holds beside its fields."""
+
+Raw = bytes | memoryview | int | float | NDArray[np.generic]
+"""A value as the source has it: a tar member's bytes, or a column's value."""
+
+Stored = bytes | memoryview
+"""A value as the cache keeps it."""
+
+
+class Field(Protocol):
+    """One field of a sample."""
+
+    @property
+    def key(self) -> str:
+        """Tar extension ("jpg", "seg.png"; "__key__" is the sample's name), or column."""
+        ...
+
+    def column(self, name: str) -> FixedColumn | None:
+        """Describe the stored form; None if its length varies from row to row."""
+        ...
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        """Turn a value of the source into the bytes that are kept.
+
+        Args:
+            raw: The value.
+            where: Shard, sample and field, for the message.
+
+        Raises:
+            FieldError: If the value is not what the field declares.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image, kept compressed, delivered as uint8[batch, channels, height, width].
+
+    Attributes:
+        key: Extension or column.
+        size: Height and width to resize to (one number: both), whatever the proportions.
+            None: every image already has one size.
+        channels: 1 (gray), 3 (RGB) or 4 (RGBA).
+    """
+
+    key: str
+    size: int | tuple[int, int] | None = None
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        sides = (self.size,) if isinstance(self.size, int) else self.size or (1, 1)
+        if len(sides) > 2 or min(sides) < 1:
+            raise ValueError(
+                f"Image({self.key!r}): size is {self.size}, must be 1 or 2 numbers >= 1"
+            )
+        if self.channels not in (1, 3, 4):
+            raise ValueError(f"Image({self.key!r}): channels is {self.channels}, must be 1, 3 or 4")
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        return _bytes(self, raw, where)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of any length, delivered as they are in a list[bytes]."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        return _bytes(self, raw, where)
+
+
+@dataclass(frozen=True)
+class Int:
+    """A whole number (ASCII digits in tar), delivered as int64."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, "<i8")
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        try:
+            value = int(raw) if isinstance(raw, (bytes, memoryview)) else operator.index(raw)  # type: ignore[arg-type]
+            return struct.pack("<q", value)
+        except (ValueError, TypeError, struct.error) as error:
+            _reject(self, raw, where, "a whole number of 64 bits", "Float or Bytes", error)
+
+
+@dataclass(frozen=True)
+class Float:
+    """A number (ASCII in tar), delivered as float32."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, "<f4")
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        try:
+            return struct.pack("<f", float(raw))
+        except (ValueError, TypeError, OverflowError) as error:
+            _reject(self, raw, where, "a number of 32 bits", "Array or Bytes", error)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of one shape: raw little-endian bytes, an ``.npy``, or a list column."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        if np.dtype(self.dtype).kind not in "biufc":
+            raise ValueError(f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers")
+        if any(length < 1 for length in self.shape):
+            raise ValueError(f"Array({self.key!r}): shape is {self.shape}, lengths must be >= 1")
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, self.shape)
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        expected = f"{self.dtype}{list(self.shape)}"
+        if isinstance(raw, (int, float, np.ndarray)):
+            return self._checked(np.asarray(raw), where)
+        dtype = np.dtype(self.dtype)
+        if self.key.split(".")[-1] != "npy" and len(raw) == dtype.itemsize * math.prod(self.shape):
+            return raw
+        if bytes(raw[:6]) != np.lib.format.MAGIC_PREFIX:
+            _reject(
+                self, raw, where, f"the bytes of {expected}, or an .npy", "the true shape and dtype"
+            )
+        try:
+            found = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            _reject(self, raw, where, f"an .npy of {expected}", "Bytes", error)
+        return self._checked(found, where)
+
+    def _checked(self, found: NDArray[np.generic], where: str) -> bytes:
+        if found.shape != self.shape or found.dtype.newbyteorder("=") != np.dtype(self.dtype):
+            raise FieldError(
+                f"{where}: found {found.dtype}{list(found.shape)}, expected "
+                f"{self.dtype}{list(self.shape)}; declare the true shape and dtype, which all "
+                "samples must share"
+            )
+        return found.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+
+
+def row_schema(fields: Mapping[str, Field]) -> RowSchema:
+    """Describe how rows of these fields are stored, in the order given.
+
+    Raises:
+        ValueError: If there is no field, or one has a name that every batch holds already.
+    """
+    if not fields:
+        raise ValueError('fields: none given; name at least one, such as {"image": Image("jpg")}')
+    for name in fields:
+        if name in RESERVED_NAMES:
+            raise ValueError(
+                f"fields: {name!r} is what the batch itself holds (as "
+                f"{', '.join(RESERVED_NAMES)}); choose another name"
+            )
+    columns = {name: field.column(name) for name, field in fields.items()}
+    return RowSchema(
+        tuple(column for column in columns.values() if column is not None),
+        tuple(name for name, column in columns.items() if column is None),
+    )
+
+
+def _check_key(field: Field) -> None:
+    if not isinstance(field.key, str) or not field.key or field.key.startswith("."):
+        raise ValueError(
+            f"{type(field).__name__}: key is {field.key!r}, must be the extension without its dot, "
+            f"or the column, that the field is read from"
+        )
+
+
+def _bytes(field: Field, raw: Raw, where: str) -> Stored:
+    if isinstance(raw, (bytes, memoryview)):
+        return raw
+    _reject(field, raw, where, "bytes", "Int, Float or Array")
+
+
+def _reject(
+    field: Field, raw: Raw, where: str, expected: str, other: str, cause: Exception | None = None
+) -> NoReturn:
+    shown = f"{bytes(raw[:32])!r}" if isinstance(raw, (bytes, memoryview)) else f"{raw!r:.40}"
+    length = f" ({len(raw)} bytes)" if isinstance(raw, (bytes, memoryview)) else ""
+    raise FieldError(
+        f"{where}: found {shown}{length}, expected {expected}; declare {other} instead of "
+        f"{type(field).__name__}({field.key!r}), or repair the sample"
+    ) from cause

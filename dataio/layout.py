@@ -1,0 +1,79 @@
+"""Which node owns which rows at first: contiguous ranges of sample ids, replica by replica.
+
+Replicas are numbered node by node. Replica r's share of the dataset is floor or ceil of N/R rows; a node's
+pool is its replicas' shares side by side, so slot s of a node holds sample ``pool_start(node) + s`` at first.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Replicas on each node, and how many samples they share.
+
+    Attributes:
+        replicas: Number of replicas on each node, node by node; each >= 1.
+        num_samples: Samples of the dataset, at least one a replica.
+    """
+
+    replicas: tuple[int, ...]
+    num_samples: int
+
+    def __post_init__(self) -> None:
+        if not self.replicas or min(self.replicas) < 1:
+            raise ValueError(f"layout: every node needs at least one replica, found {self.replicas}")
+        if self.num_samples < self.num_replicas:
+            raise ValueError(
+                f"layout: the dataset has {self.num_samples} samples, but there are {self.num_replicas} "
+                f"replicas and each needs at least one; start fewer ranks"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.replicas)
+
+    @cached_property
+    def num_replicas(self) -> int:
+        return sum(self.replicas)
+
+    @cached_property
+    def first_replica(self) -> NDArray[np.int64]:
+        """int64[num_nodes + 1]: First replica of each node, and the number of replicas."""
+        return np.concatenate([[0], np.cumsum(self.replicas)]).astype(np.int64)
+
+    def node_of(self, replica: int) -> int:
+        """Find the node that a replica stands on."""
+        return int(np.searchsorted(self.first_replica, replica, side="right")) - 1
+
+    def share_start(self, replica: int) -> int:
+        """Count the rows of all replicas before this one; ``share_start(num_replicas)`` is N."""
+        quotient, remainder = divmod(self.num_samples, self.num_replicas)
+        return replica * quotient + min(replica, remainder)
+
+    def share_rows(self, replica: int) -> int:
+        """Count the rows of a replica's share: floor or ceil of N/R."""
+        return self.share_start(replica + 1) - self.share_start(replica)
+
+    def pool_start(self, node: int) -> int:
+        """First sample of a node's pool before any exchange."""
+        return self.share_start(int(self.first_replica[node]))
+
+    def pool_rows(self, node: int) -> int:
+        """Count the slots of a node's pool; never changes within a layout."""
+        return self.pool_start(node + 1) - self.pool_start(node)
+
+    def share_slots(self, replica: int) -> tuple[int, int]:
+        """Bound the slots [start, stop) of a replica's share in its node's pool."""
+        start = self.share_start(replica) - self.pool_start(self.node_of(replica))
+        return start, start + self.share_rows(replica)
+
+    @cached_property
+    def pool_sizes(self) -> NDArray[np.int64]:
+        """int64[num_nodes]: Slots of every node's pool."""
+        quotient, remainder = divmod(self.num_samples, self.num_replicas)
+        starts = self.first_replica * quotient + np.minimum(self.first_replica, remainder)
+        return np.diff(starts)

@@ -1,0 +1,122 @@
+"""Visible slots -> batches of slots, equally many on every replica.
+
+A *deck* is a set of rows dealt out together: a node's pool to the node's replicas, or, where every node holds
+all rows, the dataset to all replicas. It is shuffled by one keyed permutation and cut into one run a replica.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.permutation import permute
+from dataio.seeding import Key
+
+PADDING = -1
+"""``slot`` and ``sample_id`` of a batch's rows that only keep its shape."""
+
+
+@dataclass(frozen=True)
+class BatchSlots:
+    """One batch of one replica.
+
+    Attributes:
+        slots: int64[batch]: Rows to read; padding repeats rows of the same replica.
+        num_valid: The first this many are trained on; the rest is padding.
+    """
+
+    slots: NDArray[np.int64]
+    num_valid: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """The batches of one replica in one epoch: any of them, in any order, as a function call.
+
+    Attributes:
+        visible: int64[num_visible]: Slots of the deck, ascending.
+        stream: Key of the deck's permutation in this epoch; None keeps slot order.
+        dealt: int64[replicas of the deck]: Rows that each of its replicas gets, in turn.
+        turn: This replica's place among them.
+        batch_size: Rows a batch.
+        steps: Batches of the epoch, the same on every replica of the job.
+    """
+
+    visible: NDArray[np.int64]
+    stream: Key | None
+    dealt: NDArray[np.int64]
+    turn: int
+    batch_size: int
+    steps: int
+
+    @cached_property
+    def _first(self) -> int:
+        return int(self.dealt[: self.turn].sum())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that this replica trains on in the epoch."""
+        return int(self.dealt[self.turn])
+
+    def batch(self, step: int) -> BatchSlots:
+        """Find the rows of one step.
+
+        Args:
+            step: In [0, steps).
+        """
+        start = step * self.batch_size
+        num_valid = min(max(self.num_rows - start, 0), self.batch_size)
+        # int64[batch]: places within the replica's run; past its end it starts over, as padding
+        places = np.arange(start, start + self.batch_size) % max(self.num_rows, 1)
+        return BatchSlots(self.slots_at(places), num_valid)
+
+    def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots at some places of this replica's run, each in [0, num_rows)."""
+        if self.num_rows == 0:
+            return np.full(len(places), self.visible[0] if len(self.visible) else 0)
+        index = places + self._first
+        if self.stream is not None:
+            index = permute(index, len(self.visible), self.stream)
+        return self.visible[index]
+
+
+def deal(num_rows: int, num_replicas: int) -> NDArray[np.int64]:
+    """Cut a deck evenly: int64[num_replicas], floor or ceil, the larger parts first."""
+    quotient, remainder = divmod(num_rows, num_replicas)
+    return quotient + (np.arange(num_replicas) < remainder).astype(np.int64)
+
+
+def num_steps(most_rows: int, batch_size: int) -> int:
+    """Steps that the replica with the most rows needs."""
+    return -(-most_rows // batch_size)
+
+
+def top_up(
+    num_visible: NDArray[np.int64], num_owned: NDArray[np.int64], replicas: Sequence[int],
+    *, batch_size: int,
+) -> NDArray[np.int64]:
+    """Count the rows that each deck shows when steps that someone needs are filled everywhere.
+
+    Args:
+        num_visible: int64[num_decks]: Rows that the policy left visible.
+        num_owned: int64[num_decks]: Rows of the decks.
+        replicas: Replicas that each deck is dealt to.
+        batch_size: Rows a batch.
+
+    Returns:
+        int64[num_decks]: At least ``num_visible``; as many more as fill the last steps, while there are any.
+    """
+    width = np.asarray(replicas, np.int64)
+    steps = num_steps(int((-(-num_visible // width)).max()), batch_size)
+    return np.minimum(num_owned, np.maximum(num_visible, steps * batch_size * width))
+
+
+def valid_rows(dealt: NDArray[np.int64], step: int, batch_size: int) -> int:
+    """Count the rows that all replicas together train on in a step.
+
+    Args:
+        dealt: int64[num_replicas]: Rows of every replica of the job.
+    """
+    return int(np.clip(dealt - step * batch_size, 0, batch_size).sum())

@@ -1,0 +1,160 @@
+"""What the loader asks of a shuffle policy and of an importance policy.
+
+``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.layout import Layout
+from dataio.rows import Rows, RowSchema
+from dataio.world import World
+
+SCORE_DTYPE = np.dtype(
+    [("loss", "<f4"), ("confidence", "<f4"), ("correct", "?"), ("epoch", "<i4")], align=False
+)
+"""What is remembered of a row: last loss (quantised; inf before the first report), confidence in [0, 1],
+whether it was predicted right, epoch of the last report (-1 before the first)."""
+
+Scores = NDArray[np.void]
+"""SCORE_DTYPE[num_slots]: the score history of a pool, by slot."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a pool an epoch leaves out, and what the others weigh.
+
+    Attributes:
+        hidden: int64[num_hidden]: Slots left out, least worth first; those at the end come back first.
+        weights: float32[num_slots]: Gradient weight of each row when visible; None means ones.
+        lr_factor: What the learning rate is multiplied by; the same on every rank, so a function of the
+            epoch and the policy's settings alone.
+        top_up: Whether steps that not all replicas can fill are filled with hidden rows, instead of padding of
+            weight 0. Unbiased policies pad.
+    """
+
+    hidden: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    weights: NDArray[np.float32] | None = None
+    lr_factor: float = 1.0
+    top_up: bool = False
+
+
+class Importance(Protocol):
+    """Decides which rows are worth this epoch. Pure: same scores, same epoch, same rng, same answer."""
+
+    @property
+    def uses_scores(self) -> bool:
+        """Whether reports change what it selects."""
+        ...
+
+    def select(
+        self, scores: Scores, *, epoch: int, num_epochs: int | None, rng: np.random.Generator
+    ) -> Selection:
+        """Select the rows of one pool for an epoch.
+
+        Args:
+            scores: SCORE_DTYPE[num_slots], with all reports of the epoch before.
+            epoch: The epoch selected for.
+            num_epochs: Length of the whole run, None where the caller never said.
+            rng: Random numbers of this pool and epoch.
+        """
+        ...
+
+    def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+        """Choose which hidden slots get a forward pass at the end of this epoch, for a new score."""
+        ...
+
+
+class RowStore(Protocol):
+    """A node's rows by slot, as an exchange sees them."""
+
+    @property
+    def schema(self) -> RowSchema: ...
+
+    def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[len(slots), num_variable]: Bytes of the variable fields of rows that live there now."""
+        ...
+
+    def read_rows(self, slots: NDArray[np.int64]) -> Rows:
+        """Copy rows out, in the order of ``slots``."""
+        ...
+
+    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
+        ...
+
+
+class Exchange(Protocol):
+    """One epoch's exchange under way, on one replica."""
+
+    def progress(self, step: int) -> None:
+        """Send and take in what is due by this step. Never blocks."""
+        ...
+
+    def finish(self, scores: Scores) -> dict[str, float]:
+        """Complete the exchange, then move the scores of the rows that moved.
+
+        Blocks until this replica's rows have left and its arrivals are written, at most for the world's
+        time limit. ``scores`` is the pool's array: on return the arrivals' slots of this replica hold the
+        arrivals' scores; no other slot is touched. Collective among partners.
+
+        Returns:
+            Figures for ``Loader.stats``: rows, bytes and messages sent and received, seconds blocked.
+        """
+        ...
+
+
+class Shuffle(Protocol):
+    """Decides which node holds which row, epoch by epoch."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every node's pool is the whole dataset, so that nothing moves."""
+        ...
+
+    def num_leaving(self, layout: Layout) -> int:
+        """Rows that every replica gives and takes an epoch."""
+        ...
+
+    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+        """int64[pool_rows(node)]: Samples that a node's slots hold at the start of an epoch.
+
+        A pure function: any rank can ask for any node. Time O(pool rows x epochs), memory O(pool rows).
+        """
+        ...
+
+    def begin(
+        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
+        steps: range, mean_row_bytes: int,
+    ) -> Exchange | None:
+        """Start an epoch's exchange, to be spread over the steps that remain; None where nothing moves.
+
+        ``mean_row_bytes`` must be the same on all ranks: the number of chunks is derived from it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """Rows never move: every node shuffles its own pool anew each epoch."""
+
+    @property
+    def holds_all(self) -> bool:
+        return False
+
+    def num_leaving(self, layout: Layout) -> int:
+        """Nothing leaves."""
+        return 0
+
+    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+        """Every slot holds the sample it was staged with."""
+        return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
+
+    def begin(
+        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
+        steps: range, mean_row_bytes: int,
+    ) -> None:
+        """Nothing moves."""

@@ -1,0 +1,42 @@
+"""Progress of long work: one line on rank 0's terminal, nothing in a log file."""
+
+import sys
+import time
+
+
+class Progress:
+    """Counts up to a total and shows it, with rate and time left, once work has lasted two seconds.
+
+    Args:
+        what: What is being done, such as ``"staging"``.
+        total: What ``add`` counts up to.
+        shown: Whether this rank may speak; nothing is shown where stderr is not a terminal.
+    """
+
+    def __init__(self, what: str, total: int, *, shown: bool) -> None:
+        self.what = what
+        self.total = total
+        self._shown = shown and sys.stderr.isatty()
+        self._done = 0
+        self._started = time.monotonic()
+        self._last = self._started + 1.5
+
+    def add(self, count: int) -> None:
+        """Count ``count`` more as done."""
+        self._done += count
+        now = time.monotonic()
+        if self._shown and now - self._last >= 0.5:
+            self._last = now
+            rate = self._done / (now - self._started)
+            left_s = (self.total - self._done) / max(rate, 1e-9)
+            sys.stderr.write(
+                f"\r{self.what}: {self._done:,}/{self.total:,} rows, {rate:,.0f} rows/s, "
+                f"{left_s:.0f} s left \x1b[K"
+            )
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._shown and self._last > self._started + 1.5:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

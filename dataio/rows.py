@@ -1,0 +1,113 @@
+"""Rows in columns: what travels from the source to the cache, and from one cache to the next.
+
+A field is stored in one of two forms: *fixed*, every row the same number of bytes, or *variable*. Bytes are
+kept as the source had them; nothing here decodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class FixedColumn:
+    """A field whose rows all have one dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @cached_property
+    def width_bytes(self) -> int:
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """The stored form of every field, fixed ones first; the order of a row's bytes."""
+
+    fixed: tuple[FixedColumn, ...] = ()
+    variable: tuple[str, ...] = ()
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Bytes of a row's fixed fields."""
+        return sum(column.width_bytes for column in self.fixed)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows, column by column.
+
+    Attributes:
+        schema: What the columns are.
+        sample_id: int64[num_rows].
+        checksum: uint64[num_rows]: xxh3_64 of a row's bytes in schema order.
+        fixed: For each fixed field uint8[num_rows, width_bytes].
+        lengths: int64[num_rows, num_variable]: Bytes of each variable field.
+        variable: For each variable field uint8[sum of its lengths], rows back to back.
+    """
+
+    schema: RowSchema
+    sample_id: NDArray[np.int64]
+    checksum: NDArray[np.uint64]
+    fixed: tuple[NDArray[np.uint8], ...]
+    lengths: NDArray[np.int64]
+    variable: tuple[NDArray[np.uint8], ...]
+
+    def __len__(self) -> int:
+        return len(self.sample_id)
+
+
+def row_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Turn the lengths of back-to-back rows, int64[n], into int64[n + 1] bounds."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def checksums(
+    schema: RowSchema,
+    fixed: Sequence[NDArray[np.uint8]],
+    lengths: NDArray[np.int64],
+    variable: Sequence[NDArray[np.uint8]],
+) -> NDArray[np.uint64]:
+    """Hash every row's bytes in schema order.
+
+    Returns:
+        uint64[num_rows]: xxh3_64 over the row's fixed fields, then its variable fields.
+    """
+    num_rows = len(lengths)
+    # uint8[num_rows, fixed_bytes]
+    head = np.concatenate(fixed, axis=1) if fixed else np.empty((num_rows, 0), np.uint8)
+    head = np.ascontiguousarray(head)
+    bounds = [row_offsets(lengths[:, field]).tolist() for field in range(len(schema.variable))]
+    tails = [column.data for column in variable]
+    sums = np.empty(num_rows, np.uint64)
+    for row in range(num_rows):
+        digest = xxhash.xxh3_64(head[row])
+        for tail, bound in zip(tails, bounds, strict=True):
+            digest.update(tail[bound[row] : bound[row + 1]])
+        sums[row] = digest.intdigest()
+    return sums
+
+
+def make_rows(
+    schema: RowSchema,
+    sample_id: NDArray[np.int64],
+    fixed: Sequence[NDArray[np.uint8]],
+    lengths: NDArray[np.int64],
+    variable: Sequence[NDArray[np.uint8]],
+) -> Rows:
+    """Put columns together and add the checksums."""
+    sums = checksums(schema, fixed, lengths, variable)
+    return Rows(schema, sample_id, sums, tuple(fixed), lengths, tuple(variable))
+
+
+def corrupt_rows(rows: Rows) -> NDArray[np.int64]:
+    """Find the rows whose bytes do not match their checksum: int64[num_corrupt] row numbers."""
+    return np.flatnonzero(
+        checksums(rows.schema, rows.fixed, rows.lengths, rows.variable) != rows.checksum
+    )

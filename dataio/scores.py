@@ -1,0 +1,48 @@
+"""Score history of a pool, shared by the node's ranks: a row is trained by one rank an epoch, so it has one writer."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.policies import SCORE_DTYPE, Scores
+
+QUANTUM = 1 / 1024
+"""Losses are rounded to this, so that a last-bit difference between two runs selects the same rows."""
+
+
+def create_scores(path: Path, num_slots: int) -> None:
+    """Write the scores of a pool that was never trained on."""
+    # Unlinked first: whoever still maps the last run's scores must not see them change.
+    path.unlink(missing_ok=True)
+    array = np.lib.format.open_memmap(path, "w+", SCORE_DTYPE, (num_slots,))
+    array[:] = unscored(num_slots)
+    array.flush()
+
+
+def unscored(num_slots: int) -> Scores:
+    """SCORE_DTYPE[num_slots]: No report yet."""
+    scores = np.zeros(num_slots, SCORE_DTYPE)
+    scores["loss"] = np.inf
+    scores["epoch"] = -1
+    return scores
+
+
+def open_scores(path: Path) -> Scores:
+    """Map the pool's scores, to read and write."""
+    return np.lib.format.open_memmap(path, "r+").view(np.ndarray)
+
+
+def record(
+    scores: Scores, slots: NDArray[np.int64], *, loss: NDArray[np.float32],
+    correct: NDArray[np.bool_] | None, confidence: NDArray[np.float32] | None, epoch: int,
+) -> None:
+    """Write the reports of some rows, quantised. A missing outcome counts as wrong and unsure."""
+    entry = np.zeros(len(slots), SCORE_DTYPE)
+    entry["loss"] = np.round(loss / QUANTUM) * QUANTUM
+    entry["epoch"] = epoch
+    if correct is not None:
+        entry["correct"] = correct
+    if confidence is not None:
+        entry["confidence"] = np.round(confidence / QUANTUM) * QUANTUM
+    scores[slots] = entry

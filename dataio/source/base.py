@@ -1,0 +1,139 @@
+"""A source: shards in their order, their samples numbered from 0 through all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.fields import Field
+from dataio.rows import Rows
+from dataio.source.files import Storage
+
+
+class Source(Protocol):
+    """Samples that can be read by number."""
+
+    @property
+    def name(self) -> str:
+        """The pattern as it was given."""
+        ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the shards do."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that this process read so far, indexes and headers included."""
+        ...
+
+    def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        """Read samples, each shard that holds any opened once and read forwards.
+
+        Args:
+            sample_ids: int64[n], sorted, distinct.
+            fields: What to keep of a sample.
+
+        Yields:
+            The rows in that order, in blocks of about 8 MiB.
+
+        Raises:
+            SourceError: If a shard is broken, or not what its index says.
+            FieldError: If a sample is not what the fields declare.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of the source.
+
+    Attributes:
+        path: Where it is.
+        num_samples: How many samples it holds, >= 1.
+        first: Number of its first sample.
+    """
+
+    path: str
+    num_samples: int
+    first: int
+
+
+class ShardFormat(Protocol):
+    """How the shards of one kind are counted and read."""
+
+    def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
+        """Find the samples of each shard in an index of all; None where there is none."""
+        ...
+
+    def count(self, storage: Storage, path: str) -> int:
+        """Count the samples of one shard."""
+        ...
+
+    def read(
+        self,
+        storage: Storage,
+        shard: Shard,
+        numbers: NDArray[np.int64],
+        fields: Mapping[str, Field],
+    ) -> Iterator[Rows]:
+        """Read samples of one shard; ``numbers`` count from its first."""
+        ...
+
+
+class ShardedSource:
+    """A `Source` in shards of one format.
+
+    Args:
+        name: The pattern as it was given.
+        shard_format: How to read them.
+        shards: In the order of their samples.
+        fingerprint: Of the shards' names, sizes and times.
+        storage: Reads and counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shard_format: ShardFormat,
+        shards: Sequence[Shard],
+        *,
+        fingerprint: str,
+        storage: Storage,
+    ) -> None:
+        self.name = name
+        self.fingerprint = fingerprint
+        self.shards = tuple(shards)
+        self.storage = storage
+        self.num_samples = sum(shard.num_samples for shard in shards)
+        self._format = shard_format
+
+    @property
+    def bytes_read(self) -> int:
+        return self.storage.bytes_read
+
+    def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        """Read samples; see `Source.read`."""
+        if len(sample_ids) and (
+            (np.diff(sample_ids) <= 0).any()
+            or sample_ids[0] < 0
+            or sample_ids[-1] >= self.num_samples
+        ):
+            raise ValueError(
+                f"{self.name}: sample ids must be sorted, distinct and in [0, {self.num_samples})"
+            )
+        return self._read(sample_ids, fields)
+
+    def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        firsts = np.array([shard.first for shard in self.shards] + [self.num_samples])
+        cuts = np.searchsorted(sample_ids, firsts)
+        for shard, start, stop in zip(self.shards, cuts[:-1], cuts[1:], strict=True):
+            if stop > start:
+                numbers = sample_ids[start:stop] - shard.first
+                yield from self._format.read(self.storage, shard, numbers, fields)

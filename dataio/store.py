@@ -1,0 +1,137 @@
+"""The files that hold a pool's bytes: one `.npy` a fixed field, one heap of extents a local rank.
+
+Files are only ever preallocated, grown or unlinked, never cut under a reader; so a mapping never faults, and a
+full disk is an error at the moment of growing, before any row is written.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.rows import FixedColumn
+
+HEAP_STEP_BYTES = 64 << 20
+
+
+class FixedFile:
+    """A fixed field of every position, as a NumPy array on disk that anyone may `np.load`.
+
+    Args:
+        path: The `.npy` file.
+        column: dtype and shape of one row.
+    """
+
+    def __init__(self, path: Path, column: FixedColumn) -> None:
+        self.path = path
+        self.column = column
+        self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
+
+    def reserve(self, num_positions: int) -> None:
+        """Create the file, or grow it to hold at least ``num_positions``; disk space is claimed now."""
+        if self.path.exists() and self._shape_on_disk() >= num_positions:
+            return
+        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
+            header = {
+                "descr": np.lib.format.dtype_to_descr(np.dtype(self.column.dtype)),
+                "fortran_order": False,
+                "shape": (num_positions, *self.column.shape),
+            }
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            end = file.tell() + num_positions * self.column.width_bytes
+            os.posix_fallocate(file.fileno(), 0, end)
+            os.fsync(file.fileno())
+
+    def _shape_on_disk(self) -> int:
+        with open(self.path, "rb") as file:
+            np.lib.format.read_magic(file)
+            return int(np.lib.format.read_array_header_1_0(file)[0][0])
+
+    def map(self) -> None:
+        """Map the file as it is now: ``rows`` is uint8[num_positions, width_bytes], shared with all ranks."""
+        with open(self.path, "rb") as file:
+            np.lib.format.read_magic(file)
+            shape, _, _ = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+        mapped = np.memmap(
+            self.path, np.uint8, "r+", offset=start, shape=(shape[0], self.column.width_bytes)
+        )
+        self.rows = mapped.view(np.ndarray)
+
+    def sync(self) -> None:
+        """Make every row written so far durable. Blocks on the disk."""
+        _sync(self.path)
+
+
+class HeapFile:
+    """Extents of variable size; its local rank writes, all ranks of the node read.
+
+    Args:
+        path: The file; it need not exist before `write`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._capacity = path.stat().st_size if path.exists() else 0
+
+    def view(self, end: int) -> NDArray[np.uint8]:
+        """Map the file up to ``end`` at least. Earlier views stay valid."""
+        if end > len(self._mapped):
+            self._mapped = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+        return self._mapped
+
+    def write(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        """Write extents, given back to back in ``data``; neighbours on disk go in one write."""
+        if not len(data):
+            return
+        self._reserve(int((offsets + lengths).max()))
+        starts = np.cumsum(lengths) - lengths
+        breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + lengths[:-1]) + 1
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            firsts = np.concatenate([[0], breaks]).tolist()
+            lasts = np.concatenate([breaks, [len(offsets)]]).tolist()
+            for first, last in zip(firsts, lasts, strict=True):
+                run = data[int(starts[first]) : int(starts[last - 1] + lengths[last - 1])]
+                _write_all(descriptor, run.data, int(offsets[first]))
+        finally:
+            os.close(descriptor)
+
+    def _reserve(self, end: int) -> None:
+        if end <= self._capacity:
+            return
+        step = min(HEAP_STEP_BYTES, max(1 << 16, end // 8))
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, end + step)
+        finally:
+            os.close(descriptor)
+        self._capacity = end + step
+
+    def trim(self, end: int) -> None:
+        """Give back the space past ``end``. Only while nobody else has the file mapped."""
+        if self._capacity > end:
+            os.truncate(self.path, end)
+            self._capacity = end
+
+    def sync(self) -> None:
+        """Make every extent written so far durable. Blocks on the disk."""
+        if self.path.exists():
+            _sync(self.path)
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,19 @@
+"""Who is where, and a few verbs between ranks."""
+
+from dataio.world.base import Request, Transport
+from dataio.world.discover import discover_world
+from dataio.world.single import single_world
+from dataio.world.threads import run_threads, thread_worlds
+from dataio.world.topology import Topology
+from dataio.world.world import World
+
+__all__ = [
+    "Request",
+    "Topology",
+    "Transport",
+    "World",
+    "discover_world",
+    "run_threads",
+    "single_world",
+    "thread_worlds",
+]

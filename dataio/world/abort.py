@@ -1,0 +1,66 @@
+"""End the whole job when one rank fails: otherwise the others would wait for it until their limits.
+
+Covers an uncaught error in any thread and ``sys.exit`` with anything but 0. A bare ``raise
+SystemExit(1)`` and ``exit(1)`` cannot be seen: there the other ranks' time limits end the job, so
+write ``sys.exit(1)``.
+"""
+
+import atexit
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from dataio.world.world import World
+
+ExitCode = int | str | None
+
+
+class _WatchedExit(SystemExit):
+    """A SystemExit that knows when the interpreter itself, not a handler, asks for its code."""
+
+    ending: ExitCode = None
+
+    @property
+    def code(self) -> ExitCode:  # type: ignore[override]
+        code: ExitCode = self.args[0] if self.args else None
+        # Only the interpreter, on its way out, asks with no Python frame above.
+        if sys._getframe().f_back is None:
+            _WatchedExit.ending = code
+        return code
+
+
+def install_abort_hooks(world: World) -> None:
+    """End the job with this rank's message if this process fails. Nothing in a world of one."""
+    if world.world_size == 1:
+        return
+
+    def end(
+        kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        text = "\n".join(f"[rank {world.rank}] {line}" for line in lines)
+        print(text, file=sys.stderr, flush=True)
+        world.abort(f"uncaught {kind.__name__}: {error}; ending all {world.world_size} ranks")
+
+    def end_thread(hook: threading.ExceptHookArgs) -> None:
+        if not issubclass(hook.exc_type, SystemExit):
+            end(hook.exc_type, hook.exc_value, hook.exc_traceback)
+
+    sys.excepthook = end
+    threading.excepthook = end_thread
+    sys.exit = _watched_exit
+    atexit.register(_end_after_exit, world)
+
+
+def _watched_exit(status: ExitCode = None, /) -> NoReturn:
+    raise _WatchedExit(status)
+
+
+def _end_after_exit(world: World) -> None:
+    # MPI's own end of the process waits for all ranks: a rank that leaves early would hang there.
+    if _WatchedExit.ending not in (None, 0):
+        world.abort(
+            f"left by sys.exit({_WatchedExit.ending!r}); ending all {world.world_size} ranks"
+        )

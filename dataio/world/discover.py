@@ -1,0 +1,223 @@
+"""Find out which world this process was started in: the one file that reads launchers' variables.
+
+The variables only say which medium to use; rank and size come from the medium itself, and must
+agree with them. A process started by the wrong launcher would believe that it is alone: that is an
+error, never a world of one.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dataio.errors import WorldError
+from dataio.world.abort import install_abort_hooks
+from dataio.world.base import Transport
+from dataio.world.single import SingleTransport
+from dataio.world.topology import Topology
+from dataio.world.world import World
+
+MPI_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Medium = Literal["single", "mpi", "torch"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What somebody says about this process, and the words to repeat in a message."""
+
+    rank: int
+    world_size: int | None
+    words: str
+
+    @property
+    def is_job(self) -> bool:
+        # PMIx alone does not say how many: MPI will.
+        return self.world_size is None or self.world_size > 1
+
+
+def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.0) -> World:
+    """Join the world this process was started in. Collective.
+
+    Args:
+        ranks_per_node: Simulate nodes of this many consecutive ranks, >= 1, as the variable
+            TONARI_RANKS_PER_NODE does. Left out, nodes are told apart by host name and boot.
+        timeout_s: Longest wait for another rank, > 0.
+
+    Raises:
+        WorldError: If launcher, MPI and torch.distributed disagree, or what they need is missing.
+    """
+    if ranks_per_node is not None and ranks_per_node < 1:
+        raise ValueError(f"discover_world: ranks_per_node is {ranks_per_node}, must be >= 1")
+    per_node = ranks_per_node or _number(os.environ, "TONARI_RANKS_PER_NODE", least=1)
+    torch = torch_claim()
+    transport = _open(choose_medium(os.environ, torch), timeout_s)
+    # Enough of a world to end the job and to ask for the nodes.
+    world = World(transport, Topology((0,) * transport.world_size), timeout_s=timeout_s)
+    install_abort_hooks(world)
+    if torch:
+        words = f"rank {world.rank} of {world.world_size}"
+        _check_claims(Claim(world.rank, world.world_size, words), torch)
+    return World(transport, _find_nodes(world, per_node), timeout_s=timeout_s)
+
+
+def choose_medium(environ: Mapping[str, str], torch: Claim | None) -> Medium:
+    """Decide from the launcher's variables and torch's default group, if there is one."""
+    mpi, torchrun = mpi_claim(environ), _torchrun_claim(environ)
+    if mpi and mpi.is_job and "TORCHELASTIC_RUN_ID" in environ:
+        _check_agents(environ, mpi)
+        mpi = None
+    if mpi and mpi.is_job:
+        if torchrun and not torch:
+            _check_claims(mpi, torchrun)
+        return "mpi"
+    if torchrun and torchrun.is_job and not torch:
+        raise WorldError(
+            f"world: {torchrun.words} say that torchrun started several ranks, but "
+            "torch.distributed has no process group; call torch.distributed.init_process_group "
+            "first, before anything of Tonari"
+        )
+    if torch and torch.is_job:
+        return "torch"
+    _check_slurm(environ)
+    return "single"
+
+
+def torch_claim() -> Claim | None:
+    """Ask torch.distributed, if the program has imported it and initialised its default group."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Claim(rank, size, f"torch.distributed (rank {rank} of {size})")
+
+
+def mpi_claim(environ: Mapping[str, str]) -> Claim | None:
+    """Read what an MPI launcher left: mpiexec of either family, or srun with a PMI."""
+    for rank_name, size_name in MPI_VARIABLES:
+        rank, size = _number(environ, rank_name), _number(environ, size_name, least=1)
+        if rank is not None and size is not None:
+            return Claim(rank, size, f"{rank_name}={rank} and {size_name}={size}")
+    rank = _number(environ, "PMIX_RANK")
+    if rank is None:
+        return None
+    for name in SLURM_SIZES:
+        size = _number(environ, name, least=1)
+        if size is not None:
+            return Claim(rank, size, f"PMIX_RANK={rank} and {name}={size}")
+    return Claim(rank, None, f"PMIX_RANK={rank}")
+
+
+def _torchrun_claim(environ: Mapping[str, str]) -> Claim | None:
+    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", least=1)
+    if rank is None or size is None:
+        return None
+    return Claim(rank, size, f"RANK={rank} and WORLD_SIZE={size}")
+
+
+def _number(environ: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
+    text = environ.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise WorldError(
+            f"environment: {name}={text!r}, expected a whole number >= {least}; set it right or "
+            "unset it"
+        )
+    return int(text)
+
+
+def _check_agents(environ: Mapping[str, str], mpi: Claim) -> None:
+    # `srun torchrun` and `mpiexec torchrun`: the MPI variables count torchrun's agents, not the
+    # ranks they start.
+    agents = _number(environ, "GROUP_WORLD_SIZE") or 1
+    if mpi.world_size not in (None, agents):
+        raise WorldError(
+            f"world: {mpi.words}, but torchrun counts {agents} of itself (GROUP_WORLD_SIZE): each "
+            f"torchrun would train apart; give torchrun --nnodes={mpi.world_size} and one "
+            "--rdzv-endpoint, or leave out one of the launchers"
+        )
+
+
+def _check_claims(mpi: Claim, other: Claim) -> None:
+    if other.rank != mpi.rank or mpi.world_size not in (None, other.world_size):
+        raise WorldError(
+            f"world: MPI and torch disagree: MPI says {mpi.words}, torch {other.words}; both must "
+            "number the same ranks alike: use one launcher, and give init_process_group MPI's "
+            "rank and world_size"
+        )
+
+
+def _check_slurm(environ: Mapping[str, str]) -> None:
+    tasks = next((size for name in SLURM_SIZES if (size := _number(environ, name))), 1)
+    # Outside a step (batch script, salloc) the number of tasks is only what was asked for.
+    if tasks > 1 and "SLURM_STEP_ID" in environ and not mpi_claim(environ):
+        raise WorldError(
+            f"world: SLURM_STEP_ID={environ['SLURM_STEP_ID']} with {tasks} tasks, but neither MPI "
+            "variables (PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK) nor a torch process group: "
+            "each task would believe it is alone; start with srun --mpi=pmi2 or --mpi=pmix, or "
+            "with torchrun"
+        )
+
+
+def _open(medium: Medium, timeout_s: float) -> Transport:
+    if medium == "mpi":
+        return _open_mpi()
+    if medium == "torch":
+        from dataio.world.torch import TorchTransport
+
+        return TorchTransport(timeout_s=timeout_s)
+    return SingleTransport()
+
+
+def _open_mpi() -> Transport:
+    claim = mpi_claim(os.environ)
+    assert claim is not None, "MPI is chosen by its claim"
+    try:
+        from dataio.world.mpi import MPITransport
+    except ModuleNotFoundError as error:
+        raise WorldError(
+            f"world: {claim.words} say that MPI started this process, but mpi4py is not installed; "
+            f"run `pip install 'tonari[mpi]'` in this environment"
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise WorldError(
+            f"world: {claim.words} say that MPI started this process, but mpi4py cannot load an "
+            f"MPI library: {error}; load the module of the MPI whose launcher you use, or run `pip "
+            "install 'tonari[mpi-bundled]'`"
+        ) from error
+    transport = MPITransport()
+    if claim.world_size not in (None, transport.world_size) or claim.rank != transport.rank:
+        raise WorldError(
+            f"world: {claim.words}, but mpi4py finds itself rank {transport.rank} of "
+            f"{transport.world_size}: it was built against another MPI than the launcher's; use "
+            "the launcher of mpi4py's MPI, or rebuild it with `pip install --no-binary mpi4py "
+            "--force-reinstall mpi4py` after loading the launcher's MPI"
+        )
+    return transport
+
+
+def _find_nodes(world: World, per_node: int | None) -> Topology:
+    """Tell nodes apart. Collective."""
+    boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+    mine = f"{socket.gethostname()} {boot}\n{per_node}"
+    texts = world.allgather(mine.encode(), doing="finding nodes")
+    told = [text.decode().split("\n") for text in texts]
+    asked = [text for _, text in told]
+    if len(set(asked)) > 1:
+        other = next(rank for rank, text in enumerate(asked) if text != asked[0])
+        raise WorldError(
+            f"world: rank 0 was given {asked[0]} ranks per node, rank {other} {asked[other]}; pass "
+            "the same ranks_per_node (or TONARI_RANKS_PER_NODE) to every rank"
+        )
+    if per_node:
+        return Topology(tuple(rank // per_node for rank in range(world.world_size)))
+    return Topology.from_names([name for name, _ in told])

@@ -1,0 +1,84 @@
+"""Ranks as MPI processes: the only file that imports mpi4py."""
+
+import sys
+from typing import NoReturn
+
+from mpi4py import MPI
+
+from dataio.errors import WorldError
+from dataio.world.base import Bytes, Request
+from dataio.world.collectives import DOWN_BODY
+
+
+class _MPIRequest:
+    """Holds the buffer too: MPI writes into it until the request is done."""
+
+    def __init__(self, request: MPI.Request, buffer: Bytes, *, source: int | None) -> None:
+        self._request, self._buffer, self._source = request, buffer, source
+        self._status = MPI.Status()
+        self._done = False
+
+    def test(self) -> bool:
+        if self._done:
+            return True
+        try:
+            self._done = self._request.Test(self._status)
+        except MPI.Exception as error:
+            raise WorldError(
+                f"MPI: a message failed: {error}; both ranks must agree on sizes, and both must be "
+                "alive: look at the other ranks' messages"
+            ) from error
+        if self._done and self._source is not None:
+            self._check_bytes(self._status.Get_count(MPI.BYTE))
+        return self._done
+
+    def _check_bytes(self, found: int) -> None:
+        if found != len(self._buffer):
+            raise WorldError(
+                f"MPI: received {found} bytes from rank {self._source}, expected "
+                f"{len(self._buffer)}; both ranks must agree on sizes beforehand"
+            )
+
+
+class MPITransport:
+    """One rank of a private copy of an MPI communicator. Construction is collective.
+
+    Args:
+        communicator: Which ranks; all of the job if left out.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm | None = None) -> None:
+        # A copy of its own: no message of ours can meet one of the program's.
+        self._communicator = (communicator or MPI.COMM_WORLD).Dup()
+        largest_tag = self._communicator.Get_attr(MPI.TAG_UB)
+        if not isinstance(largest_tag, int) or largest_tag < DOWN_BODY:
+            raise WorldError(
+                f"MPI: {MPI.Get_library_version().splitlines()[0]} offers tags up to "
+                f"{largest_tag}, Tonari needs {DOWN_BODY}; give it more tag bits (see its provider "
+                "settings) or use another MPI"
+            )
+
+    @property
+    def rank(self) -> int:
+        return self._communicator.Get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return self._communicator.Get_size()
+
+    def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
+        return _MPIRequest(self._communicator.Isend([data, MPI.BYTE], dest, tag), data, source=None)
+
+    def irecv(self, into: Bytes, *, source: int, tag: int) -> Request:
+        request = self._communicator.Irecv([into, MPI.BYTE], source, tag)
+        return _MPIRequest(request, into, source=source)
+
+    def abort(self, message: str) -> NoReturn:
+        print(message, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        self._communicator.Abort(1)
+
+    def close(self) -> None:
+        # Freeing a communicator is collective and may wait for a rank that has failed: MPI does it
+        # at its end.
+        return None

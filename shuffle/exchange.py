@@ -1,0 +1,195 @@
+"""Carry out an epoch's plan while training runs: read, pack, send; receive, check, write.
+
+Every call comes from the loader's own thread: messages are posted and polled between steps, never waited for
+before the epoch's end. Nothing here decides anything; `plan.py` does.
+"""
+
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.policies import RowStore, Scores
+from dataio.rows import Rows, corrupt_rows
+from dataio.world import Request, World
+from shuffle.errors import ExchangeError
+from shuffle.parcel import pack_lengths, pack_parcel, parcel_bytes, unpack_lengths, unpack_parcel
+from shuffle.schedule import Parcel
+
+MAX_IN_FLIGHT = 4
+"""Parcels that may be under way in each direction: bounds memory at 2 x 4 x 64 MiB."""
+
+
+@dataclass
+class _Incoming:
+    """A parcel being received: first its lengths, where fields are variable, then its rows."""
+
+    parcel: Parcel
+    buffer: NDArray[np.uint8]
+    request: Request
+    lengths: NDArray[np.int64] | None
+
+
+@dataclass
+class _Outgoing:
+    """A parcel being sent; the buffers are kept until the requests are done."""
+
+    parcel: Parcel
+    buffers: list[NDArray[np.uint8]]
+    requests: list[Request]
+
+
+class PlannedExchange:
+    """One epoch's exchange on one replica; an `Exchange`.
+
+    Args:
+        world: All ranks.
+        store: This node's rows.
+        slots: int64[k]: Slots whose rows leave; the j-th arrival takes the j-th.
+        parcels: The plan, in the order in which parcels are sent.
+    """
+
+    def __init__(
+        self, world: World, store: RowStore, *, slots: NDArray[np.int64],
+        parcels: list[Parcel],
+    ) -> None:
+        self._world = world
+        self._store = store
+        self._slots = slots
+        self._parcels = parcels
+        self._to_send = deque(parcels)
+        self._to_receive = deque(parcels)
+        self._outgoing: list[_Outgoing] = []
+        self._incoming: list[_Incoming] = []
+        self._sent_bytes = 0
+        self._messages = 0
+        self._received_rows = 0
+
+    def progress(self, step: int) -> None:
+        """Post what is due by this step, take in what has come. Never blocks."""
+        self._outgoing = [sent for sent in self._outgoing if not _done(sent.requests)]
+        self._incoming = [coming for coming in map(self._advance, self._incoming) if coming]
+        while self._to_receive and self._to_receive[0].step <= step and self._has_room(self._incoming):
+            self._incoming.append(self._begin_receive(self._to_receive.popleft()))
+        while self._to_send and self._to_send[0].step <= step and self._has_room(self._outgoing):
+            self._outgoing.append(self._begin_send(self._to_send.popleft()))
+
+    def _has_room(self, under_way: "list[_Incoming] | list[_Outgoing]") -> bool:
+        return len(under_way) < MAX_IN_FLIGHT
+
+    # ---- sending -------------------------------------------------------------------------------------
+
+    def _begin_send(self, parcel: Parcel) -> _Outgoing:
+        rows = self._store.read_rows(self._slots[parcel.start : parcel.stop])
+        buffers = [pack_parcel(rows)]
+        if rows.schema.variable:
+            buffers.insert(0, pack_lengths(rows.lengths))
+        dest = self._world.rank_of_replica(parcel.dest)
+        requests = [self._world.isend(data, dest=dest, tag=parcel.tag) for data in buffers]
+        self._sent_bytes += sum(len(data) for data in buffers)
+        self._messages += len(buffers)
+        return _Outgoing(parcel, buffers, requests)
+
+    # ---- receiving -----------------------------------------------------------------------------------
+
+    def _begin_receive(self, parcel: Parcel) -> _Incoming:
+        num_variable = len(self._store.schema.variable)
+        num_rows = parcel.stop - parcel.start
+        if num_variable == 0:
+            return self._receive_rows(parcel, np.empty((num_rows, 0), np.int64))
+        buffer = np.empty(8 * num_rows * num_variable, np.uint8)
+        return _Incoming(parcel, buffer, self._receive(buffer, parcel), None)
+
+    def _receive_rows(self, parcel: Parcel, lengths: NDArray[np.int64]) -> _Incoming:
+        num_rows = parcel.stop - parcel.start
+        buffer = np.empty(parcel_bytes(self._store.schema, num_rows, lengths), np.uint8)
+        return _Incoming(parcel, buffer, self._receive(buffer, parcel), lengths)
+
+    def _receive(self, buffer: NDArray[np.uint8], parcel: Parcel) -> Request:
+        source = self._world.rank_of_replica(parcel.source)
+        return self._world.irecv(buffer, source=source, tag=parcel.tag)
+
+    def _advance(self, coming: _Incoming) -> _Incoming | None:
+        """Take a parcel one message further; None once its rows are written."""
+        if not coming.request.test():
+            return coming
+        parcel = coming.parcel
+        num_rows = parcel.stop - parcel.start
+        if coming.lengths is None:
+            num_variable = len(self._store.schema.variable)
+            return self._receive_rows(parcel, unpack_lengths(coming.buffer, num_rows, num_variable))
+        rows = unpack_parcel(coming.buffer, self._store.schema, num_rows)
+        self._check(rows, parcel)
+        self._store.write_arrivals(self._slots[parcel.start : parcel.stop], rows)
+        self._received_rows += num_rows
+        return None
+
+    def _check(self, rows: Rows, parcel: Parcel) -> None:
+        corrupt = corrupt_rows(rows)
+        if len(corrupt):
+            source = self._world.rank_of_replica(parcel.source)
+            raise ExchangeError(
+                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {source} do not match their "
+                f"checksums, the first is sample {rows.sample_id[corrupt[0]]}; the cache on rank {source}'s "
+                f"node is damaged: remove it there and start again, it is staged anew"
+            )
+
+    # ---- the epoch's end -----------------------------------------------------------------------------
+
+    def finish(self, scores: Scores) -> dict[str, float]:
+        """Complete the exchange; then the scores of the rows that moved follow them."""
+        before = self._received_rows
+        started = time.perf_counter()
+        last = max((parcel.step for parcel in self._parcels), default=0)
+        pause_s = 0.0
+        while self._to_send or self._to_receive or self._outgoing or self._incoming:
+            self.progress(last)
+            if time.perf_counter() - started > self._world.timeout_s:
+                raise self._stalled()
+            time.sleep(pause_s)
+            pause_s = min(pause_s + 2e-5, 5e-4)
+        self._move_scores(scores)
+        return {
+            "rows": self._received_rows,
+            "sent_bytes": self._sent_bytes,
+            "messages": self._messages,
+            "blocked_s": time.perf_counter() - started,
+            "overlap_fraction": before / max(self._received_rows, 1),
+        }
+
+    def _stalled(self) -> ExchangeError:
+        world = self._world
+        sources = {coming.parcel.source for coming in self._incoming}
+        dests = {sent.parcel.dest for sent in self._outgoing}
+        ranks = sorted(world.rank_of_replica(replica) for replica in sources | dests)
+        return ExchangeError(
+            f"[rank {world.rank}] exchange: ranks {ranks} did not answer within {world.timeout_s:.0f} s; "
+            f"look at their logs for the first error, or raise the world's timeout_s if they are only slow"
+        )
+
+    def _move_scores(self, scores: Scores) -> None:
+        world = self._world
+        requests: list[Request] = []
+        peers: list[int] = []
+        arriving: list[tuple[NDArray[np.int64], NDArray[np.uint8]]] = []
+        leaving: list[NDArray[np.uint8]] = []
+        for _, group in itertools.groupby(self._parcels, key=lambda parcel: parcel.chunk):
+            chunk = list(group)
+            slots = self._slots[chunk[0].start : chunk[-1].stop]
+            leaving.append(np.frombuffer(scores[slots].tobytes(), np.uint8))
+            arriving.append((slots, np.empty(len(leaving[-1]), np.uint8)))
+            source, dest = (world.rank_of_replica(r) for r in (chunk[0].source, chunk[0].dest))
+            requests.append(world.irecv(arriving[-1][1], source=source, tag=chunk[0].tag))
+            requests.append(world.isend(leaving[-1], dest=dest, tag=chunk[0].tag))
+            peers += [source, dest]
+        world.wait(requests, peers=peers, doing="exchange scores")
+        for slots, data in arriving:
+            scores[slots] = data.view(scores.dtype)
+        self._messages += len(leaving)
+
+
+def _done(requests: list[Request]) -> bool:
+    return all([request.test() for request in requests])

@@ -1,0 +1,134 @@
+"""Rows as one contiguous buffer and back, without a copy of their bytes on arrival.
+
+A parcel is its columns one after the other, each padded to 8 bytes, integers as in memory:
+``sample_id`` int64[num_rows], ``checksum`` uint64[num_rows], ``lengths`` int64[num_rows,
+num_variable], then every fixed field, then every variable field. It holds no types and no code: the
+schema says what they are.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.rows import Rows, RowSchema
+from shuffle.errors import ExchangeError
+
+ALIGN_BYTES = 8
+
+
+def parcel_bytes(schema: RowSchema, num_rows: int, lengths: NDArray[np.int64] | None = None) -> int:
+    """Count the bytes of a parcel, known to the receiver before it arrives.
+
+    Args:
+        schema: Fields of the rows.
+        num_rows: Rows of the parcel.
+        lengths: int64[num_rows, num_variable]; may be left out where no field is variable.
+    """
+    return int(_bounds(_sizes(schema, num_rows, _totals(schema, lengths)))[-1])
+
+
+def pack_parcel(rows: Rows) -> NDArray[np.uint8]:
+    """Copy rows into a new parcel: uint8[parcel_bytes]."""
+    columns = (rows.sample_id, rows.checksum, rows.lengths, *rows.fixed, *rows.variable)
+    sizes = _sizes(rows.schema, len(rows), _totals(rows.schema, rows.lengths))
+    bounds = _bounds(sizes)
+    # Zeros, not empty: the padding travels, and must not carry what memory held before
+    buffer = np.zeros(bounds[-1], np.uint8)
+    for column, start, size in zip(columns, bounds, sizes, strict=False):
+        buffer[start : start + size] = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+    return buffer
+
+
+def unpack_parcel(buffer: NDArray[np.uint8], schema: RowSchema, num_rows: int) -> Rows:
+    """View a parcel as rows, whose bytes are not yet checked against their checksums.
+
+    Args:
+        buffer: uint8[parcel_bytes]: Contiguous, its start aligned to 8 bytes.
+        schema: Fields that the sender packed.
+        num_rows: Rows that the sender packed.
+
+    Raises:
+        ExchangeError: If the buffer has not the size that rows of this schema and its lengths take.
+    """
+    num_variable = len(schema.variable)
+    head_bytes = num_rows * ALIGN_BYTES * (2 + num_variable)
+    _check_size(buffer, num_rows, head_bytes, exact=False)
+    head = buffer[:head_bytes].view(np.int64)
+    lengths = head[2 * num_rows :].reshape(num_rows, num_variable)
+    _check_lengths(lengths, len(buffer))
+    sizes = _sizes(schema, num_rows, _totals(schema, lengths))
+    bounds = _bounds(sizes)
+    _check_size(buffer, num_rows, int(bounds[-1]), exact=True)
+    # The first three columns are the head; fields follow
+    columns = [buffer[at : at + size] for at, size in zip(bounds[3:], sizes[3:], strict=False)]
+    widths = [column.width_bytes for column in schema.fixed]
+    return Rows(
+        schema,
+        head[:num_rows],
+        head[num_rows : 2 * num_rows].view(np.uint64),
+        tuple(
+            column.reshape(num_rows, width) for column, width in zip(columns, widths, strict=False)
+        ),
+        lengths,
+        tuple(columns[len(widths) :]),
+    )
+
+
+def pack_lengths(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Copy lengths into the message that goes ahead of a parcel with variable fields."""
+    return np.array(lengths, np.int64, order="C").reshape(-1).view(np.uint8)
+
+
+def unpack_lengths(
+    buffer: NDArray[np.uint8], num_rows: int, num_variable: int
+) -> NDArray[np.int64]:
+    """View a message of ``pack_lengths`` as int64[num_rows, num_variable].
+
+    Raises:
+        ExchangeError: If the message has another size, or a length is negative.
+    """
+    _check_size(buffer, num_rows, ALIGN_BYTES * num_rows * num_variable, exact=True)
+    lengths = buffer.view(np.int64).reshape(num_rows, num_variable)
+    _check_lengths(lengths, np.iinfo(np.int64).max // max(1, lengths.size))
+    return lengths
+
+
+def _totals(schema: RowSchema, lengths: NDArray[np.int64] | None) -> list[int]:
+    if lengths is None:
+        if schema.variable:
+            raise ValueError(f"parcel: fields {schema.variable} are variable; give their lengths")
+        return []
+    return [int(total) for total in lengths.sum(axis=0)]
+
+
+def _sizes(schema: RowSchema, num_rows: int, totals: list[int]) -> list[int]:
+    """Bytes of each column, without padding."""
+    integers = [ALIGN_BYTES * num_rows * width for width in (1, 1, len(schema.variable))]
+    return [*integers, *(num_rows * column.width_bytes for column in schema.fixed), *totals]
+
+
+def _bounds(sizes: list[int]) -> NDArray[np.int64]:
+    """int64[num_columns + 1]: Where each column begins, and the end of the parcel."""
+    padded = [-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes]
+    return np.concatenate([[0], np.cumsum(padded)]).astype(np.int64)
+
+
+def _check_size(
+    buffer: NDArray[np.uint8], num_rows: int, expected_bytes: int, *, exact: bool
+) -> None:
+    found = len(buffer)
+    if found < expected_bytes or (exact and found != expected_bytes):
+        raise ExchangeError(
+            f"parcel of {num_rows} rows: found {found} bytes, expected "
+            f"{'' if exact else 'at least '}{expected_bytes}; the sender packed other fields or "
+            f"another number of rows: start every rank with the same fields, exchange and version "
+            f"of tonari"
+        )
+
+
+def _check_lengths(lengths: NDArray[np.int64], most_bytes: int) -> None:
+    wrong = lengths[(lengths < 0) | (lengths > most_bytes)]
+    if wrong.size:
+        raise ExchangeError(
+            f"lengths of {len(lengths)} rows: found {wrong[0]} bytes for a field, expected a "
+            f"number in [0, {most_bytes}]; the message is damaged: restart from the last checkpoint"
+        )

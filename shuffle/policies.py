@@ -1,0 +1,81 @@
+"""Which node holds which row, epoch by epoch: the policies that a loader is handed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.layout import Layout
+from dataio.policies import Exchange, RowStore
+from dataio.world import World
+from shuffle.exchange import PlannedExchange
+from shuffle.plan import leaving_slots, num_leaving, placement
+from shuffle.schedule import plan_parcels
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
+
+    Attributes:
+        exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of the pool.
+
+    Source: partial local shuffling, Nguyen et al., IPDPS 2022.
+    """
+
+    exchange: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exchange <= 1:
+            raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
+
+    @property
+    def holds_all(self) -> bool:
+        return False
+
+    def num_leaving(self, layout: Layout) -> int:
+        """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""
+        return num_leaving(layout, self.exchange)
+
+    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+        """Trace every slot of a node back to the sample it holds at the start of ``epoch``."""
+        return placement(layout, node=node, exchange=self.exchange, seed=seed, epoch=epoch)
+
+    def begin(
+        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
+        steps: range, mean_row_bytes: int,
+    ) -> Exchange | None:
+        """Start the epoch's exchange, spread over ``steps``; nothing is sent before the first call of progress."""
+        leaving = self.num_leaving(layout)
+        if leaving == 0:
+            return None
+        replica = world.replica
+        slots = leaving_slots(layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch)
+        parcels = plan_parcels(
+            layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch, steps=steps,
+            mean_row_bytes=mean_row_bytes,
+        )
+        return PlannedExchange(world, store, slots=slots, parcels=parcels)
+
+
+@dataclass(frozen=True)
+class Global:
+    """Every node's pool is the whole dataset, so each epoch is one shuffle of everything; nothing moves."""
+
+    @property
+    def holds_all(self) -> bool:
+        return True
+
+    def num_leaving(self, layout: Layout) -> int:
+        """Nothing leaves."""
+        return 0
+
+    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+        """Slot s holds sample s, on every node, for ever."""
+        return np.arange(layout.num_samples, dtype=np.int64)
+
+    def begin(
+        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
+        steps: range, mean_row_bytes: int,
+    ) -> None:
+        """Nothing moves."""

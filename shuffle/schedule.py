@@ -1,0 +1,66 @@
+"""One replica's epoch as a list of parcels: which rows, to and from whom, before which step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataio.layout import Layout
+from shuffle.plan import chunk_bounds, chunk_step, parcel_bounds
+from shuffle.ring import make_ring
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One message of the plan.
+
+    Attributes:
+        start: First of its rows, counted in the replica's leaving rows.
+        stop: One past the last.
+        chunk: The chunk that it is a part of.
+        dest: Replica that it goes to.
+        source: Replica whose parcel of the same number comes in.
+        step: Step of the epoch before which it is sent.
+        tag: The same at sender and receiver.
+    """
+
+    start: int
+    stop: int
+    chunk: int
+    dest: int
+    source: int
+    step: int
+    tag: int
+
+
+def plan_parcels(
+    layout: Layout, *, replica: int, num_leaving: int, seed: int, epoch: int, steps: range,
+    mean_row_bytes: int,
+) -> list[Parcel]:
+    """Plan a replica's parcels of an epoch, in the order in which they are sent.
+
+    Args:
+        layout: Replicas on more than one node.
+        replica: Whose plan.
+        num_leaving: Rows that leave, >= 1.
+        seed: The run's seed.
+        epoch: The running epoch.
+        steps: Its steps that remain.
+        mean_row_bytes: The same on all ranks.
+    """
+    bounds = chunk_bounds(num_leaving)
+    chunks = len(bounds) - 1
+    ring = make_ring(layout, seed=seed, epoch=epoch)
+    shifts = ring.shifts(chunks)
+    dests = ring.destinations(np.full(chunks, replica), shifts)
+    sources = ring.destinations(np.full(chunks, replica), -shifts)
+    parcels: list[Parcel] = []
+    for chunk in range(chunks):
+        cuts = int(bounds[chunk]) + parcel_bounds(
+            int(bounds[chunk + 1] - bounds[chunk]), mean_row_bytes=mean_row_bytes
+        )
+        step = chunk_step(chunk, chunks, steps)
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            parcels.append(
+                Parcel(start, stop, chunk, int(dests[chunk]), int(sources[chunk]), step, len(parcels))
+            )
+    return parcels

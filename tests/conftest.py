@@ -1,0 +1,73 @@
+"""What all tests share: safe defaults, hypothesis profiles, and jobs of several ranks."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# Before any import of NumPy or torch, which read it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.multirank import Ended, Launcher, RunRanks, launch_command, read_reports, run_job
+
+LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "TORCHELASTIC_", "TONARI_")
+
+SLOW_SETUP = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile(
+    "ci", derandomize=True, max_examples=40, deadline=None, suppress_health_check=SLOW_SETUP
+)
+settings.register_profile(
+    "long", max_examples=2000, deadline=None, suppress_health_check=SLOW_SETUP
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Keep the user's own settings, caches and launchers out of the tests."""
+    for name in list(os.environ):
+        if name.startswith(LAUNCHER_PREFIXES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked ``gpu`` where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
+    """Start several processes under mpiexec or torchrun; see ``RunRanks``."""
+
+    def run(
+        program: str, n: int, *args: str, launcher: Launcher = "mpiexec",
+        env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
+    ) -> Ended:  # fmt: skip
+        directory = tmp_path_factory.mktemp(program)
+        try:
+            begin = launch_command(launcher, n)
+        except SystemExit as absent:
+            pytest.skip(str(absent))
+        script = Path(__file__).parent / "ranks" / f"{program}.py"
+        try:
+            status, output = run_job(
+                [*begin, str(script), str(directory), *args], env=env, timeout_s=timeout_s
+            )
+        except TimeoutError as error:
+            pytest.fail(str(error))
+        ended = Ended(status, output, read_reports(directory, n), directory)
+        if check:
+            assert status == 0, f"{program} on {n} ranks ended with {status}:\n{output}"
+            assert len(ended.reports) == n, f"{program}: {len(ended.reports)} reports\n{output}"
+        return ended
+
+    return run

@@ -1,0 +1,95 @@
+"""A pattern opens as the same source on every rank."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dataio.errors import SourceError
+from dataio.fields import Int
+from dataio.source import Source, open_source, write_index
+from dataio.world import World, run_threads, thread_worlds
+from tests.dataio.source.shards import numbered, read_all, write_tar
+
+FIELDS = {"label": Int("cls")}
+
+
+def shards(directory: Path) -> list[Path]:
+    return [
+        write_tar(directory / f"{i}.tar", numbered(3 + i, num_bytes=8, first=10 * i))
+        for i in range(5)
+    ]
+
+
+def test_samples_are_numbered_in_the_order_of_the_shards(tmp_path: Path) -> None:
+    paths = shards(tmp_path)
+    source = open_source([str(paths[3]), str(paths[0])])
+    labels = [int.from_bytes(row[1][0], "little") for row in read_all(source, FIELDS)]
+    assert labels == [30, 31, 32, 33, 34, 35, 0, 1, 2]
+
+
+def test_counts_are_the_same_by_every_index(tmp_path: Path) -> None:
+    paths = shards(tmp_path)
+    scanned = open_source(str(tmp_path))
+    assert scanned.num_samples == 25
+    for path in paths:
+        write_index(path)
+    indexed = open_source(str(tmp_path))
+    entries = [{"url": path.name, "nsamples": 3 + i} for i, path in enumerate(paths)]
+    (tmp_path / "index.json").write_text(json.dumps({"shardlist": entries}))
+    listed = open_source(str(tmp_path))
+    assert indexed.num_samples == listed.num_samples == 25
+    assert scanned.fingerprint == indexed.fingerprint == listed.fingerprint
+    assert scanned.bytes_read > indexed.bytes_read
+    # An index that lacks a shard is of no use.
+    (tmp_path / "index.json").write_text(json.dumps({"shardlist": entries[:-1]}))
+    assert open_source(str(tmp_path)).num_samples == 25
+
+
+def test_the_fingerprint_tells_changed_shards(tmp_path: Path) -> None:
+    paths = shards(tmp_path)
+    before = open_source(str(tmp_path)).fingerprint
+    assert open_source([str(path) for path in paths]).fingerprint == before
+    os.utime(paths[2], ns=(1, 1))
+    assert open_source(str(tmp_path)).fingerprint != before
+
+
+def test_ranks_share_the_counting(tmp_path: Path) -> None:
+    shards(tmp_path)
+    alone = open_source(str(tmp_path))
+
+    def work(world: World) -> Source:
+        return open_source(str(tmp_path), world=world)
+
+    sources = run_threads(thread_worlds([0, 0, 0]), work)
+    assert {source.num_samples for source in sources} == {25}
+    assert {source.fingerprint for source in sources} == {alone.fingerprint}
+    assert sum(source.bytes_read for source in sources) == alone.bytes_read
+    assert all(source.bytes_read < alone.bytes_read for source in sources)
+
+
+def test_an_error_of_one_rank_is_raised_by_all(tmp_path: Path) -> None:
+    shards(tmp_path)[4].write_bytes(b"x" * 600)
+
+    def work(world: World) -> str:
+        with pytest.raises(SourceError, match=r"4\.tar: .*it is not a tar file") as error:
+            open_source(str(tmp_path), world=world)
+        return str(error.value)
+
+    assert len(set(run_threads(thread_worlds([0, 0, 0]), work))) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["a.tar.gz"], r"a\.tar\.gz: compressed shards are not supported yet.*decompress it"),
+        (["a.zip"], r"found the suffix '\.zip', expected one of \.tar, \.parquet; bring"),
+        (["a.tar", "b.parquet"], r"found together with .*a\.tar, expected shards of one format"),
+    ],
+)
+def test_other_formats_are_refused(tmp_path: Path, names: list[str], found: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(SourceError, match=found):
+        open_source([str(tmp_path / name) for name in names])

@@ -1,0 +1,397 @@
+import hashlib
+import io
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PillowImage
+
+import shuffle
+from dataio import Bytes, Image, Int, Loader, StateError, WorldError
+from dataio.fields import row_schema
+from dataio.rows import make_rows
+from dataio.world import run_threads, single_world, thread_worlds
+from importance import Kakurenbo, RandomPrune
+from tests.memory_source import FIELDS, MemorySource, payload
+
+EPOCHS = 3
+
+
+class ImageSource(MemorySource):
+    """Small PNGs whose pixels follow from the sample's id."""
+
+    def read(self, sample_ids, fields):
+        schema = row_schema(fields)
+        for i in np.asarray(sample_ids, np.int64).tolist():
+            buffer = io.BytesIO()
+            pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
+            PillowImage.fromarray(pixels).save(buffer, "PNG")
+            data = np.frombuffer(buffer.getvalue(), np.uint8)
+            label = np.array([[i % 4]], "<i8").view(np.uint8)
+            yield make_rows(schema, np.array([i]), [label], np.array([[len(data)]]), [data])
+
+
+IMAGES = {"image": Image("png"), "label": Int("cls")}
+
+
+def jitter(sample, rng):
+    """A transform that draws: its result tells which numbers it was given."""
+    return sample | {"noise": rng.normal(size=3).astype(np.float32)}
+
+
+def scramble(batch, rng):
+    return batch | {"mix": torch.from_numpy(rng.integers(0, 100, 2))}
+
+
+def make(world, root, *, importance=None, source=None, num_threads=1, exchange=0.3, **options):
+    options = {"batch_size": 5, "fields": FIELDS, "seed": 7, "progress": False} | options
+    return Loader(
+        source or MemorySource(61), cache=root, world=world, num_threads=num_threads,
+        shuffle=shuffle.Partial(exchange), importance=importance, **options,
+    )
+
+
+def digest(batch):
+    """A hash of everything a batch holds."""
+    seen = hashlib.sha256()
+    for name, value in sorted(batch.items()):
+        seen.update(name.encode())
+        data = value.numpy().tobytes() if isinstance(value, torch.Tensor) else b"|".join(value)
+        seen.update(data)
+    return seen.hexdigest()
+
+
+def loss_of(ids, epoch):
+    """A loss that differs by sample and epoch, and an outcome that lets about half be hidden."""
+    loss = torch.sin(ids.float() * 12.9898 + epoch) + 1.1
+    return loss, ids % 2 == 0, torch.full((len(ids),), 0.9)
+
+
+def train(loader, epochs=EPOCHS, *, save_at=None, path=None):
+    """Run to the end, or save at a step and stop: a list of (epoch, kind, step, digest)."""
+    seen = []
+    for epoch in loader.epochs(epochs):
+        for batch in loader:
+            loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            seen.append((epoch, "train", loader.step, digest(batch)))
+            if save_at == (epoch, loader.step):
+                loader.save(path)
+                return seen
+        for batch in loader.refresh():
+            loader.report(batch, *loss_of(batch["sample_id"], epoch + 0.5))
+            seen.append((epoch, "refresh", 0, digest(batch)))
+    return seen
+
+
+POLICIES = {
+    "off": None,
+    "kakurenbo": Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0),
+    "random": RandomPrune(0.25, delta=0.9),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_prefix_and_resume_equal_the_uninterrupted_run_at_every_step(tmp_path, policy):
+    """Save after every step of every epoch, go on in new loaders with another thread count: byte for byte."""
+
+    def whole(world):
+        with make(world, tmp_path / "whole", importance=POLICIES[policy], transform=jitter) as loader:
+            return train(loader)
+
+    uninterrupted = run_threads(thread_worlds([1, 1]), whole)
+    stops = [(epoch, step) for epoch, kind, step, _ in uninterrupted[0] if kind == "train"]
+    assert len({epoch for epoch, _ in stops}) == EPOCHS
+    for number, stop in enumerate(stops):
+        root, path = tmp_path / f"part{number}", tmp_path / f"saved{number}"
+
+        def first(world, root=root, stop=stop, path=path):
+            with make(world, root, importance=POLICIES[policy], transform=jitter) as loader:
+                return train(loader, save_at=stop, path=path)
+
+        def rest(world, root=root, path=path):
+            loader = make(world, root, importance=POLICIES[policy], transform=jitter,
+                          num_threads=(0, 3)[world.rank % 2])
+            with loader:
+                loader.restore(path)
+                return train(loader)
+
+        begun = run_threads(thread_worlds([1, 1]), first)
+        ended = run_threads(thread_worlds([1, 1]), rest)
+        for rank in range(2):
+            assert begun[rank] + ended[rank] == uninterrupted[rank], f"stopped at {stop}"
+
+
+def test_hiding_policies_hide(tmp_path):
+    """Otherwise the test above would prove nothing about hidden rows."""
+    for name in ("kakurenbo", "random"):
+        with make(single_world(), tmp_path / name, importance=POLICIES[name]) as loader:
+            train(loader, 2)
+            assert loader.stats()["hidden_fraction"] > 0.05
+
+
+def test_the_state_is_small_json_and_goes_on_without_importance(tmp_path):
+    with make(single_world(), tmp_path) as loader:
+        loader.set_epoch(0)
+        batches = [digest(batch) for batch in loader]
+    with make(single_world(), tmp_path) as loader:
+        loader.set_epoch(0)
+        for _, _batch in zip(range(4), loader, strict=False):
+            pass
+        state = json.dumps(loader.state_dict())
+        assert len(state) < 1024
+    with make(single_world(), tmp_path) as loader:
+        loader.load_state_dict(json.loads(state))
+        assert [digest(batch) for batch in loader] == batches[4:]
+
+
+def test_a_kept_batch_never_changes(tmp_path):
+    """Every batch of two epochs is kept; none was written over by a later one."""
+    source = ImageSource(60)
+    with make(single_world(), tmp_path, source=source, fields=IMAGES, num_threads=2) as loader:
+        kept, sums = [], []
+        for _ in loader.epochs(2):
+            for batch in loader:
+                kept.append(batch)
+                sums.append(digest(batch))
+    assert [digest(batch) for batch in kept] == sums
+    assert len(set(sums)) == len(sums)
+
+
+def test_dropped_batches_reuse_their_memory(tmp_path):
+    with make(single_world(), tmp_path, source=ImageSource(60), fields=IMAGES) as loader:
+        for _ in loader.epochs(4):
+            for _batch in loader:
+                pass
+        per_batch = 5  # image, label, and a few in flight of each
+        assert loader._gather._ring.num_allocated <= 2 * per_batch
+
+
+@pytest.mark.parametrize("num_threads", [0, 2, 5])
+def test_the_same_batches_for_any_number_of_threads(tmp_path, num_threads):
+    def run(threads):
+        with make(single_world(), tmp_path, source=ImageSource(60), fields=IMAGES, transform=jitter,
+                  batch_transform=scramble, num_threads=threads) as loader:
+            return train(loader, 2)
+
+    assert run(num_threads) == run(1)
+
+
+def test_images_are_delivered_as_they_were(tmp_path):
+    with make(single_world(), tmp_path, source=ImageSource(12), fields=IMAGES) as loader:
+        for batch in loader:
+            assert batch["image"].dtype == torch.uint8
+            assert batch["image"].shape == (5, 3, 6, 5)
+            for image, i in zip(batch["image"], batch["sample_id"].tolist(), strict=True):
+                if i >= 0:
+                    pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
+                    assert np.array_equal(image.numpy(), pixels.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("layout", [[1], [2, 2], [3, 1], [3, 2, 2]])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_visible_rows_are_trained_once_in_equally_many_steps(tmp_path, layout, policy):
+    def run(world):
+        with make(world, tmp_path, importance=POLICIES[policy], num_threads=0,
+                  batch_size=2) as loader:
+            epochs = []
+            for epoch in loader.epochs(EPOCHS):
+                ids, steps, weight = [], 0, []
+                for batch in loader:
+                    valid = batch["slot"] >= 0
+                    ids += batch["sample_id"][valid].tolist()
+                    weight.append(batch["weight"].numpy())
+                    assert (batch["weight"][~valid] == 0).all()
+                    assert batch["weight"].shape == (2,)
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                    steps += 1
+                assert steps == len(loader)
+                refreshed = []
+                for batch in loader.refresh():
+                    refreshed += batch["sample_id"][batch["slot"] >= 0].tolist()
+                epochs.append((ids, refreshed, steps, weight, loader.lr_factor))
+            return epochs
+
+    everyone = run_threads(thread_worlds(layout), run)
+    hidden_sometimes = False
+    for epoch in range(EPOCHS):
+        now = [rank[epoch] for rank in everyone]
+        trained = [i for ids, *_ in now for i in ids]
+        refreshed = [i for _, ids, *_ in now for i in ids]
+        assert len(set(trained)) == len(trained), "a row is trained once"
+        assert len({steps for _, _, steps, *_ in now}) == 1, "equal steps"
+        assert len({factor for *_, factor in now}) == 1
+        hidden_sometimes |= len(trained) < 61
+        if policy == "off":
+            assert sorted(trained) == list(range(61))
+        if policy == "kakurenbo":
+            assert sorted(trained + refreshed) == list(range(61)), "hidden + visible = owned"
+        for step in range(now[0][2]):
+            # Averaging over replicas and rows must weigh every valid row alike.
+            total = np.mean([weight[step] for *_, weight, _ in now])
+            valid = sum((weight[step] > 0).sum() for *_, weight, _ in now)
+            assert valid > 0
+            if policy != "random":
+                assert total == pytest.approx(1.0, rel=1e-5)
+        if policy == "random":
+            # The pruned rows are made up for: weights of all rows add up to the dataset, pool by pool.
+            weights = np.concatenate([np.concatenate(weight) for *_, weight, _ in now])
+            assert weights[weights > 0].min() >= 1.0
+    assert hidden_sometimes == (policy != "off")
+
+
+def test_global_shuffle_trains_every_row_once_over_all_nodes(tmp_path):
+    def run(world):
+        loader = Loader(
+            MemorySource(61), cache=tmp_path, world=world, num_threads=0, shuffle=shuffle.Global(),
+            importance=POLICIES["kakurenbo"], batch_size=5, fields=FIELDS, seed=7, progress=False,
+        )
+        with loader:
+            seen = []
+            for epoch in loader.epochs(3):
+                ids = []
+                for batch in loader:
+                    ids += batch["sample_id"][batch["slot"] >= 0].tolist()
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                for batch in loader.refresh():
+                    ids += batch["sample_id"][batch["slot"] >= 0].tolist()
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                seen.append(ids)
+            return seen, loader._pool.scores.copy()
+
+    everyone = run_threads(thread_worlds([2, 1]), run)
+    for epoch in range(3):
+        assert sorted(i for rank, _ in everyone for i in rank[epoch]) == list(range(61))
+    assert everyone[0][0][0] != everyone[0][0][1]
+
+
+def test_the_source_is_read_once(tmp_path):
+    source = MemorySource(61)
+    with make(single_world(), tmp_path, source=source) as loader:
+        train(loader, 3)
+    assert sorted(source.rows_read) == list(range(61))
+    again = MemorySource(61)
+    with make(single_world(), tmp_path, source=again) as loader:
+        train(loader, 3)
+    assert again.rows_read == [], "a second job starts warm"
+
+
+def test_evaluation_gives_every_sample_once_on_any_layout(tmp_path):
+    def run(world):
+        with make(world, tmp_path) as loader:
+            evaluation = loader.evaluation(MemorySource(23, name="other"))
+            batches = list(evaluation)
+            assert len(batches) == len(evaluation)
+            evaluation.close()
+            return [batch["sample_id"][batch["valid"]].tolist() for batch in batches], [
+                len(batch["valid"]) for batch in batches
+            ]
+
+    everyone = run_threads(thread_worlds([2, 1]), run)
+    assert sorted(i for rank, _ in everyone for batch in rank for i in batch) == list(range(23))
+    assert len({len(rank) for rank, _ in everyone}) == 1
+    assert {rows for _, sizes in everyone for rows in sizes} == {5}
+
+
+def test_set_epoch_drives_it_like_a_distributed_sampler(tmp_path):
+    def by_epochs(world):
+        with make(world, tmp_path / "a") as loader:
+            return [e[3] for e in train(loader, 4)]
+
+    def by_set_epoch(world):
+        with make(world, tmp_path / "b") as loader:
+            seen = []
+            for epoch in range(4):
+                loader.set_epoch(epoch)
+                assert len(loader) == 7
+                seen += [digest(batch) for batch in loader]
+            return seen
+
+    def jumping(world):
+        with make(world, tmp_path / "c") as loader:
+            loader.set_epoch(3)
+            return [digest(batch) for batch in loader]
+
+    one, other, last = (
+        run_threads(thread_worlds([1, 1]), f) for f in (by_epochs, by_set_epoch, jumping)
+    )
+    assert one == other
+    assert [rank[-7:] for rank in one] == last, "epoch 3 is the same by whatever way"
+
+
+def test_len_counts_what_comes(tmp_path):
+    for batch_size in (1, 4, 5, 61):
+        with make(single_world(), tmp_path, batch_size=batch_size) as loader:
+            assert len(list(loader)) == len(loader) == loader.max_steps(1) == -(-61 // batch_size)
+
+
+def test_variable_bytes_come_whole(tmp_path):
+    with make(single_world(), tmp_path, fields={"data": Bytes("bin"), "label": Int("cls")}) as loader:
+        for batch in loader:
+            for data, i in zip(batch["data"], batch["sample_id"].tolist(), strict=True):
+                assert i < 0 or data == payload(i)
+
+
+# ---- broken inputs ------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_a_share_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="batch_size: 64 is more than a replica's share of 61 rows.*at most"):
+        make(single_world(), tmp_path, batch_size=64)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"prefetch": -1}, {"num_threads": -2}]
+)
+def test_numbers_out_of_range_are_refused(tmp_path, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: {next(iter(wrong.values()))}; give"):
+        make(single_world(), tmp_path, **wrong)
+
+
+def test_a_report_of_the_wrong_length_is_refused(tmp_path):
+    with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
+        batch = next(iter(loader))
+        with pytest.raises(ValueError, match=r'loss has shape \(\), expected \(5,\).*reduction="none"'):
+            loader.report(batch, torch.tensor(1.0))
+        with pytest.raises(ValueError, match=r"confidence has shape \(4,\)"):
+            loader.report(batch, torch.ones(5), torch.ones(5), torch.ones(4))
+
+
+def test_ranks_made_differently_are_told_which(tmp_path):
+    def run(world):
+        make(world, tmp_path, seed=world.rank)
+
+    with pytest.raises(WorldError, match="rank 1 was made with seed 1, rank 0 with 0"):
+        run_threads(thread_worlds([1, 1]), run)
+
+
+def test_another_checkpoint_is_refused(tmp_path):
+    with make(single_world(), tmp_path / "a") as loader:
+        loader.save(tmp_path / "saved")
+    with (
+        make(single_world(), tmp_path / "b", seed=8) as loader,
+        pytest.raises(StateError, match="seed is 7, this loader has 8"),
+    ):
+        loader.restore(tmp_path / "saved")
+    with (
+        make(single_world(), tmp_path / "b") as loader,
+        pytest.raises(StateError, match="no saved loader state here"),
+    ):
+        loader.restore(tmp_path / "nowhere")
+
+
+def test_state_without_scores_warns_under_importance(tmp_path, caplog):
+    with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
+        state = loader.state_dict()
+        with caplog.at_level(logging.WARNING):
+            loader.load_state_dict(state)
+        assert "the score history is not part of state_dict" in caplog.text
+
+
+def test_a_transform_that_returns_nothing_is_named(tmp_path):
+    with (
+        make(single_world(), tmp_path, transform=lambda sample, rng: None) as loader,
+        pytest.raises(Exception, match="transform: returned NoneType"),
+    ):
+        next(iter(loader))

@@ -1,0 +1,80 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataio.order import Order, deal, num_steps, top_up, valid_rows
+from dataio.seeding import key
+
+
+@st.composite
+def decks(draw):
+    num_replicas = draw(st.integers(1, 4))
+    num_rows = draw(st.integers(num_replicas, 120))
+    visible = np.flatnonzero(draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows)))
+    return visible, num_replicas, draw(st.integers(1, 17)), draw(st.integers(0, 5))
+
+
+def orders(visible, num_replicas, batch_size, epoch):
+    dealt = deal(len(visible), num_replicas)
+    steps = num_steps(int(dealt.max()), batch_size)
+    stream = key(0, "order", epoch=epoch)
+    return [Order(visible, stream, dealt, turn, batch_size, steps) for turn in range(num_replicas)]
+
+
+@given(decks())
+def test_every_visible_row_is_trained_once_an_epoch_and_no_other(deck):
+    visible, num_replicas, batch_size, epoch = deck
+    trained = []
+    for order in orders(visible, num_replicas, batch_size, epoch):
+        for step in range(order.steps):
+            batch = order.batch(step)
+            assert len(batch.slots) == batch_size
+            trained += batch.slots[: batch.num_valid].tolist()
+    assert sorted(trained) == visible.tolist()
+
+
+@given(decks())
+def test_padding_repeats_rows_of_the_same_replica(deck):
+    visible, num_replicas, batch_size, epoch = deck
+    for order in orders(visible, num_replicas, batch_size, epoch):
+        own = set(order.slots_at(np.arange(order.num_rows)).tolist())
+        for step in range(order.steps):
+            batch = order.batch(step)
+            if order.num_rows:
+                assert set(batch.slots.tolist()) <= own
+
+
+@given(decks())
+def test_valid_rows_counts_what_all_replicas_train_in_a_step(deck):
+    visible, num_replicas, batch_size, epoch = deck
+    dealt = deal(len(visible), num_replicas)
+    everyone = orders(visible, num_replicas, batch_size, epoch)
+    for step in range(everyone[0].steps):
+        counted = sum(order.batch(step).num_valid for order in everyone)
+        assert valid_rows(dealt, step, batch_size) == counted
+
+
+def test_epochs_differ_and_repeat_by_their_key():
+    visible = np.arange(500)
+    first, again, second = (orders(visible, 1, 500, epoch)[0].batch(0).slots for epoch in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 60), st.integers(0, 40)), min_size=1,
+                max_size=5), st.integers(1, 16))
+def test_topping_up_fills_the_steps_that_someone_needs_and_adds_none(nodes, batch_size):
+    replicas = [width for width, _, _ in nodes]
+    visible = np.array([shown for _, shown, _ in nodes])
+    owned = visible + np.array([hidden for _, _, hidden in nodes])
+    shown = top_up(visible, owned, replicas, batch_size=batch_size)
+    assert (shown >= visible).all()
+    assert (shown <= owned).all()
+
+    def steps(rows):
+        return max(num_steps(int(deal(n, w).max()), batch_size)
+                   for n, w in zip(rows.tolist(), replicas, strict=True))
+
+    assert steps(shown) == steps(visible)
+    for rows, own, width in zip(shown.tolist(), owned.tolist(), replicas, strict=True):
+        assert rows >= min(own, steps(visible) * batch_size * width)

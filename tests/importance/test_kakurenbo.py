@@ -1,0 +1,185 @@
+"""Kakurenbo hides the lowest losses that are right, sure and known: never more than its cap."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dataio.policies import SCORE_DTYPE, Scores, Selection
+from importance import Kakurenbo
+
+NUM_EPOCHS = 100
+
+# Few different losses, so that ties and losses that are no numbers are common.
+LOSSES = st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf"), float("nan")])
+ROWS = st.tuples(LOSSES, st.sampled_from([0.0, 0.7, 0.9]), st.booleans(), st.integers(-1, 3))
+POOLS = st.lists(ROWS, min_size=1, max_size=60).map(lambda rows: np.array(rows, SCORE_DTYPE))
+POLICIES = st.builds(
+    Kakurenbo, st.floats(0, 1, exclude_max=True), tau=st.sampled_from([0.0, 0.7, 1.0])
+)
+EPOCHS = st.integers(1, NUM_EPOCHS - 1)
+
+
+def select(policy: Kakurenbo, scores: Scores, epoch: int) -> Selection:
+    rng = np.random.default_rng(0)
+    return policy.select(scores, epoch=epoch, num_epochs=NUM_EPOCHS, rng=rng)
+
+
+def easy_pool(num_slots: int) -> Scores:
+    """Rows that may all be hidden, the last slot with the lowest loss."""
+    scores = np.zeros(num_slots, SCORE_DTYPE)
+    scores["loss"] = np.arange(num_slots, 0, -1)
+    scores["confidence"], scores["correct"] = 1.0, True
+    return scores
+
+
+@given(POLICIES, POOLS, EPOCHS)
+def test_hidden_slots_are_distinct_and_owned(policy: Kakurenbo, scores: Scores, epoch: int) -> None:
+    hidden = select(policy, scores, epoch).hidden
+    assert hidden.dtype == np.int64
+    visible = np.setdiff1d(np.arange(len(scores)), hidden)
+    assert sorted([*hidden, *visible]) == list(range(len(scores)))
+
+
+@given(POLICIES, POOLS, EPOCHS)
+def test_no_row_is_hidden_that_is_wrong_unsure_or_unseen(
+    policy: Kakurenbo, scores: Scores, epoch: int
+) -> None:
+    hidden = scores[select(policy, scores, epoch).hidden]
+    assert hidden["correct"].all()
+    assert (hidden["confidence"] >= policy.tau).all()
+    assert (hidden["epoch"] >= 0).all()
+
+
+@given(POLICIES, POOLS, EPOCHS)
+def test_hidden_rows_come_least_worth_first_and_ties_by_slot(
+    policy: Kakurenbo, scores: Scores, epoch: int
+) -> None:
+    hidden = select(policy, scores, epoch).hidden
+    loss = np.fmin(scores["loss"][hidden], np.inf)
+    ranked = list(zip(loss.tolist(), hidden.tolist(), strict=True))
+    assert ranked == sorted(ranked)
+
+
+@given(POLICIES, POOLS, EPOCHS)
+def test_no_more_than_the_cap_is_hidden(policy: Kakurenbo, scores: Scores, epoch: int) -> None:
+    assert len(select(policy, scores, epoch).hidden) <= policy.fraction * len(scores)
+
+
+@given(POLICIES, POOLS, EPOCHS)
+def test_a_visible_row_no_worse_than_a_hidden_one_is_wrong_unsure_or_unseen(
+    policy: Kakurenbo, scores: Scores, epoch: int
+) -> None:
+    hidden = select(policy, scores, epoch).hidden
+    if not len(hidden):
+        return
+    visible = np.setdiff1d(np.arange(len(scores)), hidden)
+    lower = visible[scores["loss"][visible] < scores["loss"][hidden[-1]]]
+    rows = scores[lower]
+    sure = rows["confidence"] >= policy.tau
+    assert not (rows["correct"] & sure & (rows["epoch"] >= 0)).any()
+
+
+@given(st.lists(LOSSES, min_size=1, max_size=60), st.integers(0, 15))
+def test_the_cap_is_used_up_when_all_rows_are_easy(losses: list[float], sixteenths: int) -> None:
+    scores = easy_pool(len(losses))
+    scores["loss"] = losses
+    policy = Kakurenbo(sixteenths / 16, drops=(), alphas=(1.0,))
+    assert len(select(policy, scores, 1).hidden) == sixteenths * len(losses) // 16
+
+
+@given(POLICIES, POOLS, EPOCHS)
+def test_same_scores_and_epoch_give_the_same_selection(
+    policy: Kakurenbo, scores: Scores, epoch: int
+) -> None:
+    before = scores.tobytes()
+    first, second = (select(policy, scores, epoch) for _ in range(2))
+    assert first.hidden.tobytes() == second.hidden.tobytes()
+    assert scores.tobytes() == before
+
+
+@given(POLICIES, POOLS)
+def test_epoch_0_hides_nothing(policy: Kakurenbo, scores: Scores) -> None:
+    selection = select(policy, scores, 0)
+    assert len(selection.hidden) == 0
+    assert selection.lr_factor == 1.0
+
+
+def test_the_lowest_losses_are_hidden_in_a_pool_worked_by_hand() -> None:
+    scores = easy_pool(10)
+    scores["loss"] = [5, 1, 4, 1, 0, 9, 2, 6, 5, 3]
+    assert select(Kakurenbo(0.5), scores, 1).hidden.tolist() == [4, 1, 3, 6, 9]
+    scores["correct"][3] = False
+    scores["confidence"][[1, 4]] = 0.7, 0.69
+    scores["epoch"][6] = -1
+    # Moved back, not replaced: slot 2 stays visible.
+    assert select(Kakurenbo(0.5), scores, 1).hidden.tolist() == [1, 9]
+
+
+def test_ties_keep_their_slots_order_in_a_pool_large_enough_for_an_unstable_sort() -> None:
+    scores = easy_pool(1000)
+    scores["loss"] = np.arange(1000) % 4
+    hidden = select(Kakurenbo(0.75), scores, 1).hidden
+    assert hidden.tolist() == [*range(0, 1000, 4), *range(1, 1000, 4), *range(2, 1000, 4)]
+
+
+def test_the_cap_falls_at_the_drops() -> None:
+    scores = easy_pool(1000)
+    epochs = (1, 29, 30, 59, 60, 79, 80, 99)
+    counts = [len(select(Kakurenbo(0.5), scores, epoch).hidden) for epoch in epochs]
+    assert counts == [500, 500, 400, 400, 300, 300, 200, 200]
+
+
+def test_a_drop_falls_in_the_epoch_that_its_fraction_names() -> None:
+    # 0.55 * 100 is more than 55 in floating point.
+    policy = Kakurenbo(0.5, drops=(0.55,), alphas=(1.0, 0.0))
+    assert len(select(policy, easy_pool(10), 54).hidden) == 5
+    assert len(select(policy, easy_pool(10), 55).hidden) == 0
+
+
+def test_the_learning_rate_grows_by_the_cap_after_warm_up() -> None:
+    unseen = np.zeros(10, SCORE_DTYPE)
+    factors = [select(Kakurenbo(0.5, warmup_epochs=3), unseen, e).lr_factor for e in (1, 2, 3, 30)]
+    assert factors == pytest.approx([1, 1, 2, 1 / 0.6])
+    assert len(select(Kakurenbo(0.5, warmup_epochs=3), easy_pool(10), 1).hidden) == 5
+
+
+def test_hidden_rows_top_up_short_steps() -> None:
+    assert select(Kakurenbo(), easy_pool(10), 0).top_up
+    assert select(Kakurenbo(), easy_pool(10), 1).top_up
+
+
+@pytest.mark.parametrize(("refresh_every", "expected"), [(1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_hidden_rows_are_due_every_so_many_epochs(refresh_every: int, expected: list[int]) -> None:
+    hidden: NDArray[np.int64] = np.array([3, 1])
+    policy = Kakurenbo(refresh_every=refresh_every)
+    due = {epoch: policy.due(hidden, epoch=epoch).tolist() for epoch in range(1, 5)}
+    assert due == {epoch: [3, 1] if epoch in expected else [] for epoch in range(1, 5)}
+
+
+def test_a_run_of_unknown_length_needs_a_policy_without_drops() -> None:
+    scores, rng = easy_pool(10), np.random.default_rng(0)
+    with pytest.raises(ValueError, match=r"loader\.epochs\(n\)`, or use Kakurenbo\(drops=\(\)"):
+        Kakurenbo().select(scores, epoch=0, num_epochs=None, rng=rng)
+    steady = Kakurenbo(drops=(), alphas=(1.0,))
+    assert len(steady.select(scores, epoch=1, num_epochs=None, rng=rng).hidden) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fraction": 1.0}, "fraction is 1.0, expected 0 <= value < 1"),
+        ({"fraction": float("nan")}, "fraction is nan, expected"),
+        ({"tau": 1.5}, "tau is 1.5, expected 0 <= value <= 1"),
+        ({"alphas": (1.0, 2.0, 0.6, 0.4)}, "a value of alphas is 2.0, expected"),
+        ({"drops": (0.6, 0.3, 0.8)}, "drops are .*increase strictly.*; divide epochs"),
+        ({"drops": (60, 120, 160)}, "drops are .*between 0 and 1; divide epochs"),
+        ({"drops": (0.5,)}, "4 alphas for 1 drops, expected one alpha more.*; give the alpha"),
+        ({"warmup_epochs": -1}, "warmup_epochs is -1, expected >= 0"),
+        ({"refresh_every": 0}, "refresh_every is 0, expected >= 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"Kakurenbo: .*{message}"):
+        Kakurenbo(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,41 @@
+"""A source without files, for tests of what lies behind it."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from dataio.fields import Bytes, Field, Int
+from dataio.rows import Rows, make_rows, row_offsets
+from dataio.fields import row_schema
+
+FIELDS: Mapping[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
+
+
+def payload(sample_id: int) -> bytes:
+    """The variable field of a sample: its number, as often as its number says; sometimes nothing."""
+    return sample_id.to_bytes(4, "little") * (sample_id % 7)
+
+
+class MemorySource:
+    """Samples whose fields are functions of their ids; counts what is read."""
+
+    def __init__(self, num_samples: int, *, name: str = "memory", block_rows: int = 16) -> None:
+        self.name = name
+        self.num_samples = num_samples
+        self.fingerprint = f"memory-{num_samples}"
+        self.bytes_read = 0
+        self.rows_read: list[int] = []
+        self.block_rows = block_rows
+
+    def read(self, sample_ids: np.ndarray, fields: Mapping[str, Field]) -> Iterator[Rows]:
+        schema = row_schema(fields)
+        for first in range(0, len(sample_ids), self.block_rows):
+            ids = np.asarray(sample_ids[first : first + self.block_rows], np.int64)
+            data = [payload(i) for i in ids.tolist()]
+            lengths = np.array([[len(d)] for d in data], np.int64).reshape(len(ids), 1)
+            labels = (ids % 10).astype("<i8").view(np.uint8).reshape(len(ids), 8)
+            column = np.frombuffer(b"".join(data), np.uint8)
+            assert row_offsets(lengths[:, 0])[-1] == len(column)
+            self.bytes_read += len(column) + 8 * len(ids)
+            self.rows_read += ids.tolist()
+            yield make_rows(schema, ids, [labels], lengths, [column])

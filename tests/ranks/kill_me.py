@@ -1,0 +1,118 @@
+"""Stage, exchange, commit and checkpoint for some epochs; may be told to kill itself with SIGKILL on the way.
+
+Arguments: report directory, work directory, samples, exchange fraction, epochs, kill plan as JSON (or "none").
+No torch: it starts quickly.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import dataio.atomic
+import dataio.cache
+import dataio.snapshot
+from dataio.cache import Cache
+from dataio.layout import Layout
+from dataio.errors import StateError
+from dataio.policies import Selection
+from dataio.pool import Pool
+from dataio.rows import corrupt_rows
+from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
+from dataio.world import discover_world
+from shuffle.policies import Partial
+from tests.memory_source import FIELDS, MemorySource
+
+POINTS = {
+    "staging": (Cache, "write_rows"),
+    "exchange": (Cache, "write_arrivals"),
+    "seal": (dataio.cache, "write_table"),
+    "commit": (dataio.cache, "write_json"),
+    "turn": (Cache, "turn"),
+    "replace": (dataio.atomic.os, "replace"),
+    "checkpoint": (dataio.snapshot, "write_table"),
+    "checkpoint renames": (dataio.snapshot, "_replace"),
+}
+
+
+def arm(plan, rank):
+    """Wrap the function of a point so that its n-th call on one rank is the last thing that happens."""
+    if plan is None or plan["rank"] != rank:
+        return
+    owner, name = POINTS[plan["point"]]
+    original = getattr(owner, name)
+    calls = 0
+
+    def wrapped(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == plan["call"] and plan["when"] == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if calls == plan["call"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def score_of(ids, epoch):
+    """A score that names its sample and the last epoch it was trained in."""
+    return ids + epoch * 1000.0
+
+
+def main():
+    out, work = Path(sys.argv[1]), Path(sys.argv[2])
+    num_samples, exchange, epochs = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+    world = discover_world(timeout_s=60)
+    arm(json.loads(sys.argv[6]) if sys.argv[6] != "none" else None, world.rank)
+    policy, layout = Partial(exchange), Layout(world.replicas_per_node, num_samples)
+    source = MemorySource(num_samples)
+    pool = Pool(
+        source, FIELDS, world=world, root=work / "cache", num_slots=layout.pool_rows(world.node),
+        num_leaving=policy.num_leaving(layout), progress=False,
+    )
+    checkpoint, epoch = work / "checkpoint", 0
+    try:
+        found = find_snapshot(checkpoint)
+        epoch = int(load_state(found)["epoch"])
+    except StateError:
+        found = None
+    started_at = epoch
+    pool.ensure(policy.placement(layout, node=world.node, epoch=epoch, seed=0), epoch=epoch)
+    if found is not None and world.local_rank == 0:
+        pool.scores[:] = load_node(found, world.node).scores
+    world.barrier(doing="restore scores")
+    share = slice(*layout.share_slots(world.replica))
+    while epoch < epochs:
+        pool.scores["loss"][share] = score_of(pool.cache.entries.sample_id[share], epoch)
+        world.barrier(doing="score")
+        running = policy.begin(world, pool.cache, layout, epoch=epoch, seed=0, steps=range(4),
+                               mean_row_bytes=20)
+        if running is not None:
+            for step in range(4):
+                running.progress(step)
+            running.finish(pool.scores)
+            pool.commit(epoch + 1)
+        epoch += 1
+        node = NodeSnapshot(pool.cache.entries.sample_id, pool.scores, Selection())
+        save_snapshot(checkpoint, {"epoch": epoch}, node, world)
+    entries = pool.cache.entries
+    report = {
+        "started_at": started_at,
+        "ids": entries.sample_id[share].tolist(),
+        "expected": policy.placement(layout, node=world.node, epoch=epochs, seed=0)[share].tolist(),
+        "corrupt": len(corrupt_rows(pool.cache.read_rows(np.arange(share.start, share.stop)))),
+        "scores": pool.scores["loss"][share].tolist(),
+        "read_from_source": len(source.rows_read),
+        "files": sorted(p.name for p in (work / "cache").rglob("*.partial")),
+    }
+    (out / f"{world.rank}.json").write_text(json.dumps(report))
+    pool.close()
+    world.close()
+
+
+main()

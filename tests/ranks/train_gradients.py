@@ -1,0 +1,37 @@
+"""One float64 step on copies x shards of two models; reports what a rate of 1 took off the weights.
+
+Arguments: report directory, shards.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.trainer.fake_loader import FakeLoader, make_models
+from trainer.launch import join
+from trainer.mesh import axis_sizes, make_mesh
+from trainer.parallelize import parallelize
+from trainer.step import train_step
+
+
+def main() -> None:
+    directory, dp_shard = Path(sys.argv[1]), int(sys.argv[2])
+    with join(device="cpu") as job:
+        rank, num_ranks = job.world.rank, job.world.world_size
+        mesh = make_mesh(axis_sizes(num_ranks, dp_shard=dp_shard), device_type="cpu")
+        loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=24, steps=1)
+        report = {}
+        for name, model in make_models().items():
+            parallelize(model, mesh)
+            before = [weights.full_tensor().clone() for weights in model.parameters()]
+            optimizer = torch.optim.SGD(model.parameters(), lr=1)
+            train_step(model, optimizer, loader, loader.batch(0))
+            after = [weights.full_tensor() for weights in model.parameters()]
+            report[name] = [(old - new).tolist() for old, new in zip(before, after, strict=True)]
+    (directory / f"{rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

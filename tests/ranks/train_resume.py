@@ -1,0 +1,46 @@
+"""Train a small model from the newest checkpoint, if any, up to a step, and leave a checkpoint.
+
+Arguments: report directory, checkpoint directory, shards, step to stop at.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader
+from trainer.checkpoint import Progress, latest, restore, save
+from trainer.launch import join
+from trainer.mesh import axis_sizes, make_mesh
+from trainer.models import SmallCNN, seeded
+from trainer.parallelize import parallelize
+from trainer.step import train_step
+
+
+def main() -> None:
+    report, directory, dp_shard, stop = (
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        *map(int, sys.argv[3:]),
+    )
+    with join(device="cpu") as job:
+        rank, num_ranks = job.world.rank, job.world.world_size
+        mesh = make_mesh(axis_sizes(num_ranks, dp_shard=dp_shard), device_type="cpu")
+        model = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=12, steps=stop)
+        found = latest(directory)
+        if found:
+            restore(found, model=model, optimizer=optimizer, loader=loader)
+        losses = [float(train_step(model, optimizer, loader, batch)) for batch in loader]
+        save(
+            directory, model=model, optimizer=optimizer, loader=loader,
+            progress=Progress(0, stop), keep=2,
+        )  # fmt: skip
+        weights = [weights.full_tensor().tolist() for weights in model.parameters()]
+    (report / f"{rank}.json").write_text(json.dumps({"losses": losses, "weights": weights}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The exchange of a seed never changes unnoticed: a change alters users' runs.
+
+After one that is meant: raise ``ORDER_VERSION``, say so in the changelog under "Sample order", and
+run ``python tests/shuffle/test_golden.py`` to write the file anew.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from dataio.layout import Layout
+from dataio.seeding import ORDER_VERSION
+from shuffle.plan import leaving_slots, num_chunks, num_leaving, placement
+from shuffle.ring import partners
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "plan.json"
+WORLDS = {"1": (1,), "3": (2, 1), "4": (2, 2)}
+
+Plan = dict[str, list[list[list[int]]]]
+
+
+def small_plan(layout: Layout) -> Plan:
+    """Who sends what to whom in epochs 0 and 1, and what each pool holds at the start of 0 to 2."""
+    leaving = num_leaving(layout, 0.5)
+    replicas, nodes = range(layout.num_replicas), range(layout.num_nodes)
+    return {
+        "leaving_slots": [
+            [
+                leaving_slots(layout, replica=r, num_leaving=leaving, seed=0, epoch=e).tolist()
+                for r in replicas
+            ]
+            for e in range(2)
+        ],
+        "destinations": [
+            [
+                [partners(layout, seed=0, epoch=e, chunk=c, replica=r)[0] for r in replicas]
+                for c in range(num_chunks(leaving))
+            ]
+            for e in range(2)
+        ],
+        "placement": [
+            [placement(layout, node=n, exchange=0.5, seed=0, epoch=e).tolist() for n in nodes]
+            for e in range(3)
+        ],
+    }
+
+
+def big_plan(layout: Layout) -> str:
+    """sha256 of all pools, side by side, after 5 epochs."""
+    pools = [
+        placement(layout, node=node, exchange=0.25, seed=1, epoch=5)
+        for node in range(layout.num_nodes)
+    ]
+    return hashlib.sha256(np.concatenate(pools).astype("<i8").tobytes()).hexdigest()
+
+
+def plans() -> dict[str, object]:
+    return {
+        "order_version": ORDER_VERSION,
+        "worlds": {
+            world: {
+                "small": small_plan(Layout(replicas, 18)),
+                "big_sha256": big_plan(Layout(replicas, 100_003)),
+            }
+            for world, replicas in WORLDS.items()
+        },
+    }
+
+
+def test_plans_are_those_of_this_order_version() -> None:
+    assert plans() == json.loads(GOLDEN.read_text())
+
+
+def test_plans_of_several_nodes_move_rows() -> None:
+    worlds = json.loads(GOLDEN.read_text())["worlds"]
+    for world in ("3", "4"):
+        first, *_, last = worlds[world]["small"]["placement"]
+        assert first != last
+    assert len({world["big_sha256"] for world in worlds.values()}) == len(WORLDS)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(plans(), indent=1) + "\n")

@@ -1,0 +1,65 @@
+"""Batches as a loader gives them, from a closed form: the same rows for any number of replicas."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models import ResNet, SmallCNN, seeded
+
+NUM_CLASSES = 4
+
+
+class FakeLoader:
+    """Deals consecutive rows of each global batch to the replicas."""
+
+    def __init__(
+        self, *, replica: int, num_replicas: int, global_batch_size: int, steps: int
+    ) -> None:
+        self.batch_size = global_batch_size // num_replicas
+        self.steps, self.step = steps, 0
+        self.offset, self.stride = replica * self.batch_size, global_batch_size
+        self.reported: list[tuple[int, ...]] = []
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        while self.step < self.steps:
+            self.step += 1
+            yield self.batch(self.step - 1)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Make the batch of a step."""
+        ids = torch.arange(self.batch_size) + self.offset + step * self.stride
+        pixels = torch.arange(3 * 8 * 8).reshape(3, 8, 8)
+        images = (ids[:, None, None, None] * 37 + pixels * (ids[:, None, None, None] % 7 + 1)) % 256
+        return {
+            "image": images.to(torch.uint8),
+            "label": ids % NUM_CLASSES,
+            "weight": 0.5 + (ids % 3).float() / 2,
+            "sample_id": ids,
+            "slot": ids,
+        }
+
+    def report(
+        self, batch: Mapping[str, Tensor], loss: Tensor, correct: Tensor, confidence: Tensor
+    ) -> None:
+        assert not loss.requires_grad
+        self.reported.append((len(loss), len(correct), len(confidence)))
+
+    def refresh(self) -> Iterator[dict[str, Tensor]]:
+        yield self.batch(0)
+
+    def save(self, path: Path) -> None:
+        path.write_text(str(self.step))
+
+    def restore(self, path: Path) -> None:
+        self.step = int(path.read_text())
+
+
+def make_models() -> dict[str, nn.Module]:
+    """Make a float64 model of each kind that does not mix the rows of a batch."""
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "cnn": lambda: SmallCNN(NUM_CLASSES, 3, 8),
+        "resnet": lambda: ResNet(NUM_CLASSES, depth=8, norm="group"),
+    }
+    return {name: seeded(make, seed=3).double() for name, make in makers.items()}

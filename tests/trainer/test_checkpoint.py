@@ -1,0 +1,156 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader
+from trainer import checkpoint
+from trainer.checkpoint import Progress, latest, restore, save
+from trainer.errors import ConfigError
+from trainer.launch import join
+from trainer.mesh import axis_sizes, make_mesh
+from trainer.models import SmallCNN, seeded
+from trainer.parallelize import parallelize
+from trainer.step import train_step
+
+
+class Start:
+    """One start of a run: what a process holds."""
+
+    def __init__(self, *, image_size: int = 8) -> None:
+        mesh = make_mesh(axis_sizes(1), device_type="cpu")
+        made = seeded(lambda: SmallCNN(NUM_CLASSES, 3, image_size), seed=0)
+        self.model = parallelize(made, mesh)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=6)
+        self.progress = Progress()
+
+    def train(self, steps: int) -> list[Tensor]:
+        """Take some steps; return their losses."""
+        batches = iter(self.loader)
+        losses = []
+        for _ in range(steps):
+            batch = next(batches)
+            losses.append(train_step(self.model, self.optimizer, self.loader, batch))
+        self.progress = Progress(0, self.progress.steps + steps)
+        return losses
+
+    def save(self, directory: Path, *, keep: int = 2) -> Path:
+        return save(
+            directory, model=self.model, optimizer=self.optimizer, loader=self.loader,
+            progress=self.progress, keep=keep,
+        )  # fmt: skip
+
+    def restore(self, path: Path) -> None:
+        self.progress = restore(
+            path, model=self.model, optimizer=self.optimizer, loader=self.loader
+        )
+
+    def weights(self) -> list[Tensor]:
+        return [p.full_tensor() for p in self.model.parameters()]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    with join(device="cpu"):
+        yield
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_prefix_and_resume_equal_the_uninterrupted_run(tmp_path: Path, steps: int) -> None:
+    whole = Start()
+    expected = whole.train(6)
+    prefix, rest = Start(), Start()
+    losses = prefix.train(steps)
+    rest.restore(prefix.save(tmp_path))
+    assert rest.progress.steps == steps
+    losses += rest.train(6 - steps)
+    assert losses == expected
+    assert all(map(torch.equal, rest.weights(), whole.weights()))
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    plain, saving = Start(), Start()
+    expected = plain.train(6)
+    losses = []
+    for _ in range(6):
+        losses += saving.train(1)
+        saving.save(tmp_path)
+    assert losses == expected
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    start = Start()
+    for _ in range(4):
+        start.train(1)
+        start.save(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    assert latest(tmp_path) == tmp_path / "step-00000004"
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert latest(tmp_path / "absent") is None
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the package catches it."""
+
+
+KILLS = {
+    "before torch's files": (checkpoint.state_dict_saver, "save"),
+    "before the loader's": (FakeLoader, "save"),
+    "before the renaming": (Path, "rename"),
+    "before old ones are removed": (checkpoint, "_remove_old"),
+    "while old ones are removed": (checkpoint.shutil, "rmtree"),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_killed_checkpoint_leaves_one_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: str
+) -> None:
+    place, name = KILLS[kill]
+    original = getattr(place, name)
+
+    def die(*args: object, **kwargs: object) -> object:
+        # Torch renames a file of its own; a left-over of an earlier kill is removed first.
+        if "ignore_errors" in kwargs or (name == "rename" and args[0].parent != tmp_path):  # type: ignore[attr-defined]
+            return original(*args, **kwargs)
+        raise Killed
+
+    expected = Start().train(4)
+    start = Start()
+    losses = start.train(2)
+    start.save(tmp_path, keep=1)
+    losses += start.train(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, die)
+        with pytest.raises(Killed):
+            start.save(tmp_path, keep=1)
+
+    again = Start()
+    found = latest(tmp_path)
+    assert found is not None
+    again.restore(found)
+    assert again.progress.steps == (3 if "old ones" in kill else 2)
+    losses = losses[: again.progress.steps] + again.train(4 - again.progress.steps)
+    assert losses == expected
+    again.save(tmp_path, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a whole checkpoint: .* give a step-NUMBER"):
+        Start().restore(tmp_path)
+
+
+def test_another_model_s_checkpoint_is_refused(tmp_path: Path) -> None:
+    start = Start()
+    start.train(1)
+    path = start.save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"does not fit the model and .*Missing key.*; set \[model\]"
+    ):
+        Start(image_size=16).restore(path)

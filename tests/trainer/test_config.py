@@ -1,0 +1,92 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config, load_config
+from trainer.errors import ConfigError
+
+SMALLEST = '[data]\ntrain = "a.parquet"\n[model]\nnum_classes = 10\n'
+
+
+def load(directory: Path, text: str = "", overrides: tuple[str, ...] = ()) -> Config:
+    path = directory / "run.toml"
+    path.write_text(SMALLEST + text)
+    return load_config(path, overrides)
+
+
+def test_what_the_file_leaves_out_has_a_default(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config.data.train == "a.parquet"
+    assert config.run.epochs == 10
+    assert config.mesh.dp_replicate is None
+
+
+def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
+    overrides = ("run.epochs=3", "data.train=/b/c.parquet", "optimizer.milestones=[1, 2]")
+    config = load(tmp_path, "[run]\nepochs = 7\n", overrides)
+    assert config.run.epochs == 3
+    assert config.data.train == "/b/c.parquet"
+    assert config.optimizer.milestones == (1, 2)
+
+
+def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
+    assert load(tmp_path, "", ('data.train=["a", "b"]',)).data.train == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.epocs=3", r"run.toml: run.epocs is unknown; did you mean run.epochs\? Known here"),
+        ("runn.epochs=3", r"runn is unknown; did you mean run\?"),
+        ("run.epochs=0", r"run.epochs is 0, expected a whole number >= 1; correct it in the file"),
+        ("run.epochs=1.5", r"run.epochs is 1.5, expected a whole number >= 1"),
+        ("run.epochs=true", r"run.epochs is True, expected a whole number >= 1"),
+        ("run.epochs=many", r"run.epochs is 'many', expected a whole number"),
+        ("shuffle.exchange=1.5", r"shuffle.exchange is 1.5, expected a number in \[0, 1\]"),
+        ("importance.fraction=1", r"importance.fraction is 1, expected a number in \[0, 1\)"),
+        ("optimizer.lr=0", r"optimizer.lr is 0, expected a number > 0"),
+        ("optimizer.lr=inf", r"optimizer.lr is inf, expected a number > 0"),
+        ("optimizer.milestones=[0]", r"milestones is \(0,\), expected a list, each a whole number"),
+        ("shuffle.kind=ring", r"shuffle.kind is 'ring', expected one of 'local', 'partial'"),
+        ("model.depth=21", r"model.depth is 21, expected 6 n \+ 2 layers; choose 8, 14"),
+        ("run=3", r"override 'run=3', expected section.key=value"),
+        ("run.epochs", r"override 'run.epochs', expected section.key=value"),
+    ],
+)
+def test_a_wrong_setting_names_field_value_range_and_cure(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, "", (override,))
+
+
+def test_a_missing_setting_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nnum_classes = 10\n")
+    with pytest.raises(ConfigError, match=r"data.train is missing; set it in the file or give"):
+        load_config(path)
+
+
+def test_a_section_must_be_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("run = 3\n" + SMALLEST)
+    with pytest.raises(ConfigError, match=r"run is 3, expected a table; write \[run\]"):
+        load_config(path)
+
+
+def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.toml: cannot be read as TOML"):
+        load(tmp_path, "[[[")
+    with pytest.raises(ConfigError, match=r"cannot be read as TOML: .*No such file"):
+        load_config(tmp_path / "absent.toml")
+
+
+def test_the_shipped_example_is_valid() -> None:
+    config = load_config(Path(__file__).parents[2] / "examples" / "cifar10.toml")
+    assert config.data.train == "data/cifar10-train.parquet"
+
+
+def test_settings_cannot_change(tmp_path: Path) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load(tmp_path).run.epochs = 3  # type: ignore[misc]

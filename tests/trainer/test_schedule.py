@@ -1,0 +1,23 @@
+import pytest
+
+from trainer.schedule import learning_rate
+
+
+def test_the_cosine_starts_at_lr_and_falls_towards_zero() -> None:
+    rates = [learning_rate(epoch, num_epochs=10, lr=0.5) for epoch in range(10)]
+    assert rates[0] == 0.5
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.02
+
+
+def test_the_warm_up_rises_linearly_and_then_reaches_lr() -> None:
+    rates = [learning_rate(epoch, num_epochs=10, lr=0.4, warmup_epochs=3) for epoch in range(4)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_steps_decay_at_each_milestone() -> None:
+    rates = [
+        learning_rate(epoch, num_epochs=6, lr=1, schedule="steps", milestones=(2, 4), decay=0.1)
+        for epoch in range(6)
+    ]
+    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])

@@ -1,0 +1,141 @@
+"""`tonari cache stage|inspect`: fill this node's cache before a job; see what lies in caches."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from dataio import Array, Bytes, Field, Float, Image, Int, discover_world, open_source
+from dataio.cache_report import CacheReport, find_caches, inspect_cache, verify_cache
+from dataio.filesystem import cache_directory
+from dataio.layout import Layout
+from dataio.pool import Pool
+from dataio.policies import Local
+from dataio.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Read a dataset from its source into this node's cache; under mpiexec or srun, each node its part.
+
+    A job that is later started with the same source and fields, on as many ranks a node, starts warm.
+    """
+
+    source: Annotated[str, tyro.conf.Positional]
+    """Pattern of shards, such as "shards/train-{000000..000127}.tar"."""
+    fields: tuple[str, ...]
+    """What to keep, as NAME=KIND:KEY; KIND is image, int, float, bytes, or array:DTYPE:SHAPE such as array:float32:3x4.
+    Example: --fields image=image:jpg label=int:cls"""
+    cache: str = "auto"
+    """Cache directory of this node; auto is TONARI_CACHE, else a node-local directory."""
+    json: bool = False
+    """Print one JSON document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """List the caches below a directory: what they hold, how whole they are, who uses them."""
+
+    directory: Annotated[str, tyro.conf.Positional] = "auto"
+    """Cache directory."""
+    verify: bool = False
+    """Read every row and compare it with its checksum."""
+    json: bool = False
+    """Print one JSON document."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    options = tyro.extras.subcommand_cli_from_dict(
+        {"stage": Stage, "inspect": Inspect}, args=argv, prog="tonari cache",
+        description="Fill and look at node-local caches.",
+    )
+    return _stage(options) if isinstance(options, Stage) else _inspect(options)
+
+
+def parse_field(text: str) -> tuple[str, Field]:
+    """Read NAME=KIND:KEY.
+
+    Raises:
+        ValueError: If it is none of the known kinds.
+    """
+    name, _, rest = text.partition("=")
+    kind, _, key = rest.partition(":")
+    simple = {"image": Image, "int": Int, "float": Float, "bytes": Bytes}
+    if name and key and kind in simple:
+        return name, simple[kind](key)
+    dtype, _, tail = key.partition(":")
+    shape, _, array_key = tail.partition(":")
+    if name and kind == "array" and array_key:
+        return name, Array(array_key, tuple(int(size) for size in shape.split("x")), dtype)
+    raise ValueError(
+        f"--fields {text}: expected NAME=KIND:KEY, such as image=image:jpg, label=int:cls or "
+        f"x=array:float32:3x4:npy"
+    )
+
+
+def _stage(options: Stage) -> int:
+    try:
+        fields = dict(parse_field(text) for text in options.fields)
+    except ValueError as error:
+        sys.stderr.write(f"tonari cache stage: {error}\n")
+        return 2
+    with discover_world() as world:
+        source = open_source(options.source, world=world)
+        layout = Layout(world.replicas_per_node, source.num_samples)
+        pool = Pool(
+            source, fields, world=world, root=cache_directory(options.cache),
+            num_slots=layout.pool_rows(world.node), num_leaving=0,
+        )
+        pool.ensure(Local().placement(layout, node=world.node, epoch=0, seed=0), epoch=0)
+        read = world.allreduce(np.array([source.bytes_read]), op="sum", doing="count bytes")[0]
+        pool.close()
+        if world.local_rank == 0:
+            report = inspect_cache(pool.cache.directory)
+            _print([report], as_json=options.json, extra={"source_bytes": int(read)})
+    return 0
+
+
+def _inspect(options: Inspect) -> int:
+    root = cache_directory(options.directory)
+    reports = [inspect_cache(directory) for directory in find_caches(root)]
+    if not reports and not options.json:
+        print(f"{root}: no caches")
+    corrupt = {r.directory: _verified(r) for r in reports} if options.verify else {}
+    _print(reports, as_json=options.json, extra={"corrupt_samples": corrupt} if options.verify else {})
+    bad = {directory: samples for directory, samples in corrupt.items() if samples}
+    for directory, samples in bad.items():
+        sys.stderr.write(
+            f"{directory}: {len(samples)} rows do not match their checksums, the first is sample {samples[0]}; "
+            f"remove the directory: the next job stages it again\n"
+        )
+    return 1 if bad else 0
+
+
+def _verified(report: CacheReport) -> list[int]:
+    bar = Progress("verifying", report.num_slots - report.num_missing, shown=True)
+    corrupt: list[int] = []
+    before = 0
+    for done, samples in verify_cache(Path(report.directory)):
+        corrupt += samples.tolist()
+        bar.add(done - before)
+        before = done
+    bar.close()
+    return corrupt
+
+
+def _print(reports: list[CacheReport], *, as_json: bool, extra: dict[str, object]) -> None:
+    if as_json:
+        print(json.dumps({"caches": [asdict(report) for report in reports], **extra}))
+        return
+    for report in reports:
+        state = f"in use by {report.in_use_by}" if report.in_use_by else "not in use"
+        print(
+            f"{report.directory}\n  of {report.source}\n  {report.num_slots:,} rows, {report.num_missing:,} missing, "
+            f"fields {', '.join(report.fields)}, epoch {report.epoch}\n  {report.payload_bytes / 1e6:,.1f} MB of "
+            f"rows on {report.disk_bytes / 1e6:,.1f} MB of disk, {state}"
+        )

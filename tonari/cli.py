@@ -1,0 +1,109 @@
+"""Find the command, run it, and end with one readable message when it fails."""
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "demo": ("tonari.demo", "train the same model three ways on this machine, and compare"),
+    "pack": ("tonari.pack", "turn a Parquet file or an image folder into tar shards"),
+    "train": ("tonari.train", "train a model as a TOML file says, alone or on many ranks"),
+    "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
+    "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
+}
+
+# By name: importing the classes would import torch, and `tonari --help` must answer at once.
+KNOWN_ERRORS = frozenset(
+    {
+        "dataio.errors.DataioError",
+        "shuffle.errors.ExchangeError",
+        "tonari.errors.CommandError",
+        "trainer.errors.ConfigError",
+    }
+)
+EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "report", "jinja2": "report"}
+
+FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``tonari COMMAND ...``.
+
+    Args:
+        argv: Arguments, the process's own if left out.
+
+    Returns:
+        The exit status: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted). An error that
+        nobody foresaw is raised, so that the hooks of a rank see it and end the job.
+    """
+    name, *rest = (sys.argv[1:] if argv is None else [*argv]) or [""]
+    if name in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"tonari {importlib.metadata.version('tonari')}")
+        return 0
+    if name not in COMMANDS:
+        print(_unknown(name), file=sys.stderr)
+        return WRONG_ARGUMENTS
+    return _run(name, rest)
+
+
+def _run(name: str, rest: list[str]) -> int:
+    try:
+        status: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+    except SystemExit as end:
+        return _exit_status(end)
+    except KeyboardInterrupt:
+        print(f"tonari {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        need = f"needs {error.name}, which is not installed; run `pip install 'tonari[{extra}]'`"
+        print(f"tonari {name}: {need}", file=sys.stderr)
+        return FAILED
+    except Exception as error:
+        if not _is_known(error):
+            raise
+        print(f"tonari {name}: {error}", file=sys.stderr)
+        return FAILED
+    return status
+
+
+def _exit_status(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return FAILED
+
+
+def _is_known(error: BaseException) -> bool:
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    return not KNOWN_ERRORS.isdisjoint(names)
+
+
+def _help() -> str:
+    lines = [f"  {name:<8} {words}" for name, (_, words) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: tonari COMMAND ...",
+            "",
+            "Feeds distributed training from next door instead of from the shared filesystem.",
+            "",
+            *lines,
+            "",
+            "tonari COMMAND --help says more about one of them; tonari --version, which this is.",
+        ]
+    )
+
+
+def _unknown(name: str) -> str:
+    if not name:
+        return _help()
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    return f"tonari: {name!r} is not a command, expected one of {', '.join(COMMANDS)}{guess}"

@@ -1,0 +1,21 @@
+"""Find the MPI launcher that belongs to this Python."""
+
+import shutil
+import sys
+from pathlib import Path
+
+
+def mpiexec_command(num_ranks: int) -> list[str]:
+    """Begin a command line that starts ``num_ranks`` ranks on this machine.
+
+    Raises:
+        SystemExit: If there is no launcher.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise SystemExit(
+            "mpiexec was not found beside this Python nor on PATH; pip install 'tonari[mpi-bundled]' brings "
+            "one, or load your site's MPI module"
+        )
+    return [found, "-n", str(num_ranks)]

@@ -1,0 +1,79 @@
+"""`tonari train`: train by a TOML file, in one process or in each of a job's."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.metrics import Line
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Collective under mpiexec and torchrun.
+
+    Args:
+        argv: Its arguments, without the command's name.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ConfigError: If the settings are wrong.
+        DataioError: If the data or the cache cannot be used.
+    """
+    given = _parser().parse_args(argv)
+    # Only now: `--help` and wrong arguments should not wait for torch.
+    from trainer.config import load_config
+    from trainer.train import train
+
+    config = load_config(given.config, given.overrides)
+    summary = train(
+        config, resume=given.resume, metrics_path=given.metrics,
+        on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
+    )  # fmt: skip
+    if summary.rank == 0:
+        done = "trained" if summary.finished else "stopped by SIGTERM after"
+        print(
+            f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
+            f"{summary.num_replicas} replicas{_result_words(summary.last)}; "
+            f"results in {config.run.directory}"
+            + ("" if summary.finished else "; the same command goes on from here")
+        )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tonari train",
+        description="Train by a TOML file: alone, under `mpiexec -n 4 tonari train ...`, or under "
+        "`torchrun --nproc-per-node 4 -m tonari train ...`. Relative paths, in the file too, count "
+        "from the current directory.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG.toml")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="SECTION.KEY=VALUE",
+        help="instead of the file's, such as run.epochs=3 data.train=shards/train.parquet",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", default="auto", metavar="auto|never|PATH",
+        help="auto (the default): go on from the newest checkpoint of run.directory, if there is "
+        "one; never: start anew; PATH: go on from this checkpoint",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE",
+        help="where JSON lines go (default: metrics.jsonl in run.directory)",
+    )  # fmt: skip
+    return parser
+
+
+def _epoch_words(line: "Line", num_epochs: int) -> str:
+    hidden, wait_s = line["hidden_fraction"], line["wait_s"]
+    return (
+        f"epoch {line['epoch']} of {num_epochs}: {line['epoch_s']:.1f} s, of it waiting for data "
+        f"{wait_s:.1f} s{_result_words(line)}, {hidden:.0%} hidden"
+    )
+
+
+def _result_words(line: "Line | None") -> str:
+    shown = [(name, line[name]) for name in ("loss", "accuracy")] if line else []
+    return "".join(f", {name} {value:.4f}" for name, value in shown if value is not None)

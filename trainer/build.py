@@ -1,0 +1,90 @@
+"""From settings to the things a run is made of."""
+
+import torch
+from torch import nn
+
+import dataio
+import importance
+import shuffle
+from dataio.evaluation import Evaluation
+from dataio.policies import Importance, Shuffle
+from trainer.config import Config, DataConfig, ModelConfig, OptimizerConfig, ShuffleConfig
+from trainer.launch import Job
+from trainer.mesh import axis_sizes, make_mesh
+from trainer.models import ResNet, SmallCNN, seeded
+from trainer.parallelize import parallelize
+
+
+def build_loader(config: Config, job: Job) -> dataio.Loader:
+    """Open the training data. Collective; blocks until it is staged."""
+    data = config.data
+    return dataio.Loader(
+        _patterns(data.train),
+        batch_size=data.batch_size,
+        fields=_fields(data),
+        cache=data.cache,
+        shuffle=_shuffle(config.shuffle),
+        importance=_importance(config),
+        device=job.device,
+        seed=config.run.seed,
+        world=job.world,
+        num_threads=data.num_threads,
+        prefetch=data.prefetch,
+    )
+
+
+def build_evaluation(config: Config, loader: dataio.Loader) -> Evaluation | None:
+    """Open the test data, if there is any. Collective; blocks until it is staged."""
+    return loader.evaluation(_patterns(config.data.test)) if config.data.test else None
+
+
+def build_model(config: Config, job: Job) -> nn.Module:
+    """Make the model, the same on every rank, and spread it over the mesh. Collective."""
+    axes = config.mesh
+    sizes = axis_sizes(
+        job.world.world_size, pp=axes.pp, dp_replicate=axes.dp_replicate, dp_shard=axes.dp_shard,
+        cp=axes.cp, tp=axes.tp,
+    )  # fmt: skip
+    mesh = make_mesh(sizes, device_type=job.device.type)
+    model = seeded(lambda: _model(config.model, config.data.channels), seed=config.run.seed)
+    return parallelize(model.to(job.device), mesh)
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of a parallelized model."""
+    return torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )  # fmt: skip
+
+
+def _patterns(patterns: str | tuple[str, ...]) -> str | list[str]:
+    return patterns if isinstance(patterns, str) else list(patterns)
+
+
+def _fields(data: DataConfig) -> dict[str, dataio.Field]:
+    image = dataio.Image(data.image, size=data.image_size, channels=data.channels)
+    return {"image": image, "label": dataio.Int(data.label)}
+
+
+def _shuffle(config: ShuffleConfig) -> Shuffle:
+    if config.kind == "partial":
+        return shuffle.Partial(exchange=config.exchange)
+    return shuffle.Local() if config.kind == "local" else shuffle.Global()
+
+
+def _importance(config: Config) -> Importance | None:
+    chosen = config.importance
+    if chosen.kind == "kakurenbo":
+        warmup_epochs = config.optimizer.warmup_epochs
+        return importance.Kakurenbo(chosen.fraction, tau=chosen.tau, warmup_epochs=warmup_epochs)
+    if chosen.kind == "random":
+        return importance.RandomPrune(chosen.fraction, delta=chosen.delta)
+    # No policy at all: full data needs no agreement between ranks.
+    return None
+
+
+def _model(config: ModelConfig, channels: int) -> nn.Module:
+    if config.kind == "resnet":
+        return ResNet(config.num_classes, channels, depth=config.depth, norm=config.norm)
+    return SmallCNN(config.num_classes, channels, config.image_size)
