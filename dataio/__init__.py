@@ -1,7 +1,7 @@
 """Samples: from the source to a batch. See docs/architecture.md.
 
-Only `Loader` needs torch; it is imported when first asked for, so that tools and tests of the parts below it
-start at once.
+Only `Loader` needs torch; it is imported when first asked for, so that tools and tests of the parts
+below it start at once.
 """
 
 from typing import TYPE_CHECKING

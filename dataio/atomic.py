@@ -1,4 +1,4 @@
-"""Write a small file so that a reader, or a restart, sees the old one or the new one, never a part."""
+"""Write a small file so that readers and restarts see the old one or the new one."""
 
 import json
 import os

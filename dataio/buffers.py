@@ -1,8 +1,8 @@
 """Buffers that come back when nobody can see them any more.
 
-Fresh memory costs page faults, so a batch's buffers are reused; but a batch that a user keeps must never change
-under them. So a buffer is handed out as an array whose death, and with it the death of all tensors and views
-made from it, puts the memory back.
+Fresh memory costs page faults, so a batch's buffers are reused; but a batch that a user keeps must
+never change under them. So a buffer is handed out as an array whose death, and with it the death of
+all tensors and views made from it, puts the memory back.
 """
 
 import weakref
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class BufferRing:
-    """Reused memory for arrays. Any thread takes; memory comes back from whichever thread drops the last view."""
+    """Reused memory for arrays. Any thread may take it, and any may drop the last view."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[int, list[memoryview]] = defaultdict(list)
@@ -27,10 +27,11 @@ class BufferRing:
         try:
             memory = idle.pop()  # the last one back is the likeliest in cache
         except IndexError:
-            memory = memoryview(np.empty(num_bytes, np.uint8))
+            memory = np.empty(num_bytes, np.uint8).data
             self.num_allocated += 1
-        # Views of an array point at the nearest array that is not itself a view of another array. Over a
-        # memoryview that is `whole`, so `whole` lives as long as any view or tensor made from it.
+        # Views of an array point at the nearest array that is not itself a view of another array.
+        # Over a memoryview that is `whole`, so `whole` lives as long as any view or tensor made
+        # from it.
         whole = np.frombuffer(memory, np.uint8)
         weakref.finalize(whole, idle.append, memory).atexit = False
         used = whole[: num_bytes if kind.itemsize and np.prod(shape) else 0]

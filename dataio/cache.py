@@ -1,8 +1,8 @@
 """A node's rows in files: written, committed epoch by epoch, recovered after any kill.
 
-All local ranks map the same files. Each writes only positions and heap extents that no manifest in use
-mentions; local rank 0, the *leader*, alone replaces `manifest.json`, which is the only truth. See
-docs/cache_format.md.
+All local ranks map the same files. Each writes only positions and heap extents that no manifest in
+use mentions; local rank 0, the *leader*, alone replaces `manifest.json`, which is the only truth.
+See docs/cache_format.md.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +65,14 @@ class Cache:
     """
 
     def __init__(
-        self, directory: Path, identity: Identity, *, num_slots: int, num_positions: int,
-        local_rank: int, local_size: int,
+        self,
+        directory: Path,
+        identity: Identity,
+        *,
+        num_slots: int,
+        num_positions: int,
+        local_rank: int,
+        local_size: int,
     ) -> None:
         self.directory = directory
         self.identity = identity
@@ -89,7 +96,8 @@ class Cache:
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
 
-    # ---- opening -------------------------------------------------------------------------------------
+    # ---- opening
+    # -------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Create or adopt the directory, lock it and make room. Leader only, before anyone loads.
@@ -115,8 +123,8 @@ class Cache:
         except BlockingIOError:
             owner = os.pread(self._lock, 4096, 0).decode(errors="replace") or "an unnamed process"
             raise CacheBusyError(
-                f"{self.directory}: the cache is in use by {owner}; wait for it to end, or give this job "
-                f"a cache directory of its own (cache=..., TONARI_CACHE)"
+                f"{self.directory}: the cache is in use by {owner}; wait for it to end, or give "
+                f"this job a cache directory of its own (cache=..., TONARI_CACHE)"
             ) from None
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         owner = f"process {os.getpid()} on {socket.gethostname()} since {started}"
@@ -182,14 +190,15 @@ class Cache:
         self._free = FreeExtents(np.concatenate(offsets), np.concatenate(lengths))
         self._arrived = []
 
-    # ---- reading -------------------------------------------------------------------------------------
+    # ---- reading
+    # -------------------------------------------------------------------------------------
 
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[len(slots), num_variable]: Bytes of the variable fields."""
         return self.entries.lengths[slots]
 
     def variable_fields(self, slots: NDArray[np.int64]) -> list[list[NDArray[np.uint8]]]:
-        """View the variable fields of some rows in place: for each row, uint8[length] of each field."""
+        """View variable fields in place: for each row, uint8[length] of each field."""
         entries = self.entries
         bounds = np.concatenate(
             [np.zeros((len(slots), 1), np.int64), np.cumsum(entries.lengths[slots], axis=1)], axis=1
@@ -198,7 +207,7 @@ class Cache:
         views = []
         for heap, bound in zip(entries.heap[slots].tolist(), bounds.tolist(), strict=True):
             mapped = self._heap(heap).view(bound[-1])
-            views.append([mapped[a:b] for a, b in zip(bound[:-1], bound[1:], strict=True)])
+            views.append([mapped[a:b] for a, b in pairwise(bound)])
         return views
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
@@ -212,8 +221,12 @@ class Cache:
                 parts = [row[number] for row in views]
                 variable.append(np.concatenate(parts) if parts else np.empty(0, np.uint8))
         return Rows(
-            self.schema, entries.sample_id[slots], entries.checksum[slots], fixed,
-            entries.lengths[slots], tuple(variable),
+            self.schema,
+            entries.sample_id[slots],
+            entries.checksum[slots],
+            fixed,
+            entries.lengths[slots],
+            tuple(variable),
         )
 
     def _heap(self, number: int) -> HeapFile:
@@ -221,7 +234,8 @@ class Cache:
             self._heaps[number] = HeapFile(self.directory / f"heap-{number}.bin")
         return self._heaps[number]
 
-    # ---- writing -------------------------------------------------------------------------------------
+    # ---- writing
+    # -------------------------------------------------------------------------------------
 
     def write_rows(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
@@ -272,15 +286,17 @@ class Cache:
     def seal(self, epoch: int) -> None:
         """Make this rank's arrivals durable, and the delta that names them.
 
-        Blocks on the disk. Nothing is committed: the next `commit` of the leader counts only after every
-        rank of every node has sealed.
+        Blocks on the disk. Nothing is committed: the next `commit` of the leader counts only after
+        every rank of every node has sealed.
         """
         with self._named("make arrivals durable"):
             for sync in self._syncs:
                 sync.result()
             self._syncs = []
             self._sync()
-            write_table(self.directory / self._delta(epoch, self.local_rank), to_table(self._joined()))
+            write_table(
+                self.directory / self._delta(epoch, self.local_rank), to_table(self._joined())
+            )
 
     def _delta(self, epoch: int, share: int) -> str:
         return f"delta-{epoch}-{share}.arrow"
@@ -292,7 +308,7 @@ class Cache:
         return Entries(*(np.concatenate(column) for column in columns))
 
     def commit(self, epoch: int) -> None:
-        """Make the sealed deltas of all local ranks the truth. Leader only, when all ranks have sealed."""
+        """Make the sealed deltas the truth. Leader only, when all ranks have sealed."""
         head = json.loads(self._head_path.read_text())
         obsolete: list[str] = []
         if len(head["deltas"]) >= DELTAS_PER_BASE:
@@ -310,14 +326,14 @@ class Cache:
         self._unlink(obsolete)
 
     def turn(self, epoch: int) -> None:
-        """See the sealed rows of all local ranks from now on. Every rank, when all ranks have sealed."""
+        """See the sealed rows from now on. Every rank, when all ranks have sealed."""
         deltas = [self._delta(epoch, share) for share in range(self.local_size)]
         self.previous, self.entries = self.entries, self._applied(self.entries, deltas)
         self.epoch = epoch
         self._begin_epoch()
 
     def fill_commit(self, epoch: int) -> None:
-        """Make sealed rows part of the base itself: after staging. Leader only, when all have sealed."""
+        """Make sealed rows part of the base, after staging. Leader only, when all have sealed."""
         deltas = [self._delta(epoch, share) for share in range(self.local_size)]
         self.rewrite(self._applied(self.entries, deltas), epoch=epoch)
         self._unlink(deltas)
@@ -332,7 +348,13 @@ class Cache:
         base = f"base-{serial}.arrow"
         with self._named("write the manifest"):
             write_table(self.directory / base, to_table(entries))
-            head = {"format": FORMAT_VERSION, "serial": serial, "epoch": epoch, "base": base, "deltas": []}
+            head = {
+                "format": FORMAT_VERSION,
+                "serial": serial,
+                "epoch": epoch,
+                "base": base,
+                "deltas": [],
+            }
             write_json(self._head_path, head)
         self._unlink(obsolete)
 
@@ -379,5 +401,3 @@ def _interleave(rows: Rows) -> NDArray[np.uint8]:
         for column, bound in zip(rows.variable, bounds, strict=True)
     ]
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
-
-

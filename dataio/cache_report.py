@@ -46,7 +46,9 @@ class CacheReport:
 
 def find_caches(root: Path) -> list[Path]:
     """List the node directories below a cache root, sorted; ``root`` may be one itself."""
-    return sorted(path.parent for path in [*root.glob("meta.json"), *root.glob("**/node*/meta.json")])
+    return sorted(
+        path.parent for path in [*root.glob("meta.json"), *root.glob("**/node*/meta.json")]
+    )
 
 
 def inspect_cache(directory: Path) -> CacheReport:
@@ -60,11 +62,15 @@ def inspect_cache(directory: Path) -> CacheReport:
     here = entries.take(entries.present)
     names = [column.name for column in cache.schema.fixed] + list(cache.schema.variable)
     return CacheReport(
-        directory=str(directory), source=cache.identity.source, num_slots=len(entries),
-        num_missing=len(entries) - len(here), epoch=cache.epoch,
+        directory=str(directory),
+        source=cache.identity.source,
+        num_slots=len(entries),
+        num_missing=len(entries) - len(here),
+        epoch=cache.epoch,
         payload_bytes=int(here.extent_bytes.sum()) + cache.schema.fixed_bytes * len(here),
         disk_bytes=sum(512 * path.stat().st_blocks for path in directory.iterdir()),
-        fields=tuple(names), in_use_by=_owner(directory / "lock"),
+        fields=tuple(names),
+        in_use_by=_owner(directory / "lock"),
     )
 
 
@@ -86,16 +92,18 @@ def _opened(directory: Path) -> Cache:
         meta = json.loads((directory / "meta.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise CacheError(
-            f"{directory}: meta.json cannot be read ({error}), expected a cache that tonari wrote; name a "
-            f"cache root, or a node directory in it"
+            f"{directory}: meta.json cannot be read ({error}), expected a cache that tonari "
+            f"wrote; name a cache root, or a node directory in it"
         ) from error
     if meta.get("format") != FORMAT_VERSION:
         raise CacheError(
-            f"{directory}: cache format {meta.get('format')}, this version reads {FORMAT_VERSION}; use the "
-            f"version that wrote it, or remove the directory"
+            f"{directory}: cache format {meta.get('format')}, this version reads "
+            f"{FORMAT_VERSION}; use the version that wrote it, or remove the directory"
         )
     schema = RowSchema(
-        tuple(FixedColumn(f["name"], f["dtype"], tuple(f["shape"])) for f in meta["schema"]["fixed"]),
+        tuple(
+            FixedColumn(f["name"], f["dtype"], tuple(f["shape"])) for f in meta["schema"]["fixed"]
+        ),
         tuple(meta["schema"]["variable"]),
     )
     identity = Identity(meta["source"], meta["fingerprint"], schema)

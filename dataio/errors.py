@@ -1,4 +1,4 @@
-"""What can go wrong with the outside world, one class per thing a caller could handle differently."""
+"""What can go wrong outside, one class per thing a caller could handle differently."""
 
 
 class DataioError(Exception):

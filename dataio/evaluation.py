@@ -19,27 +19,44 @@ from dataio.world import World
 class Evaluation:
     """Batches of this replica's part, equally many on every replica; made by `Loader.evaluation`.
 
-    A batch is a training batch plus ``valid`` bool[batch]: False on rows that only keep the shape. Counting the
-    valid rows of all replicas counts every sample once.
+    A batch is a training batch plus ``valid`` bool[batch]: False on rows that only keep the shape.
+    Counting the valid rows of all replicas counts every sample once.
     """
 
     def __init__(
-        self, source: Source, fields: Mapping[str, Field], *, batch_size: int, world: World,
-        root: Path, num_threads: int, prefetch: int, progress: bool,
+        self,
+        source: Source,
+        fields: Mapping[str, Field],
+        *,
+        batch_size: int,
+        world: World,
+        root: Path,
+        num_threads: int,
+        prefetch: int,
+        progress: bool,
         deliver: Callable[[Batch], Batch],
     ) -> None:
         self.num_samples = source.num_samples
         layout = Layout(world.replicas_per_node, source.num_samples)
         pool_rows = layout.pool_rows(world.node)
         self._pool = Pool(
-            source, fields, world=world, root=root, num_slots=pool_rows, num_leaving=0,
+            source,
+            fields,
+            world=world,
+            root=root,
+            num_slots=pool_rows,
+            num_leaving=0,
             progress=progress,
         )
         first = layout.pool_start(world.node)
         self._pool.ensure(np.arange(first, first + pool_rows), epoch=0)
         start, stop = layout.share_slots(world.replica)
         self._order = Order(
-            np.arange(start, stop), None, np.array([stop - start]), 0, batch_size,
+            np.arange(start, stop),
+            None,
+            np.array([stop - start]),
+            0,
+            batch_size,
             num_steps(layout.share_rows(0), batch_size),
         )
         self._gather = Gather(self._pool.cache, fields, num_threads=num_threads)

@@ -22,7 +22,9 @@ class FreeExtents:
         gap_starts = np.concatenate([[0], ends])[:-1]
         gap_lengths = starts - gap_starts
         gaps = np.flatnonzero(gap_lengths > 0)
-        self._gaps = sorted(zip(gap_lengths[gaps].tolist(), gap_starts[gaps].tolist(), strict=True))
+        self._gaps: list[tuple[int, int]] = sorted(
+            zip(gap_lengths[gaps].tolist(), gap_starts[gaps].tolist(), strict=True)
+        )
         self.end = int(ends.max(initial=0))
 
     def take(self, length: int) -> int:

@@ -1,7 +1,8 @@
-"""Slots -> a batch: one vectorised gather per fixed field, threaded decode for the others, into reused buffers."""
+"""Slots -> a batch: one gather per fixed field, threaded decode for images, reused buffers."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -37,9 +38,15 @@ class Gather:
     """
 
     def __init__(
-        self, cache: Cache, fields: Mapping[str, Field], *, num_threads: int,
-        transform: Transform | None = None, batch_transform: BatchTransform | None = None,
-        seed: int = 0, replica: int = 0,
+        self,
+        cache: Cache,
+        fields: Mapping[str, Field],
+        *,
+        num_threads: int,
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        seed: int = 0,
+        replica: int = 0,
     ) -> None:
         self._cache = cache
         self._fields = fields
@@ -49,7 +56,9 @@ class Gather:
         self._replica = replica
         self._ring = BufferRing()
         self._num_threads = max(num_threads, 1)
-        self._threads = ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
+        self._threads = (
+            ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
+        )
         self._image_shapes: dict[str, tuple[int, int, int]] = {}
 
     def batch(
@@ -64,8 +73,8 @@ class Gather:
             weight: float32[batch]: As delivered, padding 0.
 
         Returns:
-            The fields, and ``weight`` float32[batch], ``sample_id`` int64[batch], ``slot`` int64[batch]; the last
-            two are PADDING on rows that only keep the shape.
+            The fields, and ``weight`` float32[batch], ``sample_id`` int64[batch], ``slot``
+            int64[batch]; the last two are PADDING on rows that only keep the shape.
         """
         ids = self._cache.entries.sample_id[chosen.slots]
         values = self._read(chosen.slots, ids)
@@ -93,7 +102,10 @@ class Gather:
             out = self._ring.take((len(slots), *column.shape), column.dtype)
             # mode="clip" because the default checks by way of a second buffer
             np.take(
-                file.rows, positions, axis=0, mode="clip",
+                file.rows,
+                positions,
+                axis=0,
+                mode="clip",
                 out=out.reshape(len(slots), -1).view(np.uint8),
             )
             values[column.name] = out
@@ -139,13 +151,15 @@ class Gather:
 
         def apply(row: int) -> Sample:
             stream = key(self._seed, "transform", epoch=epoch, sample_id=int(ids[row]))
-            return transform({name: value[row] for name, value in values.items()}, generator(stream))
+            return transform(
+                {name: value[row] for name, value in values.items()}, generator(stream)
+            )
 
         first = apply(0)
         if not isinstance(first, dict):
             raise FieldError(
-                f"transform: returned {type(first).__name__} for sample {ids[0]}, expected the sample as "
-                f"a dict; return it at the end of the transform"
+                f"transform: returned {type(first).__name__} for sample {ids[0]}, expected the "
+                f"sample as a dict; return it at the end of the transform"
             )
         results: dict[str, Value] = {}
         for name, value in first.items():
@@ -158,7 +172,7 @@ class Gather:
         def store(row: int) -> None:
             sample = first if row == 0 else apply(row)
             for name, column in results.items():
-                column[row] = sample[name]
+                column[row] = sample[name]  # type: ignore[assignment]
 
         self._each(store, len(ids))
         return results
@@ -174,7 +188,7 @@ class Gather:
             run(range(num_rows))
             return
         bounds = [num_rows * part // self._num_threads for part in range(self._num_threads + 1)]
-        parts = [range(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if b > a]
+        parts = [range(a, b) for a, b in pairwise(bounds) if b > a]
         for done in [self._threads.submit(run, part) for part in parts]:
             done.result()
 

@@ -1,7 +1,8 @@
 """Which node owns which rows at first: contiguous ranges of sample ids, replica by replica.
 
-Replicas are numbered node by node. Replica r's share of the dataset is floor or ceil of N/R rows; a node's
-pool is its replicas' shares side by side, so slot s of a node holds sample ``pool_start(node) + s`` at first.
+Replicas are numbered node by node. Replica r's share of the dataset is floor or ceil of N/R rows; a
+node's pool is its replicas' shares side by side, so slot s of a node holds sample
+``pool_start(node) + s`` at first.
 """
 
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not self.replicas or min(self.replicas) < 1:
-            raise ValueError(f"layout: every node needs at least one replica, found {self.replicas}")
+            raise ValueError(
+                f"layout: every node needs at least one replica, found {self.replicas}"
+            )
         if self.num_samples < self.num_replicas:
             raise ValueError(
-                f"layout: the dataset has {self.num_samples} samples, but there are {self.num_replicas} "
-                f"replicas and each needs at least one; start fewer ranks"
+                f"layout: the dataset has {self.num_samples} samples, but there are "
+                f"{self.num_replicas} replicas and each needs at least one; start fewer ranks"
             )
 
     @property

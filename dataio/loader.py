@@ -2,8 +2,9 @@
 
     staging -> each epoch: selection -> order -> gather -> batches -> reports -> exchange -> commit
 
-Collective, by every rank together: construction, `epochs` at each turn, `set_epoch`, `save`, `restore`,
-`evaluation` and `close`. Nothing else talks to other ranks, but for the exchange's own messages.
+Collective, by every rank together: construction, `epochs` at each turn, `set_epoch`, `save`,
+`restore`, `evaluation` and `close`. Nothing else talks to other ranks, but for the exchange's own
+messages.
 """
 
 import hashlib
@@ -58,22 +59,27 @@ class Figures:
 class Loader:
     """Batches of this replica's rows, epoch after epoch; stands where a `DataLoader` stood.
 
-    Collective: every rank makes it with the same arguments. Blocks until the node's part of the dataset lies in its
-    cache; a cache that is already there is used.
+    Collective: every rank makes it with the same arguments. Blocks until the node's part of the
+    dataset lies in its cache; a cache that is already there is used.
 
     Args:
-        source: Pattern of shards, such as ``"shards/train-{000000..000127}.tar"``, a list of them, or a `Source`.
-        batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding of weight 0.
+        source: Pattern of shards, such as ``"shards/train-{000000..000127}.tar"``, a list of them,
+            or a `Source`.
+        batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
+            of weight 0.
         fields: What to keep of a sample, by the name it gets in the batch.
-        cache: Cache directory of this node; ``"auto"`` is TONARI_CACHE, else a node-local directory.
+        cache: Cache directory of this node; ``"auto"`` is TONARI_CACHE, else a node-local
+            directory.
         shuffle: Which node holds which row; by default `Local`.
         importance: Which rows an epoch leaves out; by default none.
-        transform: ``(sample, rng) -> sample`` on arrays; rng depends on (seed, epoch, sample_id) alone.
+        transform: ``(sample, rng) -> sample`` on arrays; rng depends on (seed, epoch, sample_id)
+            alone.
         batch_transform: ``(batch, rng) -> batch`` on tensors.
         device: Where batches are delivered.
         seed: Of every random choice.
         world: All ranks; by default discovered from the launcher.
-        num_threads: Threads that decode and transform; by default the rank's part of the cores. 0: none.
+        num_threads: Threads that decode and transform; by default the rank's part of the cores. 0:
+            none.
         prefetch: Batches made ahead.
         throttle: Limits reads from the source.
         progress: Whether rank 0 shows staging on a terminal.
@@ -89,12 +95,23 @@ class Loader:
     """
 
     def __init__(
-        self, source: str | Sequence[str] | Source, *, batch_size: int, fields: Mapping[str, Field],
-        cache: str | os.PathLike[str] = "auto", shuffle: Shuffle | None = None,
-        importance: Importance | None = None, transform: Transform | None = None,
-        batch_transform: BatchTransform | None = None, device: torch.device | str | None = None,
-        seed: int = 0, world: World | None = None, num_threads: int | None = None, prefetch: int = 2,
-        throttle: Throttle | None = None, progress: bool = True,
+        self,
+        source: str | Sequence[str] | Source,
+        *,
+        batch_size: int,
+        fields: Mapping[str, Field],
+        cache: str | os.PathLike[str] = "auto",
+        shuffle: Shuffle | None = None,
+        importance: Importance | None = None,
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        world: World | None = None,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+        throttle: Throttle | None = None,
+        progress: bool = True,
     ) -> None:
         _check_arguments(batch_size=batch_size, prefetch=prefetch, num_threads=num_threads)
         self.world = world if world is not None else discover_world()
@@ -119,12 +136,22 @@ class Loader:
         self._check_agreement()
         self._num_leaving = self._shuffle.num_leaving(self.layout)
         self._pool = Pool(
-            self._source, fields, world=self.world, root=self._root,
-            num_slots=self._num_slots(), num_leaving=self._num_leaving, progress=progress,
+            self._source,
+            fields,
+            world=self.world,
+            root=self._root,
+            num_slots=self._num_slots(),
+            num_leaving=self._num_leaving,
+            progress=progress,
         )
         self._gather = Gather(
-            self._pool.cache, self.fields, num_threads=self._num_threads, transform=transform,
-            batch_transform=batch_transform, seed=seed, replica=self.world.replica,
+            self._pool.cache,
+            self.fields,
+            num_threads=self._num_threads,
+            transform=transform,
+            batch_transform=batch_transform,
+            seed=seed,
+            replica=self.world.replica,
         )
         self.epoch = 0
         self.step = 0
@@ -138,7 +165,8 @@ class Loader:
         self._figures = Figures()
         self._stage()
 
-    # ---- construction --------------------------------------------------------------------------------
+    # ---- construction
+    # --------------------------------------------------------------------------------
 
     def _num_slots(self) -> int:
         if self._shuffle.holds_all:
@@ -150,8 +178,8 @@ class Loader:
         if self.batch_size > rows:
             raise ValueError(
                 f"batch_size: {self.batch_size} is more than a replica's share of {rows} rows "
-                f"({self.num_samples} samples over {self.layout.num_replicas} replicas); choose at most "
-                f"{rows}, or start fewer ranks"
+                f"({self.num_samples} samples over {self.layout.num_replicas} replicas); choose "
+                f"at most {rows}, or start fewer ranks"
             )
 
     def _check_agreement(self) -> None:
@@ -169,8 +197,8 @@ class Loader:
                 first = json.loads(everyone[0])[name]
                 if value != first:
                     raise WorldError(
-                        f"Loader: rank {rank} was made with {name} {value}, rank 0 with {first}; every rank "
-                        f"must be given the same arguments and see the same source"
+                        f"Loader: rank {rank} was made with {name} {value}, rank 0 with {first}; "
+                        f"every rank must be given the same arguments and see the same source"
                     )
 
     def _stage(self) -> None:
@@ -197,7 +225,8 @@ class Loader:
             self.layout, node=self.world.node, epoch=epoch, seed=self.seed
         )
 
-    # ---- an epoch ------------------------------------------------------------------------------------
+    # ---- an epoch
+    # ------------------------------------------------------------------------------------
 
     def _decks(self) -> tuple[NDArray[np.int64], tuple[int, ...], int, int, int]:
         """Rows of each deck, replicas it is dealt to, this rank's deck, its turn, first replica."""
@@ -218,14 +247,19 @@ class Loader:
         if selection.top_up:
             shown = top_up(shown, sizes, replicas, batch_size=self.batch_size)
         hidden = hidden[: int(sizes[deck] - shown[deck])]
-        self._selection = Selection(hidden, selection.weights, selection.lr_factor, selection.top_up)
+        self._selection = Selection(
+            hidden, selection.weights, selection.lr_factor, selection.top_up
+        )
         self.lr_factor = selection.lr_factor
         self._dealt = _dealt(shown, replicas)
         visible = np.ones(int(sizes[deck]), np.bool_)
         visible[hidden] = False
         self._order = Order(
-            np.flatnonzero(visible), key(self.seed, "order", epoch=epoch, replica=first),
-            deal(int(shown[deck]), replicas[deck]), turn, self.batch_size,
+            np.flatnonzero(visible),
+            key(self.seed, "order", epoch=epoch, replica=first),
+            deal(int(shown[deck]), replicas[deck]),
+            turn,
+            self.batch_size,
             num_steps(int(self._dealt.max()), self.batch_size),
         )
         self._begin_refresh(hidden, replicas[deck], turn, first)
@@ -242,7 +276,7 @@ class Loader:
     def _gathered(
         self, mine: int, sizes: NDArray[np.int64], first: int, doing: str
     ) -> NDArray[np.int64]:
-        """One number of every deck; without importance all rows are visible and nobody need talk."""
+        """One number of every deck; without importance it is known and nobody need talk."""
         if self._importance is None:
             return sizes
         # Also the point that no rank passes before all have read the scores.
@@ -262,18 +296,27 @@ class Loader:
             mine = -(-len(due) // replicas)
             counts = self._gathered(mine, counts, first, "count rows to refresh")
         self._refresh_order = Order(
-            due, None, deal(len(due), replicas), turn, self.batch_size,
+            due,
+            None,
+            deal(len(due), replicas),
+            turn,
+            self.batch_size,
             num_steps(int(counts.max()), self.batch_size),
         )
 
     def _start_exchange(self, steps: range) -> None:
         self._exchange = self._shuffle.begin(
-            self.world, self._pool.cache, self.layout, epoch=self.epoch, seed=self.seed,
-            steps=steps, mean_row_bytes=self._mean_row_bytes,
+            self.world,
+            self._pool.cache,
+            self.layout,
+            epoch=self.epoch,
+            seed=self.seed,
+            steps=steps,
+            mean_row_bytes=self._mean_row_bytes,
         )
 
     def _ensure_begun(self) -> None:
-        """Begin where the run starts: at epoch 0, or at what was restored. Collective the first time."""
+        """Begin at epoch 0, or at what was restored. Collective the first time."""
         if self._begun:
             return
         state, node = self._pending if self._pending is not None else ({"epoch": 0}, None)
@@ -320,7 +363,7 @@ class Loader:
         self._figures.exchange_blocked_s += done["blocked_s"]
 
     def _spread_scores(self) -> None:
-        """Give every node the epoch's reports of all nodes, where each holds all rows. Collective."""
+        """Give every node all nodes' reports of the epoch. Collective."""
         scores = self._pool.scores
         mine = np.flatnonzero(scores["epoch"] == self.epoch)
         leads = self.world.local_rank == 0
@@ -333,7 +376,8 @@ class Loader:
                 scores[np.frombuffer(theirs, np.int64)] = np.frombuffer(data, scores.dtype)
         self.world.barrier(doing="take in scores")
 
-    # ---- what a training loop calls ------------------------------------------------------------------
+    # ---- what a training loop calls
+    # ------------------------------------------------------------------
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective at each turn.
@@ -362,18 +406,18 @@ class Loader:
         return self.step >= self._order.steps and refreshed
 
     def __len__(self) -> int:
-        """Count this epoch's steps, the same on every replica. Before the first epoch: without hiding."""
+        """Count this epoch's steps, the same on every replica; all rows before the first."""
         return self._order.steps if self._begun else self.max_steps(1)
 
     def max_steps(self, epochs: int) -> int:
-        """Count the steps of ``epochs`` epochs with every row visible: the bound a schedule needs."""
+        """Count the steps of some epochs with every row visible: the bound of a schedule."""
         return epochs * num_steps(self.layout.share_rows(0), self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, as `DistributedSampler` would. Collective; cheap for the next epoch.
 
-        Any other epoch than the next rebuilds that epoch's placement, from the source where need be, and
-        forgets the scores.
+        Any other epoch than the next rebuilds that epoch's placement, from the source where need
+        be, and forgets the scores.
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
@@ -403,9 +447,9 @@ class Loader:
             yield batch
 
     def refresh(self) -> Iterator[Batch]:
-        """Yield the hidden rows that are due for a new score, for a forward pass and `report`; often none.
+        """Yield hidden rows that are due for a new score, to be passed forward and reported.
 
-        The same number of batches on every replica; padding has weight 0, rows weight 1.
+        Often none; as many batches on every replica. Padding has weight 0, rows weight 1.
         """
         self._stop_prefetch()
         steps = range(self._refresh_step, self._refresh_order.steps)
@@ -432,7 +476,9 @@ class Loader:
 
     def _batches(self, make: Callable[[int], Batch], steps: range) -> Iterator[Batch]:
         prefetcher: Prefetcher[Batch] = Prefetcher(
-            make, steps, depth=self._prefetch if self._num_threads else 0,
+            make,
+            steps,
+            depth=self._prefetch if self._num_threads else 0,
             timeout_s=self.world.timeout_s,
         )
         self._prefetcher = prefetcher
@@ -458,7 +504,10 @@ class Loader:
         }
 
     def report(
-        self, batch: Batch, loss: torch.Tensor, correct: torch.Tensor | None = None,
+        self,
+        batch: Batch,
+        loss: torch.Tensor,
+        correct: torch.Tensor | None = None,
         confidence: torch.Tensor | None = None,
     ) -> None:
         """Tell what a batch's rows cost; padding is passed over. Without importance, does nothing.
@@ -476,7 +525,8 @@ class Loader:
         for name, value in (("loss", loss), ("correct", correct), ("confidence", confidence)):
             if value is not None and tuple(value.shape) != (num_rows,):
                 raise ValueError(
-                    f"report: {name} has shape {tuple(value.shape)}, expected ({num_rows},), one value a row; "
+                    f"report: {name} has shape {tuple(value.shape)}, expected ({num_rows},), one "
+                    "value a row; "
                     f'compute the loss with reduction="none"'
                 )
         if self._importance is None or not self._importance.uses_scores:
@@ -484,7 +534,8 @@ class Loader:
         slots = batch["slot"].cpu().numpy()
         valid = slots >= 0
         record(
-            self._pool.scores, slots[valid],
+            self._pool.scores,
+            slots[valid],
             loss=np.nan_to_num(_array(loss)[valid], nan=np.inf, posinf=np.inf),
             correct=None if correct is None else _array(correct)[valid].astype(np.bool_),
             confidence=None if confidence is None else _array(confidence)[valid],
@@ -495,12 +546,19 @@ class Loader:
         """Open another dataset with the same fields, every sample exactly once. Collective."""
         opened = _opened(source, self.world, self._throttle)
         return Evaluation(
-            opened, self.fields, batch_size=self.batch_size, world=self.world, root=self._root,
-            num_threads=self._num_threads, prefetch=self._prefetch, progress=self._progress,
+            opened,
+            self.fields,
+            batch_size=self.batch_size,
+            world=self.world,
+            root=self._root,
+            num_threads=self._num_threads,
+            prefetch=self._prefetch,
+            progress=self._progress,
             deliver=self._delivered,
         )
 
-    # ---- state ---------------------------------------------------------------------------------------
+    # ---- state
+    # ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
         """Say where the loader stands: a few integers and hashes, JSON, under 1 KB."""
@@ -521,7 +579,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from `state_dict`'s place at the next epoch. Scores are not in it: `restore` has them.
+        """Go on from where `state_dict` was taken. Scores are not in it: `restore` has them.
 
         Raises:
             StateError: If the state is of another dataset, layout, seed or batch size.
@@ -529,8 +587,9 @@ class Loader:
         self._check_state(state)
         if self._importance is not None and self._importance.uses_scores:
             log.warning(
-                "[rank %d] load_state_dict: the score history is not part of state_dict, so the hidden rows "
-                "start anew; use loader.save and loader.restore to keep them", self.world.rank,
+                "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
+                "hidden rows start anew; use loader.save and loader.restore to keep them",
+                self.world.rank,
             )
         self._reset_to(state, None)
 
@@ -540,12 +599,20 @@ class Loader:
 
     def _check_state(self, state: dict[str, object]) -> None:
         mine = self.state_dict()
-        for name in ("version", "order_version", "seed", "num_samples", "num_replicas", "layout",
-                     "shuffle", "batch_size"):
+        for name in (
+            "version",
+            "order_version",
+            "seed",
+            "num_samples",
+            "num_replicas",
+            "layout",
+            "shuffle",
+            "batch_size",
+        ):
             if state.get(name) != mine[name]:
                 raise StateError(
-                    f"checkpoint: {name} is {state.get(name)}, this loader has {mine[name]}; make the "
-                    f"loader as it was when the checkpoint was written, on as many ranks a node"
+                    f"checkpoint: {name} is {state.get(name)}, this loader has {mine[name]}; make "
+                    f"the loader as it was when the checkpoint was written, on as many ranks a node"
                 )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -554,9 +621,7 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
-        node = NodeSnapshot(
-            self._pool.cache.entries.sample_id, self._pool.scores, self._selection
-        )
+        node = NodeSnapshot(self._pool.cache.entries.sample_id, self._pool.scores, self._selection)
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -573,12 +638,13 @@ class Loader:
         epoch = int(str(state["epoch"]))
         if not np.array_equal(node.sample_id, self._placement(epoch)):
             raise StateError(
-                f"{found}: the rows saved for node {self.world.node} are not those of epoch {epoch}; the "
-                f"checkpoint is damaged or of another run: restore an older one"
+                f"{found}: the rows saved for node {self.world.node} are not those of epoch "
+                f"{epoch}; the checkpoint is damaged or of another run: restore an older one"
             )
         self._ensure_begun()
 
-    # ---- the rest ------------------------------------------------------------------------------------
+    # ---- the rest
+    # ------------------------------------------------------------------------------------
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
@@ -587,12 +653,13 @@ class Loader:
         return _digest(self._pool.cache.entries.sample_id[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
-        """Figures of this rank since construction; ``hidden_fraction`` is of its pool in this epoch.
+        """Figures of this rank since construction; ``hidden_fraction`` is of this epoch.
 
         Returns:
-            Times in seconds, sizes in bytes: ``wait_s`` blocked on batches, ``turn_s`` in epoch turns,
-            ``exchange_blocked_s`` of it waiting for partners, ``staging_s`` and ``source_bytes`` reading the
-            source, ``exchanged_rows`` and ``exchanged_bytes`` sent, ``queue_depth`` batches ready now.
+            Times in seconds, sizes in bytes: ``wait_s`` blocked on batches, ``turn_s`` in epoch
+            turns, ``exchange_blocked_s`` of it waiting for partners, ``staging_s`` and
+            ``source_bytes`` reading the source, ``exchanged_rows`` and ``exchanged_bytes`` sent,
+            ``queue_depth`` batches ready now.
         """
         hidden = len(self._selection.hidden) if self._begun else 0
         return {
@@ -611,7 +678,7 @@ class Loader:
             self._prefetcher = None
 
     def _abandon(self) -> None:
-        """Leave the running epoch without its exchange taking effect. Collective while one is under way."""
+        """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._stop_prefetch()
         if self._exchange is not None:
             self._exchange.finish(unscored(len(self._pool.scores)))
@@ -635,7 +702,9 @@ class Loader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         # After an error the other ranks may never come: only let go.
@@ -648,7 +717,7 @@ class Loader:
 def _opened(
     source: str | Sequence[str] | Source, world: World, throttle: Throttle | None
 ) -> Source:
-    if isinstance(source, str) or isinstance(source, Sequence):
+    if isinstance(source, (str, Sequence)):
         return open_source(source, world=world, throttle=throttle)
     return source
 
@@ -659,7 +728,9 @@ def _check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None)
     if prefetch < 0:
         raise ValueError(f"prefetch: {prefetch}; give a number >= 0")
     if num_threads is not None and num_threads < 0:
-        raise ValueError(f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores")
+        raise ValueError(
+            f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
+        )
 
 
 def _share_of_cores(local_size: int) -> int:

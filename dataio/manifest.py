@@ -1,7 +1,7 @@
 """Where every row of a pool lies: slot -> position, heap extent, sample, checksum.
 
-A pool's manifest is a base plus one small delta an epoch and share, each an Arrow table. Pure: `cache.py` reads
-and writes the files.
+A pool's manifest is a base plus one small delta an epoch and share, each an Arrow table. Pure:
+`cache.py` reads and writes the files.
 """
 
 from dataclasses import dataclass, fields
@@ -42,12 +42,12 @@ class Entries:
     @property
     def extent_bytes(self) -> NDArray[np.int64]:
         """int64[n]: Bytes of a row's variable fields together."""
-        return self.lengths.sum(axis=1)
+        return np.asarray(self.lengths.sum(axis=1), np.int64)
 
     @property
     def present(self) -> NDArray[np.bool_]:
         """bool[n]: Whether the slot holds its row."""
-        return self.sample_id != MISSING
+        return np.not_equal(self.sample_id, MISSING)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Entries":
         """Pick entries by number or by mask."""
@@ -102,7 +102,15 @@ def rehome(held: Entries, wanted: NDArray[np.int64]) -> Entries:
     kept = here.take(order[place[found]])
     slots = np.flatnonzero(found)
     return result.replace(
-        Entries(slots, kept.sample_id, kept.checksum, kept.position, kept.heap, kept.offset, kept.lengths)
+        Entries(
+            slots,
+            kept.sample_id,
+            kept.checksum,
+            kept.position,
+            kept.heap,
+            kept.offset,
+            kept.lengths,
+        )
     )
 
 

@@ -1,7 +1,8 @@
 """Visible slots -> batches of slots, equally many on every replica.
 
-A *deck* is a set of rows dealt out together: a node's pool to the node's replicas, or, where every node holds
-all rows, the dataset to all replicas. It is shuffled by one keyed permutation and cut into one run a replica.
+A *deck* is a set of rows dealt out together: a node's pool to the node's replicas, or, where every
+node holds all rows, the dataset to all replicas. It is shuffled by one keyed permutation and cut
+into one run a replica.
 """
 
 from collections.abc import Sequence
@@ -94,8 +95,11 @@ def num_steps(most_rows: int, batch_size: int) -> int:
 
 
 def top_up(
-    num_visible: NDArray[np.int64], num_owned: NDArray[np.int64], replicas: Sequence[int],
-    *, batch_size: int,
+    num_visible: NDArray[np.int64],
+    num_owned: NDArray[np.int64],
+    replicas: Sequence[int],
+    *,
+    batch_size: int,
 ) -> NDArray[np.int64]:
     """Count the rows that each deck shows when steps that someone needs are filled everywhere.
 
@@ -106,7 +110,8 @@ def top_up(
         batch_size: Rows a batch.
 
     Returns:
-        int64[num_decks]: At least ``num_visible``; as many more as fill the last steps, while there are any.
+        int64[num_decks]: At least ``num_visible``; as many more as fill the last steps, while there
+        are any.
     """
     width = np.asarray(replicas, np.int64)
     steps = num_steps(int((-(-num_visible // width)).max()), batch_size)

@@ -1,8 +1,8 @@
 """Keyed random-access permutations: element j of a shuffled range as a function call.
 
-Feistel network with cycle walking: the range [0, n) is embedded in the next power of two, the network
-permutes that, and values outside the range are permuted again until they fall inside. Small ranges,
-where few rounds mix badly, sort hashed keys instead.
+Feistel network with cycle walking: the range [0, n) is embedded in the next power of two, the
+network permutes that, and values outside the range are permuted again until they fall inside. Small
+ranges, where few rounds mix badly, sort hashed keys instead.
 
 Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, sections 3 and 4.
 """
@@ -81,8 +81,12 @@ def _halves(bits: int) -> tuple[np.uint64, np.uint64, np.uint64]:
 
 
 def _round(
-    left: NDArray[np.uint64], right: NDArray[np.uint64], masks: tuple[np.uint64, np.uint64],
-    round_key: np.uint64, *, odd: bool,
+    left: NDArray[np.uint64],
+    right: NDArray[np.uint64],
+    masks: tuple[np.uint64, np.uint64],
+    round_key: np.uint64,
+    *,
+    odd: bool,
 ) -> None:
     # The halves may differ in width by a bit: they take turns in place of being swapped.
     if odd:

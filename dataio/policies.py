@@ -16,8 +16,8 @@ from dataio.world import World
 SCORE_DTYPE = np.dtype(
     [("loss", "<f4"), ("confidence", "<f4"), ("correct", "?"), ("epoch", "<i4")], align=False
 )
-"""What is remembered of a row: last loss (quantised; inf before the first report), confidence in [0, 1],
-whether it was predicted right, epoch of the last report (-1 before the first)."""
+"""What is remembered of a row: last loss (quantised; inf before the first report), confidence
+in [0, 1], whether it was predicted right, epoch of the last report (-1 before the first)."""
 
 Scores = NDArray[np.void]
 """SCORE_DTYPE[num_slots]: the score history of a pool, by slot."""
@@ -28,12 +28,13 @@ class Selection:
     """Which rows of a pool an epoch leaves out, and what the others weigh.
 
     Attributes:
-        hidden: int64[num_hidden]: Slots left out, least worth first; those at the end come back first.
+        hidden: int64[num_hidden]: Slots left out, least worth first; those at the end come back
+            first.
         weights: float32[num_slots]: Gradient weight of each row when visible; None means ones.
-        lr_factor: What the learning rate is multiplied by; the same on every rank, so a function of the
-            epoch and the policy's settings alone.
-        top_up: Whether steps that not all replicas can fill are filled with hidden rows, instead of padding of
-            weight 0. Unbiased policies pad.
+        lr_factor: What the learning rate is multiplied by; the same on every rank, so a function of
+            the epoch and the policy's settings alone.
+        top_up: Whether steps that not all replicas can fill are filled with hidden rows, instead of
+            padding of weight 0. Unbiased policies pad.
     """
 
     hidden: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -43,7 +44,7 @@ class Selection:
 
 
 class Importance(Protocol):
-    """Decides which rows are worth this epoch. Pure: same scores, same epoch, same rng, same answer."""
+    """Decides which rows are worth this epoch. Pure: same scores, epoch and rng, same answer."""
 
     @property
     def uses_scores(self) -> bool:
@@ -64,7 +65,7 @@ class Importance(Protocol):
         ...
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Choose which hidden slots get a forward pass at the end of this epoch, for a new score."""
+        """Choose the hidden slots that get a new score at the end of this epoch."""
         ...
 
 
@@ -75,7 +76,7 @@ class RowStore(Protocol):
     def schema(self) -> RowSchema: ...
 
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[len(slots), num_variable]: Bytes of the variable fields of rows that live there now."""
+        """int64[len(slots), num_variable]: Bytes of the variable fields."""
         ...
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
@@ -97,12 +98,13 @@ class Exchange(Protocol):
     def finish(self, scores: Scores) -> dict[str, float]:
         """Complete the exchange, then move the scores of the rows that moved.
 
-        Blocks until this replica's rows have left and its arrivals are written, at most for the world's
-        time limit. ``scores`` is the pool's array: on return the arrivals' slots of this replica hold the
-        arrivals' scores; no other slot is touched. Collective among partners.
+        Blocks until this replica's rows have left and its arrivals are written, at most for the
+        world's time limit. ``scores`` is the pool's array: on return the arrivals' slots of this
+        replica hold the arrivals' scores; no other slot is touched. Collective among partners.
 
         Returns:
-            Figures for ``Loader.stats``: rows, bytes and messages sent and received, seconds blocked.
+            Figures for ``Loader.stats``: rows, bytes and messages sent and received, seconds
+            blocked.
         """
         ...
 
@@ -122,15 +124,23 @@ class Shuffle(Protocol):
     def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
         """int64[pool_rows(node)]: Samples that a node's slots hold at the start of an epoch.
 
-        A pure function: any rank can ask for any node. Time O(pool rows x epochs), memory O(pool rows).
+        A pure function: any rank can ask for any node. Time O(pool rows x epochs), memory O(pool
+        rows).
         """
         ...
 
     def begin(
-        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
-        steps: range, mean_row_bytes: int,
+        self,
+        world: World,
+        store: RowStore,
+        layout: Layout,
+        *,
+        epoch: int,
+        seed: int,
+        steps: range,
+        mean_row_bytes: int,
     ) -> Exchange | None:
-        """Start an epoch's exchange, to be spread over the steps that remain; None where nothing moves.
+        """Start an epoch's exchange, spread over the steps that remain; None if nothing moves.
 
         ``mean_row_bytes`` must be the same on all ranks: the number of chunks is derived from it.
         """
@@ -154,7 +164,14 @@ class Local:
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
 
     def begin(
-        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
-        steps: range, mean_row_bytes: int,
+        self,
+        world: World,
+        store: RowStore,
+        layout: Layout,
+        *,
+        epoch: int,
+        seed: int,
+        steps: range,
+        mean_row_bytes: int,
     ) -> None:
         """Nothing moves."""

@@ -1,4 +1,4 @@
-"""A node's pool: rows by slot, scores beside them, staged and put right whatever was found on disk."""
+"""A node's pool: rows by slot, scores beside them; staged, or put right after a kill."""
 
 import logging
 import time
@@ -40,8 +40,15 @@ class Pool:
     """
 
     def __init__(
-        self, source: Source, fields: Mapping[str, Field], *, world: World, root: Path,
-        num_slots: int, num_leaving: int, progress: bool = True,
+        self,
+        source: Source,
+        fields: Mapping[str, Field],
+        *,
+        world: World,
+        root: Path,
+        num_slots: int,
+        num_leaving: int,
+        progress: bool = True,
     ) -> None:
         self.source = source
         self.fields = fields
@@ -52,9 +59,12 @@ class Pool:
         name = xxhash.xxh3_64_hexdigest(f"{source.name}|{schema}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
         self.cache = Cache(
-            directory, Identity(source.name, source.fingerprint, schema), num_slots=num_slots,
+            directory,
+            Identity(source.name, source.fingerprint, schema),
+            num_slots=num_slots,
             num_positions=num_slots + 2 * num_leaving * world.local_size,
-            local_rank=world.local_rank, local_size=world.local_size,
+            local_rank=world.local_rank,
+            local_size=world.local_size,
         )
         self._scores_path = directory / "scores.npy"
         if world.local_rank == 0:
@@ -69,10 +79,11 @@ class Pool:
         return not self.cache.entries.present.any()
 
     def ensure(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
-        """Bring the pool to hold these samples, from what lies here and, for the rest, from the source.
+        """Bring the pool to hold these samples: what lies here, and the rest from the source.
 
-        Collective. Rows are kept wherever they lie; one epoch too far, as after a kill between two nodes'
-        commits, is stepped back; only what no slot holds is read from the source, each row once.
+        Collective. Rows are kept wherever they lie; one epoch too far, as after a kill between two
+        nodes' commits, is stepped back; only what no slot holds is read from the source, each row
+        once.
 
         Args:
             wanted: int64[num_slots]: The sample that each slot is to hold.
@@ -129,16 +140,17 @@ class Pool:
         bar.close()
         if done != len(slots):
             raise SourceError(
-                f"{self.source.name}: {done} of {len(slots)} rows could be read; the source is not what its "
-                f"index says: remove the index or write it again"
+                f"{self.source.name}: {done} of {len(slots)} rows could be read; the source is "
+                f"not what its index says: remove the index or write it again"
             )
         self.staging_s += time.perf_counter() - started
 
     def commit(self, epoch: int) -> None:
         """Make the arrivals written since the last commit this pool's rows, from ``epoch`` on.
 
-        Collective, in two phases: when every rank's arrivals are durable each node replaces its manifest. A kill
-        before, between or after leaves nodes at most one epoch apart, and `ensure` steps back one.
+        Collective, in two phases: when every rank's arrivals are durable each node replaces its
+        manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
+        steps back one.
         """
         self.cache.seal(epoch)
         self.world.barrier(doing="make arrivals durable")

@@ -32,7 +32,9 @@ class Prefetcher(Generic[T]):
         self._queue: queue.Queue[T | BaseException] = queue.Queue(max(depth, 1))
         self._thread: threading.Thread | None = None
         if depth > 0 and len(steps):
-            self._thread = threading.Thread(target=self._produce, name="tonari-prefetch", daemon=True)
+            self._thread = threading.Thread(
+                target=self._produce, name="tonari-prefetch", daemon=True
+            )
             self._thread.start()
 
     def _produce(self) -> None:
@@ -62,8 +64,9 @@ class Prefetcher(Generic[T]):
                 item = self._queue.get(timeout=self._timeout_s)
             except queue.Empty:
                 raise StallError(
-                    f"step {step}: no batch was ready within {self._timeout_s:.0f} s; a transform or the "
-                    f"cache's disk hangs: look at the threads with py-spy dump, or raise timeout_s"
+                    f"step {step}: no batch was ready within {self._timeout_s:.0f} s; a transform "
+                    "or the cache's disk hangs: look at the threads with py-spy dump, or raise "
+                    "timeout_s"
                 ) from None
             if isinstance(item, BaseException):
                 raise item

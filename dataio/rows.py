@@ -1,7 +1,7 @@
 """Rows in columns: what travels from the source to the cache, and from one cache to the next.
 
-A field is stored in one of two forms: *fixed*, every row the same number of bytes, or *variable*. Bytes are
-kept as the source had them; nothing here decodes.
+A field is stored in one of two forms: *fixed*, every row the same number of bytes, or *variable*.
+Bytes are kept as the source had them; nothing here decodes.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Score history of a pool, shared by the node's ranks: a row is trained by one rank an epoch, so it has one writer."""
+"""Score history of a pool, shared by the node's ranks.
+
+A row is trained by one rank an epoch, so every entry has one writer.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,7 @@ from numpy.typing import NDArray
 from dataio.policies import SCORE_DTYPE, Scores
 
 QUANTUM = 1 / 1024
-"""Losses are rounded to this, so that a last-bit difference between two runs selects the same rows."""
+"""Losses are rounded to this: a last-bit difference between two runs selects the same rows."""
 
 
 def create_scores(path: Path, num_slots: int) -> None:
@@ -34,8 +37,13 @@ def open_scores(path: Path) -> Scores:
 
 
 def record(
-    scores: Scores, slots: NDArray[np.int64], *, loss: NDArray[np.float32],
-    correct: NDArray[np.bool_] | None, confidence: NDArray[np.float32] | None, epoch: int,
+    scores: Scores,
+    slots: NDArray[np.int64],
+    *,
+    loss: NDArray[np.float32],
+    correct: NDArray[np.bool_] | None,
+    confidence: NDArray[np.float32] | None,
+    epoch: int,
 ) -> None:
     """Write the reports of some rows, quantised. A missing outcome counts as wrong and unsure."""
     entry = np.zeros(len(slots), SCORE_DTYPE)

@@ -1,4 +1,4 @@
-"""Make every key and generator: same (seed, purpose, epoch, replica), same numbers, on any machine."""
+"""Make every key and generator: same seed and purpose, same numbers, on any machine."""
 
 from typing import NewType
 
@@ -6,7 +6,7 @@ import numpy as np
 import xxhash
 
 ORDER_VERSION = 1
-"""Raised when the same seed gives another order or another exchange than before; kept in checkpoints."""
+"""Raised when the same seed gives another order than before; kept in checkpoints."""
 
 Key = NewType("Key", int)
 """128 random bits that name one stream of numbers."""

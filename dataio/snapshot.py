@@ -1,4 +1,4 @@
-"""A loader's state on disk: a small JSON file, and each node's scores and hidden rows as an Arrow table.
+"""A loader's state on disk: a small JSON file, and each node's scores as an Arrow table.
 
 The directory appears whole or not at all; the one it replaces stays until then.
 """
@@ -34,9 +34,7 @@ class NodeSnapshot:
     selection: Selection
 
 
-def save_snapshot(
-    path: Path, state: dict[str, object], node: NodeSnapshot, world: World
-) -> None:
+def save_snapshot(path: Path, state: dict[str, object], node: NodeSnapshot, world: World) -> None:
     """Write a directory that all nodes can read. Collective; replaces ``path`` when whole."""
     partial = path.with_name(path.name + ".partial")
     if world.rank == 0:
@@ -67,7 +65,7 @@ def _previous(path: Path) -> Path:
 
 
 def find_snapshot(path: Path) -> Path:
-    """Find the newest whole directory: ``path``, or the one before it after a kill between two renames.
+    """Find the newest whole directory: ``path``, or the one before it after a kill.
 
     Raises:
         StateError: If neither is there.
@@ -76,8 +74,8 @@ def find_snapshot(path: Path) -> Path:
         if (candidate / "state.json").exists():
             return candidate
     raise StateError(
-        f"{path}: no saved loader state here (state.json is missing); give the directory that loader.save "
-        f"wrote, on a filesystem that every node sees"
+        f"{path}: no saved loader state here (state.json is missing); give the directory that "
+        f"loader.save wrote, on a filesystem that every node sees"
     )
 
 
@@ -107,7 +105,7 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     place = np.full(len(node.sample_id), -1, np.int64)
     place[node.selection.hidden] = np.arange(len(node.selection.hidden))
     weights = node.selection.weights
-    columns = {"sample_id": node.sample_id, "hidden_place": place}
+    columns: dict[str, NDArray[np.generic]] = {"sample_id": node.sample_id, "hidden_place": place}
     columns |= {name: np.ascontiguousarray(node.scores[name]) for name in SCORE_DTYPE.names or ()}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
     meta = {

@@ -1,7 +1,7 @@
 """The files that hold a pool's bytes: one `.npy` a fixed field, one heap of extents a local rank.
 
-Files are only ever preallocated, grown or unlinked, never cut under a reader; so a mapping never faults, and a
-full disk is an error at the moment of growing, before any row is written.
+Files are only ever preallocated, grown or unlinked, never cut under a reader; so a mapping never
+faults, and a full disk is an error at the moment of growing, before any row is written.
 """
 
 import os
@@ -29,7 +29,7 @@ class FixedFile:
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
 
     def reserve(self, num_positions: int) -> None:
-        """Create the file, or grow it to hold at least ``num_positions``; disk space is claimed now."""
+        """Make the file hold at least ``num_positions``; disk space is claimed now."""
         if self.path.exists() and self._shape_on_disk() >= num_positions:
             return
         with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
@@ -50,7 +50,7 @@ class FixedFile:
             return int(np.lib.format.read_array_header_1_0(file)[0][0])
 
     def map(self) -> None:
-        """Map the file as it is now: ``rows`` is uint8[num_positions, width_bytes], shared with all ranks."""
+        """Map the file: ``rows`` is uint8[num_positions, width_bytes], shared by all ranks."""
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
             shape, _, _ = np.lib.format.read_array_header_1_0(file)
@@ -83,7 +83,9 @@ class HeapFile:
             self._mapped = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
         return self._mapped
 
-    def write(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+    def write(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], data: NDArray[np.uint8]
+    ) -> None:
         """Write extents, given back to back in ``data``; neighbours on disk go in one write."""
         if not len(data):
             return

@@ -23,7 +23,7 @@ from trainer import SmallCNN, join, seeded
 def main() -> None:
     given = parse_arguments()
     with join() as job:
-        fields = {
+        fields: dict[str, dataio.Field] = {
             "image": dataio.Image(given.image, size=given.size, channels=given.channels),
             "label": dataio.Int("cls"),
         }
@@ -46,7 +46,7 @@ def train(loader: dataio.Loader, given: argparse.Namespace, device: torch.device
             logits = model(batch["image"])
             loss = cross_entropy(logits, batch["label"], reduction="none")
             mean = (loss * batch["weight"]).mean()
-            mean.backward()
+            mean.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             loader.report(batch, loss, *importance.outcome(logits, batch["label"]))

@@ -1,7 +1,7 @@
 """Carry out an epoch's plan while training runs: read, pack, send; receive, check, write.
 
-Every call comes from the loader's own thread: messages are posted and polled between steps, never waited for
-before the epoch's end. Nothing here decides anything; `plan.py` does.
+Every call comes from the loader's own thread: messages are posted and polled between steps, never
+waited for before the epoch's end. Nothing here decides anything; `plan.py` does.
 """
 
 import itertools
@@ -53,7 +53,11 @@ class PlannedExchange:
     """
 
     def __init__(
-        self, world: World, store: RowStore, *, slots: NDArray[np.int64],
+        self,
+        world: World,
+        store: RowStore,
+        *,
+        slots: NDArray[np.int64],
         parcels: list[Parcel],
     ) -> None:
         self._world = world
@@ -72,7 +76,9 @@ class PlannedExchange:
         """Post what is due by this step, take in what has come. Never blocks."""
         self._outgoing = [sent for sent in self._outgoing if not _done(sent.requests)]
         self._incoming = [coming for coming in map(self._advance, self._incoming) if coming]
-        while self._to_receive and self._to_receive[0].step <= step and self._has_room(self._incoming):
+        while (
+            self._to_receive and self._to_receive[0].step <= step and self._has_room(self._incoming)
+        ):
             self._incoming.append(self._begin_receive(self._to_receive.popleft()))
         while self._to_send and self._to_send[0].step <= step and self._has_room(self._outgoing):
             self._outgoing.append(self._begin_send(self._to_send.popleft()))
@@ -80,7 +86,8 @@ class PlannedExchange:
     def _has_room(self, under_way: "list[_Incoming] | list[_Outgoing]") -> bool:
         return len(under_way) < MAX_IN_FLIGHT
 
-    # ---- sending -------------------------------------------------------------------------------------
+    # ---- sending
+    # -------------------------------------------------------------------------------------
 
     def _begin_send(self, parcel: Parcel) -> _Outgoing:
         rows = self._store.read_rows(self._slots[parcel.start : parcel.stop])
@@ -93,7 +100,8 @@ class PlannedExchange:
         self._messages += len(buffers)
         return _Outgoing(parcel, buffers, requests)
 
-    # ---- receiving -----------------------------------------------------------------------------------
+    # ---- receiving
+    # -----------------------------------------------------------------------------------
 
     def _begin_receive(self, parcel: Parcel) -> _Incoming:
         num_variable = len(self._store.schema.variable)
@@ -132,12 +140,14 @@ class PlannedExchange:
         if len(corrupt):
             source = self._world.rank_of_replica(parcel.source)
             raise ExchangeError(
-                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {source} do not match their "
-                f"checksums, the first is sample {rows.sample_id[corrupt[0]]}; the cache on rank {source}'s "
-                f"node is damaged: remove it there and start again, it is staged anew"
+                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {source} do not match "
+                f"their checksums, the first is sample {rows.sample_id[corrupt[0]]}; the cache on "
+                f"rank {source}'s node is damaged: remove it there and start again, it is staged "
+                "anew"
             )
 
-    # ---- the epoch's end -----------------------------------------------------------------------------
+    # ---- the epoch's end
+    # -----------------------------------------------------------------------------
 
     def finish(self, scores: Scores) -> dict[str, float]:
         """Complete the exchange; then the scores of the rows that moved follow them."""
@@ -166,8 +176,9 @@ class PlannedExchange:
         dests = {sent.parcel.dest for sent in self._outgoing}
         ranks = sorted(world.rank_of_replica(replica) for replica in sources | dests)
         return ExchangeError(
-            f"[rank {world.rank}] exchange: ranks {ranks} did not answer within {world.timeout_s:.0f} s; "
-            f"look at their logs for the first error, or raise the world's timeout_s if they are only slow"
+            f"[rank {world.rank}] exchange: ranks {ranks} did not answer within "
+            f"{world.timeout_s:.0f} s; look at their logs for the first error, or raise the "
+            "world's timeout_s if they are only slow"
         )
 
     def _move_scores(self, scores: Scores) -> None:

@@ -18,7 +18,8 @@ class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
     Attributes:
-        exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of the pool.
+        exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of
+            the pool.
 
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """
@@ -42,17 +43,29 @@ class Partial:
         return placement(layout, node=node, exchange=self.exchange, seed=seed, epoch=epoch)
 
     def begin(
-        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
-        steps: range, mean_row_bytes: int,
+        self,
+        world: World,
+        store: RowStore,
+        layout: Layout,
+        *,
+        epoch: int,
+        seed: int,
+        steps: range,
+        mean_row_bytes: int,
     ) -> Exchange | None:
-        """Start the epoch's exchange, spread over ``steps``; nothing is sent before the first call of progress."""
+        """Start the epoch's exchange, spread over ``steps``; `progress` sends the first."""
         leaving = self.num_leaving(layout)
         if leaving == 0:
             return None
         replica = world.replica
         slots = leaving_slots(layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch)
         parcels = plan_parcels(
-            layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch, steps=steps,
+            layout,
+            replica=replica,
+            num_leaving=leaving,
+            seed=seed,
+            epoch=epoch,
+            steps=steps,
             mean_row_bytes=mean_row_bytes,
         )
         return PlannedExchange(world, store, slots=slots, parcels=parcels)
@@ -60,7 +73,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Global:
-    """Every node's pool is the whole dataset, so each epoch is one shuffle of everything; nothing moves."""
+    """Every node's pool is the whole dataset: each epoch is one shuffle of everything."""
 
     @property
     def holds_all(self) -> bool:
@@ -75,7 +88,14 @@ class Global:
         return np.arange(layout.num_samples, dtype=np.int64)
 
     def begin(
-        self, world: World, store: RowStore, layout: Layout, *, epoch: int, seed: int,
-        steps: range, mean_row_bytes: int,
+        self,
+        world: World,
+        store: RowStore,
+        layout: Layout,
+        *,
+        epoch: int,
+        seed: int,
+        steps: range,
+        mean_row_bytes: int,
     ) -> None:
         """Nothing moves."""

@@ -33,7 +33,13 @@ class Parcel:
 
 
 def plan_parcels(
-    layout: Layout, *, replica: int, num_leaving: int, seed: int, epoch: int, steps: range,
+    layout: Layout,
+    *,
+    replica: int,
+    num_leaving: int,
+    seed: int,
+    epoch: int,
+    steps: range,
     mean_row_bytes: int,
 ) -> list[Parcel]:
     """Plan a replica's parcels of an epoch, in the order in which they are sent.
@@ -61,6 +67,8 @@ def plan_parcels(
         step = chunk_step(chunk, chunks, steps)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             parcels.append(
-                Parcel(start, stop, chunk, int(dests[chunk]), int(sources[chunk]), step, len(parcels))
+                Parcel(
+                    start, stop, chunk, int(dests[chunk]), int(sources[chunk]), step, len(parcels)
+                )
             )
     return parcels

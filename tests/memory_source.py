@@ -4,15 +4,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from dataio.fields import Bytes, Field, Int
+from dataio.fields import Bytes, Field, Int, row_schema
 from dataio.rows import Rows, make_rows, row_offsets
-from dataio.fields import row_schema
 
 FIELDS: Mapping[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 
 
 def payload(sample_id: int) -> bytes:
-    """The variable field of a sample: its number, as often as its number says; sometimes nothing."""
+    """The variable field of a sample: its number some times over, or nothing."""
     return sample_id.to_bytes(4, "little") * (sample_id % 7)
 
 

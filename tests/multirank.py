@@ -2,19 +2,16 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tonari.mpi import mpiexec_command
+from tonari.processes import run_group
 
 ROOT = Path(__file__).parents[1]
-GRACE_S = 5.0
 
 Launcher = Literal["mpiexec", "torchrun"]
 
@@ -59,7 +56,7 @@ class RunRanks(Protocol):
             env: Variables beside the test's own.
             timeout_s: The job is killed, and the test fails, after this time.
             check: Whether another exit status than 0, or a missing report, fails the test.
-        """  # fmt: skip
+        """
         ...
 
 
@@ -74,7 +71,7 @@ def launch_command(launcher: Launcher, n: int) -> list[str]:
 def run_job(
     command: list[str], *, env: Mapping[str, str] | None, timeout_s: float
 ) -> tuple[int, str]:
-    """Run a command in a process group of its own, and leave nothing of it behind.
+    """Run a command, and leave nothing of it behind.
 
     Returns:
         Exit status and output.
@@ -84,20 +81,7 @@ def run_job(
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})}
-    # A file, not a pipe: a rank that outlives its launcher would keep a pipe open.
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end_group(process)
-        output.seek(0)
-        said = output.read().decode(errors="replace")
+    status, said = run_group(command, timeout_s=timeout_s, env=environ)
     if status is None:
         raise TimeoutError(f"{' '.join(command)}: still running after {timeout_s} s\n{said}")
     return status, said
@@ -107,18 +91,3 @@ def read_reports(directory: Path, n: int) -> list[dict[str, Any]]:
     """Read the reports that are there, in the order of ranks."""
     paths = [directory / f"{rank}.json" for rank in range(n)]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    # The launcher first gets a chance to end its ranks: some of them have left the group.
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # Nobody is left: all is well.
-    process.wait()

@@ -13,22 +13,23 @@ from dataio import Array, Bytes, Field, Float, Image, Int, discover_world, open_
 from dataio.cache_report import CacheReport, find_caches, inspect_cache, verify_cache
 from dataio.filesystem import cache_directory
 from dataio.layout import Layout
-from dataio.pool import Pool
 from dataio.policies import Local
+from dataio.pool import Pool
 from dataio.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Read a dataset from its source into this node's cache; under mpiexec or srun, each node its part.
+    """Read a dataset into this node's cache; under mpiexec or srun, each node its part.
 
-    A job that is later started with the same source and fields, on as many ranks a node, starts warm.
+    A job that is later started with the same source and fields, on as many ranks a node, starts
+    warm.
     """
 
     source: Annotated[str, tyro.conf.Positional]
     """Pattern of shards, such as "shards/train-{000000..000127}.tar"."""
     fields: tuple[str, ...]
-    """What to keep, as NAME=KIND:KEY; KIND is image, int, float, bytes, or array:DTYPE:SHAPE such as array:float32:3x4.
+    """What to keep, as NAME=KIND:KEY; KIND is image, int, float, bytes, or array:DTYPE:SHAPE.
     Example: --fields image=image:jpg label=int:cls"""
     cache: str = "auto"
     """Cache directory of this node; auto is TONARI_CACHE, else a node-local directory."""
@@ -51,7 +52,9 @@ class Inspect:
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = tyro.extras.subcommand_cli_from_dict(
-        {"stage": Stage, "inspect": Inspect}, args=argv, prog="tonari cache",
+        {"stage": Stage, "inspect": Inspect},
+        args=argv,
+        prog="tonari cache",
         description="Fill and look at node-local caches.",
     )
     return _stage(options) if isinstance(options, Stage) else _inspect(options)
@@ -88,8 +91,12 @@ def _stage(options: Stage) -> int:
         source = open_source(options.source, world=world)
         layout = Layout(world.replicas_per_node, source.num_samples)
         pool = Pool(
-            source, fields, world=world, root=cache_directory(options.cache),
-            num_slots=layout.pool_rows(world.node), num_leaving=0,
+            source,
+            fields,
+            world=world,
+            root=cache_directory(options.cache),
+            num_slots=layout.pool_rows(world.node),
+            num_leaving=0,
         )
         pool.ensure(Local().placement(layout, node=world.node, epoch=0, seed=0), epoch=0)
         read = world.allreduce(np.array([source.bytes_read]), op="sum", doing="count bytes")[0]
@@ -106,12 +113,14 @@ def _inspect(options: Inspect) -> int:
     if not reports and not options.json:
         print(f"{root}: no caches")
     corrupt = {r.directory: _verified(r) for r in reports} if options.verify else {}
-    _print(reports, as_json=options.json, extra={"corrupt_samples": corrupt} if options.verify else {})
+    _print(
+        reports, as_json=options.json, extra={"corrupt_samples": corrupt} if options.verify else {}
+    )
     bad = {directory: samples for directory, samples in corrupt.items() if samples}
     for directory, samples in bad.items():
         sys.stderr.write(
-            f"{directory}: {len(samples)} rows do not match their checksums, the first is sample {samples[0]}; "
-            f"remove the directory: the next job stages it again\n"
+            f"{directory}: {len(samples)} rows do not match their checksums, the first is sample "
+            f"{samples[0]}; remove the directory: the next job stages it again\n"
         )
     return 1 if bad else 0
 
@@ -135,7 +144,8 @@ def _print(reports: list[CacheReport], *, as_json: bool, extra: dict[str, object
     for report in reports:
         state = f"in use by {report.in_use_by}" if report.in_use_by else "not in use"
         print(
-            f"{report.directory}\n  of {report.source}\n  {report.num_slots:,} rows, {report.num_missing:,} missing, "
-            f"fields {', '.join(report.fields)}, epoch {report.epoch}\n  {report.payload_bytes / 1e6:,.1f} MB of "
-            f"rows on {report.disk_bytes / 1e6:,.1f} MB of disk, {state}"
+            f"{report.directory}\n  of {report.source}\n  {report.num_slots:,} rows, "
+            f"{report.num_missing:,} missing, fields {', '.join(report.fields)}, epoch "
+            f"{report.epoch}\n  {report.payload_bytes / 1e6:,.1f} MB of rows on "
+            f"{report.disk_bytes / 1e6:,.1f} MB of disk, {state}"
         )

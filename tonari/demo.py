@@ -30,14 +30,15 @@ RUN_LIMIT_S = 1200
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train a small CNN on real images three times: with torch's DataLoader, with Tonari, with Tonari hiding rows.
+    """Train a small CNN on real images with torch's DataLoader, Tonari, and Tonari hiding rows.
 
-    The images lie in tar shards in a directory that stands for a shared filesystem: its reads go through one
-    token bucket. Several MPI ranks on this machine act as several nodes, each with a cache of its own.
+    The images lie in tar shards in a directory that stands for a shared filesystem: its reads go
+    through one token bucket. Several MPI ranks on this machine act as several nodes, each with a
+    cache of its own.
     """
 
     data: str | None = None
-    """Source to use in place of scikit-learn's handwritten digits: tar shards or Parquet with images and `cls`."""
+    """Tar shards or Parquet with images and `cls`, in place of scikit-learn's digits."""
     samples: int = 6000
     """Samples to take from --data; 0 takes all."""
     ranks: int = 4
@@ -70,9 +71,17 @@ class Demo:
     """Work in this directory and keep it, in place of a temporary one."""
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 1), ("nodes", 1), ("epochs", 1), ("batch_size", 1), ("seeds", 1)):
+        for name, least in (
+            ("ranks", 1),
+            ("nodes", 1),
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("seeds", 1),
+        ):
             if getattr(self, name) < least:
-                raise SystemExit(f"tonari demo: --{name.replace('_', '-')} must be at least {least}")
+                raise SystemExit(
+                    f"tonari demo: --{name.replace('_', '-')} must be at least {least}"
+                )
         if self.ranks % self.nodes:
             raise SystemExit(
                 f"tonari demo: {self.ranks} ranks do not spread evenly over {self.nodes} nodes; "
@@ -92,8 +101,12 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     options = tyro.cli(Demo, args=argv, prog="tonari demo", description=Demo.__doc__)
     console = Console(stderr=True, quiet=options.json)
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), TextColumn("{task.fields[note]}"),
-               TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<34}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
     with (
         _directory(options.keep) as work,
         Progress(*columns, console=console, disable=options.json) as progress,
@@ -106,7 +119,9 @@ def main(argv: list[str]) -> int:
         runs = _three_runs(options, packed, work, show)
         swept = {options.pfs_bandwidth: runs}
         for bandwidth in others:
-            swept[bandwidth] = _three_runs(replace(options, pfs_bandwidth=bandwidth), packed, work, show)
+            swept[bandwidth] = _three_runs(
+                replace(options, pfs_bandwidth=bandwidth), packed, work, show
+            )
         seeds = [runs]
         for seed in range(1, options.seeds):
             # Accuracy does not depend on the bandwidth: the other seeds need not wait for it.
@@ -132,8 +147,14 @@ def _report(
     document: dict[str, object] = {
         "runs": runs,
         "world": {"ranks": options.ranks, "nodes": options.nodes},
-        "data": {"samples": packed.num_train, "test_samples": packed.num_test, "tar_bytes": packed.tar_bytes},
-        "settings": {k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")},
+        "data": {
+            "samples": packed.num_train,
+            "test_samples": packed.num_test,
+            "tar_bytes": packed.tar_bytes,
+        },
+        "settings": {
+            k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")
+        },
     }
     if options.sweep:
         document["sweep"] = {str(bandwidth): found for bandwidth, found in sorted(swept.items())}
@@ -166,7 +187,9 @@ def _three_runs(options: Demo, packed: Packed, work: Path, show: Show, *, seed: 
     """The baseline in the better of two settings, then Tonari, then Tonari that hides."""
 
     def run(kind: str, num_workers: int = 0) -> Run:
-        label = kind.replace("_", ", ") + (f" ({num_workers} workers)" if kind == "dataloader" else "")
+        label = kind.replace("_", ", ") + (
+            f" ({num_workers} workers)" if kind == "dataloader" else ""
+        )
         label += f", {options.pfs_bandwidth:g} MB/s" + (f", seed {seed}" if seed else "")
         task = show.progress.add_task(label, total=options.epochs, note="starting")
         settings = _settings(options, packed, work, kind=kind, num_workers=num_workers, seed=seed)
@@ -191,7 +214,9 @@ def _later_epoch_s(run: Run) -> float:
 def _noter(progress: Progress, task: TaskID) -> Callable[[str], None]:
     def note(line: str) -> None:
         _, done, seconds, accuracy = line.split()
-        progress.update(task, completed=int(done), note=f"{float(seconds):.2f} s, {float(accuracy):.1%} right")
+        progress.update(
+            task, completed=int(done), note=f"{float(seconds):.2f} s, {float(accuracy):.1%} right"
+        )
 
     return note
 
@@ -200,13 +225,24 @@ def _settings(
     options: Demo, packed: Packed, work: Path, *, kind: str, num_workers: int, seed: int
 ) -> dict[str, object]:
     return {
-        "kind": kind, "shared": str(packed.directory), "train_shards": packed.train_shards,
-        "test_shards": packed.test_shards, "extension": packed.extension,
-        "image_shape": packed.image_shape, "num_classes": packed.num_classes,
-        "cache": str(work / "cache"), "throttle_path": str(work / "bucket"),
-        "pfs_bandwidth": options.pfs_bandwidth * 1e6, "pfs_latency_s": options.pfs_latency / 1e3,
-        "epochs": options.epochs, "batch_size": options.batch_size, "exchange": options.exchange,
-        "hide": options.hide, "num_workers": num_workers, "seed": seed, "lr": options.lr,
+        "kind": kind,
+        "shared": str(packed.directory),
+        "train_shards": packed.train_shards,
+        "test_shards": packed.test_shards,
+        "extension": packed.extension,
+        "image_shape": packed.image_shape,
+        "num_classes": packed.num_classes,
+        "cache": str(work / "cache"),
+        "throttle_path": str(work / "bucket"),
+        "pfs_bandwidth": options.pfs_bandwidth * 1e6,
+        "pfs_latency_s": options.pfs_latency / 1e3,
+        "epochs": options.epochs,
+        "batch_size": options.batch_size,
+        "exchange": options.exchange,
+        "hide": options.hide,
+        "num_workers": num_workers,
+        "seed": seed,
+        "lr": options.lr,
     }
 
 
@@ -221,15 +257,22 @@ def _start(
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     (work / "settings.json").write_text(json.dumps(settings))
     command = [
-        *mpiexec_command(options.ranks), sys.executable, "-m", "tonari.demo_run",
-        str(work / "settings.json"), str(work / "record.json"),
+        *mpiexec_command(options.ranks),
+        sys.executable,
+        "-m",
+        "tonari.demo_run",
+        str(work / "settings.json"),
+        str(work / "record.json"),
     ]
     environment = os.environ | {
-        "TONARI_RANKS_PER_NODE": str(options.ranks // options.nodes), "OMP_NUM_THREADS": "1",
+        "TONARI_RANKS_PER_NODE": str(options.ranks // options.nodes),
+        "OMP_NUM_THREADS": "1",
     }
     with (
         (work / "ranks.log").open("w+") as log,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
@@ -243,6 +286,8 @@ def _start(
     if away.exists():
         away.rename(shared)
     if status:
-        raise SystemExit(f"tonari demo: the {settings['kind']} run failed with status {status}:\n{said[-4000:]}")
+        raise SystemExit(
+            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{said[-4000:]}"
+        )
     record: Run = json.loads((work / "record.json").read_text())
     return record

@@ -1,4 +1,4 @@
-"""What Tonari is compared with: torch's `DataLoader` and `DistributedSampler` over tar shards with an index."""
+"""What Tonari is compared with: torch's `DataLoader` over tar shards with an index."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,13 @@ def index_shards(shards: Sequence[Path], *, extension: str) -> list[Extent]:
             last = max(offset + length for offset, length in members.values())
             image, label = members[extension], members["cls"]
             extents.append(
-                Extent(str(path), first, last - first, (image[0] - first, image[1]), (label[0] - first, label[1]))
+                Extent(
+                    str(path),
+                    first,
+                    last - first,
+                    (image[0] - first, image[1]),
+                    (label[0] - first, label[1]),
+                )
             )
     return extents
 
@@ -45,7 +51,9 @@ def index_shards(shards: Sequence[Path], *, extension: str) -> list[Extent]:
 class IndexedTar(Dataset[Item]):
     """Samples of tar shards, read one at a time from where the shards lie."""
 
-    def __init__(self, extents: Sequence[Extent], *, throttle: Throttle | None, channels: int) -> None:
+    def __init__(
+        self, extents: Sequence[Extent], *, throttle: Throttle | None, channels: int
+    ) -> None:
         self.extents = extents
         self.throttle = throttle
         self.channels = channels
@@ -71,7 +79,13 @@ class BaselineBatches:
     """The baseline's batches of one replica, in the form the trainer's steps take."""
 
     def __init__(
-        self, dataset: IndexedTar, *, batch_size: int, num_workers: int, rank: int, world_size: int,
+        self,
+        dataset: IndexedTar,
+        *,
+        batch_size: int,
+        num_workers: int,
+        rank: int,
+        world_size: int,
         seed: int,
     ) -> None:
         self.sampler: DistributedSampler[Item] = DistributedSampler(
@@ -79,7 +93,10 @@ class BaselineBatches:
         )
         # forkserver: forking a process that runs MPI is not safe
         self.loader = DataLoader(
-            dataset, batch_size, sampler=self.sampler, num_workers=num_workers,
+            dataset,
+            batch_size,
+            sampler=self.sampler,
+            num_workers=num_workers,
             persistent_workers=num_workers > 0,
             multiprocessing_context="forkserver" if num_workers else None,
         )

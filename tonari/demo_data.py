@@ -11,7 +11,7 @@ from PIL import Image as PillowImage
 
 from dataio import Bytes, FieldError, Int, Source, open_source
 from dataio.decode import image_shape
-from tonari.pack import write_shards
+from tonari.shards import write_shards
 
 TEST_FRACTION = 0.2
 SHARD_SAMPLES = 100
@@ -31,6 +31,7 @@ class Packed:
         extension: Of the images in the tars.
         image_shape: Height, width, channels.
         num_classes: One more than the largest label.
+        tar_bytes: Of all shards.
     """
 
     directory: Path
@@ -41,11 +42,7 @@ class Packed:
     extension: str
     image_shape: tuple[int, int, int]
     num_classes: int
-
-    @property
-    def tar_bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(Path(path).stat().st_size for path in self.train_shards + self.test_shards)
+    tar_bytes: int
 
 
 def pack_digits(directory: Path) -> Packed:
@@ -96,7 +93,11 @@ def _image_extension(source: Source) -> str:
 
 
 def _pack(
-    directory: Path, images: Sequence[bytes], labels: NDArray[np.int64], *, extension: str,
+    directory: Path,
+    images: Sequence[bytes],
+    labels: NDArray[np.int64],
+    *,
+    extension: str,
     channels: int,
 ) -> Packed:
     order = np.random.default_rng(0).permutation(len(images))
@@ -104,7 +105,11 @@ def _pack(
 
     def samples(numbers: NDArray[np.int64]) -> Iterator[Mapping[str, str | bytes]]:
         for number in numbers.tolist():
-            yield {"__key__": f"{number:06d}", extension: images[number], "cls": str(labels[number]).encode()}
+            yield {
+                "__key__": f"{number:06d}",
+                extension: images[number],
+                "cls": str(labels[number]).encode(),
+            }
 
     def write(name: str, numbers: NDArray[np.int64]) -> list[str]:
         paths = write_shards(
@@ -113,9 +118,17 @@ def _pack(
         return [str(path) for path in paths]
 
     height, width = image_shape(np.frombuffer(images[0], np.uint8))
+    train, test = write("train", order[num_test:]), write("test", order[:num_test])
     return Packed(
-        directory, write("train", order[num_test:]), write("test", order[:num_test]),
-        len(images) - num_test, num_test, extension, (height, width, channels), int(labels.max()) + 1,
+        directory,
+        train,
+        test,
+        len(images) - num_test,
+        num_test,
+        extension,
+        (height, width, channels),
+        int(labels.max()) + 1,
+        tar_bytes=sum(Path(path).stat().st_size for path in train + test),
     )
 
 

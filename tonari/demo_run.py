@@ -1,6 +1,7 @@
 """One training run of `tonari demo`, on one rank; started by `tonari.demo` through mpiexec.
 
-Takes a JSON file with the run's settings and, on rank 0, writes one with a list per figure, an entry an epoch.
+Takes a JSON file with the run's settings and, on rank 0, writes one with a list per figure, an
+entry an epoch.
 """
 
 import json
@@ -77,7 +78,9 @@ class Meter:
 
     def total(self, values: list[float]) -> list[float]:
         """Sum over ranks. Collective."""
-        return list(self.job.world.allreduce(np.array(values), op="sum", doing="add figures").tolist())
+        return list(
+            self.job.world.allreduce(np.array(values), op="sum", doing="add figures").tolist()
+        )
 
     def close_epoch(
         self, *, epoch_s: float, wait_s: float, accuracy: float, exchanged: int, hidden: float
@@ -146,8 +149,11 @@ def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Recor
     extents = index_shards([Path(p) for p in settings.train_shards], extension=settings.extension)
     world = job.world
     batches = BaselineBatches(
-        IndexedTar(extents, throttle=throttle, channels=channels), batch_size=settings.batch_size,
-        num_workers=settings.num_workers, rank=world.rank, world_size=world.world_size,
+        IndexedTar(extents, throttle=throttle, channels=channels),
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers,
+        rank=world.rank,
+        world_size=world.world_size,
         seed=settings.seed,
     )
     test = list(_test_batches(settings, job))
@@ -161,7 +167,9 @@ def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Recor
         world.barrier(doing="end the epoch")
         epoch_s = time.perf_counter() - started
         accuracy = evaluate(training.model, test, job.device)
-        meter.close_epoch(epoch_s=epoch_s, wait_s=wait_s, accuracy=accuracy, exchanged=0, hidden=0.0)
+        meter.close_epoch(
+            epoch_s=epoch_s, wait_s=wait_s, accuracy=accuracy, exchanged=0, hidden=0.0
+        )
     return meter.record
 
 
@@ -185,10 +193,19 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
     policy = importance.Kakurenbo(settings.hide) if settings.kind == "tonari_hiding" else None
     started = time.perf_counter()
     loader = Loader(
-        settings.train_shards, batch_size=settings.batch_size,
-        fields={"image": Image(settings.extension, channels=settings.image_shape[2]), "label": Int("cls")},
-        cache=settings.cache, shuffle=shuffle.Partial(exchange=settings.exchange), importance=policy,
-        seed=settings.seed, world=world, throttle=throttle, progress=False,
+        settings.train_shards,
+        batch_size=settings.batch_size,
+        fields={
+            "image": Image(settings.extension, channels=settings.image_shape[2]),
+            "label": Int("cls"),
+        },
+        cache=settings.cache,
+        shuffle=shuffle.Partial(exchange=settings.exchange),
+        importance=policy,
+        seed=settings.seed,
+        world=world,
+        throttle=throttle,
+        progress=False,
     )
     evaluation = loader.evaluation(settings.test_shards)
     world.barrier(doing="finish staging")
@@ -214,8 +231,11 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
         accuracy = evaluate(training.model, evaluation, job.device)
         stats = loader.stats()
         meter.close_epoch(
-            epoch_s=epoch_s, wait_s=wait_s, accuracy=accuracy,
-            exchanged=int(stats["exchanged_rows"]) - exchanged, hidden=stats["hidden_fraction"],
+            epoch_s=epoch_s,
+            wait_s=wait_s,
+            accuracy=accuracy,
+            exchanged=int(stats["exchanged_rows"]) - exchanged,
+            hidden=stats["hidden_fraction"],
         )
         exchanged = int(stats["exchanged_rows"])
     evaluation.close()

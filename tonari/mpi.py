@@ -15,7 +15,7 @@ def mpiexec_command(num_ranks: int) -> list[str]:
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
         raise SystemExit(
-            "mpiexec was not found beside this Python nor on PATH; pip install 'tonari[mpi-bundled]' brings "
-            "one, or load your site's MPI module"
+            "mpiexec was not found beside this Python nor on PATH; pip install "
+            "'tonari[mpi-bundled]' brings one, or load your site's MPI module"
         )
     return [found, "-n", str(num_ranks)]

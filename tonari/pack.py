@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import tyro
 
@@ -27,9 +27,9 @@ class Pack:
     are numbered in the order of their names, which classes.json keeps.
     """
 
-    src: tyro.conf.Positional[str]
+    src: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SRC")]]
     """Parquet file, quoted pattern or directory of Parquet files, or a folder of class folders."""
-    dst: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="DST")]]
     """Directory for the shards; it appears when they are whole."""
     shard_bytes: str | None = None
     """Largest size of a shard: 64MiB unless --shard-samples is given."""
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     """
     options = tyro.cli(Pack, args=argv, prog="tonari pack", config=(tyro.conf.FlagCreatePairsOff,))
     check_directory(options.dst, overwrite=options.overwrite)
-    columns = options.columns.split(",") if options.columns else None
+    columns = [c.strip() for c in options.columns.split(",")] if options.columns else None
     with tempfile.TemporaryDirectory(prefix="tonari-pack-") as scratch:
         packed = open_input(
             options.src, columns=columns, shuffle_seed=options.shuffle_seed, scratch=Path(scratch)

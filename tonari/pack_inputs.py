@@ -1,7 +1,7 @@
 """What can be packed: Parquet files and image folders, turned into samples."""
 
+import contextlib
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dataio.errors import SourceError
 from dataio.seeding import generator, key
+from tonari.errors import CommandError
 from tonari.shards import Sample
 
 IMAGE_SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm".split())
@@ -53,7 +54,7 @@ def open_input(
     """
     path = Path(src)
     if has_magic(src) and not path.exists():
-        paths = sorted(map(Path, glob(src, recursive=True)))
+        paths = sorted(map(Path, glob(src, recursive=True)))  # noqa: PTH207 - may be absolute
     elif path.is_dir():
         paths = sorted(path.glob("*.parquet"))
         if not paths:
@@ -82,15 +83,15 @@ def _image_folder(root: Path, seed: int | None) -> Input:
     empty = [name for label, name in enumerate(classes) if label not in {of for _, of in found}]
     if not found or empty:
         raise SourceError(
-            f"{root}: found no images{f' in {empty[0]}' if found else ''}, expected Parquet files, or "
-            "one folder of images (.jpg, .png ...) per class; check the path, remove empty folders"
+            f"{root}: found no images{f' in {empty[0]}' if found else ''}, expected Parquet files, "
+            "or one folder of images (.jpg, .png ...) a class; check the path, remove empty folders"
         )
     formats = {path: path.suffix.lower()[1:] for path, _ in found}
     kinds = sorted({SAME_FORMAT.get(kind, kind) for kind in formats.values()})
     if len(kinds) > 1:
         raise SourceError(
-            f"{root}: found {' and '.join(kinds)} images, expected one format, as all samples have the "
-            "same fields; convert some of them, or pack each format on its own"
+            f"{root}: found {' and '.join(kinds)} images, expected one format, as all samples have "
+            "the same fields; convert some of them, or pack each format on its own"
         )
 
     def samples() -> Iterator[Sample]:
@@ -200,19 +201,27 @@ def _in_order(
     batches: Iterator[pa.RecordBatch], num_samples: int, seed: int, scratch: Path
 ) -> Numbered:
     """Yield single rows in a keyed order: out of a mapped copy, so that memory stays small."""
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        starts = [0]
-        first = next(batches)
-        with pa.ipc.new_file(file, first.schema) as writer:
-            for batch in (first, *batches):
+    copy = scratch / "rows.arrow"
+    starts = [0]
+    try:
+        with pa.OSFile(str(copy), "wb") as file, contextlib.ExitStack() as opened:
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    writer = opened.enter_context(pa.ipc.new_file(file, batch.schema))
                 writer.write_batch(batch)
                 starts.append(starts[-1] + batch.num_rows)
-        file.flush()
-        with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as mapped:
-            reader = pa.ipc.open_file(mapped)
-            for row in _order(num_samples, seed).tolist():
-                number = int(np.searchsorted(starts, row, side="right")) - 1
-                yield row, reader.get_batch(number).slice(row - starts[number], 1)
+    except OSError as error:
+        raise CommandError(
+            f"{scratch}: cannot hold the rows to be shuffled: {error}; set TMPDIR to a directory "
+            "with more room, or do without --shuffle-seed"
+        ) from error
+    if not num_samples:
+        return  # An empty file cannot be mapped.
+    with pa.memory_map(str(copy)) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        for row in _order(num_samples, seed).tolist():
+            number = int(np.searchsorted(starts, row, side="right")) - 1
+            yield row, reader.get_batch(number).slice(row - starts[number], 1)
 
 
 def _rows(batches: Numbered, chosen: Sequence[str], key_column: str | None) -> Iterator[Sample]:

@@ -1,6 +1,7 @@
 """Write samples as tar shards that look whole only when they are."""
 
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -8,6 +9,7 @@ import tarfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from dataio.errors import SourceError
 from dataio.source import write_index
@@ -65,8 +67,8 @@ def write_shards(
             _write_lists(partial, directory.name, counts, classes)
     except OSError as error:
         raise CommandError(
-            f"{directory}: cannot be written: {error.strerror or error}; free some space there, make "
-            "its parent writable, or name another directory"
+            f"{directory}: cannot be written: {error.strerror or error}; free some space there, "
+            "make its parent writable, or name another directory"
         ) from error
     return [directory / name for name in counts]
 
@@ -82,8 +84,8 @@ def check_directory(directory: Path, *, overwrite: bool) -> None:
     found = {path.name for path in directory.iterdir()} if directory.exists() else set()
     if found and not overwrite:
         raise CommandError(
-            f"{directory}: is not empty (holds {min(found)}), expected a new directory; name another "
-            "one, or give --overwrite to replace the shards in it"
+            f"{directory}: is not empty (holds {min(found)}), expected a new directory; name "
+            "another one, or give --overwrite to replace the shards in it"
         )
     foreign = found - _own_files(directory / INDEX)
     if foreign:
@@ -98,13 +100,12 @@ def _write_tars(
 ) -> dict[str, int]:
     """Return the samples in each shard, by its name."""
     counts: dict[str, int] = {}
+    name = ""
+    file: BinaryIO = io.BytesIO()
     with contextlib.ExitStack() as opened:
         for packed in _packed(samples):
-            name = next(reversed(counts), "")
-            full = not name or (counts[name] >= most if most else False)
-            if not full and room:
-                full = file.tell() + len(packed) + len(END) > room
-            if full:
+            over = room is not None and file.tell() + len(packed) + len(END) > room
+            if not counts or over or counts[name] == most:
                 opened.close()
                 name = f"{prefix}-{len(counts):06d}.tar"
                 counts[name] = 0
@@ -113,7 +114,7 @@ def _write_tars(
             file.write(packed)
             counts[name] += 1
     if not counts:
-        raise SourceError(f"{directory.name}: found no samples to write, expected at least one")
+        raise SourceError("source: found no samples, expected at least one; check what is packed")
     return counts
 
 

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     # Only now: `--help` and wrong arguments should not wait for torch.
     from trainer.config import load_config
-    from trainer.train import train
+    from trainer.loop import train
 
     config = load_config(given.config, given.overrides)
     summary = train(

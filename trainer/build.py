@@ -9,6 +9,7 @@ import shuffle
 from dataio.evaluation import Evaluation
 from dataio.policies import Importance, Shuffle
 from trainer.config import Config, DataConfig, ModelConfig, OptimizerConfig, ShuffleConfig
+from trainer.errors import ConfigError
 from trainer.launch import Job
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import ResNet, SmallCNN, seeded
@@ -16,21 +17,29 @@ from trainer.parallelize import parallelize
 
 
 def build_loader(config: Config, job: Job) -> dataio.Loader:
-    """Open the training data. Collective; blocks until it is staged."""
+    """Open the training data. Collective; blocks until it is staged.
+
+    Raises:
+        ConfigError: If a setting does not fit the data, such as the size of a batch.
+        DataioError: If the data or the cache cannot be used.
+    """
     data = config.data
-    return dataio.Loader(
-        _patterns(data.train),
-        batch_size=data.batch_size,
-        fields=_fields(data),
-        cache=data.cache,
-        shuffle=_shuffle(config.shuffle),
-        importance=_importance(config),
-        device=job.device,
-        seed=config.run.seed,
-        world=job.world,
-        num_threads=data.num_threads,
-        prefetch=data.prefetch,
-    )
+    try:
+        return dataio.Loader(
+            _patterns(data.train),
+            batch_size=data.batch_size,
+            fields=_fields(data),
+            cache=data.cache,
+            shuffle=_shuffle(config.shuffle),
+            importance=_importance(config),
+            device=job.device,
+            seed=config.run.seed,
+            world=job.world,
+            num_threads=data.num_threads,
+            prefetch=data.prefetch,
+        )
+    except ValueError as error:
+        raise ConfigError(f"[data]: {error}") from error
 
 
 def build_evaluation(config: Config, loader: dataio.Loader) -> Evaluation | None:

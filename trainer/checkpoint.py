@@ -125,7 +125,7 @@ def latest(directory: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def _reason(error: Exception) -> object:
+def _reason(error: BaseException) -> object:
     # The exception's own text holds each rank's whole traceback.
     failures = error.failures if isinstance(error, CheckpointException) else {}
     return next((failure for failure, _ in failures.values()), error)

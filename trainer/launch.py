@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
+from dataio.errors import DataioError
 from dataio.world import World, discover_world
+from shuffle import ExchangeError
 from trainer.errors import ConfigError
 
 
@@ -27,7 +29,8 @@ class Job:
 def join(*, device: str = "auto", timeout_s: float = 300.0) -> Iterator[Job]:
     """Join torch's default process group: by torchrun, mpiexec, srun, or alone. Collective.
 
-    A group that the program has already made is used, and left as it is.
+    A group that the program has already made is used, and left as it is. With several ranks, an
+    error of ours that leaves the context ends the whole job.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
@@ -42,10 +45,23 @@ def join(*, device: str = "auto", timeout_s: float = 300.0) -> Iterator[Job]:
     if owned:
         _initialise("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout_s)
     with discover_world(timeout_s=timeout_s) as world:
-        yield Job(world, _own_device(world) if on_cuda else torch.device("cpu"))
+        with _ending_together(world):
+            yield Job(world, _own_device(world) if on_cuda else torch.device("cpu"))
     # Not after an error: it may wait for ranks that are gone.
     if owned:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _ending_together(world: World) -> Iterator[None]:
+    """End the job on an error of ours; the hooks of the world do so on others, with their trace."""
+    try:
+        yield
+    except (DataioError, ExchangeError, ConfigError) as error:
+        # A command would turn it into an exit status, and the other ranks would wait for ever.
+        if world.world_size > 1:
+            world.abort(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _initialise(backend: str, timeout_s: float) -> None:

@@ -1,6 +1,6 @@
 """What happens to one batch: a training step, a new score, or an evaluation."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from importance import outcome
 
-Batch = Mapping[str, Tensor]
+Batch = dict[str, Tensor]
 
 
 class Reports(Protocol):

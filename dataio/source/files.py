@@ -218,26 +218,23 @@ def _braces(pattern: str) -> list[str]:
 
 
 def _matches(name: str) -> list[str]:
+    is_glob = not MAGIC.isdisjoint(name)
+    path = Path(name).expanduser()
     if "://" in name:
-        if MAGIC.isdisjoint(name):
+        if not is_glob:
             return [name]
-        system, path = _filesystem(name)
-        found = [system.unstrip_protocol(match) for match in sorted(system.glob(path))]
-        kind = "glob"
+        system, remote = _filesystem(name)
+        found = [system.unstrip_protocol(match) for match in system.glob(remote)]
+    elif path.is_dir():
+        found = [str(child) for child in path.iterdir() if child.suffix in SHARD_SUFFIXES]
+    elif path.exists() or not is_glob:
+        return [str(path)]
     else:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            found = [str(child) for child in path.iterdir() if child.suffix in SHARD_SUFFIXES]
-            kind = "directory"
-        elif MAGIC.isdisjoint(name) or path.exists():
-            return [str(path)]
-        else:
-            root = Path(path.anchor)
-            found = [str(match) for match in root.glob(str(path.relative_to(root)))]
-            kind = "glob"
+        root = Path(path.anchor)
+        found = [str(match) for match in root.glob(str(path.relative_to(root)))]
     if not found:
         raise SourceError(
-            f"{name}: the {kind} holds no shard, expected files ending in "
-            f"{' or '.join(SHARD_SUFFIXES)}; check the path, and that this node sees it"
+            f"{name}: the {'glob' if is_glob else 'directory'} holds no shard, expected files "
+            f"ending in {' or '.join(SHARD_SUFFIXES)}; check the path, and that this node sees it"
         )
     return sorted(found)

@@ -88,7 +88,7 @@ def _open(file: StorageFile) -> pq.ParquetFile:
         return pq.ParquetFile(pa.PythonFile(_File(file), mode="r"), pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
-            f"{file.path}: found {file.size} bytes that do not read as Parquet ({error}), "
+            f"{file.path}: found {file.size} bytes that do not read as Parquet ({_said(error)}), "
             "expected a whole Parquet file; copy or write the shard again"
         ) from error
 
@@ -113,8 +113,8 @@ def _read_group(parquet: pq.ParquetFile, group: int, columns: Sequence[str], pat
         return parquet.read_row_group(group, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
-            f"{path}: row group {group} does not read ({error}), expected {', '.join(columns)} of "
-            "its rows; the shard is damaged: copy or write it again"
+            f"{path}: row group {group} does not read ({_said(error)}), expected "
+            f"{', '.join(columns)} of its rows; the shard is damaged: copy or write it again"
         ) from error
 
 
@@ -202,7 +202,9 @@ def _fixed(values: pa.Array, field: Field, column: FixedColumn, where: _Where) -
     try:
         numbers = values.cast(pa.from_numpy_dtype(np.dtype(column.dtype))).to_numpy(False)
     except pa.ArrowException as error:
-        where.refuse(f"{values.type} ({error})", f"what fits in {np.dtype(column.dtype).name}")
+        where.refuse(
+            f"{values.type} ({_said(error)})", f"what fits in {np.dtype(column.dtype).name}"
+        )
     stored = np.ascontiguousarray(numbers.astype(column.dtype))
     return stored.view(np.uint8).reshape(num_rows, column.width_bytes)
 
@@ -234,3 +236,8 @@ def _is_list(kind: pa.DataType) -> bool:
 def _is_number(kind: pa.DataType) -> bool:
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
     return any(is_kind(kind) for is_kind in kinds)
+
+
+def _said(error: Exception) -> str:
+    """Bring what Arrow says to one line."""
+    return " ".join(str(error).split())

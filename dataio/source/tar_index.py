@@ -9,7 +9,7 @@ from dataio.atomic import write_file
 from dataio.errors import SourceError
 from dataio.source.files import Storage, StorageFile
 from dataio.source.tar_headers import Member, split_name, walk_members
-from dataio.source.window import Window, skip_piece_bytes
+from dataio.source.window import HEADER_BYTES, Window, skip_piece_bytes
 
 VERSION = "v1.2"
 
@@ -129,7 +129,7 @@ def duplicate_member(path: str, key: str, extension: str) -> SourceError:
 
 def _scan(file: StorageFile) -> Iterator[Member]:
     window = Window(file)
-    window.piece_bytes = skip_piece_bytes(0)
+    window.piece_bytes = HEADER_BYTES
     for member in walk_members(window):
         window.piece_bytes = skip_piece_bytes(member.num_bytes)
         yield member

@@ -7,6 +7,8 @@ from dataio.source.files import StorageFile
 
 READ_BYTES = 4 << 20
 SMALL_MEMBER_BYTES = 64 << 10
+HEADER_BYTES = 4096
+"""Enough for a header and the small members that often stand beside a large one."""
 GAP_BYTES = 64 << 10
 """Unwanted bytes that are cheaper to read than to make a request around."""
 
@@ -51,7 +53,7 @@ class Window:
 
 def skip_piece_bytes(member_bytes: int) -> int:
     """Choose how much to read at the next header while skipping members of about this size."""
-    return READ_BYTES // 4 if member_bytes < SMALL_MEMBER_BYTES else 4096
+    return READ_BYTES // 4 if member_bytes < SMALL_MEMBER_BYTES else HEADER_BYTES
 
 
 def merge_extents(extents: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -5,8 +5,11 @@ from hypothesis import strategies as st
 from dataio.extents import FreeExtents
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20),
-       st.lists(st.integers(0, 40), max_size=30), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20),
+    st.lists(st.integers(0, 40), max_size=30),
+    st.randoms(use_true_random=False),
+)
 def test_nothing_handed_out_touches_what_is_live_or_handed_out_before(live, wanted, random):
     # gap and length of each live extent, laid one after another
     starts, end = [], 0

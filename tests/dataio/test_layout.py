@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +30,7 @@ def test_shares_cut_each_pool_and_differ_by_one_row_at_most(layout):
         slots = [layout.share_slots(replica) for replica in range(first, stop)]
         assert slots[0][0] == 0
         assert slots[-1][1] == layout.pool_rows(node)
-        assert all(a[1] == b[0] for a, b in zip(slots, slots[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(slots))
     rows = [layout.share_rows(replica) for replica in range(layout.num_replicas)]
     assert max(rows) - min(rows) <= 1
     assert sum(rows) == layout.num_samples
@@ -41,5 +43,5 @@ def test_a_replica_stands_on_the_node_that_counts_it(layout):
 
 
 def test_fewer_samples_than_replicas_is_refused():
-    with pytest.raises(ValueError, match="3 samples.*4 replicas.*start fewer ranks"):
+    with pytest.raises(ValueError, match=r"3 samples.*4 replicas.*start fewer ranks"):
         Layout((2, 2), 3)

@@ -2,6 +2,7 @@ import hashlib
 import io
 import json
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,10 +47,15 @@ def scramble(batch, rng):
 
 
 def make(world, root, *, importance=None, source=None, num_threads=1, exchange=0.3, **options):
-    options = {"batch_size": 5, "fields": FIELDS, "seed": 7, "progress": False} | options
+    chosen: dict[str, Any] = {"batch_size": 5, "fields": FIELDS, "seed": 7, "progress": False}
     return Loader(
-        source or MemorySource(61), cache=root, world=world, num_threads=num_threads,
-        shuffle=shuffle.Partial(exchange), importance=importance, **options,
+        source or MemorySource(61),
+        cache=root,
+        world=world,
+        num_threads=num_threads,
+        shuffle=shuffle.Partial(exchange),
+        importance=importance,
+        **(chosen | options),
     )
 
 
@@ -94,10 +100,12 @@ POLICIES = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_prefix_and_resume_equal_the_uninterrupted_run_at_every_step(tmp_path, policy):
-    """Save after every step of every epoch, go on in new loaders with another thread count: byte for byte."""
+    """Save after every step, go on in new loaders with another thread count: byte for byte."""
 
     def whole(world):
-        with make(world, tmp_path / "whole", importance=POLICIES[policy], transform=jitter) as loader:
+        with make(
+            world, tmp_path / "whole", importance=POLICIES[policy], transform=jitter
+        ) as loader:
             return train(loader)
 
     uninterrupted = run_threads(thread_worlds([1, 1]), whole)
@@ -111,8 +119,13 @@ def test_prefix_and_resume_equal_the_uninterrupted_run_at_every_step(tmp_path, p
                 return train(loader, save_at=stop, path=path)
 
         def rest(world, root=root, path=path):
-            loader = make(world, root, importance=POLICIES[policy], transform=jitter,
-                          num_threads=(0, 3)[world.rank % 2])
+            loader = make(
+                world,
+                root,
+                importance=POLICIES[policy],
+                transform=jitter,
+                num_threads=(0, 3)[world.rank % 2],
+            )
             with loader:
                 loader.restore(path)
                 return train(loader)
@@ -171,8 +184,15 @@ def test_dropped_batches_reuse_their_memory(tmp_path):
 @pytest.mark.parametrize("num_threads", [0, 2, 5])
 def test_the_same_batches_for_any_number_of_threads(tmp_path, num_threads):
     def run(threads):
-        with make(single_world(), tmp_path, source=ImageSource(60), fields=IMAGES, transform=jitter,
-                  batch_transform=scramble, num_threads=threads) as loader:
+        with make(
+            single_world(),
+            tmp_path,
+            source=ImageSource(60),
+            fields=IMAGES,
+            transform=jitter,
+            batch_transform=scramble,
+            num_threads=threads,
+        ) as loader:
             return train(loader, 2)
 
     assert run(num_threads) == run(1)
@@ -193,8 +213,9 @@ def test_images_are_delivered_as_they_were(tmp_path):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_visible_rows_are_trained_once_in_equally_many_steps(tmp_path, layout, policy):
     def run(world):
-        with make(world, tmp_path, importance=POLICIES[policy], num_threads=0,
-                  batch_size=2) as loader:
+        with make(
+            world, tmp_path, importance=POLICIES[policy], num_threads=0, batch_size=2
+        ) as loader:
             epochs = []
             for epoch in loader.epochs(EPOCHS):
                 ids, steps, weight = [], 0, []
@@ -235,7 +256,8 @@ def test_visible_rows_are_trained_once_in_equally_many_steps(tmp_path, layout, p
             if policy != "random":
                 assert total == pytest.approx(1.0, rel=1e-5)
         if policy == "random":
-            # The pruned rows are made up for: weights of all rows add up to the dataset, pool by pool.
+            # The pruned rows are made up for: weights of all rows add up to the dataset, pool by
+            # pool.
             weights = np.concatenate([np.concatenate(weight) for *_, weight, _ in now])
             assert weights[weights > 0].min() >= 1.0
     assert hidden_sometimes == (policy != "off")
@@ -244,8 +266,16 @@ def test_visible_rows_are_trained_once_in_equally_many_steps(tmp_path, layout, p
 def test_global_shuffle_trains_every_row_once_over_all_nodes(tmp_path):
     def run(world):
         loader = Loader(
-            MemorySource(61), cache=tmp_path, world=world, num_threads=0, shuffle=shuffle.Global(),
-            importance=POLICIES["kakurenbo"], batch_size=5, fields=FIELDS, seed=7, progress=False,
+            MemorySource(61),
+            cache=tmp_path,
+            world=world,
+            num_threads=0,
+            shuffle=shuffle.Global(),
+            importance=POLICIES["kakurenbo"],
+            batch_size=5,
+            fields=FIELDS,
+            seed=7,
+            progress=False,
         )
         with loader:
             seen = []
@@ -327,32 +357,39 @@ def test_len_counts_what_comes(tmp_path):
 
 
 def test_variable_bytes_come_whole(tmp_path):
-    with make(single_world(), tmp_path, fields={"data": Bytes("bin"), "label": Int("cls")}) as loader:
+    with make(
+        single_world(), tmp_path, fields={"data": Bytes("bin"), "label": Int("cls")}
+    ) as loader:
         for batch in loader:
             for data, i in zip(batch["data"], batch["sample_id"].tolist(), strict=True):
                 assert i < 0 or data == payload(i)
 
 
-# ---- broken inputs ------------------------------------------------------------------------------------
+# ---- broken inputs
+# ------------------------------------------------------------------------------------
 
 
 def test_a_batch_larger_than_a_share_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="batch_size: 64 is more than a replica's share of 61 rows.*at most"):
+    with pytest.raises(
+        ValueError, match=r"batch_size: 64 is more than a replica's share of 61 rows.*at most"
+    ):
         make(single_world(), tmp_path, batch_size=64)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"prefetch": -1}, {"num_threads": -2}]
-)
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"prefetch": -1}, {"num_threads": -2}])
 def test_numbers_out_of_range_are_refused(tmp_path, wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: {next(iter(wrong.values()))}; give"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(wrong))}: {next(iter(wrong.values()))}; give"
+    ):
         make(single_world(), tmp_path, **wrong)
 
 
 def test_a_report_of_the_wrong_length_is_refused(tmp_path):
     with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
         batch = next(iter(loader))
-        with pytest.raises(ValueError, match=r'loss has shape \(\), expected \(5,\).*reduction="none"'):
+        with pytest.raises(
+            ValueError, match=r'loss has shape \(\), expected \(5,\).*reduction="none"'
+        ):
             loader.report(batch, torch.tensor(1.0))
         with pytest.raises(ValueError, match=r"confidence has shape \(4,\)"):
             loader.report(batch, torch.ones(5), torch.ones(5), torch.ones(4))

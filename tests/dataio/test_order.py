@@ -61,8 +61,12 @@ def test_epochs_differ_and_repeat_by_their_key():
     assert not np.array_equal(first, second)
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 60), st.integers(0, 40)), min_size=1,
-                max_size=5), st.integers(1, 16))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 60), st.integers(0, 40)), min_size=1, max_size=5
+    ),
+    st.integers(1, 16),
+)
 def test_topping_up_fills_the_steps_that_someone_needs_and_adds_none(nodes, batch_size):
     replicas = [width for width, _, _ in nodes]
     visible = np.array([shown for _, shown, _ in nodes])
@@ -72,8 +76,10 @@ def test_topping_up_fills_the_steps_that_someone_needs_and_adds_none(nodes, batc
     assert (shown <= owned).all()
 
     def steps(rows):
-        return max(num_steps(int(deal(n, w).max()), batch_size)
-                   for n, w in zip(rows.tolist(), replicas, strict=True))
+        return max(
+            num_steps(int(deal(n, w).max()), batch_size)
+            for n, w in zip(rows.tolist(), replicas, strict=True)
+        )
 
     assert steps(shown) == steps(visible)
     for rows, own, width in zip(shown.tolist(), owned.tolist(), replicas, strict=True):

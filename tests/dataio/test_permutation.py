@@ -60,9 +60,15 @@ def test_a_place_outside_the_range_is_refused():
 
 def test_keys_differ_in_every_part():
     parts = [
-        key(0, "order"), key(1, "order"), key(0, "leaving"), key(0, "order", epoch=0),
-        key(0, "order", epoch=1), key(0, "order", replica=0), key(0, "order", sample_id=0),
-        key(0, "order", step=0), key(1, "order", epoch=0),
+        key(0, "order"),
+        key(1, "order"),
+        key(0, "leaving"),
+        key(0, "order", epoch=0),
+        key(0, "order", epoch=1),
+        key(0, "order", replica=0),
+        key(0, "order", sample_id=0),
+        key(0, "order", step=0),
+        key(1, "order", epoch=0),
     ]
     assert len(set(parts)) == len(parts)
 

@@ -1,4 +1,4 @@
-"""kill -9 anywhere, restart at once, no manual cleanup: every row owned once, with its bytes and its score."""
+"""kill -9 anywhere, restart at once: every row owned once, with its bytes and its score."""
 
 import json
 import os
@@ -10,7 +10,13 @@ RANKS = 4
 SAMPLES = 90
 EPOCHS = 4
 CALLS = {
-    "staging": 2, "exchange": 10, "seal": 6, "commit": 6, "turn": 4, "replace": 4, "checkpoint": 4,
+    "staging": 2,
+    "exchange": 10,
+    "seal": 6,
+    "commit": 6,
+    "turn": 4,
+    "replace": 4,
+    "checkpoint": 4,
     "checkpoint renames": 4,
 }
 LEADS_ONLY = {"commit", "checkpoint", "checkpoint renames"}
@@ -37,8 +43,16 @@ def test_kill_anywhere_restart_at_once_and_every_row_is_owned_once(run_ranks, tm
 
     def start(plan):
         return run_ranks(
-            "kill_me", RANKS, str(tmp_path), str(SAMPLES), "0.3", str(EPOCHS),
-            "none" if plan is None else json.dumps(plan), env=environment, check=False, timeout_s=60,
+            "kill_me",
+            RANKS,
+            str(tmp_path),
+            str(SAMPLES),
+            "0.3",
+            str(EPOCHS),
+            "none" if plan is None else json.dumps(plan),
+            env=environment,
+            check=False,
+            timeout_s=60,
         )
 
     killed = 0
@@ -54,6 +68,7 @@ def test_kill_anywhere_restart_at_once_and_every_row_is_owned_once(run_ranks, tm
         assert report["ids"] == report["expected"]
         assert report["corrupt"] == 0
         assert report["files"] == []
-    # Every score is its own sample's, of the last epoch (whose owner wrote it before the row moved).
+    # Every score is its own sample's, of the last epoch (whose owner wrote it before the row
+    # moved).
     scores = sorted(s for report in reports for s in report["scores"])
     assert scores == [i + (EPOCHS - 1) * 1000.0 for i in range(SAMPLES)]

@@ -1,7 +1,7 @@
-"""Stage, exchange, commit and checkpoint for some epochs; may be told to kill itself with SIGKILL on the way.
+"""Stage, exchange, commit and checkpoint for some epochs; killed on the way where told to be.
 
-Arguments: report directory, work directory, samples, exchange fraction, epochs, kill plan as JSON (or "none").
-No torch: it starts quickly.
+Arguments: report directory, work directory, samples, exchange fraction, epochs, kill plan as JSON
+(or "none"). No torch: it starts quickly.
 """
 
 import json
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-import dataio.atomic
 import dataio.cache
 import dataio.snapshot
 from dataio.cache import Cache
-from dataio.layout import Layout
 from dataio.errors import StateError
+from dataio.layout import Layout
 from dataio.policies import Selection
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
@@ -32,14 +31,14 @@ POINTS = {
     "seal": (dataio.cache, "write_table"),
     "commit": (dataio.cache, "write_json"),
     "turn": (Cache, "turn"),
-    "replace": (dataio.atomic.os, "replace"),
+    "replace": (os, "replace"),
     "checkpoint": (dataio.snapshot, "write_table"),
     "checkpoint renames": (dataio.snapshot, "_replace"),
 }
 
 
 def arm(plan, rank):
-    """Wrap the function of a point so that its n-th call on one rank is the last thing that happens."""
+    """Wrap a function so that its n-th call on one rank is the last thing that happens."""
     if plan is None or plan["rank"] != rank:
         return
     owner, name = POINTS[plan["point"]]
@@ -72,13 +71,18 @@ def main():
     policy, layout = Partial(exchange), Layout(world.replicas_per_node, num_samples)
     source = MemorySource(num_samples)
     pool = Pool(
-        source, FIELDS, world=world, root=work / "cache", num_slots=layout.pool_rows(world.node),
-        num_leaving=policy.num_leaving(layout), progress=False,
+        source,
+        FIELDS,
+        world=world,
+        root=work / "cache",
+        num_slots=layout.pool_rows(world.node),
+        num_leaving=policy.num_leaving(layout),
+        progress=False,
     )
     checkpoint, epoch = work / "checkpoint", 0
     try:
         found = find_snapshot(checkpoint)
-        epoch = int(load_state(found)["epoch"])
+        epoch = int(str(load_state(found)["epoch"]))
     except StateError:
         found = None
     started_at = epoch
@@ -90,8 +94,9 @@ def main():
     while epoch < epochs:
         pool.scores["loss"][share] = score_of(pool.cache.entries.sample_id[share], epoch)
         world.barrier(doing="score")
-        running = policy.begin(world, pool.cache, layout, epoch=epoch, seed=0, steps=range(4),
-                               mean_row_bytes=20)
+        running = policy.begin(
+            world, pool.cache, layout, epoch=epoch, seed=0, steps=range(4), mean_row_bytes=20
+        )
         if running is not None:
             for step in range(4):
                 running.progress(step)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tests.trainer.fake_loader import FakeLoader, make_models
+from tests.trainer.fake_loader import FakeLoader, make_models, whole_weights
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.parallelize import parallelize
@@ -25,10 +25,10 @@ def main() -> None:
         report = {}
         for name, model in make_models().items():
             parallelize(model, mesh)
-            before = [weights.full_tensor().clone() for weights in model.parameters()]
+            before = whole_weights(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=1)
             train_step(model, optimizer, loader, loader.batch(0))
-            after = [weights.full_tensor() for weights in model.parameters()]
+            after = whole_weights(model)
             report[name] = [(old - new).tolist() for old, new in zip(before, after, strict=True)]
     (directory / f"{rank}.json").write_text(json.dumps(report))
 

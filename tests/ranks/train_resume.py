@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader
+from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer.checkpoint import Progress, latest, restore, save
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
@@ -38,7 +38,7 @@ def main() -> None:
             directory, model=model, optimizer=optimizer, loader=loader,
             progress=Progress(0, stop), keep=2,
         )  # fmt: skip
-        weights = [weights.full_tensor().tolist() for weights in model.parameters()]
+        weights = [weights.tolist() for weights in whole_weights(model)]
     (report / f"{rank}.json").write_text(json.dumps({"losses": losses, "weights": weights}))
 
 

@@ -19,13 +19,18 @@ LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
 
 
 def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
-    """What the loader does at each turn, without batches; returns what every epoch looked like here."""
+    """What the loader does at each turn, without batches; what every epoch looked like."""
     policy = Partial(exchange)
     layout = Layout(world.replicas_per_node, num_samples)
     leaving = policy.num_leaving(layout)
     pool = Pool(
-        MemorySource(num_samples), FIELDS, world=world, root=root,
-        num_slots=layout.pool_rows(world.node), num_leaving=leaving, progress=False,
+        MemorySource(num_samples),
+        FIELDS,
+        world=world,
+        root=root,
+        num_slots=layout.pool_rows(world.node),
+        num_leaving=leaving,
+        progress=False,
     )
     pool.ensure(policy.placement(layout, node=world.node, epoch=0, seed=seed), epoch=0)
     share = slice(*layout.share_slots(world.replica))
@@ -35,24 +40,32 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
         rows = pool.cache.read_rows(np.arange(len(ids))[share])
         # A score that names its sample and epoch: it must be found with the same sample afterwards.
         pool.scores["loss"][share] = ids[share]
-        history.append({
-            "ids": ids[share].tolist(),
-            "corrupt": len(corrupt_rows(rows)),
-            "data": [payload(int(i)) for i in rows.sample_id],
-            "read": [
-                rows.variable[0][stop - length : stop].tobytes()
-                for length, stop in zip(
-                    rows.lengths[:, 0].tolist(), np.cumsum(rows.lengths[:, 0]).tolist(), strict=True
-                )
-            ],
-            "traced": policy.placement(layout, node=world.node, epoch=epoch, seed=seed)[share].tolist(),
-        })
+        history.append(
+            {
+                "ids": ids[share].tolist(),
+                "corrupt": len(corrupt_rows(rows)),
+                "data": [payload(int(i)) for i in rows.sample_id],
+                "read": [
+                    rows.variable[0][stop - length : stop].tobytes()
+                    for length, stop in zip(
+                        rows.lengths[:, 0].tolist(),
+                        np.cumsum(rows.lengths[:, 0]).tolist(),
+                        strict=True,
+                    )
+                ],
+                "traced": policy.placement(layout, node=world.node, epoch=epoch, seed=seed)[
+                    share
+                ].tolist(),
+            }
+        )
         world.barrier(doing="score")
         if epoch == epochs or not leaving:
             continue
         steps = range(7)
-        running = policy.begin(world, pool.cache, layout, epoch=epoch, seed=seed, steps=steps,
-                               mean_row_bytes=20)
+        running = policy.begin(
+            world, pool.cache, layout, epoch=epoch, seed=seed, steps=steps, mean_row_bytes=20
+        )
+        assert running is not None
         for step in steps:
             running.progress(step)
         history[-1]["figures"] = running.finish(pool.scores)
@@ -64,15 +77,29 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from(LAYOUTS), st.integers(0, 60), st.sampled_from([0, 0.05, 0.1, 0.3, 0.7, 1.0]),
-    st.integers(1, 5), st.integers(0, 3),
+    st.sampled_from(LAYOUTS),
+    st.integers(0, 60),
+    st.sampled_from([0, 0.05, 0.1, 0.3, 0.7, 1.0]),
+    st.integers(1, 5),
+    st.integers(0, 3),
 )
-def test_every_sample_is_owned_once_with_its_own_bytes_and_score(replicas, extra, exchange, epochs, seed):
+def test_every_sample_is_owned_once_with_its_own_bytes_and_score(
+    replicas, extra, exchange, epochs, seed
+):
     num_samples = sum(replicas) + extra
     worlds = thread_worlds(list(replicas), timeout_s=20)
     with tempfile.TemporaryDirectory(dir=shm()) as root:
-        results = run_threads(worlds, lambda world: run_epochs(
-            world, Path(root), num_samples=num_samples, exchange=exchange, epochs=epochs, seed=seed))
+        results = run_threads(
+            worlds,
+            lambda world: run_epochs(
+                world,
+                Path(root),
+                num_samples=num_samples,
+                exchange=exchange,
+                epochs=epochs,
+                seed=seed,
+            ),
+        )
     histories = [history for history, _ in results]
     assert len({leaving for _, leaving in results}) == 1, "k is equal on all replicas"
     leaving = results[0][1]
@@ -100,8 +127,9 @@ def test_storage_stays_within_one_plus_two_q(tmp_path):
     num_samples, exchange = 400, 0.3
     run_threads(
         thread_worlds([2, 2]),
-        lambda world: run_epochs(world, tmp_path, num_samples=num_samples, exchange=exchange,
-                                 epochs=6, seed=1),
+        lambda world: run_epochs(
+            world, tmp_path, num_samples=num_samples, exchange=exchange, epochs=6, seed=1
+        ),
     )
     for file in tmp_path.rglob("fixed-0.npy"):
         rows = len(np.load(file, mmap_mode="r"))
@@ -113,7 +141,9 @@ def test_storage_stays_within_one_plus_two_q(tmp_path):
 def test_long_runs_rewrite_their_manifest_and_leave_nothing_behind(tmp_path, epochs):
     run_threads(
         thread_worlds([1, 1]),
-        lambda world: run_epochs(world, tmp_path, num_samples=40, exchange=0.2, epochs=epochs, seed=0),
+        lambda world: run_epochs(
+            world, tmp_path, num_samples=40, exchange=0.2, epochs=epochs, seed=0
+        ),
     )
     for node in tmp_path.rglob("node*"):
         names = [path.name for path in node.iterdir()]

@@ -1,10 +1,11 @@
 """Batches as a loader gives them, from a closed form: the same rows for any number of replicas."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from trainer.models import ResNet, SmallCNN, seeded
 
@@ -41,7 +42,7 @@ class FakeLoader:
         }
 
     def report(
-        self, batch: Mapping[str, Tensor], loss: Tensor, correct: Tensor, confidence: Tensor
+        self, batch: dict[str, Tensor], loss: Tensor, correct: Tensor, confidence: Tensor
     ) -> None:
         assert not loss.requires_grad
         self.reported.append((len(loss), len(correct), len(confidence)))
@@ -54,6 +55,12 @@ class FakeLoader:
 
     def restore(self, path: Path) -> None:
         self.step = int(path.read_text())
+
+
+def whole_weights(model: nn.Module) -> list[Tensor]:
+    """Copy a parallelized model's parameters, gathered from all shards. Collective."""
+    weights = list(model.parameters())
+    return [whole.full_tensor().clone() for whole in weights if isinstance(whole, DTensor)]
 
 
 def make_models() -> dict[str, nn.Module]:

@@ -1,11 +1,13 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_saver
 
-from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader
+from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer import checkpoint
 from trainer.checkpoint import Progress, latest, restore, save
 from trainer.errors import ConfigError
@@ -48,9 +50,6 @@ class Start:
             path, model=self.model, optimizer=self.optimizer, loader=self.loader
         )
 
-    def weights(self) -> list[Tensor]:
-        return [p.full_tensor() for p in self.model.parameters()]  # type: ignore[attr-defined]
-
 
 @pytest.fixture(autouse=True)
 def _group() -> Iterator[None]:
@@ -68,7 +67,7 @@ def test_prefix_and_resume_equal_the_uninterrupted_run(tmp_path: Path, steps: in
     assert rest.progress.steps == steps
     losses += rest.train(6 - steps)
     assert losses == expected
-    assert all(map(torch.equal, rest.weights(), whole.weights()))
+    assert all(map(torch.equal, whole_weights(rest.model), whole_weights(whole.model)))
 
 
 def test_saving_changes_nothing(tmp_path: Path) -> None:
@@ -99,11 +98,11 @@ class Killed(BaseException):
 
 
 KILLS = {
-    "before torch's files": (checkpoint.state_dict_saver, "save"),
+    "before torch's files": (state_dict_saver, "save"),
     "before the loader's": (FakeLoader, "save"),
     "before the renaming": (Path, "rename"),
     "before old ones are removed": (checkpoint, "_remove_old"),
-    "while old ones are removed": (checkpoint.shutil, "rmtree"),
+    "while old ones are removed": (shutil, "rmtree"),
 }
 
 

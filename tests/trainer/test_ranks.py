@@ -1,12 +1,12 @@
 """Several ranks for real, by both launchers."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.multirank import Launcher, RunRanks
 from tests.trainer.fake_loader import FakeLoader, make_models
 
 pytestmark = pytest.mark.multirank
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.multirank
     ],
 )
 def test_gradients_equal_those_of_one_process(
-    run_ranks: Any, num_ranks: int, dp_shard: int, launcher: str
+    run_ranks: RunRanks, num_ranks: int, dp_shard: int, launcher: Launcher
 ) -> None:
     loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=24, steps=1)
     batch = loader.batch(0)
@@ -38,7 +38,7 @@ def test_gradients_equal_those_of_one_process(
 
 
 def test_a_resumed_job_equals_the_uninterrupted_one_bit_for_bit(
-    run_ranks: Any, tmp_path: Path
+    run_ranks: RunRanks, tmp_path: Path
 ) -> None:
     whole = run_ranks("train_resume", 3, str(tmp_path / "whole"), "1", "6").reports
     prefix = run_ranks("train_resume", 3, str(tmp_path / "cut"), "1", "2").reports
@@ -48,7 +48,7 @@ def test_a_resumed_job_equals_the_uninterrupted_one_bit_for_bit(
         assert rest[rank]["weights"] == whole[0]["weights"]
 
 
-def test_a_checkpoint_moves_to_another_mesh(run_ranks: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_moves_to_another_mesh(run_ranks: RunRanks, tmp_path: Path) -> None:
     whole = run_ranks("train_resume", 1, str(tmp_path / "whole"), "1", "4").reports[0]
     run_ranks("train_resume", 2, str(tmp_path / "moved"), "2", "2")
     moved = run_ranks("train_resume", 2, str(tmp_path / "moved"), "1", "4", launcher="torchrun")

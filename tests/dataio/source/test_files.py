@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from dataio.errors import SourceError
-from dataio.fields import Int
+from dataio.fields import Field, Int
 from dataio.source import Storage, expand, open_source
 from tests.dataio.source.shards import numbered, read_all, write_tar
 
@@ -49,7 +49,7 @@ def test_a_pattern_that_names_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str | list[str], found: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if "a-{0..3}.tar" == pattern:
+    if pattern == "a-{0..3}.tar":
         touch(tmp_path, "a-0.tar", "a-3.tar")
     with pytest.raises(SourceError, match=found):
         expand(pattern)
@@ -84,12 +84,12 @@ def test_a_url_reads_like_a_file(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(5))
     memory = fsspec.filesystem("memory")
     memory.pipe("/shards/a.tar", path.read_bytes())
-    fields = {"label": Int("cls")}
+    fields: dict[str, Field] = {"label": Int("cls")}
     try:
         expected = read_all(open_source(str(path)), fields)
         assert read_all(open_source("memory://shards/a.tar"), fields) == expected
         assert read_all(open_source("memory://shards/*.tar"), fields) == expected
-        with pytest.raises(SourceError, match="memory://shards/b.tar: cannot be opened"):
+        with pytest.raises(SourceError, match=r"memory://shards/b\.tar: cannot be opened"):
             open_source("memory://shards/b.tar")
         with pytest.raises(SourceError, match="cannot be opened"):
             open_source("nosuch://shards/b.tar")

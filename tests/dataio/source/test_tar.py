@@ -1,5 +1,7 @@
 """Tar shards: the same samples as WebDataset sees, whole or in part, each byte once."""
 
+import io
+import json
 import sys
 import tarfile
 import warnings
@@ -11,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataio.errors import FieldError, SourceError
-from dataio.fields import Bytes, Int
+from dataio.fields import Bytes, Field, Int
 from dataio.source import Storage, open_source, scan_shard, write_index
 from dataio.source.base import ShardedSource
 from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
 
-FIELDS = {"data": Bytes("bin"), "label": Int("cls")}
+FIELDS: dict[str, Field] = {"data": Bytes("bin"), "label": Int("cls")}
 REUSE = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -106,10 +108,14 @@ def test_webdataset_reads_the_same(tmp_path: Path) -> None:
         with webdataset.TarWriter(path, encoder=False) as writer:
             for i in range(50):
                 image = b"%d" % i * i
-                key = f"dir.{i % 3}/" + "long" * (i * 2) + f"{i:04d}"
-                writer.write({"__key__": key, "cls": b"%d" % i, "seg.PNG": image, "txt": b""})
+                name = f"dir.{i % 3}/" + "long" * (i * 2) + f"{i:04d}"
+                writer.write({"__key__": name, "cls": b"%d" % i, "seg.PNG": image, "txt": b""})
         expected = list(webdataset.WebDataset(path, shardshuffle=False))
-    fields = {"key": Bytes("__key__"), "image": Bytes("seg.png"), "label": Int("cls")}
+    fields: dict[str, Field] = {
+        "key": Bytes("__key__"),
+        "image": Bytes("seg.png"),
+        "label": Int("cls"),
+    }
     source = open_source(path)
     assert source.num_samples == len(expected) == 50
     for (number, (label, key, image)), sample in zip(
@@ -134,13 +140,11 @@ def test_every_form_of_tar_is_read(tmp_path: Path, form: int) -> None:
         link = tarfile.TarInfo("link.cls")
         link.type, link.linkname = tarfile.SYMTYPE, "b.cls"
         tar.addfile(link)
-        import io
-
         for name, data in write:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    fields = {"key": Bytes("__key__"), **FIELDS}
+    fields: dict[str, Field] = {"key": Bytes("__key__"), **FIELDS}
     for _ in range(2):
         rows = [row[1] for row in read_all(open_source(str(path)), fields)]
         assert [int.from_bytes(label, "little") for label, _, _ in rows] == [1, 2, 3]
@@ -192,7 +196,7 @@ def test_a_member_is_never_unpickled(tmp_path: Path) -> None:
     payload = f"cos\nsystem\n(S'touch {tmp_path}/owned'\ntR.".encode()
     members = [("a.pkl", payload), ("a.npy", b"\x93NUMPY" + payload), ("a.cls", b"1")]
     path = write_tar(tmp_path / "a.tar", members)
-    fields = {"pickle": Bytes("pkl"), "array": Bytes("npy"), "label": Int("cls")}
+    fields: dict[str, Field] = {"pickle": Bytes("pkl"), "array": Bytes("npy"), "label": Int("cls")}
     rows = read_all(open_source(str(path)), fields)
     watching = False
     assert rows[0][1][1] == payload
@@ -247,7 +251,7 @@ def test_a_shard_truncated_after_indexing_is_refused(tmp_path: Path) -> None:
 def test_an_index_that_disagrees_is_refused(tmp_path: Path, num_samples: int) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(10))
     index = tmp_path / "index.json"
-    index.write_text('{"shardlist": [{"url": "far/a.tar", "nsamples": %d}]}' % num_samples)
+    index.write_text(json.dumps({"shardlist": [{"url": "far/a.tar", "nsamples": num_samples}]}))
     for _ in range(2):
         source = open_source(str(path))
         assert source.num_samples == num_samples
@@ -318,7 +322,7 @@ def test_two_members_of_one_extension_are_refused(tmp_path: Path) -> None:
 
 def test_an_index_refuses_names_with_white_space(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("a b.cls", b"1")])
-    with pytest.raises(SourceError, match="white space in the name of sample 'a b'.*rename"):
+    with pytest.raises(SourceError, match=r"white space in the name of sample 'a b'.*rename"):
         write_index(path)
     assert not (tmp_path / "a.idx").exists()
 

@@ -184,7 +184,8 @@ class Run:
             if self.progress.steps % self._config.run.log_steps == 0:
                 recent = meter.recent_loss(self._job.world)
                 self._write({"kind": "step", **self._place(epoch), "loss": recent, "lr": lr})
-                if self._stop.agreed(self._job.world):
+                # An epoch whose steps are done is ended first, so that its line gets written.
+                if self._loader.step < len(self._loader) and self._stop.agreed(self._job.world):
                     return False
         return True
 

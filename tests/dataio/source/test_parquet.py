@@ -1,0 +1,177 @@
+"""Parquet shards: a row is a sample, read one row group at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataio.errors import FieldError, SourceError
+from dataio.fields import Array, Bytes, Field, Float, Image, Int
+from dataio.source import open_source
+from dataio.source.base import ShardedSource
+from tests.dataio.source.shards import ids, read_all, rows_of
+
+FIELDS: dict[str, Field] = {
+    "label": Int("cls"),
+    "value": Float("value"),
+    "matrix": Array("matrix", (2, 3), "int16"),
+    "data": Bytes("bin"),
+    "text": Bytes("txt"),
+}
+
+
+def table(num_rows: int, first: int = 0) -> pa.Table:
+    numbers = range(first, first + num_rows)
+    return pa.table(
+        {
+            "cls": pa.array(numbers, pa.int32()),
+            "value": pa.array([i / 2 for i in numbers], pa.float64()),
+            "matrix": pa.array([[i + j for j in range(6)] for i in numbers], pa.list_(pa.int64())),
+            "bin": pa.array([b"%d" % i * (i % 5) for i in numbers], pa.large_binary()),
+            "txt": pa.array([f"é{i}" for i in numbers], pa.string()).dictionary_encode(),
+        }
+    )
+
+
+def expected(number: int) -> tuple[int, list[bytes]]:
+    return number, [
+        np.int64(number).tobytes(),
+        np.float32(number / 2).tobytes(),
+        np.arange(number, number + 6, dtype=np.int16).tobytes(),
+        b"%d" % number * (number % 5),
+        f"é{number}".encode(),
+    ]
+
+
+def write(path: Path, *columns: pa.Table | dict[str, pa.Array], rows: int = 7) -> str:
+    for part in columns:
+        held = part if isinstance(part, pa.Table) else pa.table(part)
+        pq.write_table(held, path, row_group_size=rows)
+    return str(path)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=3), chosen=st.sets(st.integers(0, 59))
+)
+def test_any_subset_reads_the_same_rows_as_the_whole(
+    tmp_path: Path, sizes: list[int], chosen: set[int]
+) -> None:
+    firsts = np.cumsum([0, *sizes]).tolist()
+    paths = [write(tmp_path / f"{i}.parquet", table(n, firsts[i])) for i, n in enumerate(sizes)]
+    source = open_source(paths)
+    assert source.num_samples == sum(sizes)
+    assert read_all(source, FIELDS) == [expected(i) for i in range(sum(sizes))]
+    wanted = sorted(i for i in chosen if i < sum(sizes))
+    assert rows_of(source.read(np.array(wanted, np.int64), FIELDS)) == [expected(i) for i in wanted]
+
+
+def test_only_the_row_groups_and_columns_needed_are_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    blobs = pa.array([rng.bytes(10_000) for _ in range(80)], pa.binary())
+    numbers = pa.array(range(80))
+    path = write(tmp_path / "a.parquet", {"a": blobs, "b": blobs, "cls": numbers}, rows=20)
+    source = open_source(path)
+    assert isinstance(source, ShardedSource)
+    before, opens = source.bytes_read, source.storage.num_opens
+    list(source.read(ids(20, 39), {"data": Bytes("a"), "label": Int("cls")}))
+    assert 200_000 < source.bytes_read - before < 270_000
+    assert source.storage.num_opens == opens + 1
+
+
+def test_blocks_are_of_about_eight_mebibytes(tmp_path: Path) -> None:
+    blobs = pa.array([bytes(1 << 20)] * 40, pa.binary())
+    source = open_source(write(tmp_path / "a.parquet", {"a": blobs}, rows=30))
+    blocks = [len(rows) for rows in source.read(np.arange(40), {"data": Bytes("a")})]
+    assert sum(blocks) == 40
+    assert max(blocks) <= 8
+
+
+def test_other_column_types_read_the_same(tmp_path: Path) -> None:
+    files = pa.array([{"bytes": b"one", "path": "1"}, {"bytes": b"two", "path": "2"}])
+    nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.uint8(), 2)))
+    raw = pa.array([np.arange(4, dtype="<f4").tobytes()] * 2, pa.binary(16))
+    columns = {
+        "image": files,
+        "nested": nested,
+        "raw": raw,
+        "digits": pa.array(["12", " 7\n"]),
+        "flag": pa.array([True, False]),
+        "wide": pa.array([b"x", b""], pa.large_binary()),
+    }
+    fields: dict[str, Field] = {
+        "image": Image("image"),
+        "nested": Array("nested", (2, 2), "float64"),
+        "raw": Array("raw", (4,), "float32"),
+        "digits": Int("digits"),
+        "flag": Int("flag"),
+        "wide": Bytes("wide"),
+    }
+    rows = read_all(open_source(write(tmp_path / "a.parquet", columns)), fields)
+    nested_row, raw_row, digits, flag, image, wide = rows[0][1]
+    assert np.frombuffer(nested_row).tolist() == [1, 2, 3, 4]
+    assert np.frombuffer(raw_row, np.float32).tolist() == [0, 1, 2, 3]
+    assert np.frombuffer(digits + flag, np.int64).tolist() == [12, 1]
+    assert (image, wide) == (b"one", b"x")
+    assert np.frombuffer(rows[1][1][2], np.int64)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "found"),
+    [
+        (pa.array([1, None, 3]), Int("x"), "column 'x', sample 1: found null, expected a value"),
+        (pa.array([1.0, 2.5, 3.0]), Int("x"), "column 'x': found double .*what fits in int64"),
+        (pa.array(["1", "2", "c"]), Int("x"), "column 'x', sample 2: found b'c'"),
+        (
+            pa.array([[1], [1, 2], [3]]),
+            Array("x", (1,), "int8"),
+            "sample 1: found lists of 1 and 2",
+        ),
+        (
+            pa.array([[1], [2], [3]]),
+            Array("x", (2,), "int8"),
+            r"found the shape \[1\], expected \[2\]",
+        ),
+        (pa.array([[1], [300], [3]]), Array("x", (1,), "int8"), "what fits in int8; declare"),
+        (pa.array([[1], [None], [3]]), Array("x", (1,), "int8"), "null or nothing in a list"),
+        (pa.array([1, 2, 3]), Bytes("x"), "found the type int64, expected bytes or text"),
+        (
+            pa.array([1, 2, 3]),
+            Int("y"),
+            "found the columns x, expected 'y' for field 'field'; name",
+        ),
+        (pa.array([b"ab"] * 3), Array("x", (3,), "int8"), r"found b'ab' \(2 bytes\), expected the"),
+    ],
+)
+def test_a_column_that_is_not_what_was_declared_is_refused(
+    tmp_path: Path, values: pa.Array, field: Field, found: str
+) -> None:
+    source = open_source(write(tmp_path / "a.parquet", {"x": values}))
+    with pytest.raises(FieldError, match=found):
+        read_all(source, {"field": field})
+
+
+def test_a_broken_shard_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, table(40))
+    raw = path.read_bytes()
+    source = open_source(str(path))
+    for data in (b"x" * 100, b"", raw[: len(raw) // 2]):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=r"do not read as Parquet .*copy or write the shard"):
+            open_source(str(path))
+    path.write_bytes(raw[:4] + bytes(len(raw) // 2) + raw[4 + len(raw) // 2 :])
+    with pytest.raises(SourceError, match=r"row group 0 does not read .*the shard is damaged"):
+        read_all(source, FIELDS)
+    write(path, table(41))
+    with pytest.raises(SourceError, match="found 41 rows, expected 40 as when it was opened"):
+        read_all(source, FIELDS)
+    write(path, table(0))
+    with pytest.raises(SourceError, match="holds no samples"):
+        open_source(str(path))

@@ -1,0 +1,80 @@
+"""A command that fails says so in one message; what nobody foresaw is raised."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dataio.errors import StallError
+from shuffle.errors import ExchangeError
+from tonari import cli
+from tonari.errors import CommandError
+from trainer.errors import ConfigError
+
+
+def run(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: int = 0) -> int:
+    """Run `tonari demo --fast` with a command that raises or returns."""
+
+    def main(argv: list[str]) -> int:
+        assert argv == ["--fast"]
+        if error:
+            raise error
+        return status
+
+    monkeypatch.setitem(sys.modules, "tonari.demo", SimpleNamespace(main=main))
+    return cli.main(["demo", "--fast"])
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from tonari.cli import main; status = main(['--help'])\n"
+        "assert status == 0 and not {'torch', 'numpy', 'mpi4py', 'tyro'} & sys.modules.keys()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert all(f"  {name} " in ended.stdout for name in cli.COMMANDS)
+
+
+def test_an_unknown_command_exits_2_and_guesses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pakc"]) == 2
+    assert "'pakc' is not a command, expected one of demo, pack" in (err := capsys.readouterr().err)
+    assert err.endswith("did you mean 'pack'?\n")
+    assert cli.main([]) == 2
+    assert "usage: tonari COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StallError("rank 3"), ExchangeError("rank 3"), ConfigError("rank 3"), CommandError("rank 3")],
+)
+def test_a_known_error_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    assert run(monkeypatch, error) == 1
+    assert capsys.readouterr().err == "tonari demo: rank 3\n"
+
+
+def test_an_unknown_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(monkeypatch, ZeroDivisionError("our own bug"))
+    with pytest.raises(ModuleNotFoundError):
+        run(monkeypatch, ModuleNotFoundError("our own bug", name="dataio.gone"))
+
+
+def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, None, status=0) == 0
+    assert run(monkeypatch, None, status=1) == 1
+    assert run(monkeypatch, SystemExit(2)) == 2
+    assert run(monkeypatch, SystemExit()) == 0
+    assert run(monkeypatch, SystemExit("tonari demo: no")) == 1
+    assert run(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "tonari demo: no\ntonari demo: interrupted\n"
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, ModuleNotFoundError("No module", name="matplotlib")) == 1
+    assert "run `pip install 'tonari[report]'`" in capsys.readouterr().err

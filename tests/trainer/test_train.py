@@ -1,0 +1,171 @@
+"""Whole runs: in this process, and by the command under both launchers."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.multirank import launch_command, run_job
+from tests.trainer.digits import write_config
+from trainer import loop
+from trainer.config import load_config
+from trainer.errors import ConfigError
+from trainer.loop import Summary, train
+
+KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
+VARIANTS = {
+    "full": (),
+    "kakurenbo": KAKURENBO,
+    "random": ("importance.kind=random",),
+    "batch norm": ("model.kind=resnet", "model.depth=8", "model.norm=batch", "run.epochs=2"),
+}
+EPOCH_KEYS = {
+    "kind", "epoch", "step", "loss", "accuracy", "epoch_s", "wait_s", "staging_s", "evaluation_s",
+    "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows", "source_bytes", "order_hash",
+}  # fmt: skip
+MEASURED = {"epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes"}
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """Read a run's metrics, without what no two runs share."""
+    text = (directory / "metrics.jsonl").read_text()
+    told = [json.loads(line) for line in text.splitlines()]
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in told]
+
+
+def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summary:
+    """Train in this process, into a directory of its own."""
+    directory = config.parent / name
+    return train(load_config(config, (f"run.directory={directory}", *overrides)), resume=resume)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Send this process a SIGTERM in a step."""
+    step, taken = loop.train_step, []
+
+    def counted(*args: Any) -> torch.Tensor:
+        taken.append(1)
+        if len(taken) == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+
+    monkeypatch.setattr(loop, "train_step", counted)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A small run's configuration, and its data."""
+    return write_config(tmp_path)
+
+
+def test_a_run_learns_and_tells_what_it_did(config: Path) -> None:
+    summary = run(config, "run")
+    text = (config.parent / "run/metrics.jsonl").read_text()
+    told = [json.loads(line) for line in text.splitlines()]
+    epochs = [line for line in told if line["kind"] == "epoch"]
+    assert summary.finished
+    assert (summary.progress.epochs, summary.progress.steps) == (3, 21)
+    assert [line["step"] for line in told if line["kind"] == "step"] == list(range(1, 22))
+    assert all(set(line) == EPOCH_KEYS for line in epochs)
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert epochs[-1]["accuracy"] == 1
+    assert epochs[0]["source_bytes"] > 0
+    assert [line["source_bytes"] for line in epochs[1:]] == [0, 0]
+    assert len({line["order_hash"] for line in epochs}) == 3
+    assert [p.name for p in sorted((config.parent / "run/checkpoints").iterdir())] == [
+        "step-00000014",
+        "step-00000021",
+    ]
+
+
+def test_the_epoch_s_loss_is_the_mean_of_its_steps(config: Path) -> None:
+    run(config, "run", "run.epochs=1")
+    *steps, epoch = lines(config.parent / "run")
+    assert epoch["loss"] == pytest.approx(sum(step["loss"] for step in steps) / len(steps))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("steps", [3, 7, 12])
+def test_stopped_and_resumed_equals_uninterrupted(
+    config: Path, monkeypatch: pytest.MonkeyPatch, variant: str, steps: int
+) -> None:
+    run(config, "whole", *VARIANTS[variant])
+    with monkeypatch.context() as patch:
+        stop_after(patch, steps)
+        stopped = run(config, "cut", *VARIANTS[variant])
+    assert not stopped.finished
+    assert stopped.progress.steps == steps
+    finished = run(config, "cut", *VARIANTS[variant])
+    assert finished.finished
+    whole, cut = lines(config.parent / "whole"), lines(config.parent / "cut")
+    # The interrupted epoch's own line knows the loss of its rest alone.
+    for told in (whole, cut):
+        told[:] = [line | {"loss": 0} if line["kind"] == "epoch" else line for line in told]
+    assert cut == whole
+
+
+def test_a_finished_run_has_nothing_left_to_do(config: Path) -> None:
+    run(config, "run", "run.epochs=1")
+    before = lines(config.parent / "run")
+    again = run(config, "run", "run.epochs=1")
+    assert (again.progress.epochs, again.finished, again.last) == (1, True, None)
+    assert lines(config.parent / "run") == before
+
+
+def test_hidden_rows_are_fewer_steps(config: Path) -> None:
+    run(config, "run", *KAKURENBO)
+    hidden = [x["hidden_fraction"] for x in lines(config.parent / "run") if x["kind"] == "epoch"]
+    assert hidden[0] == 0
+    assert max(hidden) > 0.1
+
+
+def test_never_resuming_refuses_another_run_s_directory(config: Path) -> None:
+    run(config, "run", "run.epochs=1")
+    with pytest.raises(
+        ConfigError, match=r"holds step-00000007 of an earlier run, .* give another"
+    ):
+        run(config, "run", resume="never")
+
+
+def test_a_mesh_that_does_not_fit_is_refused_before_staging(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mesh: .* is 2 ranks, but the job has 1"):
+        run(config, "run", "mesh.dp_replicate=2")
+    assert not (config.parent / "run").exists()
+
+
+@pytest.mark.multirank
+def test_both_launchers_train_in_the_same_order(config: Path) -> None:
+    told = {}
+    for launcher in ("mpiexec", "torchrun"):
+        end = [str(config), f"run.directory={config.parent / launcher}", "run.epochs=2"]
+        status, output = run_job(
+            [*launch_command(launcher, 4), "-m", "tonari", "train", *end],
+            env={"TONARI_RANKS_PER_NODE": "2", "TONARI_CACHE": str(config.parent / launcher / "c")},
+            timeout_s=120,
+        )
+        assert status == 0, output
+        assert "trained 2 epochs, 4 steps on 4 replicas, loss" in output
+        told[launcher] = lines(config.parent / launcher)
+    assert told["mpiexec"] == told["torchrun"]
+    assert told["mpiexec"][-1]["exchanged_rows"] > 0
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.batch_size=60", "[data]: batch_size: 60 is more than a replica's share of 50 rows"),
+        ("mesh.tp=2", "mesh.tp is 2, expected 1: this version trains data-parallel only"),
+        ("data.train=absent.parquet", "absent.parquet"),
+    ],
+)
+def test_a_wrong_setting_ends_all_ranks(config: Path, override: str, message: str) -> None:
+    command = [*launch_command("mpiexec", 2), "-m", "tonari", "train", str(config), override]
+    status, output = run_job(command, env={}, timeout_s=30)
+    assert status == 1, output
+    assert message in output
+    assert "Traceback" not in output

@@ -1,0 +1,100 @@
+"""`tonari doctor`: is this machine fine for Tonari, and if not, what to do."""
+
+import json as json_module
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from tonari.checks import Finding, check_machine, check_torch
+from tonari.probes import exchange, in_job, join, probe_mpi, probe_torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Check this machine: packages, MPI, torch, cache directory, CPUs, limits.
+
+    Each line says fine, look (it works, with a reservation) or broken, and what to do. Under mpiexec
+    or torchrun every rank checks its own node and rank 0 speaks. Exit status 1: something is broken.
+    """
+
+    cache: Path | None = None
+    """Cache directory to check: the one that a loader would choose, unless given."""
+    ranks: int = 2
+    """Ranks to start for the exchange, where no launcher has started any."""
+    timeout_s: float = 60.0
+    """Longest wait for them."""
+    json: bool = False
+    """Print one JSON document and nothing else on stdout."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"--ranks is {self.ranks}, must be >= 1")
+        if not self.timeout_s > 0:
+            raise ValueError(f"--timeout-s is {self.timeout_s}, must be > 0")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Collective under mpiexec and torchrun.
+
+    Raises:
+        WorldError: If the ranks of this job do not find one another.
+    """
+    options = tyro.cli(
+        Doctor, args=argv, prog="tonari doctor", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    return _status(_show(_job(options) if in_job() else _alone(options), as_json=options.json))
+
+
+def _alone(options: Doctor) -> Iterator[Finding]:
+    yield from _machine(options)
+    yield probe_torch(options.ranks, timeout_s=options.timeout_s)
+    yield probe_mpi(options.ranks, timeout_s=options.timeout_s)
+
+
+def _machine(options: Doctor) -> Iterator[Finding]:
+    yield from check_machine(str(options.cache) if options.cache else None)
+    yield check_torch()
+
+
+def _job(options: Doctor) -> Iterator[Finding]:
+    """Yield all ranks' findings on rank 0, none on the others. Collective."""
+    with join() as world:
+        mine = [*_machine(options), Finding("ranks", "fine", exchange(world))]
+        data = json_module.dumps([asdict(finding) for finding in mine]).encode()
+        told = world.allgather(data, doing="gathering what every rank found (doctor)")
+    if world.rank == 0:
+        yield from merge([[Finding(**found) for found in json_module.loads(t)] for t in told])
+
+
+def merge(by_rank: list[list[Finding]]) -> Iterator[Finding]:
+    """Say once what all ranks found alike, and name the ranks where they differ.
+
+    Args:
+        by_rank: For each rank, the same checks in the same order.
+    """
+    for alike in zip(*by_rank, strict=True):
+        groups: dict[tuple[str, str], list[int]] = {}
+        for rank, finding in enumerate(alike):
+            groups.setdefault((finding.verdict, finding.cure), []).append(rank)
+        for ranks in groups.values():
+            first = alike[ranks[0]]
+            where = f" (rank {', '.join(map(str, ranks))})" if len(groups) > 1 else ""
+            yield Finding(first.check + where, first.verdict, first.found, first.cure)
+
+
+def _show(findings: Iterable[Finding], *, as_json: bool) -> list[Finding]:
+    shown = []
+    for finding in findings:
+        shown.append(finding)
+        if not as_json:
+            cure = f"\n{'':9}-> {finding.cure}" if finding.cure else ""
+            print(f"{finding.verdict:<8} {finding.check}: {finding.found}{cure}", flush=True)
+    if as_json and shown:
+        print(json_module.dumps({"findings": [asdict(finding) for finding in shown]}))
+    return shown
+
+
+def _status(findings: list[Finding]) -> int:
+    return int(any(finding.verdict == "broken" for finding in findings))

@@ -1,0 +1,121 @@
+"""Checks that need several ranks: do they reach each other through MPI, and through torch?
+
+Run as a program, it is one of these ranks.
+"""
+
+import importlib.util
+import os
+import sys
+import time
+
+import numpy as np
+
+from dataio.errors import WorldError
+from dataio.world import World, discover_world
+from dataio.world.discover import choose_medium
+from tonari.checks import LAUNCHER_NAMES, LAUNCHER_PREFIXES, Finding
+from tonari.mpi import mpiexec_command
+from tonari.processes import run_group
+
+PROBE_BYTES = 4 * 2**20
+MARK = "tonari-probe: "
+
+
+def in_job() -> bool:
+    """Say whether a launcher started this process as one of several ranks.
+
+    Raises:
+        WorldError: If it did, but in a way that no world can be found.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ or choose_medium(os.environ, None) != "single"
+
+
+def join() -> World:
+    """Join the world of this job, whichever launcher started it. Collective."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+    return discover_world(timeout_s=30.0)
+
+
+def exchange(world: World) -> str:
+    """Pass bytes round the ring of ranks, and say how it went. Collective.
+
+    Raises:
+        WorldError: If bytes do not arrive as they were sent.
+    """
+    after, before = ((world.rank + step) % world.world_size for step in (1, -1))
+    sent = np.full(PROBE_BYTES, world.rank % 251, np.uint8)
+    got = np.full(PROBE_BYTES, 255, np.uint8)
+    started = time.perf_counter()
+    if world.world_size > 1:
+        requests = [world.irecv(got, source=before, tag=0), world.isend(sent, dest=after, tag=0)]
+        world.wait(requests, peers=[before, after], doing="passing bytes round (doctor)")
+        if not (got == before % 251).all():
+            raise WorldError(
+                f"world: rank {world.rank} did not get the bytes that rank {before} sent; the "
+                "network or the MPI library is faulty: try another of its transports"
+            )
+    rate = PROBE_BYTES / (time.perf_counter() - started) / 1e6
+    world.barrier(doing="ending the exchange (doctor)")
+    ranks = f"{world.world_size} rank{'s' if world.world_size > 1 else ''}"
+    nodes = f"{world.num_nodes} node{'s' if world.num_nodes > 1 else ''}"
+    return f"{ranks} on {nodes} exchanged bytes, {rate:,.0f} MB/s a rank"
+
+
+def probe_mpi(ranks: int, *, timeout_s: float) -> Finding:
+    """Start ranks under mpiexec and let them exchange bytes."""
+    if importlib.util.find_spec("mpi4py") is None:
+        cure = "for jobs under mpiexec: pip install 'tonari[mpi]', or 'tonari[mpi-bundled]'"
+        return Finding("MPI", "look", "mpi4py is not installed", cure)
+    try:
+        command = mpiexec_command(ranks)
+    except SystemExit as absent:
+        found, _, cure = str(absent).partition("; ")
+        return Finding("MPI", "broken", found, cure)
+    cure = (
+        "mpi4py and mpiexec must come from one MPI: load your site's MPI module and run `pip "
+        "install --no-binary mpi4py --force-reinstall mpi4py`, or pip install 'tonari[mpi-bundled]'"
+    )
+    return _probe("MPI", [*command, sys.executable], ranks, timeout_s=timeout_s, cure=cure)
+
+
+def probe_torch(ranks: int, *, timeout_s: float) -> Finding:
+    """Start ranks under torchrun and let them exchange bytes through gloo."""
+    cure = (
+        "gloo must find an address of this machine: see that its host name resolves, or set "
+        "GLOO_SOCKET_IFNAME to an interface that `ip link` lists"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launch, f"--nproc-per-node={ranks}"]
+    return _probe("torch.distributed", command, ranks, timeout_s=timeout_s, cure=cure)
+
+
+def _probe(check: str, launch: list[str], ranks: int, *, timeout_s: float, cure: str) -> Finding:
+    # `mpiexec -n 1 tonari doctor`: the outer launcher's variables would mislead the inner ranks.
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES
+    }
+    command = [*launch, "-m", "tonari.probes"]
+    status, said = run_group(command, timeout_s=timeout_s, env=env | {"OMP_NUM_THREADS": "1"})
+    told = [line.partition(MARK)[2] for line in said.splitlines() if MARK in line]
+    if status == 0 and told and told[0].startswith(f"{ranks} rank"):
+        return Finding(check, "fine", told[0])
+    lines = [line.strip() for line in said.splitlines() if "Error" in line or MARK in line]
+    ended = f"no answer within {timeout_s:g} s" if status is None else f"ended with {status}"
+    return Finding(check, "broken", f"{ended}: {(lines or ['nothing was said'])[-1]}", cure)
+
+
+def main() -> None:
+    """Be one rank of a probe."""
+    with join() as world:
+        words = exchange(world)
+        if world.rank == 0:
+            print(f"{MARK}{words}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
