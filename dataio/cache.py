@@ -96,9 +96,6 @@ class Cache:
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
 
-    # ---- opening
-    # -------------------------------------------------------------------------------------
-
     def prepare(self) -> None:
         """Create or adopt the directory, lock it and make room. Leader only, before anyone loads.
 
@@ -190,9 +187,6 @@ class Cache:
         self._free = FreeExtents(np.concatenate(offsets), np.concatenate(lengths))
         self._arrived = []
 
-    # ---- reading
-    # -------------------------------------------------------------------------------------
-
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[len(slots), num_variable]: Bytes of the variable fields."""
         return self.entries.lengths[slots]
@@ -233,9 +227,6 @@ class Cache:
         if number not in self._heaps:
             self._heaps[number] = HeapFile(self.directory / f"heap-{number}.bin")
         return self._heaps[number]
-
-    # ---- writing
-    # -------------------------------------------------------------------------------------
 
     def write_rows(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows

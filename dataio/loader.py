@@ -161,12 +161,10 @@ class Loader:
         self._begun = False
         self._pending: tuple[dict[str, object], NodeSnapshot | None] | None = None
         self._exchange: Exchange | None = None
+        self._first_tag = self.world.open_channel()
         self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
         self._stage()
-
-    # ---- construction
-    # --------------------------------------------------------------------------------
 
     def _num_slots(self) -> int:
         if self._shuffle.holds_all:
@@ -224,9 +222,6 @@ class Loader:
         return self._shuffle.placement(
             self.layout, node=self.world.node, epoch=epoch, seed=self.seed
         )
-
-    # ---- an epoch
-    # ------------------------------------------------------------------------------------
 
     def _decks(self) -> tuple[NDArray[np.int64], tuple[int, ...], int, int, int]:
         """Rows of each deck, replicas it is dealt to, this rank's deck, its turn, first replica."""
@@ -313,6 +308,7 @@ class Loader:
             seed=self.seed,
             steps=steps,
             mean_row_bytes=self._mean_row_bytes,
+            first_tag=self._first_tag,
         )
 
     def _ensure_begun(self) -> None:
@@ -375,9 +371,6 @@ class Loader:
             for theirs, data in zip(all_slots, all_entries, strict=True):
                 scores[np.frombuffer(theirs, np.int64)] = np.frombuffer(data, scores.dtype)
         self.world.barrier(doing="take in scores")
-
-    # ---- what a training loop calls
-    # ------------------------------------------------------------------
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective at each turn.
@@ -557,9 +550,6 @@ class Loader:
             deliver=self._delivered,
         )
 
-    # ---- state
-    # ---------------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, object]:
         """Say where the loader stands: a few integers and hashes, JSON, under 1 KB."""
         pending = self._pending[0] if self._pending is not None and not self._begun else {}
@@ -642,9 +632,6 @@ class Loader:
                 f"{epoch}; the checkpoint is damaged or of another run: restore an older one"
             )
         self._ensure_begun()
-
-    # ---- the rest
-    # ------------------------------------------------------------------------------------
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""

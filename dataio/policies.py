@@ -139,10 +139,12 @@ class Shuffle(Protocol):
         seed: int,
         steps: range,
         mean_row_bytes: int,
+        first_tag: int,
     ) -> Exchange | None:
         """Start an epoch's exchange, spread over the steps that remain; None if nothing moves.
 
         ``mean_row_bytes`` must be the same on all ranks: the number of chunks is derived from it.
+        Messages use the CHANNEL_TAGS tags from ``first_tag`` on.
         """
         ...
 
@@ -173,5 +175,6 @@ class Local:
         seed: int,
         steps: range,
         mean_row_bytes: int,
+        first_tag: int,
     ) -> None:
         """Nothing moves."""

@@ -56,7 +56,9 @@ class Pool:
         self.staging_s = 0.0
         self._progress = progress
         schema = row_schema(fields)
-        name = xxhash.xxh3_64_hexdigest(f"{source.name}|{schema}".encode())[:12]
+        # A relative pattern means another dataset in another working directory.
+        place = source.name if "://" in source.name else str(Path(source.name).absolute())
+        name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
         self.cache = Cache(
             directory,

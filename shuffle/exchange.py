@@ -86,9 +86,6 @@ class PlannedExchange:
     def _has_room(self, under_way: "list[_Incoming] | list[_Outgoing]") -> bool:
         return len(under_way) < MAX_IN_FLIGHT
 
-    # ---- sending
-    # -------------------------------------------------------------------------------------
-
     def _begin_send(self, parcel: Parcel) -> _Outgoing:
         rows = self._store.read_rows(self._slots[parcel.start : parcel.stop])
         buffers = [pack_parcel(rows)]
@@ -99,9 +96,6 @@ class PlannedExchange:
         self._sent_bytes += sum(len(data) for data in buffers)
         self._messages += len(buffers)
         return _Outgoing(parcel, buffers, requests)
-
-    # ---- receiving
-    # -----------------------------------------------------------------------------------
 
     def _begin_receive(self, parcel: Parcel) -> _Incoming:
         num_variable = len(self._store.schema.variable)
@@ -145,9 +139,6 @@ class PlannedExchange:
                 f"rank {source}'s node is damaged: remove it there and start again, it is staged "
                 "anew"
             )
-
-    # ---- the epoch's end
-    # -----------------------------------------------------------------------------
 
     def finish(self, scores: Scores) -> dict[str, float]:
         """Complete the exchange; then the scores of the rows that moved follow them."""

@@ -52,6 +52,7 @@ class Partial:
         seed: int,
         steps: range,
         mean_row_bytes: int,
+        first_tag: int,
     ) -> Exchange | None:
         """Start the epoch's exchange, spread over ``steps``; `progress` sends the first."""
         leaving = self.num_leaving(layout)
@@ -67,6 +68,7 @@ class Partial:
             epoch=epoch,
             steps=steps,
             mean_row_bytes=mean_row_bytes,
+            first_tag=first_tag,
         )
         return PlannedExchange(world, store, slots=slots, parcels=parcels)
 
@@ -97,5 +99,6 @@ class Global:
         seed: int,
         steps: range,
         mean_row_bytes: int,
+        first_tag: int,
     ) -> None:
         """Nothing moves."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataio.layout import Layout
+from dataio.world import CHANNEL_TAGS
+from shuffle.errors import ExchangeError
 from shuffle.plan import chunk_bounds, chunk_step, parcel_bounds
 from shuffle.ring import make_ring
 
@@ -41,6 +43,7 @@ def plan_parcels(
     epoch: int,
     steps: range,
     mean_row_bytes: int,
+    first_tag: int = 0,
 ) -> list[Parcel]:
     """Plan a replica's parcels of an epoch, in the order in which they are sent.
 
@@ -52,6 +55,10 @@ def plan_parcels(
         epoch: The running epoch.
         steps: Its steps that remain.
         mean_row_bytes: The same on all ranks.
+        first_tag: Parcels are tagged from here on.
+
+    Raises:
+        ExchangeError: If a channel has not enough tags.
     """
     bounds = chunk_bounds(num_leaving)
     chunks = len(bounds) - 1
@@ -71,4 +78,10 @@ def plan_parcels(
                     start, stop, chunk, int(dests[chunk]), int(sources[chunk]), step, len(parcels)
                 )
             )
+    if len(parcels) > CHANNEL_TAGS:
+        raise ExchangeError(
+            f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "
+            f"{len(parcels)} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
+            f"fraction or start more ranks"
+        )
     return parcels

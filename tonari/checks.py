@@ -1,4 +1,4 @@
-"""What `tonari doctor` looks at on this machine, one function a check; nothing is changed."""
+"""What `tonari doctor` looks at on this machine, one function a check."""
 
 import importlib.metadata
 import os
@@ -95,7 +95,7 @@ def _version(name: str) -> str | None:
 
 
 def check_cache(choice: str | None) -> Iterator[Finding]:
-    """Find the cache directory as a loader would: filesystem, right to write, room."""
+    """Find, and create, the cache directory as a loader would: filesystem, right to write, room."""
     try:
         directory = cache_directory(choice)
     except CacheError as error:

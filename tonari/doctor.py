@@ -15,8 +15,9 @@ from tonari.probes import exchange, in_job, join, probe_mpi, probe_torch
 class Doctor:
     """Check this machine: packages, MPI, torch, cache directory, CPUs, limits.
 
-    Each line says fine, look (it works, with a reservation) or broken, and what to do. Under mpiexec
-    or torchrun every rank checks its own node and rank 0 speaks. Exit status 1: something is broken.
+    Each line says fine, look (it works, with a reservation) or broken, and what to do. Under
+    mpiexec or torchrun every rank checks its own node and rank 0 speaks. Exit status 1 if anything
+    is broken.
     """
 
     cache: Path | None = None

@@ -105,7 +105,9 @@ def _probe(check: str, launch: list[str], ranks: int, *, timeout_s: float, cure:
     if status == 0 and told and told[0].startswith(f"{ranks} rank"):
         return Finding(check, "fine", told[0])
     lines = [line.strip() for line in said.splitlines() if "Error" in line or MARK in line]
-    ended = f"no answer within {timeout_s:g} s" if status is None else f"ended with {status}"
+    ended = f"ended with {status}"
+    if status is None:
+        ended, cure = f"no answer within {timeout_s:g} s", f"wait longer (--timeout-s), else {cure}"
     return Finding(check, "broken", f"{ended}: {(lines or ['nothing was said'])[-1]}", cure)
 
 

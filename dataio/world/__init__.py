@@ -5,9 +5,10 @@ from dataio.world.discover import discover_world
 from dataio.world.single import single_world
 from dataio.world.threads import run_threads, thread_worlds
 from dataio.world.topology import Topology
-from dataio.world.world import World
+from dataio.world.world import CHANNEL_TAGS, World
 
 __all__ = [
+    "CHANNEL_TAGS",
     "Request",
     "Topology",
     "Transport",

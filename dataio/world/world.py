@@ -16,6 +16,9 @@ from dataio.world.topology import Topology
 
 Element = TypeVar("Element", bound=np.generic)
 Operation = Literal["sum", "max", "min"]
+CHANNEL_TAGS = 4096
+"""Tags of one channel; 256 channels fit."""
+
 UFUNCS: dict[Operation, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -47,6 +50,7 @@ class World:
         self.topology = topology
         self.timeout_s = timeout_s
         self._collectives = Collectives(transport, timeout_s=timeout_s)
+        self._num_channels = 0
 
     @property
     def rank(self) -> int:
@@ -105,6 +109,26 @@ class World:
         if not into.flags.writeable:
             raise ValueError("world: cannot receive into a read-only array")
         return self._transport.irecv(into, source=source, tag=tag)
+
+    def open_channel(self) -> int:
+        """Reserve CHANNEL_TAGS tags for one user of this world, such as one of several loaders.
+
+        Collective in that all ranks open their channels in the same order; nothing is sent.
+
+        Returns:
+            The first tag.
+
+        Raises:
+            WorldError: If all channels are taken.
+        """
+        first = self._num_channels * CHANNEL_TAGS
+        if first + CHANNEL_TAGS > NUM_USER_TAGS:
+            raise WorldError(
+                f"[rank {self.rank}] world: {self._num_channels} channels are open, there are no "
+                f"more; make loaders once, not once an epoch"
+            )
+        self._num_channels += 1
+        return first
 
     def wait(
         self,

@@ -365,10 +365,6 @@ def test_variable_bytes_come_whole(tmp_path):
                 assert i < 0 or data == payload(i)
 
 
-# ---- broken inputs
-# ------------------------------------------------------------------------------------
-
-
 def test_a_batch_larger_than_a_share_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"batch_size: 64 is more than a replica's share of 61 rows.*at most"

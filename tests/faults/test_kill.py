@@ -43,7 +43,7 @@ def test_kill_anywhere_restart_at_once_and_every_row_is_owned_once(run_ranks, tm
 
     def start(plan):
         return run_ranks(
-            "kill_me",
+            "run_epochs",
             RANKS,
             str(tmp_path),
             str(SAMPLES),

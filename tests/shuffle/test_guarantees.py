@@ -63,7 +63,14 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
             continue
         steps = range(7)
         running = policy.begin(
-            world, pool.cache, layout, epoch=epoch, seed=seed, steps=steps, mean_row_bytes=20
+            world,
+            pool.cache,
+            layout,
+            epoch=epoch,
+            seed=seed,
+            steps=steps,
+            mean_row_bytes=20,
+            first_tag=0,
         )
         assert running is not None
         for step in steps:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.multirank import ROOT, launch_command, run_job
 from tests.trainer.digits import write_shard
 

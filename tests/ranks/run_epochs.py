@@ -91,16 +91,25 @@ def main():
         pool.scores[:] = load_node(found, world.node).scores
     world.barrier(doing="restore scores")
     share = slice(*layout.share_slots(world.replica))
+    rows = np.zeros(2, np.int64)
     while epoch < epochs:
         pool.scores["loss"][share] = score_of(pool.cache.entries.sample_id[share], epoch)
         world.barrier(doing="score")
         running = policy.begin(
-            world, pool.cache, layout, epoch=epoch, seed=0, steps=range(4), mean_row_bytes=20
+            world,
+            pool.cache,
+            layout,
+            epoch=epoch,
+            seed=0,
+            steps=range(4),
+            mean_row_bytes=20,
+            first_tag=0,
         )
         if running is not None:
             for step in range(4):
                 running.progress(step)
-            running.finish(pool.scores)
+            figures = running.finish(pool.scores)
+            rows += np.array([figures["rows"], policy.num_leaving(layout)], np.int64)
             pool.commit(epoch + 1)
         epoch += 1
         node = NodeSnapshot(pool.cache.entries.sample_id, pool.scores, Selection())
@@ -108,6 +117,7 @@ def main():
     entries = pool.cache.entries
     report = {
         "started_at": started_at,
+        "rows": rows.tolist(),
         "ids": entries.sample_id[share].tolist(),
         "expected": policy.placement(layout, node=world.node, epoch=epochs, seed=0)[share].tolist(),
         "corrupt": len(corrupt_rows(pool.cache.read_rows(np.arange(share.start, share.stop)))),
