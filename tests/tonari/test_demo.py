@@ -1,0 +1,93 @@
+"""The demo, small: what it must show whatever the machine's speed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tonari.demo_report import paired_difference, sentence
+
+EPOCHS = 2
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("demo")
+    command = [
+        *(sys.executable, "-m", "tonari", "demo", "--json", "--epochs", str(EPOCHS)),
+        *("--ranks", "2", "--nodes", "2", "--pfs-bandwidth", "0", "--pfs-latency", "0"),
+        *("--output", str(directory / "demo.png")),
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TONARI_")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), directory
+
+
+@pytest.mark.multirank
+@pytest.mark.timeout(300)
+def test_the_shared_directory_is_read_once(demo):
+    document, _ = demo
+    assert document["world"] == {"ranks": 2, "nodes": 2}
+    for kind in ("tonari", "tonari_hiding"):
+        read = document["runs"][kind]["source_bytes"]
+        assert document["data"]["tar_bytes"] * 0.9 < read[0] <= 1.05 * document["data"]["tar_bytes"]
+        assert read[1:] == [0] * (EPOCHS - 1)
+    baseline = document["runs"]["dataloader"]["source_bytes"]
+    assert min(baseline) > 0.5 * document["data"]["tar_bytes"], "the baseline reads every epoch"
+
+
+@pytest.mark.multirank
+def test_every_run_reports_every_epoch(demo):
+    document, directory = demo
+    for run in document["runs"].values():
+        for name in ("epoch_s", "wait_s", "test_accuracy", "source_bytes", "exchanged_rows",
+                     "hidden_fraction"):  # fmt: skip
+            assert len(run[name]) == EPOCHS
+        assert all(wait <= whole for wait, whole in zip(run["wait_s"], run["epoch_s"], strict=True))
+        assert run["test_accuracy"][-1] > 0.3, "it learns: guessing gives 0.1"
+    assert document["runs"]["tonari"]["exchanged_rows"] == [0, 2 * (1438 // 2 // 10)]
+    assert document["runs"]["tonari"]["staging_s"] > 0
+    assert (directory / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def made_up(epoch_s, accuracy, staging_s=0.0):
+    return {"epoch_s": epoch_s, "test_accuracy": accuracy, "staging_s": staging_s}
+
+
+def test_the_sentence_says_when_nothing_was_gained():
+    slow, fast = made_up([2.0] * 4, [0.9] * 4), made_up([1.0] * 4, [0.9] * 4, 1.5)
+    gained = sentence({"dataloader": slow, "tonari": fast, "tonari_hiding": fast})
+    assert "2.0 times shorter" in gained
+    assert "staging had paid after 2 epochs" in gained
+    nothing = sentence({"dataloader": fast, "tonari": slow, "tonari_hiding": slow})
+    assert nothing.startswith("Nothing was gained: later epochs take 2.00 times")
+
+
+def test_the_paired_difference_is_students():
+    seeds = [
+        {"dataloader": made_up([1.0], [0.90]), "tonari": made_up([1.0], [0.90 + gap / 100])}
+        for gap in (1.0, 2.0, 3.0)
+    ]
+    found = paired_difference(seeds, "tonari")
+    assert found.mean_points == pytest.approx(2.0)
+    # t(0.975, 2) = 4.3027, standard error 1/sqrt(3)
+    assert found.high_points == pytest.approx(2.0 + 4.3027 / 3**0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "3", "--nodes", "2"], "3 ranks do not spread evenly over 2 nodes"),
+        (["--epochs", "0"], "--epochs must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(capsys, arguments, message):
+    from tonari.cli import main
+
+    assert main(["demo", *arguments]) in (1, 2)
+    assert message in capsys.readouterr().err
