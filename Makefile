@@ -3,8 +3,9 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
+# Tests and the demo start ranks by the mpiexec that lies in there.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-# Two busy cores per rank and a test machine of two cores: one thread each is the fastest.
+# Several ranks share the cores of one machine: one thread each is the fastest.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -26,26 +27,26 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for options)
-	@tonari demo $(ARGS)
+	@$(VENV)/bin/tonari demo $(ARGS)
 
 test: $(STAMP) ## Run the tests (ARGS="-k name" for some)
-	@pytest $(ARGS)
+	@$(VENV)/bin/pytest $(ARGS)
 
 check: lint types imports test ## All of CI: format, lint, types, import contracts, tests
 
 lint: $(STAMP) ## Check format and lint
-	@ruff format --check
-	@ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/ruff check
 
 types: $(STAMP) ## Check types, strictly
-	@mypy
+	@$(VENV)/bin/mypy
 
 imports: $(STAMP) ## Check who may import whom
-	@lint-imports
+	@$(VENV)/bin/lint-imports
 
 format: $(STAMP) ## Format, and fix what can be fixed
-	@ruff format
-	@ruff check --fix
+	@$(VENV)/bin/ruff format
+	@$(VENV)/bin/ruff check --fix
 
 clean: ## Remove .venv and every cache
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -104,14 +104,15 @@ class Cache:
             OtherDatasetError: If it holds something else.
             CacheError: If it cannot be written or the disk is full.
         """
-        with self._named("prepare the cache"):
+        with self.named("prepare the cache"):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
             self._check_identity()
             if not self._head_path.exists():
                 self.rewrite(self.entries, epoch=0)
-            for file in self.fixed:
-                file.reserve(self.num_positions)
+            with self._readable("a field's file"):
+                for file in self.fixed:
+                    file.reserve(self.num_positions)
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -119,6 +120,8 @@ class Cache:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(self._lock, 4096, 0).decode(errors="replace") or "an unnamed process"
+            os.close(self._lock)
+            self._lock = None
             raise CacheBusyError(
                 f"{self.directory}: the cache is in use by {owner}; wait for it to end, or give "
                 f"this job a cache directory of its own (cache=..., TONARI_CACHE)"
@@ -134,27 +137,44 @@ class Cache:
         if not path.exists():
             write_json(path, expected)
             return
-        found = json.loads(path.read_text())
+        with self._readable("meta.json"):
+            found = dict(json.loads(path.read_text()))
         if found.get("format") != FORMAT_VERSION:
             raise CacheError(
                 f"{path}: cache format {found.get('format')}, this version reads {FORMAT_VERSION}; "
                 f"remove {self.directory} and stage again"
             )
-        if found != expected:
+        if found == expected:
+            return
+        if self._holds_rows():
             raise OtherDatasetError(
                 f"{self.directory}: the cache holds {found['source']} with fingerprint "
                 f"{found['fingerprint']}, but {self.identity.source} now has "
                 f"{self.identity.fingerprint} or other fields; remove the directory to stage the "
                 f"changed dataset, or give another cache directory"
             )
+        # A staging that failed leaves the name of its dataset, but no row: that binds nobody.
+        write_json(path, expected)
+
+    def _holds_rows(self) -> bool:
+        if not self._head_path.exists():
+            return False
+        with self._readable("the manifest"):
+            head = json.loads(self._head_path.read_text())
+            base = from_table(read_table(self.directory / head["base"]))
+            return bool(head["deltas"]) or bool(base.present.any())
 
     @property
     def _head_path(self) -> Path:
         return self.directory / "manifest.json"
 
-    def load(self) -> None:
-        """Read the committed manifest and map the files."""
-        with self._named("open the cache"):
+    def load(self, *, writable: bool = True) -> None:
+        """Read the committed manifest and map the files.
+
+        Raises:
+            CacheError: If they are not what the cache wrote.
+        """
+        with self.named("open the cache"), self._readable("the manifest"):
             head = json.loads(self._head_path.read_text())
             self.epoch = int(head["epoch"])
             self.entries = from_table(read_table(self.directory / head["base"]))
@@ -163,7 +183,7 @@ class Cache:
                 self.previous = self.entries
                 self.entries = self._applied(self.entries, deltas)
             for file in self.fixed:
-                file.map()
+                file.map(writable=writable)
         self._begin_epoch()
 
     def _applied(self, entries: Entries, deltas: Sequence[str]) -> Entries:
@@ -232,7 +252,7 @@ class Cache:
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
     ) -> None:
         """Write rows that belong to ``slots`` from the next commit on, into free space."""
-        with self._named("write rows"):
+        with self.named("write rows"):
             for file, column in zip(self.fixed, rows.fixed, strict=True):
                 file.rows[positions] = column
             assert self._free is not None
@@ -280,7 +300,7 @@ class Cache:
         Blocks on the disk. Nothing is committed: the next `commit` of the leader counts only after
         every rank of every node has sealed.
         """
-        with self._named("make arrivals durable"):
+        with self.named("make arrivals durable"):
             for sync in self._syncs:
                 sync.result()
             self._syncs = []
@@ -308,11 +328,11 @@ class Cache:
             head["serial"] += 1
             head["base"] = f"base-{head['serial']}.arrow"
             head["deltas"] = []
-            with self._named("rewrite the manifest"):
+            with self.named("rewrite the manifest"):
                 write_table(self.directory / head["base"], to_table(self.entries))
         head["epoch"] = epoch
         head["deltas"].append([self._delta(epoch, share) for share in range(self.local_size)])
-        with self._named("commit"):
+        with self.named("commit"):
             write_json(self._head_path, head)
         self._unlink(obsolete)
 
@@ -337,7 +357,7 @@ class Cache:
             serial = head["serial"] + 1
             obsolete = [head["base"], *(name for deltas in head["deltas"] for name in deltas)]
         base = f"base-{serial}.arrow"
-        with self._named("write the manifest"):
+        with self.named("write the manifest"):
             write_table(self.directory / base, to_table(entries))
             head = {
                 "format": FORMAT_VERSION,
@@ -368,7 +388,19 @@ class Cache:
             self._lock = None
 
     @contextlib.contextmanager
-    def _named(self, doing: str) -> Iterator[None]:
+    def _readable(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        # Arrow's errors of form are ValueErrors too.
+        except (ValueError, KeyError, TypeError) as error:
+            raise CacheError(
+                f"{self.directory}: {name} is damaged ({error!r}), expected what this cache wrote; "
+                "remove the directory, and the next run stages it again"
+            ) from error
+
+    @contextlib.contextmanager
+    def named(self, doing: str) -> Iterator[None]:
+        """Turn what the disk says within into a `CacheError` with directory and cure."""
         try:
             yield
         except OSError as error:

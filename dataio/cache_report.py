@@ -90,7 +90,7 @@ def verify_cache(directory: Path) -> Iterator[tuple[int, NDArray[np.int64]]]:
 def _opened(directory: Path) -> Cache:
     try:
         meta = json.loads((directory / "meta.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CacheError(
             f"{directory}: meta.json cannot be read ({error}), expected a cache that tonari "
             f"wrote; name a cache root, or a node directory in it"
@@ -108,7 +108,7 @@ def _opened(directory: Path) -> Cache:
     )
     identity = Identity(meta["source"], meta["fingerprint"], schema)
     cache = Cache(directory, identity, num_slots=0, num_positions=0, local_rank=0, local_size=1)
-    cache.load()
+    cache.load(writable=False)
     return cache
 
 

@@ -8,9 +8,8 @@ import torch
 
 from dataio.fields import Field
 from dataio.gather import Batch, Gather
-from dataio.layout import Layout
 from dataio.order import Order, num_steps
-from dataio.pool import Pool
+from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
 from dataio.source.base import Source
 from dataio.world import World
@@ -37,7 +36,7 @@ class Evaluation:
         deliver: Callable[[Batch], Batch],
     ) -> None:
         self.num_samples = source.num_samples
-        layout = Layout(world.replicas_per_node, source.num_samples)
+        layout = lay_out(source, world)
         pool_rows = layout.pool_rows(world.node)
         self._pool = Pool(
             source,
@@ -46,10 +45,15 @@ class Evaluation:
             root=root,
             num_slots=pool_rows,
             num_leaving=0,
+            purpose="evaluation",
             progress=progress,
         )
         first = layout.pool_start(world.node)
-        self._pool.ensure(np.arange(first, first + pool_rows), epoch=0)
+        try:
+            self._pool.ensure(np.arange(first, first + pool_rows), epoch=0)
+        except BaseException:
+            self._pool.close()
+            raise
         start, stop = layout.share_slots(world.replica)
         self._order = Order(
             np.arange(start, stop),

@@ -146,8 +146,11 @@ class Array:
 
     def __post_init__(self) -> None:
         _check_key(self)
-        if np.dtype(self.dtype).kind not in "biufc":
-            raise ValueError(f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers")
+        if not _is_numeric(self.dtype):
+            raise ValueError(
+                f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers; use "
+                "float32 or such"
+            )
         if any(length < 1 for length in self.shape):
             raise ValueError(f"Array({self.key!r}): shape is {self.shape}, lengths must be >= 1")
 
@@ -208,6 +211,13 @@ def _check_key(field: Field) -> None:
             f"{type(field).__name__}: key is {field.key!r}, must be the extension without its dot, "
             f"or the column, that the field is read from"
         )
+
+
+def _is_numeric(dtype: str) -> bool:
+    try:
+        return np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        return False
 
 
 def _bytes(field: Field, raw: Raw, where: str) -> Stored:

@@ -57,6 +57,16 @@ def filesystem_of(path: Path, *, mountinfo: str | None = None) -> Filesystem:
     return found
 
 
+def find_directory(choice: str | None) -> Path:
+    """Name the directory under which this node keeps its caches; creates and checks nothing.
+
+    Args:
+        choice: As `cache_directory` takes it.
+    """
+    named = _named(choice)
+    return Path(named).expanduser().absolute() if named else _scratch_directory()
+
+
 def cache_directory(choice: str | None) -> Path:
     """Find and create the directory under which this node keeps its caches.
 
@@ -71,17 +81,20 @@ def cache_directory(choice: str | None) -> Path:
         SharedFilesystemError: If it lies on a shared filesystem.
         CacheError: If it cannot be created or written, or is another user's.
     """
-    named = os.environ.get("TONARI_CACHE") if choice in (None, "auto") else choice
-    directory = Path(named).expanduser().absolute() if named else _scratch_directory()
+    directory = find_directory(choice)
     _refuse_shared(directory)
     _create(directory)
     owner = directory.stat().st_uid
-    if not named and owner != os.getuid():
+    if not _named(choice) and owner != os.getuid():
         raise CacheError(
             f"cache directory {directory} belongs to user {owner}, not to this one "
             f"({os.getuid()}); give another directory (cache=..., TONARI_CACHE)"
         )
     return directory
+
+
+def _named(choice: str | None) -> str | None:
+    return os.environ.get("TONARI_CACHE") if choice in (None, "auto") else choice
 
 
 def _is_shared(fs_type: str) -> bool:

@@ -26,10 +26,9 @@ from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.filesystem import cache_directory
 from dataio.gather import Batch, BatchTransform, Gather, Transform
-from dataio.layout import Layout
 from dataio.order import Order, deal, num_steps, top_up, valid_rows
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
-from dataio.pool import Pool
+from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
 from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
@@ -131,7 +130,7 @@ class Loader:
         self._num_threads = (
             num_threads if num_threads is not None else _share_of_cores(self.world.local_size)
         )
-        self.layout = Layout(self.world.replicas_per_node, self.num_samples)
+        self.layout = lay_out(self._source, self.world)
         self._check_batch_size()
         self._check_agreement()
         self._num_leaving = self._shuffle.num_leaving(self.layout)
@@ -164,7 +163,13 @@ class Loader:
         self._first_tag = self.world.open_channel()
         self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
-        self._stage()
+        try:
+            self._stage()
+        except BaseException:
+            # Whoever catches it may try again in this process: the cache must not stay locked.
+            self._gather.close()
+            self._pool.close()
+            raise
 
     def _num_slots(self) -> int:
         if self._shuffle.holds_all:

@@ -1,5 +1,6 @@
 """A node's pool: rows by slot, scores beside them; staged, or put right after a kill."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dataio.cache import Cache, Identity
 from dataio.errors import SourceError
 from dataio.fields import Field, row_schema
+from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.progress import Progress
 from dataio.scores import create_scores, open_scores
@@ -31,6 +33,7 @@ class Pool:
         root: Cache directory of this node; the pool makes its own below it.
         num_slots: Rows of this node's pool.
         num_leaving: Rows that each local rank gives and takes an epoch.
+        purpose: Pools of one dataset that are open at once must differ in it; each has its cache.
         progress: Whether rank 0 shows progress on a terminal.
 
     Attributes:
@@ -48,6 +51,7 @@ class Pool:
         root: Path,
         num_slots: int,
         num_leaving: int,
+        purpose: str = "training",
         progress: bool = True,
     ) -> None:
         self.source = source
@@ -58,7 +62,7 @@ class Pool:
         schema = row_schema(fields)
         # A relative pattern means another dataset in another working directory.
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
-        name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}".encode())[:12]
+        name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{purpose}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
         self.cache = Cache(
             directory,
@@ -69,12 +73,17 @@ class Pool:
             local_size=world.local_size,
         )
         self._scores_path = directory / "scores.npy"
-        if world.local_rank == 0:
-            self.cache.prepare()
-            create_scores(self._scores_path, num_slots)
-        world.barrier(doing="open the cache")
-        self.cache.load()
-        self.scores = open_scores(self._scores_path)
+        # Whoever catches an error may try again in this process: nothing may stay locked.
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            if world.local_rank == 0:
+                self.cache.prepare()
+                with self.cache.named("make room for scores"):
+                    create_scores(self._scores_path, num_slots)
+            world.barrier(doing="open the cache")
+            self.cache.load()
+            self.scores = open_scores(self._scores_path)
+            undo.pop_all()
 
     def holds_nothing(self) -> bool:
         """Whether this node's cache is new (or was never staged whole)."""
@@ -163,6 +172,20 @@ class Pool:
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""
         self.cache.close()
+
+
+def lay_out(source: Source, world: World) -> Layout:
+    """Divide a dataset among the world's replicas.
+
+    Raises:
+        SourceError: If there are fewer samples than replicas.
+    """
+    if source.num_samples < world.num_replicas:
+        raise SourceError(
+            f"{source.name}: holds {source.num_samples} samples, expected at least one for each of "
+            f"the {world.num_replicas} replicas; start fewer ranks, or name more shards"
+        )
+    return Layout(world.replicas_per_node, source.num_samples)
 
 
 def _holds(entries: Entries, wanted: NDArray[np.int64]) -> bool:

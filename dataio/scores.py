@@ -18,9 +18,9 @@ def create_scores(path: Path, num_slots: int) -> None:
     """Write the scores of a pool that was never trained on."""
     # Unlinked first: whoever still maps the last run's scores must not see them change.
     path.unlink(missing_ok=True)
-    array = np.lib.format.open_memmap(path, "w+", SCORE_DTYPE, (num_slots,))
-    array[:] = unscored(num_slots)
-    array.flush()
+    # Written, not mapped: on a full disk a write is an error, a store into a mapping a SIGBUS.
+    with open(path, "wb") as file:
+        np.save(file, unscored(num_slots))
 
 
 def unscored(num_slots: int) -> Scores:

@@ -4,12 +4,15 @@ Files are only ever preallocated, grown or unlinked, never cut under a reader; s
 faults, and a full disk is an error at the moment of growing, before any row is written.
 """
 
+import io
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.errors import CacheError
 from dataio.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
@@ -32,31 +35,46 @@ class FixedFile:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
         if self.path.exists() and self._shape_on_disk() >= num_positions:
             return
+        header = io.BytesIO()
+        described = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(self.column.dtype)),
+            "fortran_order": False,
+            "shape": (num_positions, *self.column.shape),
+        }
+        np.lib.format.write_array_header_1_0(header, described)
         with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
-            header = {
-                "descr": np.lib.format.dtype_to_descr(np.dtype(self.column.dtype)),
-                "fortran_order": False,
-                "shape": (num_positions, *self.column.shape),
-            }
-            np.lib.format.write_array_header_1_0(file, header)
-            file.flush()
-            end = file.tell() + num_positions * self.column.width_bytes
+            # Space first: on a full disk the header must not promise rows that are not there.
+            end = header.tell() + num_positions * self.column.width_bytes
             os.posix_fallocate(file.fileno(), 0, end)
+            file.write(header.getvalue())
+            file.flush()
             os.fsync(file.fileno())
 
     def _shape_on_disk(self) -> int:
         with open(self.path, "rb") as file:
+            start = file.read(8)
+            # A kill before the header was written leaves zeros, or nothing.
+            if not start.strip(b"\0"):
+                return 0
+            file.seek(0)
             np.lib.format.read_magic(file)
             return int(np.lib.format.read_array_header_1_0(file)[0][0])
 
-    def map(self) -> None:
-        """Map the file: ``rows`` is uint8[num_positions, width_bytes], shared by all ranks."""
+    def map(self, *, writable: bool = True) -> None:
+        """Map the file: ``rows`` is uint8[num_positions, width_bytes], shared by all ranks.
+
+        Raises:
+            CacheError: If it is shorter than its header says.
+        """
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
             shape, _, _ = np.lib.format.read_array_header_1_0(file)
             start = file.tell()
+        # NumPy would lengthen the file, and zeros would pass for rows.
+        check_length(self.path, start + shape[0] * self.column.width_bytes)
+        mode: Literal["r", "r+"] = "r+" if writable else "r"
         mapped = np.memmap(
-            self.path, np.uint8, "r+", offset=start, shape=(shape[0], self.column.width_bytes)
+            self.path, np.uint8, mode, offset=start, shape=(shape[0], self.column.width_bytes)
         )
         self.rows = mapped.view(np.ndarray)
 
@@ -78,8 +96,13 @@ class HeapFile:
         self._capacity = path.stat().st_size if path.exists() else 0
 
     def view(self, end: int) -> NDArray[np.uint8]:
-        """Map the file up to ``end`` at least. Earlier views stay valid."""
+        """Map the file up to ``end`` at least. Earlier views stay valid.
+
+        Raises:
+            CacheError: If it ends before.
+        """
         if end > len(self._mapped):
+            check_length(self.path, end)
             self._mapped = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
         return self._mapped
 
@@ -123,6 +146,16 @@ class HeapFile:
         """Make every extent written so far durable. Blocks on the disk."""
         if self.path.exists():
             _sync(self.path)
+
+
+def check_length(path: Path, least_bytes: int) -> None:
+    """Refuse a file that something else than the cache has cut or removed."""
+    found = path.stat().st_size
+    if found < least_bytes:
+        raise CacheError(
+            f"{path}: is {found} bytes long, expected at least {least_bytes} by the cache's own "
+            f"books; it was cut: remove {path.parent}, and the next run stages it again"
+        )
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -1,8 +1,6 @@
 """`python -m tonari`, the same as `tonari`: what `torchrun -m tonari train ...` starts."""
 
-import sys
-
-from tonari.cli import main
+from tonari.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -1,7 +1,10 @@
 """`tonari cache stage|inspect`: fill this node's cache before a job; see what lies in caches."""
 
+import contextlib
 import json
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +14,12 @@ import tyro
 
 from dataio import Array, Bytes, Field, Float, Image, Int, discover_world, open_source
 from dataio.cache_report import CacheReport, find_caches, inspect_cache, verify_cache
-from dataio.filesystem import cache_directory
-from dataio.layout import Layout
+from dataio.fields import row_schema
+from dataio.filesystem import cache_directory, find_directory
 from dataio.policies import Local
-from dataio.pool import Pool
+from dataio.pool import Pool, lay_out
 from dataio.progress import Progress
+from tonari.errors import CommandError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ def parse_field(text: str) -> tuple[str, Field]:
         return name, simple[kind](key)
     dtype, _, tail = key.partition(":")
     shape, _, array_key = tail.partition(":")
-    if name and kind == "array" and array_key:
+    if name and kind == "array" and array_key and re.fullmatch(r"\d+(x\d+)*", shape):
         return name, Array(array_key, tuple(int(size) for size in shape.split("x")), dtype)
     raise ValueError(
         f"--fields {text}: expected NAME=KIND:KEY, such as image=image:jpg, label=int:cls or "
@@ -81,15 +85,31 @@ def parse_field(text: str) -> tuple[str, Field]:
     )
 
 
+def parse_fields(texts: Sequence[str]) -> dict[str, Field]:
+    """Read several.
+
+    Raises:
+        ValueError: If one is wrong, two have one name, or a batch could not hold them.
+    """
+    fields: dict[str, Field] = {}
+    for text in texts:
+        name, field = parse_field(text)
+        if name in fields:
+            raise ValueError(f"--fields {text}: {name!r} was given before; choose another name")
+        fields[name] = field
+    row_schema(fields)
+    return fields
+
+
 def _stage(options: Stage) -> int:
     try:
-        fields = dict(parse_field(text) for text in options.fields)
+        fields = parse_fields(options.fields)
     except ValueError as error:
         sys.stderr.write(f"tonari cache stage: {error}\n")
         return 2
     with discover_world() as world:
         source = open_source(options.source, world=world)
-        layout = Layout(world.replicas_per_node, source.num_samples)
+        layout = lay_out(source, world)
         pool = Pool(
             source,
             fields,
@@ -98,9 +118,9 @@ def _stage(options: Stage) -> int:
             num_slots=layout.pool_rows(world.node),
             num_leaving=0,
         )
-        pool.ensure(Local().placement(layout, node=world.node, epoch=0, seed=0), epoch=0)
-        read = world.allreduce(np.array([source.bytes_read]), op="sum", doing="count bytes")[0]
-        pool.close()
+        with contextlib.closing(pool):
+            pool.ensure(Local().placement(layout, node=world.node, epoch=0, seed=0), epoch=0)
+            read = world.allreduce(np.array([source.bytes_read]), op="sum", doing="count bytes")[0]
         if world.local_rank == 0:
             report = inspect_cache(pool.cache.directory)
             _print([report], as_json=options.json, extra={"source_bytes": int(read)})
@@ -108,7 +128,12 @@ def _stage(options: Stage) -> int:
 
 
 def _inspect(options: Inspect) -> int:
-    root = cache_directory(options.directory)
+    root = find_directory(options.directory)
+    if not root.is_dir() and options.directory != "auto":
+        raise CommandError(
+            f"{root}: no such directory, expected one that holds caches; check the path, or leave "
+            "it out to look where jobs on this node put theirs"
+        )
     reports = [inspect_cache(directory) for directory in find_caches(root)]
     if not reports and not options.json:
         print(f"{root}: no caches")

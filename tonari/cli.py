@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 COMMANDS = {
     "demo": ("tonari.demo", "train the same model three ways on this machine, and compare"),
@@ -28,17 +29,36 @@ EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "report", "jinja2": "repor
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130
 
 
+def run() -> NoReturn:
+    """Run the command line and end the process.
+
+    ``sys.exit`` is looked up after the command ran: under MPI it may by then be the hook that ends
+    the other ranks too, who would wait for this one for ever.
+    """
+    status = main()
+    sys.exit(status)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``tonari COMMAND ...``.
 
     Args:
-        argv: Arguments, the process's own if left out.
+        argv: Arguments; if left out, the process's own, and a failure ends the process.
 
     Returns:
         The exit status: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted). An error that
         nobody foresaw is raised, so that the hooks of a rank see it and end the job.
     """
-    name, *rest = (sys.argv[1:] if argv is None else [*argv]) or [""]
+    status = _main(sys.argv[1:] if argv is None else [*argv])
+    if argv is None and status != 0:
+        # Here, not in the `sys.exit(main())` of a script: that one was looked up before a world put
+        # its own in place, and the other ranks would wait for this one for ever.
+        sys.exit(status)
+    return status
+
+
+def _main(argv: list[str]) -> int:
+    name, *rest = argv or [""]
     if name in ("-h", "--help", "help"):
         print(_help())
         return 0

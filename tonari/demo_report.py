@@ -90,7 +90,7 @@ def print_report(out: Console, runs: Runs, tar_bytes: int) -> None:
     row("rows hidden", lambda r: f"{later_mean(r, 'hidden_fraction'):.0%}")
     if "num_workers" in runs["dataloader"]:
         table.caption = (
-            f"DataLoader with {runs['dataloader']['num_workers']} workers, the better of 0 and 2"
+            f"DataLoader with {runs['dataloader']['num_workers']} workers, the best of those tried"
         )
     out.print(table)
     out.print(sentence(runs))

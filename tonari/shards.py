@@ -9,7 +9,7 @@ import tarfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from dataio.errors import SourceError
 from dataio.source import write_index
@@ -190,7 +190,7 @@ def _renamed_when_whole(directory: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _refuse(number: int, found: str, expected: str) -> None:
+def _refuse(number: int, found: str, expected: str) -> NoReturn:
     raise SourceError(
         f"sample {number}: has {found}, expected {expected}; change it in the source and pack again"
     )

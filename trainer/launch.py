@@ -9,6 +9,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# torch.distributed offers them too, but not to type checkers.
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from dataio.errors import DataioError

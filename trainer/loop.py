@@ -190,6 +190,7 @@ class Run:
         return True
 
     def _end_epoch(self, epoch: int, meter: Meter) -> None:
+        average_buffers(self._model)
         rescore(self._model, self._loader)
         world = self._job.world
         line = meter.epoch_line(self._loader.stats(), world)

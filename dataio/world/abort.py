@@ -1,8 +1,9 @@
 """End the whole job when one rank fails: otherwise the others would wait for it until their limits.
 
 Covers an uncaught error in any thread and ``sys.exit`` with anything but 0. A bare ``raise
-SystemExit(1)`` and ``exit(1)`` cannot be seen: there the other ranks' time limits end the job, so
-write ``sys.exit(1)``.
+SystemExit(1)`` and ``exit(1)`` cannot be seen, nor the ``sys.exit(main())`` that looks the name up
+before ``main`` joins a world: there the other ranks' time limits end the job, so write
+``sys.exit(1)`` where it fails.
 """
 
 import atexit

@@ -428,3 +428,10 @@ def test_a_transform_that_returns_nothing_is_named(tmp_path):
         pytest.raises(Exception, match="transform: returned NoneType"),
     ):
         next(iter(loader))
+
+
+def test_the_training_data_can_be_evaluated_too(tmp_path):
+    with make(single_world(), tmp_path) as loader:
+        evaluation = loader.evaluation(MemorySource(61))
+        assert sum(int(batch["valid"].sum()) for batch in evaluation) == 61
+        evaluation.close()

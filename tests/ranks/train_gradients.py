@@ -1,4 +1,6 @@
-"""One float64 step on copies x shards of two models; reports what a rate of 1 took off the weights.
+"""One float64 step on copies x shards of two models: reports what a rate of 1 took off the weights.
+
+Reports also the mean of batch statistics that were each rank's number.
 
 Arguments: report directory, shards.
 """
@@ -8,11 +10,12 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tests.trainer.fake_loader import FakeLoader, make_models, whole_weights
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
-from trainer.parallelize import parallelize
+from trainer.parallelize import average_buffers, parallelize
 from trainer.step import train_step
 
 
@@ -22,7 +25,10 @@ def main() -> None:
         rank, num_ranks = job.world.rank, job.world.world_size
         mesh = make_mesh(axis_sizes(num_ranks, dp_shard=dp_shard), device_type="cpu")
         loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=24, steps=1)
-        report = {}
+        norm = nn.BatchNorm2d(1)
+        norm.running_mean = torch.tensor([float(rank)])
+        average_buffers(norm)
+        report = {"statistics": norm.running_mean.tolist()}
         for name, model in make_models().items():
             parallelize(model, mesh)
             before = whole_weights(model)

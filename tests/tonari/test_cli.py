@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dataio.errors import StallError
 from shuffle.errors import ExchangeError
+from tests.multirank import RunRanks
 from tonari import cli
 from tonari.errors import CommandError
+from tonari.shards import write_shards
 from trainer.errors import ConfigError
 
 
@@ -78,3 +81,17 @@ def test_a_missing_extra_is_named(
 ) -> None:
     assert run(monkeypatch, ModuleNotFoundError("No module", name="matplotlib")) == 1
     assert "run `pip install 'tonari[report]'`" in capsys.readouterr().err
+
+
+@pytest.mark.multirank
+def test_a_known_error_in_one_rank_ends_all_ranks_with_its_message(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    shards = write_shards(({"__key__": f"{n}", "cls": b"1"} for n in range(9)), tmp_path / "tars",
+                          shard_samples=3)  # fmt: skip
+    pattern = f"{shards[0].parent}/*.tar"
+    ended = run_ranks("cli_fails", 3, pattern, timeout_s=60, check=False)
+    assert ended.returncode != 0
+    assert "tonari cache: " in ended.output
+    assert "file/cache" in ended.output
+    assert "Traceback" not in ended.output

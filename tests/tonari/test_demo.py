@@ -18,7 +18,7 @@ def demo(tmp_path_factory):
     command = [
         *(sys.executable, "-m", "tonari", "demo", "--json", "--epochs", str(EPOCHS)),
         *("--ranks", "2", "--nodes", "2", "--pfs-bandwidth", "0", "--pfs-latency", "0"),
-        *("--output", str(directory / "demo.png")),
+        *("--workers", "0", "--output", str(directory / "demo.png")),
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TONARI_")}
     done = subprocess.run(

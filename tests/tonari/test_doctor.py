@@ -205,3 +205,13 @@ def test_doctor_exits_1_when_a_rank_finds_something_broken(tmp_path: Path) -> No
     status, said = run_job([*launch("mpiexec"), *arguments], env=None, timeout_s=120)
     assert status == 1, said
     assert "broken   cache: " in said
+
+
+@pytest.mark.multirank
+def test_ranks_that_left_the_group_are_ended_by_their_launcher() -> None:
+    program = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
+    status, said = run_group([*launch("mpiexec"), "-c", program], timeout_s=5.0)
+    pids = [int(line.split()[1]) for line in said.splitlines() if line.startswith("pid ")]
+    assert status is None
+    assert len(pids) == 2, said
+    assert not any(_runs(pid) for pid in pids)

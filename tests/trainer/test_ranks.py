@@ -21,13 +21,13 @@ pytestmark = pytest.mark.multirank
         (4, 2, "mpiexec"),
     ],
 )
-def test_gradients_equal_those_of_one_process(
+def test_gradients_equal_those_of_one_process_and_statistics_are_averaged(
     run_ranks: RunRanks, num_ranks: int, dp_shard: int, launcher: Launcher
 ) -> None:
     loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=24, steps=1)
     batch = loader.batch(0)
     reports = run_ranks("train_gradients", num_ranks, str(dp_shard), launcher=launcher).reports
-    assert len(reports) == num_ranks
+    assert [report["statistics"] for report in reports] == num_ranks * [[(num_ranks - 1) / 2]]
     for name, model in make_models().items():
         loss = F.cross_entropy(model(batch["image"]), batch["label"], reduction="none")
         expected = torch.autograd.grad((loss * batch["weight"]).mean(), list(model.parameters()))

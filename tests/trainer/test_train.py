@@ -3,18 +3,21 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dataio.loader import Loader
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
-from trainer import loop
 from trainer.config import load_config
 from trainer.errors import ConfigError
 from trainer.loop import Summary, train
+from trainer.schedule import learning_rate
+from trainer.step import train_step
 
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
 VARIANTS = {
@@ -45,15 +48,15 @@ def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summa
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Send this process a SIGTERM in a step."""
-    step, taken = loop.train_step, []
+    taken: list[int] = []
 
     def counted(*args: Any) -> torch.Tensor:
         taken.append(1)
         if len(taken) == steps:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(*args)
+        return train_step(*args)
 
-    monkeypatch.setattr(loop, "train_step", counted)
+    monkeypatch.setattr("trainer.loop.train_step", counted)
 
 
 @pytest.fixture
@@ -116,11 +119,23 @@ def test_a_finished_run_has_nothing_left_to_do(config: Path) -> None:
     assert lines(config.parent / "run") == before
 
 
-def test_hidden_rows_are_fewer_steps(config: Path) -> None:
+def test_an_importance_policy_hides_rows_raises_the_rate_and_gets_new_scores(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refreshed: list[int] = []
+    refresh = Loader.refresh
+
+    def counted(loader: Loader) -> Iterator[dict[str, torch.Tensor]]:
+        refreshed.append(loader.epoch)
+        return refresh(loader)
+
+    monkeypatch.setattr(Loader, "refresh", counted)
     run(config, "run", *KAKURENBO)
-    hidden = [x["hidden_fraction"] for x in lines(config.parent / "run") if x["kind"] == "epoch"]
-    assert hidden[0] == 0
-    assert max(hidden) > 0.1
+    epochs = [line for line in lines(config.parent / "run") if line["kind"] == "epoch"]
+    assert epochs[0]["hidden_fraction"] == 0
+    assert epochs[1]["hidden_fraction"] > 0.1
+    assert epochs[1]["lr"] > 1.2 * learning_rate(1, num_epochs=3, lr=0.05)
+    assert refreshed == [0, 1, 2]
 
 
 def test_never_resuming_refuses_another_run_s_directory(config: Path) -> None:

@@ -1,0 +1,99 @@
+"""A pickle in a dataset is bytes: nothing in cache, parcels or loader state ever unpickles."""
+
+import contextlib
+import pickle  # noqa: TID251
+import sys
+from functools import partial
+from pathlib import Path
+
+import shuffle
+from dataio import Bytes, Field, Int, Loader
+from dataio.world import run_threads, thread_worlds
+from importance import Kakurenbo
+from tests.dataio.source.shards import write_tar
+
+FIELDS: dict[str, Field] = {"evil": Bytes("pkl"), "number": Int("cls")}
+SAMPLES = 24
+WATCHED: list[list[str]] = []
+
+
+@contextlib.contextmanager
+def unpicklings():
+    """Record what is unpickled within."""
+    seen: list[str] = []
+    if not hasattr(sys, "_tonari_pickle_hook"):
+        sys.addaudithook(_hook)  # For ever: it only records while somebody watches.
+        sys._tonari_pickle_hook = True  # type: ignore[attr-defined]
+    WATCHED.append(seen)
+    try:
+        yield seen
+    finally:
+        WATCHED.remove(seen)
+
+
+def _hook(event, args):
+    if WATCHED and event == "pickle.find_class":
+        for seen in WATCHED:
+            seen.append(f"{args[0]}.{args[1]}")
+
+
+class Evil:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_the_trap_and_the_hook_work(tmp_path):
+    with unpicklings() as seen:
+        pickle.loads(pickle.dumps(Evil(tmp_path / "touched")))
+    assert (tmp_path / "touched").exists()
+    assert "pathlib.Path.touch" in seen or "builtins.getattr" in seen
+
+
+def run(world, *, root, source, restore):
+    """Train two epochs and save in the middle, or restore and train the rest."""
+    found = {}
+    policy = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
+    with Loader(
+        source, batch_size=4, fields=FIELDS, cache=root / "cache", world=world, num_threads=1,
+        shuffle=shuffle.Partial(0.5), importance=policy, progress=False,
+    ) as loader:  # fmt: skip
+        if restore:
+            loader.restore(root / "saved")
+        for epoch in loader.epochs(3 if restore else 2):
+            for batch in loader:
+                loader.report(batch, batch["number"].float(), batch["number"] >= 0)
+                for slot, number, data in zip(
+                    batch["slot"].tolist(), batch["number"].tolist(), batch["evil"], strict=True
+                ):
+                    if slot >= 0:
+                        found[number] = bytes(data)
+            if epoch == 1 and not restore:
+                loader.save(root / "saved")
+        return found, loader.stats()["exchanged_rows"]
+
+
+def test_a_malicious_pickle_is_bytes_everywhere_and_never_runs(tmp_path):
+    touched = tmp_path / "touched"
+    evil = pickle.dumps(Evil(touched))
+    content = {number: evil + b"%d" % number for number in range(SAMPLES)}
+    members = [
+        member
+        for number, data in content.items()
+        for member in ((f"{number:03d}.pkl", data), (f"{number:03d}.cls", b"%d" % number))
+    ]
+    source = str(write_tar(tmp_path / "evil.tar", members))
+    with unpicklings() as seen:
+        for restore in (False, True):
+            work = partial(run, root=tmp_path, source=source, restore=restore)
+            ranks = run_threads(thread_worlds([1, 1]), work)
+            found = {number: data for rows, _ in ranks for number, data in rows.items()}
+            assert all(content[number] == data for number, data in found.items())
+            assert restore or len(found) == SAMPLES
+            assert sum(rows for _, rows in ranks) > 0, "parcels travelled"
+    assert seen == []
+    assert not touched.exists()
