@@ -3,6 +3,7 @@
 A row is trained by one rank an epoch, so every entry has one writer.
 """
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ def create_scores(path: Path, num_slots: int) -> None:
     """Write the scores of a pool that was never trained on."""
     # Unlinked first: whoever still maps the last run's scores must not see them change.
     path.unlink(missing_ok=True)
-    # Written, not mapped: on a full disk a write is an error, a store into a mapping a SIGBUS.
-    with open(path, "wb") as file:
-        np.save(file, unscored(num_slots))
+    # Written, not mapped: on a full disk a write is an error, a store into a mapping a SIGBUS. By
+    # way of memory: NumPy's own error of a short write does not say why.
+    whole = io.BytesIO()
+    np.save(whole, unscored(num_slots))
+    path.write_bytes(whole.getbuffer())
 
 
 def unscored(num_slots: int) -> Scores:

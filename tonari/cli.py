@@ -43,22 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``tonari COMMAND ...``.
 
     Args:
-        argv: Arguments; if left out, the process's own, and a failure ends the process.
+        argv: Arguments, the process's own if left out.
 
     Returns:
         The exit status: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted). An error that
         nobody foresaw is raised, so that the hooks of a rank see it and end the job.
     """
-    status = _main(sys.argv[1:] if argv is None else [*argv])
-    if argv is None and status != 0:
-        # Here, not in the `sys.exit(main())` of a script: that one was looked up before a world put
-        # its own in place, and the other ranks would wait for this one for ever.
-        sys.exit(status)
-    return status
-
-
-def _main(argv: list[str]) -> int:
-    name, *rest = argv or [""]
+    name, *rest = (sys.argv[1:] if argv is None else [*argv]) or [""]
     if name in ("-h", "--help", "help"):
         print(_help())
         return 0

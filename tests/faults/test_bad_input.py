@@ -254,9 +254,9 @@ def test_a_read_only_directory_is_refused(capsys, shard, cache):
     assert_works(shard, cache)
 
 
-@pytest.mark.parametrize("room_kib", [*range(4, 44, 4), 64, 256])
+@pytest.mark.parametrize("room_kib", [4, 12, *range(84, 148, 8), 320])
 def test_a_full_disk_is_one_message_wherever_it_fills(capsys, tmp_path, cache, room_kib):
-    shard = write_tar(tmp_path / "large.tar", numbered(100, num_bytes=4000))
+    shard = write_tar(tmp_path / "large.tar", numbered(1500, num_bytes=400))
     with mounted(cache, "-t", "tmpfs", "-o", f"size={room_kib}k", "tmpfs"):
         words = "No space left on device; free some space or give another directory"
         refused(capsys, stage(shard, cache), "cache.*: could not ", words)
@@ -264,7 +264,7 @@ def test_a_full_disk_is_one_message_wherever_it_fills(capsys, tmp_path, cache, r
             make(str(shard), cache)
         subprocess.run(["mount", "-o", "remount,size=64m", str(cache)], check=True)
         with make(str(shard), cache) as loader:
-            assert set(rows_of(loader)) == set(range(100))
+            assert set(rows_of(loader)) == set(range(1500))
 
 
 @pytest.mark.parametrize("failing", range(3))
