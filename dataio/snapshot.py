@@ -3,9 +3,11 @@
 The directory appears whole or not at all; the one it replaces stays until then.
 """
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,19 +37,37 @@ class NodeSnapshot:
 
 
 def save_snapshot(path: Path, state: dict[str, object], node: NodeSnapshot, world: World) -> None:
-    """Write a directory that all nodes can read. Collective; replaces ``path`` when whole."""
+    """Write a directory that all nodes can read. Collective; replaces ``path`` when whole.
+
+    Raises:
+        StateError: If it cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
     if world.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        with _named(path):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
     world.barrier(doing="begin to save")
     if world.local_rank == 0:
-        write_table(_node_file(partial, world.node), _to_table(node))
+        with _named(path):
+            write_table(_node_file(partial, world.node), _to_table(node))
     world.barrier(doing="save every node")
     if world.rank == 0:
-        write_json(partial / "state.json", state)
-        _replace(partial, path)
+        with _named(path):
+            write_json(partial / "state.json", state)
+            _replace(partial, path)
     world.barrier(doing="finish saving")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"{path}: the loader's state cannot be written ({error}), what was saved before is still "
+            f"whole; free some space or give a directory that can be written and that every node sees"
+        ) from error
 
 
 def _replace(partial: Path, path: Path) -> None:

@@ -71,6 +71,8 @@ def train(
         contextlib.ExitStack() as opened,
     ):
         # Before anything is staged: what does not fit should be said at once.
+        if job.world.rank == 0:
+            _make(directory)
         model = build_model(config, job)
         found = find_checkpoint(directory / "checkpoints", resume, job)
         loader = opened.enter_context(build_loader(config, job))
@@ -78,7 +80,6 @@ def train(
         if found:
             run.restore(found)
         if job.world.rank == 0:
-            directory.mkdir(parents=True, exist_ok=True)
             (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
             kept = run.progress.steps if found else None
             path = metrics_path or directory / "metrics.jsonl"
@@ -88,6 +89,16 @@ def train(
             progress=run.progress, num_replicas=job.world.num_replicas, rank=job.world.rank,
             finished=finished, last=run.last,
         )  # fmt: skip
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory is {directory}, which cannot be made ({error}); give a directory that "
+            "can be written, on a filesystem that every rank sees"
+        ) from error
 
 
 def find_checkpoint(directory: Path, resume: str, job: Job) -> Path | None:

@@ -1,14 +1,17 @@
+import errno
 import hashlib
 import io
 import json
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image as PillowImage
 
+import dataio.snapshot
 import shuffle
 from dataio import Bytes, Image, Int, Loader, StateError, WorldError
 from dataio.fields import row_schema
@@ -435,3 +438,20 @@ def test_the_training_data_can_be_evaluated_too(tmp_path):
         evaluation = loader.evaluation(MemorySource(61))
         assert sum(int(batch["valid"].sum()) for batch in evaluation) == 61
         evaluation.close()
+
+
+def test_a_save_that_fails_is_named_and_keeps_what_was_saved(tmp_path, monkeypatch):
+    with make(single_world(), tmp_path / "cache") as loader:
+        loader.save(tmp_path / "saved")
+        before = json.loads((tmp_path / "saved" / "state.json").read_text())
+        next(iter(loader))
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with monkeypatch.context() as patch:
+            patch.setattr(dataio.snapshot, "write_table", Mock(side_effect=full))
+            with pytest.raises(StateError, match=r"saved: .*No space left.*free some space"):
+                loader.save(tmp_path / "saved")
+        assert json.loads((tmp_path / "saved" / "state.json").read_text()) == before
+        loader.save(tmp_path / "saved")
+    with make(single_world(), tmp_path / "cache") as loader:
+        loader.restore(tmp_path / "saved")
+        assert loader.step == 1

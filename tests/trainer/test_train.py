@@ -184,3 +184,10 @@ def test_a_wrong_setting_ends_all_ranks(config: Path, override: str, message: st
     assert status == 1, output
     assert message in output
     assert "Traceback" not in output
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"run\.directory is .*file/run, which cannot be made"):
+        run(config, "file/run")
