@@ -65,8 +65,9 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StateError(
-            f"{path}: the loader's state cannot be written ({error}), what was saved before is still "
-            f"whole; free some space or give a directory that can be written and that every node sees"
+            f"{path}: the loader's state cannot be written ({error}), what was saved before is "
+            f"still whole; free some space, or give a directory that can be written and that "
+            f"every node sees"
         ) from error
 
 
