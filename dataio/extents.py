@@ -29,8 +29,10 @@ class FreeExtents:
 
     def take(self, length: int) -> int:
         """Hand out ``length`` bytes and say where they begin."""
+        if length == 0:
+            return 0  # anywhere: nothing lies there, and the file may be cut behind what does
         place = bisect_left(self._gaps, (length, -1))
-        if length == 0 or place == len(self._gaps):
+        if place == len(self._gaps):
             offset, self.end = self.end, self.end + length
             return offset
         gap, offset = self._gaps.pop(place)

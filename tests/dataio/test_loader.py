@@ -455,3 +455,56 @@ def test_a_save_that_fails_is_named_and_keeps_what_was_saved(tmp_path, monkeypat
     with make(single_world(), tmp_path / "cache") as loader:
         loader.restore(tmp_path / "saved")
         assert loader.step == 1
+
+
+def test_a_transform_draws_by_sample_and_epoch_and_nothing_else(tmp_path):
+    def noise(world, root):
+        with make(world, root, transform=jitter) as loader:
+            drawn = {}
+            for epoch in loader.epochs(2):
+                for batch in loader:
+                    for i, row in zip(batch["sample_id"].tolist(), batch["noise"], strict=True):
+                        drawn[epoch, i] = tuple(row.tolist())
+            return {place: row for place, row in drawn.items() if place[1] >= 0}
+
+    alone = noise(single_world(), tmp_path / "alone")
+    both = run_threads(thread_worlds([1, 1]), lambda world: noise(world, tmp_path / "both"))
+    assert both[0] | both[1] == alone, "whoever draws, draws the same"
+    assert len(set(alone.values())) == 2 * 61, "each sample and each epoch draws its own"
+
+
+def test_padding_is_not_reported(tmp_path):
+    with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
+        for batch in loader:
+            loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
+        scores, ids = loader._pool.scores["loss"], loader._pool.cache.entries.sample_id
+        assert (batch["slot"] < 0).any(), "the last batch holds padding"
+        assert scores.tolist() == ids.astype(np.float32).tolist()
+
+
+def test_a_save_in_the_middle_of_a_refresh_goes_on_there(tmp_path):
+    kakurenbo = POLICIES["kakurenbo"]
+
+    def until_refresh(loader):
+        for epoch in loader.epochs(2):
+            for batch in loader:
+                loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            if epoch == 1:
+                return
+            list(loader.refresh())
+
+    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
+        until_refresh(loader)
+        whole = [digest(batch) for batch in loader.refresh()]
+    assert len(whole) > 3
+    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
+        until_refresh(loader)
+        for number, _batch in enumerate(loader.refresh()):
+            if number == 1:
+                loader.save(tmp_path / "saved")
+                break
+    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
+        loader.restore(tmp_path / "saved")
+        for _ in loader.epochs(2):
+            assert list(loader) == []
+            assert [digest(batch) for batch in loader.refresh()] == whole[2:]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.layout import Layout
@@ -82,7 +82,6 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
     return history, leaving
 
 
-@settings(max_examples=25)
 @given(
     st.sampled_from(LAYOUTS),
     st.integers(0, 60),

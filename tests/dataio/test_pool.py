@@ -1,0 +1,199 @@
+"""What a pool does with what it finds on disk."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from dataio.cache import Cache
+from dataio.layout import Layout
+from dataio.manifest import empty_entries, from_table, rehome, to_table
+from dataio.pool import Pool
+from dataio.rows import corrupt_rows
+from dataio.world import run_threads, single_world, thread_worlds
+from shuffle import ExchangeError, Partial
+from tests.memory_source import FIELDS, MemorySource
+
+POLICY = Partial(0.4)
+SAMPLES = 60
+
+
+def open_pool(world, root, source=None):
+    layout = Layout(world.replicas_per_node, SAMPLES)
+    pool = Pool(
+        source or MemorySource(SAMPLES), FIELDS, world=world, root=root,
+        num_slots=layout.pool_rows(world.node), num_leaving=POLICY.num_leaving(layout),
+        progress=False,
+    )  # fmt: skip
+    return pool, layout
+
+
+def placement(layout, world, epoch):
+    return POLICY.placement(layout, node=world.node, epoch=epoch, seed=0)
+
+
+def exchange(world, pool, layout, epoch):
+    running = POLICY.begin(world, pool.cache, layout, epoch=epoch, seed=0, steps=range(3),
+                           mean_row_bytes=20, first_tag=0)  # fmt: skip
+    assert running is not None
+    for step in range(3):
+        running.progress(step)
+    running.finish(pool.scores)
+
+
+def intact(pool, entries):
+    """Whether all rows lie where these entries say."""
+    current, pool.cache.entries = pool.cache.entries, entries
+    rows = pool.cache.read_rows(np.arange(len(entries)))
+    pool.cache.entries = current
+    return len(corrupt_rows(rows)) == 0
+
+
+def test_the_epoch_before_stays_readable_until_the_next_commit(tmp_path):
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        found = []
+        for epoch in range(5):
+            exchange(world, pool, layout, epoch)
+            world.barrier(doing="write all arrivals")
+            kept = [pool.cache.entries] + [e for e in [pool.cache.previous] if e is not None]
+            found += [intact(pool, entries) for entries in kept]
+            pool.commit(epoch + 1)
+        pool.close()
+        return found
+
+    for found in run_threads(thread_worlds([2, 1, 1]), run):
+        assert len(found) == 9
+        assert all(found)
+
+
+def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path, monkeypatch):
+    """Node 0 has committed epoch 2, node 1 has not: both go on from epoch 1."""
+    commit = Cache.commit
+
+    def killed(self, epoch):
+        if epoch == 2 and "node1" in str(self.directory):
+            raise SystemExit("killed")
+        commit(self, epoch)
+
+    def begin(world):
+        pool, layout = open_pool(world, tmp_path)
+        with contextlib.closing(pool):
+            pool.ensure(placement(layout, world, 0), epoch=0)
+            for epoch in range(2):
+                exchange(world, pool, layout, epoch)
+                pool.commit(epoch + 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "commit", killed)
+        worlds = thread_worlds([1, 1])
+        with pytest.raises(SystemExit):
+            run_threads(worlds, begin)
+
+    def again(world):
+        source = MemorySource(SAMPLES)
+        pool, layout = open_pool(world, tmp_path, source)
+        found = pool.cache.epoch
+        pool.ensure(placement(layout, world, 1), epoch=1)
+        ids = pool.cache.entries.sample_id.tolist()
+        whole = intact(pool, pool.cache.entries)
+        pool.close()
+        return found, source.rows_read, ids, whole
+
+    first, second = run_threads(thread_worlds([1, 1]), again)
+    assert (first[0], second[0]) == (2, 1), "the two were an epoch apart"
+    assert first[1] == second[1] == [], "nothing was read from the source"
+    assert sorted(first[2] + second[2]) == list(range(SAMPLES))
+    assert first[3]
+    assert second[3]
+
+
+def test_an_older_epoch_reads_only_the_rows_that_left(tmp_path):
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        for epoch in range(3):
+            exchange(world, pool, layout, epoch)
+            pool.commit(epoch + 1)
+        here = set(pool.cache.entries.sample_id.tolist())
+        source = pool.source
+        before = len(source.rows_read)
+        wanted = placement(layout, world, 0)
+        pool.ensure(wanted, epoch=0)
+        read = source.rows_read[before:]
+        pool.close()
+        return sorted(read), sorted(set(wanted.tolist()) - here), intact(pool, pool.cache.entries)
+
+    for read, gone, whole in run_threads(thread_worlds([2, 1]), run):
+        assert set(read) <= set(gone), "local ranks share the reading"
+        assert whole
+    reads = [i for read, _, _ in run_threads(thread_worlds([2, 1]), run) for i in read]
+    assert len(set(reads)) == len(reads)
+
+
+def test_other_numbers_of_ranks_find_the_rows_that_are_here(tmp_path):
+    def run(world):
+        source = MemorySource(SAMPLES)
+        pool, layout = open_pool(world, tmp_path, source)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        good = intact(pool, pool.cache.entries)
+        pool.close()
+        return len(source.rows_read), good, pool.cache.entries.sample_id.tolist()
+
+    assert run_threads(thread_worlds([2, 2]), run)[0][0] > 0
+    again = run_threads(thread_worlds([1, 1]), run)
+    assert [read for read, _, _ in again] == [0, 0], "two ranks a node left it for one"
+    wider = run_threads(thread_worlds([3]), run)
+    assert sum(read for read, _, _ in wider) == SAMPLES // 2, "the other node's half"
+    assert all(good for _, good, _ in again + wider)
+    assert wider[0][2] == list(range(SAMPLES))
+
+
+def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        if world.rank == 1:
+            pool.cache.fixed[0].rows[...] ^= 1
+        world.barrier(doing="damage")
+        exchange(world, pool, layout, 0)
+
+    with pytest.raises(ExchangeError, match=r"rows from rank 1 do not match.*on rank 1's node"):
+        run_threads(thread_worlds([1, 1]), run)
+
+
+def test_a_partner_that_never_sends_is_named(tmp_path):
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        if world.rank == 0:
+            exchange(world, pool, layout, 0)
+
+    with pytest.raises(ExchangeError, match=r"\[rank 0\] exchange: ranks \[1\] did not answer"):
+        run_threads(thread_worlds([1, 1], timeout_s=0.3), run)
+
+
+def test_entries_survive_their_table():
+    entries = empty_entries(4, 2)
+    again = from_table(to_table(entries))
+    for name, value in vars(entries).items():
+        assert np.array_equal(getattr(again, name), value)
+
+
+def test_rehome_keeps_what_is_wanted_wherever_it_lies():
+    held = empty_entries(3, 1)
+    held.sample_id[:] = [7, 5, -1]
+    held.position[:] = [0, 1, -1]
+    found = rehome(held, np.array([5, 9, 7, 8]))
+    assert found.sample_id.tolist() == [5, -1, 7, -1]
+    assert found.position.tolist() == [1, -1, 0, -1]
+    assert found.slot.tolist() == [0, 1, 2, 3]
+
+
+def test_one_rank_alone_exchanges_nothing(tmp_path):
+    pool, layout = open_pool(single_world(), tmp_path)
+    pool.ensure(placement(layout, single_world(), 3), epoch=3)
+    assert POLICY.num_leaving(layout) == 0
+    assert pool.cache.entries.sample_id.tolist() == list(range(SAMPLES))
+    pool.close()
