@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.epoch import find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.filesystem import cache_directory
 from dataio.gather import Batch, BatchTransform, Gather, Transform
-from dataio.order import Order, deal, num_steps, top_up, valid_rows
+from dataio.order import num_steps
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
@@ -133,13 +134,16 @@ class Loader:
         self.layout = lay_out(self._source, self.world)
         self._check_batch_size()
         self._check_agreement()
+        self._decks = find_decks(
+            self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
+        )
         self._num_leaving = self._shuffle.num_leaving(self.layout)
         self._pool = Pool(
             self._source,
             fields,
             world=self.world,
             root=self._root,
-            num_slots=self._num_slots(),
+            num_slots=self._decks.num_rows,
             num_leaving=self._num_leaving,
             progress=progress,
         )
@@ -170,11 +174,6 @@ class Loader:
             self._gather.close()
             self._pool.close()
             raise
-
-    def _num_slots(self) -> int:
-        if self._shuffle.holds_all:
-            return self.num_samples
-        return self.layout.pool_rows(self.world.node)
 
     def _check_batch_size(self) -> None:
         rows = self.num_samples // self.layout.num_replicas
@@ -228,81 +227,45 @@ class Loader:
             self.layout, node=self.world.node, epoch=epoch, seed=self.seed
         )
 
-    def _decks(self) -> tuple[NDArray[np.int64], tuple[int, ...], int, int, int]:
-        """Rows of each deck, replicas it is dealt to, this rank's deck, its turn, first replica."""
-        world = self.world
-        if self._shuffle.holds_all:
-            return np.array([self.num_samples]), (world.num_replicas,), 0, world.replica, 0
-        first = int(self.layout.first_replica[world.node])
-        sizes = self.layout.pool_sizes
-        return sizes, world.replicas_per_node, world.node, world.replica - first, first
-
     def _begin(self, epoch: int, restored: Selection | None = None) -> None:
-        """Decide an epoch: hidden rows, order, weights; then start its exchange. Collective."""
-        sizes, replicas, deck, turn, first = self._decks()
+        """Decide an epoch: hidden rows, order, weights, refresh. Collective."""
+        decks = self._decks
         self.epoch, self.step, self._refresh_step = epoch, 0, 0
-        selection = restored if restored is not None else self._select(epoch, first)
-        hidden = selection.hidden
-        shown = self._gathered(int(sizes[deck]) - len(hidden), sizes, first, "count visible rows")
-        if selection.top_up:
-            shown = top_up(shown, sizes, replicas, batch_size=self.batch_size)
-        hidden = hidden[: int(sizes[deck] - shown[deck])]
-        self._selection = Selection(
-            hidden, selection.weights, selection.lr_factor, selection.top_up
+        selection = restored if restored is not None else self._select(epoch)
+        visible = decks.sizes
+        if self._importance is not None:
+            visible = self._count(decks.num_rows - len(selection.hidden), "count visible rows")
+        self._plan = plan_epoch(
+            decks,
+            selection,
+            visible,
+            stream=key(self.seed, "order", epoch=epoch, replica=decks.leader),
+            batch_size=self.batch_size,
         )
         self.lr_factor = selection.lr_factor
-        self._dealt = _dealt(shown, replicas)
-        visible = np.ones(int(sizes[deck]), np.bool_)
-        visible[hidden] = False
-        self._order = Order(
-            np.flatnonzero(visible),
-            key(self.seed, "order", epoch=epoch, replica=first),
-            deal(int(shown[deck]), replicas[deck]),
-            turn,
-            self.batch_size,
-            num_steps(int(self._dealt.max()), self.batch_size),
-        )
-        self._begin_refresh(hidden, replicas[deck], turn, first)
+        due, most = selection.hidden[:0], 0
+        if self._importance is not None:
+            due = np.sort(self._importance.due(self._plan.selection.hidden, epoch=epoch))
+            mine = -(-len(due) // decks.replicas[decks.mine])
+            most = int(self._count(mine, "count rows to refresh").max())
+        self._refresh_order = plan_refresh(decks, due, most, batch_size=self.batch_size)
         self._begun = True
 
-    def _select(self, epoch: int, first_replica: int) -> Selection:
+    def _select(self, epoch: int) -> Selection:
         if self._importance is None:
             return Selection()
-        stream = key(self.seed, "importance", epoch=epoch, replica=first_replica)
+        stream = key(self.seed, "importance", epoch=epoch, replica=self._decks.leader)
         return self._importance.select(
             self._pool.scores, epoch=epoch, num_epochs=self._num_epochs, rng=generator(stream)
         )
 
-    def _gathered(
-        self, mine: int, sizes: NDArray[np.int64], first: int, doing: str
-    ) -> NDArray[np.int64]:
-        """One number of every deck; without importance it is known and nobody need talk."""
-        if self._importance is None:
-            return sizes
-        # Also the point that no rank passes before all have read the scores.
-        everyone = self.world.allgather_array(np.array([mine]), doing=doing)[:, 0]
-        if self._shuffle.holds_all:
-            return everyone[:1]
-        leaders = [self.world.rank_of_replica(int(r)) for r in self.layout.first_replica[:-1]]
-        return everyone[leaders]
+    def _count(self, mine: int, doing: str) -> NDArray[np.int64]:
+        """int64[num_decks]: One number of every deck. Collective.
 
-    def _begin_refresh(
-        self, hidden: NDArray[np.int64], replicas: int, turn: int, first: int
-    ) -> None:
-        due = hidden[:0]
-        counts = np.zeros(1, np.int64)
-        if self._importance is not None:
-            due = np.sort(self._importance.due(hidden, epoch=self.epoch))
-            mine = -(-len(due) // replicas)
-            counts = self._gathered(mine, counts, first, "count rows to refresh")
-        self._refresh_order = Order(
-            due,
-            None,
-            deal(len(due), replicas),
-            turn,
-            self.batch_size,
-            num_steps(int(counts.max()), self.batch_size),
-        )
+        Also the point that no rank passes, to report again, before all have read the scores.
+        """
+        everyone = self.world.allgather_array(np.array([mine]), doing=doing)[:, 0]
+        return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
 
     def _start_exchange(self, steps: range) -> None:
         self._exchange = self._shuffle.begin(
@@ -335,7 +298,7 @@ class Loader:
     def _open_epoch(self) -> None:
         last = self._num_epochs is not None and self.epoch + 1 >= self._num_epochs
         if self._num_leaving and not last:
-            self._start_exchange(range(self.step, self._order.steps))
+            self._start_exchange(range(self.step, self._plan.order.steps))
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
@@ -401,11 +364,11 @@ class Loader:
 
     def _is_complete(self) -> bool:
         refreshed = self._refresh_step >= self._refresh_order.steps
-        return self.step >= self._order.steps and refreshed
+        return self.step >= self._plan.order.steps and refreshed
 
     def __len__(self) -> int:
         """Count this epoch's steps, the same on every replica; all rows before the first."""
-        return self._order.steps if self._begun else self.max_steps(1)
+        return self._plan.order.steps if self._begun else self.max_steps(1)
 
     def max_steps(self, epochs: int) -> int:
         """Count the steps of some epochs with every row visible: the bound of a schedule."""
@@ -434,10 +397,10 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch's batches."""
         self._ensure_begun()
-        if self.step >= self._order.steps and self._num_epochs is None:
+        if self.step >= self._plan.order.steps and self._num_epochs is None:
             self.step = 0
         self._stop_prefetch()
-        steps = range(self.step, self._order.steps)
+        steps = range(self.step, self._plan.order.steps)
         for batch in self._batches(self._train_batch, steps):
             if self._exchange is not None:
                 self._exchange.progress(self.step)
@@ -456,15 +419,8 @@ class Loader:
             yield batch
 
     def _train_batch(self, step: int) -> Batch:
-        chosen = self._order.batch(step)
-        weights = self._selection.weights
-        weight = np.ones(self.batch_size, np.float32)
-        if weights is not None:
-            weight = weights[chosen.slots].astype(np.float32)
-        # Averaging .mean() over replicas divides by all rows, padding too: undo that.
-        valid = valid_rows(self._dealt, step, self.batch_size)
-        weight *= np.float32(self.layout.num_replicas * self.batch_size / valid)
-        weight[chosen.num_valid :] = 0
+        chosen = self._plan.order.batch(step)
+        weight = self._plan.weight(chosen, step)
         return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
 
     def _refresh_batch(self, step: int) -> Batch:
@@ -616,7 +572,9 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
-        node = NodeSnapshot(self._pool.cache.entries.sample_id, self._pool.scores, self._selection)
+        node = NodeSnapshot(
+            self._pool.cache.entries.sample_id, self._pool.scores, self._plan.selection
+        )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -641,7 +599,7 @@ class Loader:
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._ensure_begun()
-        slots = self._order.slots_at(np.arange(self._order.num_rows))
+        slots = self._plan.order.slots_at(np.arange(self._plan.order.num_rows))
         return _digest(self._pool.cache.entries.sample_id[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
@@ -653,7 +611,7 @@ class Loader:
             ``source_bytes`` reading the source, ``exchanged_rows`` and ``exchanged_bytes`` sent,
             ``queue_depth`` batches ready now.
         """
-        hidden = len(self._selection.hidden) if self._begun else 0
+        hidden = len(self._plan.selection.hidden) if self._begun else 0
         return {
             **vars(self._figures),
             "epoch": self.epoch,
@@ -727,14 +685,6 @@ def _check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None)
 
 def _share_of_cores(local_size: int) -> int:
     return max(len(os.sched_getaffinity(0)) // local_size, 1)
-
-
-def _dealt(shown: NDArray[np.int64], replicas: Sequence[int]) -> NDArray[np.int64]:
-    """int64[num_replicas]: Rows that every replica of the job trains on, in replica order."""
-    width = np.asarray(replicas, np.int64)
-    quotient, remainder = shown // width, shown % width
-    turn = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
-    return np.repeat(quotient, width) + (turn < np.repeat(remainder, width))
 
 
 def _digest(data: str | bytes) -> str:

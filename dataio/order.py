@@ -89,6 +89,14 @@ def deal(num_rows: int, num_replicas: int) -> NDArray[np.int64]:
     return quotient + (np.arange(num_replicas) < remainder).astype(np.int64)
 
 
+def deal_all(num_rows: NDArray[np.int64], replicas: Sequence[int]) -> NDArray[np.int64]:
+    """Cut all decks evenly: int64[all replicas], each deck's as `deal` would."""
+    width = np.asarray(replicas, np.int64)
+    quotient, remainder = num_rows // width, num_rows % width
+    turn = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
+    return np.repeat(quotient, width) + (turn < np.repeat(remainder, width))
+
+
 def num_steps(most_rows: int, batch_size: int) -> int:
     """Steps that the replica with the most rows needs."""
     return -(-most_rows // batch_size)

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.order import Order, deal, num_steps, top_up, valid_rows
+from dataio.order import Order, deal, deal_all, num_steps, top_up, valid_rows
 from dataio.seeding import key
 
 
@@ -84,3 +84,10 @@ def test_topping_up_fills_the_steps_that_someone_needs_and_adds_none(nodes, batc
     assert steps(shown) == steps(visible)
     for rows, own, width in zip(shown.tolist(), owned.tolist(), replicas, strict=True):
         assert rows >= min(own, steps(visible) * batch_size * width)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 5)), min_size=1, max_size=6))
+def test_dealing_all_decks_is_dealing_each(decks):
+    rows, replicas = np.array([n for n, _ in decks]), [width for _, width in decks]
+    each = [deal(n, width) for n, width in decks]
+    assert deal_all(rows, replicas).tolist() == np.concatenate(each).tolist()

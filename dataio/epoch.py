@@ -1,0 +1,132 @@
+"""Decide an epoch: from what a policy selected and how many rows each deck shows, to batches.
+
+Pure. Every rank calls it with the same counts and gets the same number of steps.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.layout import Layout
+from dataio.order import BatchSlots, Order, deal, deal_all, num_steps, top_up, valid_rows
+from dataio.policies import Selection
+from dataio.seeding import Key
+
+
+@dataclass(frozen=True)
+class Decks:
+    """All decks of a job, and this replica's place.
+
+    Attributes:
+        sizes: int64[num_decks]: Rows of each.
+        replicas: Replicas that each is dealt to.
+        mine: The deck that this replica is dealt from.
+        turn: Its place among that deck's replicas.
+        leaders: int64[num_decks]: First replica of each deck.
+    """
+
+    sizes: NDArray[np.int64]
+    replicas: tuple[int, ...]
+    mine: int
+    turn: int
+    leaders: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this replica's deck."""
+        return int(self.sizes[self.mine])
+
+    @property
+    def leader(self) -> int:
+        """First replica of this replica's deck: names the deck's random streams."""
+        return int(self.leaders[self.mine])
+
+
+def find_decks(layout: Layout, *, replica: int, holds_all: bool) -> Decks:
+    """One deck a node, its pool; or one for all, where every node holds all rows."""
+    if holds_all:
+        sizes, leaders = np.array([layout.num_samples]), np.zeros(1, np.int64)
+        return Decks(sizes, (layout.num_replicas,), 0, replica, leaders)
+    node, leaders = layout.node_of(replica), layout.first_replica[:-1]
+    return Decks(layout.pool_sizes, layout.replicas, node, replica - int(leaders[node]), leaders)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What this replica trains in an epoch.
+
+    Attributes:
+        selection: As the policy chose, less the hidden rows that top up the last steps.
+        order: The batches.
+        dealt: int64[num_replicas]: Rows that every replica of the job trains.
+    """
+
+    selection: Selection
+    order: Order
+    dealt: NDArray[np.int64]
+
+    def weight(self, chosen: BatchSlots, step: int) -> NDArray[np.float32]:
+        """float32[batch]: What each row of a step's batch weighs, padding 0.
+
+        Scaled so that the mean over a batch, averaged over replicas, is the weighted mean over
+        the valid rows of all replicas.
+        """
+        batch_size = self.order.batch_size
+        weights = self.selection.weights
+        weight = np.ones(batch_size, np.float32)
+        if weights is not None:
+            weight = weights[chosen.slots].astype(np.float32)
+        num_valid = valid_rows(self.dealt, step, batch_size)
+        weight *= np.float32(len(self.dealt) * batch_size / num_valid)
+        weight[chosen.num_valid :] = 0
+        return weight
+
+
+def plan_epoch(
+    decks: Decks,
+    selection: Selection,
+    num_visible: NDArray[np.int64],
+    *,
+    stream: Key,
+    batch_size: int,
+) -> EpochPlan:
+    """Order the visible rows of this replica's deck in as many steps as any replica needs.
+
+    Args:
+        decks: All decks.
+        selection: Of this replica's deck.
+        num_visible: int64[num_decks]: Rows that the selections of all decks left visible.
+        stream: Key of the deck's order in this epoch.
+        batch_size: Rows a batch.
+    """
+    shown = num_visible
+    if selection.top_up:
+        shown = top_up(shown, decks.sizes, decks.replicas, batch_size=batch_size)
+    mine = int(shown[decks.mine])
+    hidden = selection.hidden[: decks.num_rows - mine]
+    visible = np.ones(decks.num_rows, np.bool_)
+    visible[hidden] = False
+    dealt = deal_all(shown, decks.replicas)
+    order = Order(
+        np.flatnonzero(visible),
+        stream,
+        deal(mine, decks.replicas[decks.mine]),
+        decks.turn,
+        batch_size,
+        num_steps(int(dealt.max()), batch_size),
+    )
+    return EpochPlan(replace(selection, hidden=hidden), order, dealt)
+
+
+def plan_refresh(decks: Decks, due: NDArray[np.int64], most_rows: int, *, batch_size: int) -> Order:
+    """Order the hidden rows that get a new score.
+
+    Args:
+        decks: All decks.
+        due: int64[n]: Slots of this replica's deck, ascending.
+        most_rows: Rows of the replica that has the most to refresh, over all decks.
+        batch_size: Rows a batch.
+    """
+    dealt = deal(len(due), decks.replicas[decks.mine])
+    return Order(due, None, dealt, decks.turn, batch_size, num_steps(most_rows, batch_size))
