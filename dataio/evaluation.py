@@ -95,6 +95,6 @@ class Evaluation:
         return self._pool.source.bytes_read
 
     def close(self) -> None:
-        """Stop threads and release the cache."""
+        """Stop threads and release the cache; idempotent."""
         self._gather.close()
         self._pool.close()

@@ -167,6 +167,7 @@ class Loader:
         self._first_tag = self.world.open_channel()
         self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
+        self._evaluations: list[Evaluation] = []
         try:
             self._stage()
         except BaseException:
@@ -497,9 +498,12 @@ class Loader:
         )
 
     def evaluation(self, source: str | Sequence[str] | Source) -> Evaluation:
-        """Open another dataset with the same fields, every sample exactly once. Collective."""
+        """Open another dataset with the same fields, every sample exactly once. Collective.
+
+        It is closed with the loader, if not before.
+        """
         opened = _opened(source, self.world, self._throttle)
-        return Evaluation(
+        evaluation = Evaluation(
             opened,
             self.fields,
             batch_size=self.batch_size,
@@ -510,6 +514,8 @@ class Loader:
             progress=self._progress,
             deliver=self._delivered,
         )
+        self._evaluations.append(evaluation)
+        return evaluation
 
     def state_dict(self) -> dict[str, object]:
         """Say where the loader stands: a few integers and hashes, JSON, under 1 KB."""
@@ -643,6 +649,8 @@ class Loader:
 
     def _release(self) -> None:
         self._stop_prefetch()
+        for evaluation in self._evaluations:
+            evaluation.close()
         self._gather.close()
         self._pool.close()
         if self._owns_world:

@@ -108,7 +108,7 @@ def sentence(runs: Runs) -> str:
             f"Nothing was gained: later epochs take {1 / ratio:.2f} times the DataLoader's time "
             f"({accuracy}); the shared directory is fast enough here."
         )
-    when = f"staging had paid after {paid} epochs" if paid else "staging had not paid by the end"
+    when = f"staging had paid after {_epochs(paid)}" if paid else "staging had not paid by the end"
     faster = later_mean(ours, "epoch_s") / later_mean(runs["tonari_hiding"], "epoch_s")
     hiding = (
         f"hiding easy rows makes them another {faster:.2f} times shorter"
@@ -119,6 +119,10 @@ def sentence(runs: Runs) -> str:
         f"Gained: later epochs are {ratio:.1f} times shorter than the DataLoader's and read "
         f"nothing from the shared directory ({accuracy}); {when}; {hiding}."
     )
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch" if count == 1 else f"{count} epochs"
 
 
 def _paid_epoch(base: Run, ours: Run) -> int | None:
@@ -144,11 +148,11 @@ def print_sweep(out: Console, swept: dict[float, Runs]) -> None:
         base, ours = (later_mean(runs[kind], "epoch_s") for kind in ("dataloader", "tonari"))
         paid = _paid_epoch(runs["dataloader"], runs["tonari"])
         table.add_row(
-            f"{bandwidth:g} MB/s" if bandwidth else "no bandwidth limit",
+            f"{bandwidth:g} MB/s" if bandwidth else "no limit, no delay",
             f"{base:.2f} s",
             f"{ours:.2f} s",
             f"{base / ours:.2f}",
-            f"{paid} epochs" if paid else "never",
+            _epochs(paid) if paid else "never",
         )
     out.print(table)
 
