@@ -40,7 +40,7 @@ class Demo:
     data: str | None = None
     """Tar shards or Parquet with images and `cls`, in place of scikit-learn's digits."""
     samples: int = 6000
-    """Samples to take from --data; 0 takes all."""
+    """Samples to take from --data, at random; 0 takes all."""
     ranks: int = 4
     """MPI ranks to start."""
     nodes: int = 2

@@ -11,6 +11,7 @@ from PIL import Image as PillowImage
 
 from dataio import Bytes, FieldError, Int, Source, open_source
 from dataio.decode import image_shape
+from dataio.seeding import generator, key
 from tonari.shards import write_shards
 
 TEST_FRACTION = 0.2
@@ -61,13 +62,16 @@ def pack_source(spec: str, directory: Path, *, max_samples: int) -> Packed:
     Args:
         spec: Tar pattern or Parquet.
         directory: Where the shards go.
-        max_samples: Take the first this many; 0 takes all.
+        max_samples: Take this many, at random; 0 takes all.
 
     Raises:
         SourceError: If the source cannot be read or has none of the known image fields.
     """
     source = open_source(spec)
-    ids = np.arange(min(max_samples or source.num_samples, source.num_samples))
+    num_samples = min(max_samples or source.num_samples, source.num_samples)
+    # At random, because sources are often sorted by class.
+    rng = generator(key(0, "demo samples"))
+    ids = np.sort(rng.choice(source.num_samples, num_samples, replace=False))
     extension = _image_extension(source)
     images: list[bytes] = []
     labels: list[NDArray[np.int64]] = []
@@ -100,7 +104,7 @@ def _pack(
     extension: str,
     channels: int,
 ) -> Packed:
-    order = np.random.default_rng(0).permutation(len(images))
+    order = generator(key(0, "demo split")).permutation(len(images))
     num_test = int(len(images) * TEST_FRACTION)
 
     def samples(numbers: NDArray[np.int64]) -> Iterator[Mapping[str, str | bytes]]:

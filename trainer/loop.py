@@ -71,8 +71,6 @@ def train(
         contextlib.ExitStack() as opened,
     ):
         # Before anything is staged: what does not fit should be said at once.
-        if job.world.rank == 0:
-            _make(directory)
         model = build_model(config, job)
         found = find_checkpoint(directory / "checkpoints", resume, job)
         loader = opened.enter_context(build_loader(config, job))
@@ -80,6 +78,7 @@ def train(
         if found:
             run.restore(found)
         if job.world.rank == 0:
+            _make(directory)
             (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
             kept = run.progress.steps if found else None
             path = metrics_path or directory / "metrics.jsonl"
