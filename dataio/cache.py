@@ -105,7 +105,9 @@ class Cache:
             CacheError: If it cannot be written or the disk is full.
         """
         with self.named("prepare the cache"):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # One by one: parents=True would leave all but the last to the umask.
+            for directory in (*reversed(self.directory.parents[:2]), self.directory):
+                directory.mkdir(mode=0o700, exist_ok=True)
             self._take_lock()
             self._check_identity()
             if not self._head_path.exists():

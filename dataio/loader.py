@@ -54,6 +54,7 @@ class Figures:
     exchanged_bytes: int = 0
     exchange_messages: int = 0
     exchange_blocked_s: float = 0.0
+    exchange_overlap_fraction: float = 0.0
 
 
 class Loader:
@@ -326,6 +327,7 @@ class Loader:
         self._figures.exchanged_bytes += int(done["sent_bytes"])
         self._figures.exchange_messages += int(done["messages"])
         self._figures.exchange_blocked_s += done["blocked_s"]
+        self._figures.exchange_overlap_fraction = done["overlap_fraction"]
 
     def _spread_scores(self) -> None:
         """Give every node all nodes' reports of the epoch. Collective."""
@@ -613,7 +615,8 @@ class Loader:
 
         Returns:
             Times in seconds, sizes in bytes: ``wait_s`` blocked on batches, ``turn_s`` in epoch
-            turns, ``exchange_blocked_s`` of it waiting for partners, ``staging_s`` and
+            turns, ``exchange_blocked_s`` of it waiting for partners,
+            ``exchange_overlap_fraction`` of the last epoch's arrivals in before, ``staging_s`` and
             ``source_bytes`` reading the source, ``exchanged_rows`` and ``exchanged_bytes`` sent,
             ``queue_depth`` batches ready now.
         """

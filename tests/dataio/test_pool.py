@@ -197,3 +197,22 @@ def test_one_rank_alone_exchanges_nothing(tmp_path):
     assert POLICY.num_leaving(layout) == 0
     assert pool.cache.entries.sample_id.tolist() == list(range(SAMPLES))
     pool.close()
+
+
+def test_directories_are_private_and_only_files_of_the_cache_are_touched(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "mine.txt").write_text("kept")
+
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        exchange(world, pool, layout, 0)
+        pool.commit(1)
+        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.close()
+
+    run_threads(thread_worlds([1, 1]), run)
+    directories = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(directories) == 3
+    assert {oct(path.stat().st_mode & 0o777) for path in directories} == {"0o700"}
+    assert (tmp_path / "mine.txt").read_text() == "kept"
