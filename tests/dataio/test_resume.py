@@ -1,0 +1,34 @@
+"""A new process goes on from any step of any epoch as if nothing had happened."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dataio.test_loader import POLICIES
+
+PROGRAM = Path(__file__).parents[1] / "ranks" / "loader_resume.py"
+
+
+def start(part, work, policy):
+    """Run one process to its end; what each of its ranks saw."""
+    command = [sys.executable, str(PROGRAM), part, str(work), policy]
+    environment = {"PYTHONPATH": str(PROGRAM.parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_new_process_goes_on_from_every_step_byte_for_byte(tmp_path, policy):
+    uninterrupted = start("whole", tmp_path, policy)
+    ends = start("rest", tmp_path, policy)
+    for rank in range(2):
+        assert len(ends[rank]) >= 15, "a save at every step of three epochs"
+        for number, seen in ends[rank].items():
+            assert seen == uninterrupted[rank][int(number) :], f"from save {number}"
