@@ -19,6 +19,7 @@ from trainer.loop import Summary, train
 from trainer.schedule import learning_rate
 from trainer.step import train_step
 
+ROOT = Path(__file__).parents[2]
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
 VARIANTS = {
     "full": (),
@@ -167,6 +168,27 @@ def test_both_launchers_train_in_the_same_order(config: Path) -> None:
         told[launcher] = lines(config.parent / launcher)
     assert told["mpiexec"] == told["torchrun"]
     assert told["mpiexec"][-1]["exchanged_rows"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.multirank
+def test_both_launchers_train_cifar10_in_the_same_order(tmp_path: Path) -> None:
+    data = ROOT.parent / "shared" / "data" / "cifar10-train.parquet"
+    if not data.exists():
+        pytest.skip(f"{data} is not here")
+    told = {}
+    for launcher in ("mpiexec", "torchrun"):
+        end = [f"data.train={data}", f"run.directory={tmp_path / launcher}", "run.epochs=2"]
+        config = str(ROOT / "examples" / "cifar10.toml")
+        status, output = run_job(
+            [*launch_command(launcher, 4), "-m", "tonari", "train", config, *end],
+            env={"TONARI_RANKS_PER_NODE": "2", "TONARI_CACHE": str(tmp_path / launcher / "c")},
+            timeout_s=280,
+        )
+        assert status == 0, output
+        told[launcher] = lines(tmp_path / launcher)
+    assert told["mpiexec"] == told["torchrun"]
+    assert told["mpiexec"][-1]["exchanged_rows"] == 4 * (12_500 // 10)
 
 
 @pytest.mark.multirank
