@@ -43,7 +43,7 @@ def plan_parcels(
     epoch: int,
     steps: range,
     mean_row_bytes: int,
-    first_tag: int = 0,
+    first_tag: int,
 ) -> list[Parcel]:
     """Plan a replica's parcels of an epoch, in the order in which they are sent.
 
@@ -73,11 +73,9 @@ def plan_parcels(
         )
         step = chunk_step(chunk, chunks, steps)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-            parcels.append(
-                Parcel(
-                    start, stop, chunk, int(dests[chunk]), int(sources[chunk]), step, len(parcels)
-                )
-            )
+            dest, source = int(dests[chunk]), int(sources[chunk])
+            tag = first_tag + len(parcels)
+            parcels.append(Parcel(start, stop, chunk, dest, source, step, tag))
     if len(parcels) > CHANNEL_TAGS:
         raise ExchangeError(
             f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "

@@ -508,3 +508,30 @@ def test_a_save_in_the_middle_of_a_refresh_goes_on_there(tmp_path):
         for _ in loader.epochs(2):
             assert list(loader) == []
             assert [digest(batch) for batch in loader.refresh()] == whole[2:]
+
+
+def test_two_loaders_exchange_side_by_side(tmp_path):
+    """Rank 0 draws from one first, rank 1 from the other: their messages must not meet."""
+
+    def run(world):
+        names = ("one", "other")
+        loaders = [
+            make(world, tmp_path, source=MemorySource(61, name=name), exchange=1.0, num_threads=0)
+            for name in names
+        ]
+        order = loaders if world.rank == 0 else loaders[::-1]
+        for epoch in range(3):
+            for loader in loaders:
+                loader.set_epoch(epoch)
+            for loader in order:
+                for batch in loader:
+                    for data, i in zip(batch["data"], batch["sample_id"].tolist(), strict=True):
+                        assert i < 0 or data == payload(i)
+        owned = [loader._pool.cache.entries.sample_id.tolist() for loader in loaders]
+        for loader in loaders:
+            loader.close()
+        return owned
+
+    first, second = run_threads(thread_worlds([1, 1], timeout_s=10), run)
+    for one, two in zip(first, second, strict=True):
+        assert sorted(one + two) == list(range(61))
