@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -280,12 +281,19 @@ def _start(
         ) as process,
     ):
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(PROGRESS):
-                note(line)
-            else:
-                log.write(line)
-        status = process.wait(RUN_LIMIT_S)
+        # Ranks have time limits of their own; this one is for what hangs before or beside them.
+        limit = threading.Timer(RUN_LIMIT_S, process.terminate)
+        limit.start()
+        try:
+            for line in process.stdout:
+                if line.startswith(PROGRESS):
+                    note(line)
+                else:
+                    log.write(line)
+            status = process.wait()
+        finally:
+            limit.cancel()
+            process.terminate()
         log.seek(0)
         said = log.read()
     if away.exists():
