@@ -56,12 +56,12 @@ class Evaluation:
             raise
         start, stop = layout.share_slots(world.replica)
         self._order = Order(
-            np.arange(start, stop),
+            range(start, stop),
             None,
             np.array([stop - start]),
             0,
             batch_size,
-            num_steps(layout.share_rows(0), batch_size),
+            num_steps(np.array([layout.share_rows(0)]), batch_size),
         )
         self._gather = Gather(self._pool.cache, fields, num_threads=num_threads)
         self._depth = prefetch if num_threads else 0

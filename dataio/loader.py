@@ -13,48 +13,46 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataio.epoch import find_decks, plan_epoch, plan_refresh
+from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
+from dataio.figures import Figures, summarise
 from dataio.filesystem import cache_directory
 from dataio.gather import Batch, BatchTransform, Gather, Transform
-from dataio.order import num_steps
+from dataio.order import Order, num_steps
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
+from dataio.replay import groups_of, trained_samples, trained_slots
 from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
-from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
+from dataio.snapshot import (
+    NodeSnapshot,
+    find_snapshot,
+    load_node,
+    load_samples,
+    load_state,
+    save_snapshot,
+)
 from dataio.source import Source, Throttle, open_source
+from dataio.stretch import Position, Stretch
 from dataio.world import World, discover_world
 
 log = logging.getLogger(__name__)
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
-
-@dataclass
-class Figures:
-    """Totals since the loader was made; `Loader.stats` adds what is derived."""
-
-    batches: int = 0
-    rows: int = 0
-    wait_s: float = 0.0
-    turn_s: float = 0.0
-    exchanged_rows: int = 0
-    exchanged_bytes: int = 0
-    exchange_messages: int = 0
-    exchange_blocked_s: float = 0.0
-    exchange_overlap_fraction: float = 0.0
+SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
+"""What `Loader.stats` tells of the last epoch over all ranks."""
 
 
 class Loader:
@@ -68,6 +66,8 @@ class Loader:
             or a `Source`.
         batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
             of weight 0.
+        drop_last: Leave out the batches that some replica could not fill, instead of padding them;
+            which rows that is differs from epoch to epoch.
         fields: What to keep of a sample, by the name it gets in the batch.
         cache: Cache directory of this node; ``"auto"`` is TONARI_CACHE, else a node-local
             directory.
@@ -82,12 +82,16 @@ class Loader:
         num_threads: Threads that decode and transform; by default the rank's part of the cores. 0:
             none.
         prefetch: Batches made ahead.
+        stage: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
+            the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
+            the cache was warm, so that its order stays a function of the seed.
+        metrics: File to which rank 0 adds a line of JSON at the end of each epoch.
         throttle: Limits reads from the source.
         progress: Whether rank 0 shows staging on a terminal.
 
     Attributes:
         epoch: The running epoch.
-        step: Batches of it delivered so far.
+        step: Batches of it delivered so far, since the layout or the batch size last changed.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
 
     Raises:
@@ -101,6 +105,7 @@ class Loader:
         *,
         batch_size: int,
         fields: Mapping[str, Field],
+        drop_last: bool = False,
         cache: str | os.PathLike[str] = "auto",
         shuffle: Shuffle | None = None,
         importance: Importance | None = None,
@@ -111,10 +116,14 @@ class Loader:
         world: World | None = None,
         num_threads: int | None = None,
         prefetch: int = 2,
+        stage: Literal["before", "overlap"] = "before",
         throttle: Throttle | None = None,
+        metrics: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> None:
-        _check_arguments(batch_size=batch_size, prefetch=prefetch, num_threads=num_threads)
+        _check_arguments(
+            batch_size=batch_size, prefetch=prefetch, num_threads=num_threads, stage=stage
+        )
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache))
@@ -122,6 +131,9 @@ class Loader:
         self._source = _opened(source, self.world, throttle)
         self.num_samples = self._source.num_samples
         self.batch_size = batch_size
+        self._drop_last = drop_last
+        self._overlaps = stage == "overlap"
+        self._metrics = Path(metrics) if metrics is not None else None
         self.fields = dict(fields)
         self.seed = seed
         self.device = torch.device(device) if device is not None else None
@@ -161,13 +173,16 @@ class Loader:
         self.step = 0
         self.lr_factor = 1.0
         self._refresh_step = 0
+        self._position = self._start_of(0)
         self._num_epochs: int | None = None
         self._begun = False
-        self._pending: tuple[dict[str, object], NodeSnapshot | None] | None = None
+        self._restored: NodeSnapshot | None = None
         self._exchange: Exchange | None = None
         self._first_tag = self.world.open_channel()
         self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
+        self._epoch_figures: dict[str, float] = {}
+        self._seen: NDArray[np.bool_] | None = None
         self._evaluations: list[Evaluation] = []
         try:
             self._stage()
@@ -190,6 +205,8 @@ class Loader:
         mine = {
             "source fingerprint": self._source.fingerprint,
             "batch_size": self.batch_size,
+            "drop_last": self._drop_last,
+            "stage": "overlap" if self._overlaps else "before",
             "seed": self.seed,
             "fields": repr(self.fields),
             "shuffle": repr(self._shuffle),
@@ -226,23 +243,46 @@ class Loader:
         if self._shuffle.holds_all:
             return np.arange(self.num_samples, dtype=np.int64)
         return self._shuffle.placement(
-            self.layout, node=self.world.node, epoch=epoch, seed=self.seed
+            self.layout,
+            node=self.world.node,
+            epoch=epoch,
+            seed=self.seed,
+            first_epoch=self._position.running.first_epoch,
         )
 
-    def _begin(self, epoch: int, restored: Selection | None = None) -> None:
-        """Decide an epoch: hidden rows, order, weights, refresh. Collective."""
-        decks = self._decks
-        self.epoch, self.step, self._refresh_step = epoch, 0, 0
+    def _start_of(self, epoch: int, first_epoch: int = 0) -> Position:
+        grouped = self._overlaps and epoch == 0
+        stretch = Stretch(self.layout.replicas, self.batch_size, first_epoch, grouped=grouped)
+        return Position(epoch, (stretch,))
+
+    def _begin(
+        self,
+        position: Position,
+        restored: Selection | None = None,
+        seen: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
+        decks, epoch = self._decks, position.epoch
+        self._position, self._seen = position, seen
+        self.epoch, self._refresh_step = epoch, position.refresh_step
+        self.step = position.running.steps
         selection = restored if restored is not None else self._select(epoch)
-        visible = decks.sizes
-        if self._importance is not None:
-            visible = self._count(decks.num_rows - len(selection.hidden), "count visible rows")
+        counts = Counts(decks.sizes, decks.sizes)
+        if self._importance is not None or position.ended:
+            unseen, visible = count_rows(decks, selection, seen)
+            counts = Counts(
+                self._count(unseen, "count the epoch's rows"),
+                self._count(visible, "count visible rows"),
+            )
         self._plan = plan_epoch(
             decks,
             selection,
-            visible,
+            counts,
             stream=key(self.seed, "order", epoch=epoch, replica=decks.leader),
             batch_size=self.batch_size,
+            seen=seen,
+            drop_last=self._drop_last,
+            groups=groups_of(decks, seed=self.seed) if position.running.grouped else None,
         )
         self.lr_factor = selection.lr_factor
         due, most = selection.hidden[:0], 0
@@ -285,17 +325,34 @@ class Loader:
         """Begin at epoch 0, or at what was restored. Collective the first time."""
         if self._begun:
             return
-        state, node = self._pending if self._pending is not None else ({"epoch": 0}, None)
-        self._pending = None
-        epoch = int(str(state["epoch"]))
-        self._pool.ensure(self._placement(epoch), epoch=epoch)
+        position, node = self._position, self._restored
+        self._restored = None
+        self._pool.ensure(self._placement(position.epoch), epoch=position.epoch)
         if node is not None and self.world.local_rank == 0:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
-        self._begin(epoch, node.selection if node is not None else None)
-        self.step = int(str(state.get("step", 0)))
-        self._refresh_step = int(str(state.get("refresh_step", 0)))
+        selection = node.selection if node is not None else None
+        self._begin(position, selection, self._seen_before(position, node))
         self._open_epoch()
+
+    def _seen_before(
+        self, position: Position, node: NodeSnapshot | None
+    ) -> NDArray[np.bool_] | None:
+        """bool[rows of the deck]: What the ended stretches of an epoch trained. Collective."""
+        if not position.ended:
+            return None
+        if node is not None:
+            # Restored into the stretch that it was saved in, its own rows are still to be counted.
+            return node.trained == 1 if position.running.steps else node.trained > 0
+        seen = trained_samples(
+            position.ended,
+            num_samples=self.num_samples,
+            shuffle=self._shuffle,
+            seed=self.seed,
+            epoch=position.epoch,
+            world=self.world,
+        )
+        return seen[self._pool.cache.entries.sample_id]
 
     def _open_epoch(self) -> None:
         last = self._num_epochs is not None and self.epoch + 1 >= self._num_epochs
@@ -306,6 +363,7 @@ class Loader:
         """Close the running epoch and begin the next. Collective."""
         started = time.perf_counter()
         self._stop_prefetch()
+        self._summarise()
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
         if self._num_leaving:
@@ -313,21 +371,25 @@ class Loader:
             self._pool.commit(self.epoch + 1)
         if self._shuffle.holds_all and self._importance is not None:
             self._spread_scores()
-        self._begin(self.epoch + 1)
+        self._begin(self._start_of(self.epoch + 1, self._position.running.first_epoch))
         self._open_epoch()
         self._figures.turn_s += time.perf_counter() - started
+
+    def _summarise(self) -> None:
+        """Bring the ranks' figures of the epoch together; rank 0 speaks for all. Collective."""
+        mine = self._figures.end_epoch(source_bytes=self._source.bytes_read)
+        ranks = self.world.allgather_array(mine.to_array(), doing="bring figures together")
+        self._epoch_figures = summarise(self.epoch, ranks)
+        if self.world.rank == 0 and self._metrics is not None:
+            with self._metrics.open("a") as file:
+                file.write(json.dumps(self._epoch_figures | {"rank_0": self.stats()}) + "\n")
 
     def _finish_exchange(self) -> None:
         if self._exchange is None:
             self._start_exchange(range(0))
         assert self._exchange is not None
-        done = self._exchange.finish(self._pool.scores)
+        self._figures.take_in(self._exchange.finish(self._pool.scores))
         self._exchange = None
-        self._figures.exchanged_rows += int(done["rows"])
-        self._figures.exchanged_bytes += int(done["sent_bytes"])
-        self._figures.exchange_messages += int(done["messages"])
-        self._figures.exchange_blocked_s += done["blocked_s"]
-        self._figures.exchange_overlap_fraction = done["overlap_fraction"]
 
     def _spread_scores(self) -> None:
         """Give every node all nodes' reports of the epoch. Collective."""
@@ -362,6 +424,7 @@ class Loader:
         while self.epoch < num_epochs:
             yield self.epoch
             if self.epoch + 1 >= num_epochs:
+                self._summarise()
                 return
             self._turn()
 
@@ -375,7 +438,9 @@ class Loader:
 
     def max_steps(self, epochs: int) -> int:
         """Count the steps of some epochs with every row visible: the bound of a schedule."""
-        return epochs * num_steps(self.layout.share_rows(0), self.batch_size)
+        last = self.layout.num_replicas - 1
+        dealt = np.array([self.layout.share_rows(0), self.layout.share_rows(last)])
+        return epochs * num_steps(dealt, self.batch_size, drop_last=self._drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, as `DistributedSampler` would. Collective; cheap for the next epoch.
@@ -385,8 +450,8 @@ class Loader:
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
-        if not self._begun and self._pending is None:
-            self._pending = ({"epoch": epoch}, None)
+        if not self._begun and self._position == self._start_of(0):
+            self._position = self._start_of(epoch)
         self._ensure_begun()
         if epoch == self.epoch + 1:
             self._turn()
@@ -394,7 +459,8 @@ class Loader:
             self._abandon()
             if self.world.local_rank == 0:
                 self._pool.scores[:] = unscored(len(self._pool.scores))
-            self._pending = ({"epoch": epoch}, None)
+            first_epoch = min(self._position.running.first_epoch, epoch)
+            self._position = self._start_of(epoch, first_epoch)
             self._ensure_begun()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -404,7 +470,7 @@ class Loader:
             self.step = 0
         self._stop_prefetch()
         steps = range(self.step, self._plan.order.steps)
-        for batch in self._batches(self._train_batch, steps):
+        for batch in self._batches(self._train_batch, self._plan.order, steps):
             if self._exchange is not None:
                 self._exchange.progress(self.step)
             self.step += 1
@@ -417,7 +483,7 @@ class Loader:
         """
         self._stop_prefetch()
         steps = range(self._refresh_step, self._refresh_order.steps)
-        for batch in self._batches(self._refresh_batch, steps):
+        for batch in self._batches(self._refresh_batch, self._refresh_order, steps):
             self._refresh_step += 1
             yield batch
 
@@ -431,7 +497,7 @@ class Loader:
         weight = (np.arange(self.batch_size) < chosen.num_valid).astype(np.float32)
         return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
 
-    def _batches(self, make: Callable[[int], Batch], steps: range) -> Iterator[Batch]:
+    def _batches(self, make: Callable[[int], Batch], order: Order, steps: range) -> Iterator[Batch]:
         prefetcher: Prefetcher[Batch] = Prefetcher(
             make,
             steps,
@@ -441,13 +507,10 @@ class Loader:
         self._prefetcher = prefetcher
         batches = iter(prefetcher)
         try:
-            while True:
+            for step in steps:
                 started = time.perf_counter()
-                batch = next(batches, None)
-                self._figures.wait_s += time.perf_counter() - started
-                if batch is None:
-                    return
-                self._figures.batches += 1
+                batch = next(batches)
+                self._figures.add_batch(time.perf_counter() - started, order.num_valid(step))
                 yield self._delivered(batch)
         finally:
             prefetcher.close()
@@ -521,58 +584,54 @@ class Loader:
 
     def state_dict(self) -> dict[str, object]:
         """Say where the loader stands: a few integers and hashes, JSON, under 1 KB."""
-        pending = self._pending[0] if self._pending is not None and not self._begun else {}
+        position = self._position
+        if self._begun:
+            position = position.at(steps=self.step, refresh_step=self._refresh_step)
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "seed": self.seed,
             "num_samples": self.num_samples,
-            "num_replicas": self.layout.num_replicas,
-            "layout": _digest(repr(self.layout)),
             "shuffle": _digest(repr(self._shuffle)),
-            "batch_size": self.batch_size,
-            "epoch": self.epoch,
-            "step": self.step,
-            "refresh_step": self._refresh_step,
-            **pending,
+            **position.to_json(),
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from where `state_dict` was taken. Scores are not in it: `restore` has them.
 
+        Ranks, nodes, threads and batch size may be others than then: the rest of the epoch is dealt
+        anew, each of its samples once.
+
         Raises:
-            StateError: If the state is of another dataset, layout, seed or batch size.
+            StateError: If the state is of another dataset, seed or shuffle; or it is from the
+                middle of an epoch with hidden rows, and the layout or batch size is another.
         """
-        self._check_state(state)
+        position = self._position_in(state)
+        if self._importance is not None and position.ended:
+            raise StateError(
+                f"checkpoint: epoch {position.epoch} was begun on other ranks or with another "
+                "batch size, and state_dict does not say which rows it hid; use loader.save and "
+                "loader.restore"
+            )
         if self._importance is not None and self._importance.uses_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
                 "hidden rows start anew; use loader.save and loader.restore to keep them",
                 self.world.rank,
             )
-        self._reset_to(state, None)
-
-    def _reset_to(self, state: dict[str, object], node: NodeSnapshot | None) -> None:
         self._abandon()
-        self._pending = (state, node)
+        self._position = position
 
-    def _check_state(self, state: dict[str, object]) -> None:
+    def _position_in(self, state: dict[str, object]) -> Position:
+        """Check a saved state, and find where this loader goes on from it."""
         mine = self.state_dict()
-        for name in (
-            "version",
-            "order_version",
-            "seed",
-            "num_samples",
-            "num_replicas",
-            "layout",
-            "shuffle",
-            "batch_size",
-        ):
+        for name in ("version", "order_version", "seed", "num_samples", "shuffle"):
             if state.get(name) != mine[name]:
                 raise StateError(
                     f"checkpoint: {name} is {state.get(name)}, this loader has {mine[name]}; make "
-                    f"the loader as it was when the checkpoint was written, on as many ranks a node"
+                    f"the loader as it was when the checkpoint was written"
                 )
+        return Position.from_json(state).resumed(self.layout.replicas, self.batch_size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write position, scores and hidden rows into a directory that all nodes see. Collective.
@@ -580,28 +639,42 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
+        trained = np.zeros(self._decks.num_rows, np.uint8)
+        if self._seen is not None:
+            trained[self._seen] = 1
+        trained[trained_slots(self._plan.order, self.step)] = 2
         node = NodeSnapshot(
-            self._pool.cache.entries.sample_id, self._pool.scores, self._plan.selection
+            self._pool.cache.entries.sample_id, self._pool.scores, self._plan.selection, trained
         )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on exactly where `save` was called. Collective.
 
+        Ranks, nodes, threads and batch size may be others than then: the rest of the epoch is dealt
+        anew, each of its samples once; scores and hidden rows follow their samples.
+
         Raises:
             StateError: If nothing was saved there, or by a loader made otherwise.
         """
         found = find_snapshot(Path(path))
         state = load_state(found)
-        self._check_state(state)
-        node = load_node(found, self.world.node)
-        self._reset_to(state, node)
-        epoch = int(str(state["epoch"]))
-        if not np.array_equal(node.sample_id, self._placement(epoch)):
+        saved = Position.from_json(state)
+        position = self._position_in(state)
+        self._abandon()
+        self._position = position
+        wanted = self._placement(position.epoch)
+        if saved.running.replicas == self.layout.replicas:
+            node = load_node(found, self.world.node)
+        else:
+            node = load_samples(found, len(saved.running.replicas), wanted)
+        if not np.array_equal(node.sample_id, wanted):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
-                f"{epoch}; the checkpoint is damaged or of another run: restore an older one"
+                f"{position.epoch}; the checkpoint is damaged or of another run: restore an older "
+                "one"
             )
+        self._restored = node
         self._ensure_begun()
 
     def order_hash(self) -> str:
@@ -614,15 +687,20 @@ class Loader:
         """Figures of this rank since construction; ``hidden_fraction`` is of this epoch.
 
         Returns:
-            Times in seconds, sizes in bytes: ``wait_s`` blocked on batches, ``turn_s`` in epoch
-            turns, ``exchange_blocked_s`` of it waiting for partners,
-            ``exchange_overlap_fraction`` of the last epoch's arrivals in before, ``staging_s`` and
-            ``source_bytes`` reading the source, ``exchanged_rows`` and ``exchanged_bytes`` sent,
-            ``queue_depth`` batches ready now.
+            Times in seconds, sizes in bytes: ``wait_s`` blocked on batches and its percentiles
+            ``wait_p50_s``, ``wait_p95_s``, ``wait_p99_s``; ``turn_s`` in epoch turns,
+            ``exchange_blocked_s`` of it waiting for partners, ``exchange_overlap_fraction`` of the
+            last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
+            came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
+            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
+            ``exchanged_rows`` sent, ``queue_depth`` batches ready now; of the last epoch over all
+            ranks ``straggler_rank``, who waited longest, ``wait_max_s`` and ``wait_mean_s``.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
+        spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
         return {
-            **vars(self._figures),
+            **self._figures.to_stats(),
+            **spread,
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
@@ -683,11 +761,15 @@ def _opened(
     return source
 
 
-def _check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None) -> None:
+def _check_arguments(
+    *, batch_size: int, prefetch: int, num_threads: int | None, stage: str
+) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size: {batch_size}; give a number >= 1")
     if prefetch < 0:
         raise ValueError(f"prefetch: {prefetch}; give a number >= 0")
+    if stage not in ("before", "overlap"):
+        raise ValueError(f'stage: {stage!r}; give "before" or "overlap"')
     if num_threads is not None and num_threads < 0:
         raise ValueError(
             f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"

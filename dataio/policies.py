@@ -121,11 +121,14 @@ class Shuffle(Protocol):
         """Rows that every replica gives and takes an epoch."""
         ...
 
-    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
         """int64[pool_rows(node)]: Samples that a node's slots hold at the start of an epoch.
 
-        A pure function: any rank can ask for any node. Time O(pool rows x epochs), memory O(pool
-        rows).
+        A pure function: any rank can ask for any node. ``first_epoch`` is the epoch in which this
+        layout began, with the rows where `Layout` puts them at first. Time O(pool rows x epochs
+        since then), memory O(pool rows).
         """
         ...
 
@@ -161,7 +164,9 @@ class Local:
         """Nothing leaves."""
         return 0
 
-    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
         """Every slot holds the sample it was staged with."""
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
 

@@ -535,3 +535,39 @@ def test_two_loaders_exchange_side_by_side(tmp_path):
     first, second = run_threads(thread_worlds([1, 1], timeout_s=10), run)
     for one, two in zip(first, second, strict=True):
         assert sorted(one + two) == list(range(61))
+
+
+@pytest.mark.parametrize("layout", [[1], [2, 1], [3, 2, 2]])
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 8])
+def test_drop_last_gives_full_batches_alone_as_many_as_len_says(tmp_path, layout, batch_size):
+    def run(world):
+        with make(world, tmp_path, batch_size=batch_size, drop_last=True) as loader:
+            epochs = []
+            for _ in loader.epochs(2):
+                batches = [batch["sample_id"].tolist() for batch in loader]
+                assert len(batches) == len(loader) == loader.max_steps(1)
+                epochs.append([i for batch in batches for i in batch])
+            return epochs
+
+    everyone = run_threads(thread_worlds(layout), run)
+    for epoch in range(2):
+        ids = [i for rank in everyone for i in rank[epoch]]
+        assert min(ids) >= 0, "no padding"
+        assert len(set(ids)) == len(ids)
+        assert len(ids) == 61 // sum(layout) // batch_size * batch_size * sum(layout)
+
+
+def test_overlapped_staging_orders_epoch_0_by_the_seed_alone(tmp_path):
+    def order(root, stage):
+        with make(single_world(), root, stage=stage) as loader:
+            return [
+                [i for batch in loader for i in batch["sample_id"].tolist()]
+                for _ in loader.epochs(2)
+            ]
+
+    cold, warm = (order(tmp_path / "a", "overlap") for _ in range(2))
+    before = order(tmp_path / "b", "before")
+    assert cold == warm
+    assert cold[0] != before[0]
+    assert cold[1] == before[1], "from epoch 1 on all rows are shuffled as one"
+    assert len({i * 16 // 61 for i in cold[0][:5]}) <= 3, "the first rows are of the first groups"

@@ -112,7 +112,8 @@ def main():
             rows += np.array([figures["rows"], policy.num_leaving(layout)], np.int64)
             pool.commit(epoch + 1)
         epoch += 1
-        node = NodeSnapshot(pool.cache.entries.sample_id, pool.scores, Selection())
+        ids = pool.cache.entries.sample_id
+        node = NodeSnapshot(ids, pool.scores, Selection(), np.zeros(len(ids), np.uint8))
         save_snapshot(checkpoint, {"epoch": epoch}, node, world)
     entries = pool.cache.entries
     report = {
