@@ -1,7 +1,7 @@
 """Samples: from the source to a batch. See docs/architecture.md.
 
-Only `Loader` needs torch; it is imported when first asked for, so that tools and tests of the parts
-below it start at once.
+Only `Loader` and `Mixture` need torch; they are imported when first asked for, so that tools and
+tests of the parts below them start at once.
 """
 
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
     from dataio.loader import Loader
+    from dataio.mixture import Mixture
 
 __all__ = [
     "Array",
@@ -39,6 +40,7 @@ __all__ = [
     "Image",
     "Int",
     "Loader",
+    "Mixture",
     "OtherDatasetError",
     "SharedFilesystemError",
     "Source",
@@ -58,4 +60,8 @@ def __getattr__(name: str) -> object:
         from dataio.loader import Loader
 
         return Loader
+    if name == "Mixture":
+        from dataio.mixture import Mixture
+
+        return Mixture
     raise AttributeError(f"module 'dataio' has no attribute {name!r}")

@@ -430,7 +430,12 @@ class Loader:
 
     def _is_complete(self) -> bool:
         refreshed = self._refresh_step >= self._refresh_order.steps
-        return self.step >= self._plan.order.steps and refreshed
+        return self.is_used_up() and refreshed
+
+    def is_used_up(self) -> bool:
+        """Say whether all the epoch's batches were delivered. Collective before the first."""
+        self._ensure_begun()
+        return self.step >= self._plan.order.steps
 
     def __len__(self) -> int:
         """Count this epoch's steps, the same on every replica; all rows before the first."""
