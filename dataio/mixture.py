@@ -19,7 +19,7 @@ from dataio.errors import StateError
 from dataio.gather import Batch
 from dataio.loader import Loader
 from dataio.permutation import permute
-from dataio.seeding import key
+from dataio.seeding import Key, key
 
 Weights = Mapping[str, float]
 
@@ -80,7 +80,7 @@ class Mixture:
         turns = np.repeat(np.arange(len(counts)), counts)
         return turns[permute(np.arange(self._steps), self._steps, self._key(epoch))]
 
-    def _key(self, epoch: int) -> int:
+    def _key(self, epoch: int) -> Key:
         return key(self.seed, "mixture", epoch=epoch)
 
     def __len__(self) -> int:
