@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dataio.seeding import Key
 
+Words = NDArray[np.uint32] | NDArray[np.uint64]
+
 ROUNDS = 8
 SMALL_RANGE = 64
 BLOCK = 1 << 15
@@ -102,10 +104,8 @@ class _Network:
         self._factors = (word(factors[0]), word(factors[1]))
         self._shift, self._half = word(15 if narrow else 32), word(16 if narrow else 32)
 
-    def __call__(
-        self, x: NDArray[np.unsignedinteger], *, inverse: bool
-    ) -> NDArray[np.unsignedinteger]:
-        halves = list(np.divmod(x, self._sizes[1]))
+    def __call__(self, x: Words, *, inverse: bool) -> Words:
+        halves: list[Words] = list(np.divmod(x, self._sizes[1]))
         mixed, shifted = np.empty_like(x), np.empty_like(x)
         for number in reversed(range(ROUNDS)) if inverse else range(ROUNDS):
             changed, size = halves[number % 2], self._sizes[number % 2]
@@ -124,4 +124,5 @@ class _Network:
             # Whichever is right: the smaller, as words wrap below 0
             np.subtract(changed, size, out=shifted)
             np.minimum(changed, shifted, out=changed)
-        return halves[0] * self._sizes[1] + halves[1]
+        np.multiply(halves[0], self._sizes[1], out=mixed)
+        return np.add(mixed, halves[1], out=mixed)
