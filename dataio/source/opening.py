@@ -9,7 +9,8 @@ import xxhash
 
 from dataio.errors import SourceError
 from dataio.source.base import Shard, ShardedSource, ShardFormat, Source
-from dataio.source.files import SHARD_SUFFIXES, Storage, expand
+from dataio.source.expand import SHARD_SUFFIXES, expand
+from dataio.source.files import Storage
 from dataio.source.parquet import ParquetFormat
 from dataio.source.tar import TarFormat
 from dataio.source.throttle import Throttle
@@ -20,7 +21,11 @@ COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 
 
 def open_source(
-    spec: str | Sequence[str], *, world: World | None = None, throttle: Throttle | None = None
+    spec: str | Sequence[str],
+    *,
+    world: World | None = None,
+    throttle: Throttle | None = None,
+    storage: Storage | None = None,
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
@@ -28,12 +33,13 @@ def open_source(
         spec: Paths of ``.tar`` (WebDataset) or ``.parquet`` shards; see `expand`.
         world: The ranks that open it; by default this process alone.
         throttle: Slows down every read.
+        storage: Reads; by default one with the throttle.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
     world = world if world is not None else single_world()
-    storage = Storage(throttle)
+    storage = storage if storage is not None else Storage(throttle)
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
     listing = _agree(world, lambda: _listing(storage, spec) if world.rank == 0 else b"", "list")[0]
     suffix, paths, counts = json.loads(listing)
@@ -48,6 +54,9 @@ def open_source(
 
     parts = [json.loads(part) for part in _agree(world, survey, "count the samples of")]
     found = [parts[i % world.world_size][i // world.world_size] for i in range(len(paths))]
+    for i, (path, (_, size, mtime_ns)) in enumerate(zip(paths, found, strict=True)):
+        # Another node's copy may have another time.
+        storage.expect(path, size, mtime_ns if i % world.world_size == world.rank else None)
     firsts = accumulate((count for count, _, _ in found), initial=0)
     shards = [
         Shard(path, count, first)
@@ -61,7 +70,7 @@ def open_source(
 
 
 def _listing(storage: Storage, spec: str | Sequence[str]) -> bytes:
-    paths = expand(spec)
+    paths = expand(spec, storage)
     suffix = _suffix(paths)
     counts = FORMATS[suffix].known_counts(storage, paths)
     return json.dumps([suffix, paths, counts]).encode()

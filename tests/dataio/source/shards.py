@@ -1,6 +1,7 @@
 """Small tar shards, and what is read of them."""
 
 import io
+import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,13 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]], *, form: int | N
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return path
+
+
+def damage(path: Path, data: bytes | bytearray) -> None:
+    """Change bytes as a bad disk does: nobody wrote, so the time stays."""
+    times = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def numbered(num_samples: int, *, num_bytes: int = 3000, first: int = 0) -> Members:
