@@ -13,7 +13,7 @@ import fsspec
 from dataio.errors import SourceError
 from dataio.source.throttle import Throttle
 
-SHARD_SUFFIXES = (".tar", ".parquet")
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".feather", ".ipc")
 MAGIC = frozenset("*?[")
 
 
@@ -226,7 +226,7 @@ def _matches(name: str) -> list[str]:
         system, remote = _filesystem(name)
         found = [system.unstrip_protocol(match) for match in system.glob(remote)]
     elif path.is_dir():
-        found = [str(child) for child in path.iterdir() if child.suffix in SHARD_SUFFIXES]
+        found = [str(child) for child in path.iterdir() if child.name.endswith(SHARD_SUFFIXES)]
     elif path.exists() or not is_glob:
         return [str(path)]
     else:

@@ -3,20 +3,36 @@
 import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+import numpy as np
 import xxhash
 
 from dataio.errors import SourceError
-from dataio.source.base import Shard, ShardedSource, ShardFormat, Source
+from dataio.source.arrow import ArrowFormat
+from dataio.source.base import PiecedFormat, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.files import SHARD_SUFFIXES, Storage, expand
+from dataio.source.hugging_face import dataset_shards
+from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.parquet import ParquetFormat
 from dataio.source.tar import TarFormat
 from dataio.source.throttle import Throttle
 from dataio.world import World, single_world
 
-FORMATS: dict[str, ShardFormat] = {".tar": TarFormat(), ".parquet": ParquetFormat()}
-COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+TAR, ARROW = TarFormat(), ArrowFormat()
+FORMATS: dict[str, ShardFormat] = {
+    ".tar": TAR,
+    ".tar.gz": TAR,
+    ".tgz": TAR,
+    ".parquet": ParquetFormat(),
+    ".arrow": ARROW,
+    ".feather": ARROW,
+    ".ipc": ARROW,
+}
+"""How the shards of each suffix are read."""
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+FOLDER = b"folder"
 
 
 def open_source(
@@ -25,7 +41,9 @@ def open_source(
     """Open shards of samples. Collective: the ranks share the work of counting.
 
     Args:
-        spec: Paths of ``.tar`` (WebDataset) or ``.parquet`` shards; see `expand`.
+        spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet`` or Arrow shards, see
+            `expand`; or a directory: of shards, of a Hugging Face dataset, or of one directory of
+            images for each class.
         world: The ranks that open it; by default this process alone.
         throttle: Slows down every read.
 
@@ -36,6 +54,8 @@ def open_source(
     storage = Storage(throttle)
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
     listing = _agree(world, lambda: _listing(storage, spec) if world.rank == 0 else b"", "list")[0]
+    if listing.startswith(FOLDER):
+        return ImageFolderSource(_name(spec), listing.removeprefix(FOLDER), storage=storage)
     suffix, paths, counts = json.loads(listing)
     shard_format = FORMATS[suffix]
 
@@ -48,61 +68,94 @@ def open_source(
 
     parts = [json.loads(part) for part in _agree(world, survey, "count the samples of")]
     found = [parts[i % world.world_size][i // world.world_size] for i in range(len(paths))]
-    firsts = accumulate((count for count, _, _ in found), initial=0)
+    pieces = np.concatenate([counts for counts, _, _ in found]).astype(np.int64)
+    totals = [sum(counts) for counts, _, _ in found]
     shards = [
         Shard(path, count, first)
-        for path, (count, _, _), first in zip(paths, found, firsts, strict=False)
+        for path, count, first in zip(paths, totals, accumulate(totals, initial=0), strict=False)
     ]
-    marks = [suffix, *([PurePosixPath(p).name, *f] for p, f in zip(paths, found, strict=True))]
-    fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(marks).encode())
+    marks = [
+        [PurePosixPath(path).name, count, size, mtime_ns]
+        for path, count, (_, size, mtime_ns) in zip(paths, totals, found, strict=True)
+    ]
+    fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
     return ShardedSource(
-        _name(spec), shard_format, shards, fingerprint=fingerprint, storage=storage
+        _name(spec),
+        shard_format,
+        shards,
+        fingerprint=fingerprint,
+        storage=storage,
+        piece_starts=np.cumsum(pieces) - pieces,
     )
 
 
 def _listing(storage: Storage, spec: str | Sequence[str]) -> bytes:
-    paths = expand(spec)
+    directory = _directory(spec)
+    paths = None if directory is None else dataset_shards(directory)
+    if directory is not None and paths is None and not _holds_shards(directory):
+        root = str(directory)
+        if is_image_folder(root):
+            return FOLDER + list_images(root, storage)
+    paths = expand(spec) if paths is None else paths
     suffix = _suffix(paths)
     counts = FORMATS[suffix].known_counts(storage, paths)
     return json.dumps([suffix, paths, counts]).encode()
 
 
+def _directory(spec: str | Sequence[str]) -> Path | None:
+    """Say which directory the pattern names, if it is one and no more."""
+    name = spec if isinstance(spec, str) else spec[0] if len(spec) == 1 else ""
+    path = Path(name).expanduser()
+    return path if name and "://" not in name and path.is_dir() else None
+
+
+def _holds_shards(directory: Path) -> bool:
+    return any(child.name.endswith(SHARD_SUFFIXES) for child in directory.iterdir())
+
+
 def _suffix(paths: Sequence[str]) -> str:
-    first = paths[0]
+    first = _known_suffix(paths[0])
     for path in paths:
-        suffix = PurePosixPath(path).suffix
-        if suffix in COMPRESSED:
+        if FORMATS[_known_suffix(path)] is not FORMATS[first]:
             raise SourceError(
-                f"{path}: compressed shards are not supported yet, expected "
-                f"{' or '.join(SHARD_SUFFIXES)}; decompress it, or pack it with `tonari pack`"
+                f"{path}: found together with {paths[0]}, expected shards of one format; open "
+                "them as two sources"
             )
-        if suffix not in FORMATS:
-            raise SourceError(
-                f"{path}: found the suffix {suffix!r}, expected one of "
-                f"{', '.join(SHARD_SUFFIXES)}; bring the data to one of these with `tonari pack`"
-            )
-        if suffix != PurePosixPath(first).suffix:
-            raise SourceError(
-                f"{path}: found together with {first}, expected shards of one format; open them "
-                "as two sources"
-            )
-    return PurePosixPath(first).suffix
+    return first
+
+
+def _known_suffix(path: str) -> str:
+    for suffix in FORMATS:
+        if path.endswith(suffix):
+            return suffix
+    suffix = PurePosixPath(path).suffix
+    if suffix in COMPRESSED:
+        raise SourceError(
+            f"{path}: shards compressed with {suffix} are not supported, expected one of "
+            f"{', '.join(FORMATS)}; decompress it, or pack it with `tonari pack`"
+        )
+    raise SourceError(
+        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; bring the "
+        "data to one of these with `tonari pack`"
+    )
 
 
 def _survey(
     storage: Storage, shard_format: ShardFormat, path: str, count: int | None
-) -> tuple[int, int, int]:
-    """Find a shard's samples, bytes and time of change."""
+) -> tuple[list[int], int, int]:
+    """Find a shard's samples, piece by piece, its bytes and time of change."""
     with storage.open(path) as file:
         size, mtime_ns = file.size, file.mtime_ns
-    if count is None:
-        count = shard_format.count(storage, path)
-    if size == 0 or count < 1:
+    if isinstance(shard_format, PiecedFormat):
+        counts = shard_format.piece_counts(storage, path)
+    else:
+        counts = [shard_format.count(storage, path) if count is None else count]
+    if size == 0 or sum(counts) < 1:
         raise SourceError(
             f"{path}: holds no samples ({size} bytes), expected at least one; remove the shard or "
             "write it again"
         )
-    return count, size, mtime_ns
+    return counts, size, mtime_ns
 
 
 def _agree(world: World, work: Callable[[], bytes], doing: str) -> list[bytes]:
