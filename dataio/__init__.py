@@ -19,8 +19,15 @@ from dataio.errors import (
     StateError,
     WorldError,
 )
-from dataio.fields import Array, Bytes, Field, Float, Image, Int
-from dataio.source import Source, Throttle, open_source
+from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.source import (
+    DatasetSource,
+    NumpySource,
+    Source,
+    Throttle,
+    TransformedSource,
+    open_source,
+)
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
@@ -33,19 +40,24 @@ __all__ = [
     "CacheError",
     "CorruptRowError",
     "DataioError",
+    "DatasetSource",
     "Field",
     "FieldError",
     "Float",
     "Image",
     "Int",
     "Loader",
+    "NumpySource",
     "OtherDatasetError",
     "SharedFilesystemError",
     "Source",
     "SourceError",
     "StallError",
     "StateError",
+    "Text",
     "Throttle",
+    "Tokens",
+    "TransformedSource",
     "World",
     "WorldError",
     "discover_world",

@@ -160,6 +160,8 @@ class Int:
 
     def encode(self, raw: Raw, where: str) -> Stored:
         try:
+            if isinstance(raw, np.ndarray) and raw.ndim == 0:
+                raw = raw.item()
             value = int(raw) if isinstance(raw, (bytes, memoryview, str)) else operator.index(raw)  # type: ignore[arg-type]
             return struct.pack("<q", value)
         except (ValueError, TypeError, struct.error) as error:

@@ -106,10 +106,10 @@ class _BatchReader:
         self._file = file
         self._messages = messages
         schema_message = self._raw(messages[0])
-        schema = self._parsed(lambda: pa.ipc.open_stream(schema_message + END).schema)
-        check_columns(file.path, schema.names, fields)
+        schema, names = self._parsed(lambda: _schema(schema_message + END))
+        check_columns(file.path, names, fields)
         keys = {field.key for field in fields.values()}
-        self._columns = [i for i, name in enumerate(schema.names) if name in keys]
+        self._columns = [i for i, name in enumerate(names) if name in keys]
         self._buffers = _needed_buffers(schema, self._columns)
         self._begin = [schema_message]
         self._next_dictionary = 1
@@ -134,14 +134,21 @@ class _BatchReader:
             stream[shift + low : shift + high] = np.frombuffer(part, np.uint8)
         options = pa.ipc.IpcReadOptions(included_fields=self._columns, use_threads=False)
         held = pa.py_buffer(stream)
-        return self._parsed(lambda: pa.ipc.open_stream(held, options=options).read_all())
+
+        def read() -> pa.Table:
+            table = pa.ipc.open_stream(held, options=options).read_all()
+            # Arrow takes offsets at their word: damaged ones would end the process.
+            table.validate(full=True)
+            return table
+
+        return self._parsed(read)
 
     def _parsed(self, read: Callable[[], Parsed]) -> Parsed:
         try:
             return read()
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise SourceError(
-                f"{self._file.path}: a record batch does not read ({one_line(error)}), expected "
+                f"{self._file.path}: its schema or a record batch does not read ({one_line(error)}), expected "
                 "columns of its rows; the shard is damaged: copy or write it again"
             ) from error
 
@@ -156,6 +163,11 @@ class _BatchReader:
         starts, lengths = message.buffers[self._buffers].T
         parts = np.stack([starts, starts + lengths], axis=1) + body
         return np.concatenate([[[message.offset, body]], np.minimum(parts, message.stop)])
+
+
+def _schema(stream: bytes) -> tuple[pa.Schema, list[str]]:
+    schema = pa.ipc.open_stream(stream).schema
+    return schema, list(schema.names)
 
 
 def _needed_buffers(schema: pa.Schema, columns: Sequence[int]) -> NDArray[np.bool_]:

@@ -103,6 +103,8 @@ def _parse(header: bytes, offset: int, header_bytes: int) -> Message:
     if kind == BATCH:
         batch = message.table(2)
         num_rows, buffers = batch.number(0, "<q"), batch.pairs(2)
+        if num_rows < 0 or (buffers < 0).any():
+            raise ValueError(f"a batch of {num_rows} rows")
     return Message(kind, offset, header_bytes, body_bytes, num_rows, buffers)
 
 

@@ -1,7 +1,7 @@
 """A pattern -> a source: which format, how many samples in each shard."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from dataio.errors import SourceError
+from dataio.source.agree import agree
 from dataio.source.arrow import ArrowFormat
 from dataio.source.base import PiecedFormat, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.files import SHARD_SUFFIXES, Storage, expand
@@ -53,7 +54,11 @@ def open_source(
     world = world if world is not None else single_world()
     storage = Storage(throttle)
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
-    listing = _agree(world, lambda: _listing(storage, spec) if world.rank == 0 else b"", "list")[0]
+    listing = agree(
+        world,
+        lambda: _listing(storage, spec) if world.rank == 0 else b"",
+        doing="list the shards",
+    )[0]
     if listing.startswith(FOLDER):
         return ImageFolderSource(_name(spec), listing.removeprefix(FOLDER), storage=storage)
     suffix, paths, counts = json.loads(listing)
@@ -66,7 +71,9 @@ def open_source(
             [_survey(storage, shard_format, paths[i], known[i]) for i in mine]
         ).encode()
 
-    parts = [json.loads(part) for part in _agree(world, survey, "count the samples of")]
+    parts = [
+        json.loads(part) for part in agree(world, survey, doing="count the samples of the shards")
+    ]
     found = [parts[i % world.world_size][i // world.world_size] for i in range(len(paths))]
     pieces = np.concatenate([counts for counts, _, _ in found]).astype(np.int64)
     totals = [sum(counts) for counts, _, _ in found]
@@ -156,19 +163,6 @@ def _survey(
             "write it again"
         )
     return counts, size, mtime_ns
-
-
-def _agree(world: World, work: Callable[[], bytes], doing: str) -> list[bytes]:
-    """Gather what the ranks found; if one failed, all raise its error instead of waiting for it."""
-    try:
-        part = b"+" + work()
-    except SourceError as error:
-        part = b"-" + str(error).encode(errors="replace")
-    parts = world.allgather(part, doing=f"{doing} the shards")
-    for found in parts:
-        if found.startswith(b"-"):
-            raise SourceError(found[1:].decode())
-    return [found[1:] for found in parts]
 
 
 def _name(spec: str | Sequence[str]) -> str:
