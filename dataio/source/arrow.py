@@ -148,8 +148,9 @@ class _BatchReader:
             return read()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise SourceError(
-                f"{self._file.path}: its schema or a record batch does not read ({one_line(error)}), expected "
-                "columns of its rows; the shard is damaged: copy or write it again"
+                f"{self._file.path}: its schema or a record batch does not read "
+                f"({one_line(error)}), expected columns of its rows; the shard is damaged: copy "
+                "or write it again"
             ) from error
 
     def _raw(self, message: Message) -> bytes:
@@ -162,7 +163,7 @@ class _BatchReader:
             return np.array([[message.offset, message.stop]])
         starts, lengths = message.buffers[self._buffers].T
         parts = np.stack([starts, starts + lengths], axis=1) + body
-        return np.concatenate([[[message.offset, body]], np.minimum(parts, message.stop)])
+        return np.concatenate([[[message.offset, body]], parts])
 
 
 def _schema(stream: bytes) -> tuple[pa.Schema, list[str]]:

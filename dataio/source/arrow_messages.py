@@ -103,8 +103,11 @@ def _parse(header: bytes, offset: int, header_bytes: int) -> Message:
     if kind == BATCH:
         batch = message.table(2)
         num_rows, buffers = batch.number(0, "<q"), batch.pairs(2)
-        if num_rows < 0 or (buffers < 0).any():
+        columns = batch.pairs(1)
+        if num_rows < 0 or (len(columns) and columns[0, 0] != num_rows):
             raise ValueError(f"a batch of {num_rows} rows")
+        if (buffers < 0).any() or (buffers > body_bytes - buffers[:, ::-1]).any():
+            raise ValueError("a column outside of its batch")
     return Message(kind, offset, header_bytes, body_bytes, num_rows, buffers)
 
 

@@ -68,7 +68,8 @@ class NpyFile:
     def fingerprint(self) -> str:
         """Hash size, time of change, and the first and last bytes."""
         with self._storage.open(self._path) as file:
-            ends = file.read_at(0, HEADER_BYTES) + file.read_at(file.size - HEADER_BYTES, 4096)
+            ends = file.read_at(0, HEADER_BYTES)
+            ends += file.read_at(max(file.size - HEADER_BYTES, 0), HEADER_BYTES)
         return xxhash.xxh3_64_hexdigest(self._marks.encode() + ends)
 
     @contextmanager

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import xxhash
@@ -64,6 +63,7 @@ class TransformedSource:
         self._transform = transform
         self._version = version
         self._world = world if world is not None else single_world()
+        self._made_fields: Mapping[str, Field] | None = None
 
     @property
     def shard_starts(self) -> NDArray[np.int64]:
@@ -79,7 +79,7 @@ class TransformedSource:
         marks = [self._source.fingerprint, describe_function(self._transform), self._version]
         return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
 
-    @cached_property
+    @property
     def fields(self) -> Mapping[str, Field]:
         """The fields of what the function returns, by the first sample.
 
@@ -97,7 +97,11 @@ class TransformedSource:
             made = self._made(0, sample)
             return _packed(self._fields_of(0, made))
 
-        return _unpacked(agree(self._world, look, doing="transform the first sample")[0])
+        # No cached_property: before Python 3.12 it locks out the other ranks of a thread world.
+        if self._made_fields is None:
+            parts = agree(self._world, look, doing="transform the first sample")
+            self._made_fields = _unpacked(parts[0])
+        return self._made_fields
 
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read and transform samples; see `Source.read`.
