@@ -19,8 +19,15 @@ from dataio.errors import (
     StateError,
     WorldError,
 )
-from dataio.fields import Array, Bytes, Field, Float, Image, Int
-from dataio.source import Source, Throttle, open_source
+from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.source import (
+    DatasetSource,
+    NumpySource,
+    Source,
+    Throttle,
+    TransformedSource,
+    open_source,
+)
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ __all__ = [
     "CacheError",
     "CorruptRowError",
     "DataioError",
+    "DatasetSource",
     "Field",
     "FieldError",
     "Float",
@@ -41,13 +49,17 @@ __all__ = [
     "Int",
     "Loader",
     "Mixture",
+    "NumpySource",
     "OtherDatasetError",
     "SharedFilesystemError",
     "Source",
     "SourceError",
     "StallError",
     "StateError",
+    "Text",
     "Throttle",
+    "Tokens",
+    "TransformedSource",
     "World",
     "WorldError",
     "discover_world",

@@ -22,6 +22,7 @@ class MemorySource:
         self.name = name
         self.num_samples = num_samples
         self.fingerprint = f"memory-{num_samples}"
+        self.shard_starts = np.zeros(1, np.int64)
         self.bytes_read = 0
         self.rows_read: list[int] = []
         self.block_rows = block_rows

@@ -1,14 +1,14 @@
 """A pattern -> the shards that it names."""
 
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import braceexpand
 
 from dataio.errors import SourceError
 from dataio.source.files import Storage
 
-SHARD_SUFFIXES = (".tar", ".parquet")
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".feather", ".ipc")
 MAGIC = frozenset("*?[")
 
 
@@ -71,9 +71,8 @@ def _matches(name: str, storage: Storage) -> list[str]:
 def _local(name: str, storage: Storage) -> tuple[list[str], str]:
     path = Path(name).expanduser()
     if path.is_dir():
-        return [str(child) for child in path.iterdir() if child.suffix in SHARD_SUFFIXES], (
-            "directory"
-        )
+        found = [str(child) for child in path.iterdir() if child.name.endswith(SHARD_SUFFIXES)]
+        return found, "directory"
     if path.exists() or MAGIC.isdisjoint(name):
         return [str(path)], "path"
     root = Path(path.anchor)
@@ -86,7 +85,7 @@ def _remote(name: str, storage: Storage) -> tuple[list[str], str]:
     if not MAGIC.isdisjoint(url):
         return remote.glob(url), "glob"
     # A name that ends like a shard costs no request: there may be thousands.
-    if PurePosixPath(url).suffix in SHARD_SUFFIXES or remote.is_file(url):
+    if url.endswith(SHARD_SUFFIXES) or remote.is_file(url):
         return [url], "path"
     children = remote.children(url)
-    return [c for c in children if PurePosixPath(c).suffix in SHARD_SUFFIXES], "directory"
+    return [child for child in children if child.endswith(SHARD_SUFFIXES)], "directory"

@@ -47,6 +47,11 @@ class StorageFile:
         return self._status.size
 
     @property
+    def in_order(self) -> bool:
+        """Whether what is passed over is read all the same."""
+        return False
+
+    @property
     def mtime_ns(self) -> int:
         """Time of the last change; 0 where the storage does not tell."""
         return self._status.mtime_ns
@@ -187,6 +192,20 @@ class Storage:
                 another.
         """
         self._expected[path] = (size, mtime_ns)
+
+    def stat(self, path: str) -> tuple[int, int]:
+        """Find a file's length in bytes and its time of change; a local one is not opened.
+
+        Raises:
+            SourceError: If it cannot be found.
+        """
+        if "://" in path:
+            with self.open(path) as file:
+                return file.size, file.mtime_ns
+        if self._throttle is not None:
+            self._throttle.take(0)
+        status = self.ask(path, Path(path).stat, watched=self._is_watched(path))
+        return status.st_size, status.st_mtime_ns
 
     def exists(self, path: str) -> bool:
         """Say whether there is such a file."""
