@@ -40,6 +40,11 @@ class StorageFile:
         return self._medium.size
 
     @property
+    def in_order(self) -> bool:
+        """Whether what is passed over is read all the same."""
+        return False
+
+    @property
     def mtime_ns(self) -> int:
         """Time of the last change; 0 where the storage does not tell."""
         return self._medium.mtime_ns

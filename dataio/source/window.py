@@ -1,16 +1,37 @@
 """A forward view of a file through large sequential reads."""
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
-
-from dataio.source.files import StorageFile
 
 READ_BYTES = 4 << 20
 SMALL_MEMBER_BYTES = 64 << 10
 HEADER_BYTES = 4096
 """Enough for a header and the small members that often stand beside a large one."""
+MANY_BYTES = 64 << 10
+"""From here on a piece has headers enough to search them together."""
 GAP_BYTES = 64 << 10
 """Unwanted bytes that are cheaper to read than to make a request around."""
+
+
+class File(Protocol):
+    """What a window looks at."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """Length in bytes; more than any file has while it is not known."""
+        ...
+
+    @property
+    def in_order(self) -> bool:
+        """Whether what is passed over is read all the same."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> bytes: ...
 
 
 class Window:
@@ -26,12 +47,22 @@ class Window:
         piece_bytes: How much to read at once.
     """
 
-    def __init__(self, file: StorageFile, extents: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, file: File, extents: NDArray[np.int64] | None = None) -> None:
         self.file = file
         self.piece_bytes = READ_BYTES
         self._extents = np.array([[0, file.size]]) if extents is None else extents
         self._start = 0
         self._data = memoryview(b"")
+
+    def pace(self, piece_bytes: int) -> None:
+        """Choose how much to read at once; no matter where a file is read in order alone."""
+        self.piece_bytes = READ_BYTES if self.file.in_order else piece_bytes
+
+    def rest(self, offset: int) -> memoryview:
+        """View what is held from ``offset`` on; a piece is read if nothing is."""
+        if not 0 <= offset - self._start < len(self._data):
+            self._fill(offset, 0)
+        return self._data[offset - self._start :]
 
     def view(self, offset: int, length: int) -> memoryview:
         """View bytes [offset, offset + length), fewer only at the end of the file."""
