@@ -111,7 +111,7 @@ def _whole_numbers(raws: Sequence[Raw]) -> bytes | None:
     if not all(isinstance(raw, (bytes, memoryview)) for raw in raws):
         return None
     try:
-        return np.array([*map(int, raws)], "<i8").tobytes()  # type: ignore[arg-type]
+        return np.array([*map(int, raws)], "<i8").tobytes()
     except (ValueError, OverflowError):
         return None
 

@@ -107,7 +107,8 @@ def _sums_agree(header: NDArray[np.uint8]) -> NDArray[np.bool_]:
     lanes = ((words & EVEN_BYTES) + (words >> np.uint64(8) & EVEN_BYTES)).sum(axis=1)
     total = lanes.view("<u2").reshape(-1, 4).sum(axis=1, dtype=np.int64)
     spaces = 8 * ord(" ") - header[:, 148:156].sum(axis=1, dtype=np.int64)
-    return good & (stored == total + spaces)
+    agree: NDArray[np.bool_] = good & (stored == total + spaces)
+    return agree
 
 
 def _named_plainly(header: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -116,7 +117,8 @@ def _named_plainly(header: NDArray[np.uint8]) -> NDArray[np.bool_]:
     alone = (header[:, PREFIX] == 0) | (header[:, MAGIC.stop - 1] == ord(" "))
     held = header[:, :NAME_BYTES] != 0
     ends = np.where(held.all(axis=1), NAME_BYTES, held.argmin(axis=1))
-    return alone & (held.sum(axis=1) == ends)
+    plain: NDArray[np.bool_] = alone & (held.sum(axis=1) == ends)
+    return plain
 
 
 def _says_time_only(
@@ -126,7 +128,9 @@ def _says_time_only(
     kind: NDArray[np.uint8],
 ) -> NDArray[np.bool_]:
     """Whether it is a pax header with one record, the time: WebDataset writes one a member."""
-    good = (kind == ord("x")) & (num_bytes > 9) & (num_bytes < 100) & (at + 1 < len(blocks))
+    good: NDArray[np.bool_] = (
+        (kind == ord("x")) & (num_bytes > 9) & (num_bytes < 100) & (at + 1 < len(blocks))
+    )
     if not good.any():
         return good
     # uint8[num_good, 100]: "NN mtime=...\n", where NN is the length of all that

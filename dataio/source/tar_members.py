@@ -93,7 +93,7 @@ class MemberWalk:
             plain = _split(found, reader.offset)
             reader.offset += found.end
         # The rest of the window, so that where nothing is plain it is not tried at every header.
-        others = []
+        others: list[Member] = []
         while not reader.ended and reader.offset < stop:
             others += reader.step()
         return join(plain, _columns(others))
