@@ -13,7 +13,7 @@ import fsspec
 from dataio.errors import SourceError
 from dataio.source.throttle import Throttle
 
-SHARD_SUFFIXES = (".tar", ".parquet")
+SHARD_SUFFIXES = (".tar", ".parquet", ".tar.gz", ".tgz")
 MAGIC = frozenset("*?[")
 
 
@@ -119,6 +119,24 @@ class Storage:
                 "and its permissions on this node"
             ) from error
         return StorageFile(path, medium, self)
+
+    def stat(self, path: str) -> tuple[int, int]:
+        """Find a file's length in bytes and its time of change, without opening it.
+
+        Raises:
+            SourceError: If it cannot be found.
+        """
+        self.count(0)
+        try:
+            if "://" in path:
+                return _Remote(path).size, 0
+            status = Path(path).stat()
+        except OSError as error:
+            raise SourceError(
+                f"{path}: cannot be opened ({error}), expected a readable file; check the path and "
+                "its permissions on this node"
+            ) from error
+        return status.st_size, status.st_mtime_ns
 
     def exists(self, path: str) -> bool:
         """Say whether there is such a file."""
@@ -231,7 +249,7 @@ def _matches(name: str) -> list[str]:
         system, remote = _filesystem(name)
         found = [system.unstrip_protocol(match) for match in system.glob(remote)]
     elif path.is_dir():
-        found = [str(child) for child in path.iterdir() if child.suffix in SHARD_SUFFIXES]
+        found = [str(child) for child in path.iterdir() if child.name.endswith(SHARD_SUFFIXES)]
     elif path.exists() or not is_glob:
         return [str(path)]
     else:

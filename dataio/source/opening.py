@@ -2,32 +2,47 @@
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import xxhash
 
 from dataio.errors import SourceError
 from dataio.source.base import Shard, ShardedSource, ShardFormat, Source
+from dataio.source.counts import Surveyed, read_counts, write_counts
 from dataio.source.files import SHARD_SUFFIXES, Storage, expand
 from dataio.source.parquet import ParquetFormat
 from dataio.source.tar import TarFormat
+from dataio.source.tar_gz import GzipTarFormat
 from dataio.source.throttle import Throttle
 from dataio.world import World, single_world
 
-FORMATS: dict[str, ShardFormat] = {".tar": TarFormat(), ".parquet": ParquetFormat()}
-COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+FORMATS: dict[str, ShardFormat] = {
+    ".tar": TarFormat(),
+    ".tgz": GzipTarFormat(),
+    ".parquet": ParquetFormat(),
+}
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+COUNT_THREADS = 4
+"""Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
 
 
 def open_source(
-    spec: str | Sequence[str], *, world: World | None = None, throttle: Throttle | None = None
+    spec: str | Sequence[str],
+    *,
+    world: World | None = None,
+    throttle: Throttle | None = None,
+    index_cache: Path | None = None,
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
     Args:
-        spec: Paths of ``.tar`` (WebDataset) or ``.parquet`` shards; see `expand`.
+        spec: Paths of ``.tar`` or ``.tar.gz`` (WebDataset) or ``.parquet`` shards; see `expand`.
         world: The ranks that open it; by default this process alone.
         throttle: Slows down every read.
+        index_cache: A directory of this node, made where it is not there, that keeps how many
+            samples each shard holds: the next start opens no shard that has not changed.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
@@ -39,19 +54,28 @@ def open_source(
     suffix, paths, counts = json.loads(listing)
     shard_format = FORMATS[suffix]
 
+    kept = read_counts(index_cache, paths) if index_cache is not None else None
+
     def survey() -> bytes:
-        mine = range(world.rank, len(paths), world.world_size)
-        known = counts if counts is not None else [None] * len(paths)
-        return json.dumps(
-            [_survey(storage, shard_format, paths[i], known[i]) for i in mine]
-        ).encode()
+        def one(i: int) -> Surveyed:
+            count = counts[i] if counts is not None else None
+            return _survey(storage, shard_format, paths[i], count, kept[i] if kept else None)
+
+        with ThreadPoolExecutor(COUNT_THREADS, thread_name_prefix="tonari-count") as pool:
+            return json.dumps(
+                list(pool.map(one, range(world.rank, len(paths), world.world_size)))
+            ).encode()
 
     parts = [json.loads(part) for part in _agree(world, survey, "count the samples of")]
-    found = [parts[i % world.world_size][i // world.world_size] for i in range(len(paths))]
-    firsts = accumulate((count for count, _, _ in found), initial=0)
+    found = [
+        Surveyed(*parts[i % world.world_size][i // world.world_size]) for i in range(len(paths))
+    ]
+    if index_cache is not None and found != kept and world.local_rank == 0:
+        write_counts(index_cache, paths, found)
+    firsts = accumulate((shard.num_samples for shard in found), initial=0)
     shards = [
-        Shard(path, count, first)
-        for path, (count, _, _), first in zip(paths, found, firsts, strict=False)
+        Shard(path, surveyed.num_samples, first)
+        for path, surveyed, first in zip(paths, found, firsts, strict=False)
     ]
     marks = [suffix, *([PurePosixPath(p).name, *f] for p, f in zip(paths, found, strict=True))]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(marks).encode())
@@ -68,12 +92,11 @@ def _listing(storage: Storage, spec: str | Sequence[str]) -> bytes:
 
 
 def _suffix(paths: Sequence[str]) -> str:
-    first = paths[0]
     for path in paths:
-        suffix = PurePosixPath(path).suffix
+        suffix = _suffix_of(path)
         if suffix in COMPRESSED:
             raise SourceError(
-                f"{path}: compressed shards are not supported yet, expected "
+                f"{path}: shards compressed like this are not read, expected "
                 f"{' or '.join(SHARD_SUFFIXES)}; decompress it, or pack it with `tonari pack`"
             )
         if suffix not in FORMATS:
@@ -81,20 +104,29 @@ def _suffix(paths: Sequence[str]) -> str:
                 f"{path}: found the suffix {suffix!r}, expected one of "
                 f"{', '.join(SHARD_SUFFIXES)}; bring the data to one of these with `tonari pack`"
             )
-        if suffix != PurePosixPath(first).suffix:
+        if suffix != _suffix_of(paths[0]):
             raise SourceError(
-                f"{path}: found together with {first}, expected shards of one format; open them "
+                f"{path}: found together with {paths[0]}, expected shards of one format; open them "
                 "as two sources"
             )
-    return PurePosixPath(first).suffix
+    return _suffix_of(paths[0])
+
+
+def _suffix_of(path: str) -> str:
+    return ".tgz" if path.endswith(".tar.gz") else PurePosixPath(path).suffix
 
 
 def _survey(
-    storage: Storage, shard_format: ShardFormat, path: str, count: int | None
-) -> tuple[int, int, int]:
+    storage: Storage,
+    shard_format: ShardFormat,
+    path: str,
+    count: int | None,
+    kept: Surveyed | None,
+) -> Surveyed:
     """Find a shard's samples, bytes and time of change."""
-    with storage.open(path) as file:
-        size, mtime_ns = file.size, file.mtime_ns
+    size, mtime_ns = storage.stat(path)
+    if count is None and kept is not None and kept[1:] == (size, mtime_ns):
+        count = kept.num_samples
     if count is None:
         count = shard_format.count(storage, path)
     if size == 0 or count < 1:
@@ -102,7 +134,7 @@ def _survey(
             f"{path}: holds no samples ({size} bytes), expected at least one; remove the shard or "
             "write it again"
         )
-    return count, size, mtime_ns
+    return Surveyed(count, size, mtime_ns)
 
 
 def _agree(world: World, work: Callable[[], bytes], doing: str) -> list[bytes]:

@@ -106,7 +106,14 @@ class Samples:
             :num_held
         ]
         for start, stop in zip(starts[num_held:].tolist(), stops[num_held:].tolist(), strict=True):
-            views.append(self.window.view(self.held_from + start, stop - start))
+            view = self.window.view(self.held_from + start, stop - start)
+            if len(view) < stop - start:
+                raise SourceError(
+                    f"{self.window.file.path}: found the end of the file in a member of "
+                    f"{stop - start} bytes, expected it whole; the shard is truncated: copy it "
+                    "again, or write it again with `tonari pack`"
+                )
+            views.append(view)
         return views
 
 

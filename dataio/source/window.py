@@ -68,7 +68,7 @@ class Window:
     def view(self, offset: int, length: int) -> memoryview:
         """View bytes [offset, offset + length), fewer only at the end of the file."""
         start = offset - self._start
-        if 0 <= start and start + length <= len(self._data):
+        if start >= 0 and start + length <= len(self._data):
             return self._data[start : start + length]
         if sum(map(len, self._held(offset))) < length:
             self._fill(offset, length)
