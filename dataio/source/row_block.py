@@ -124,4 +124,4 @@ def _is_kept_as_it_is(name: str, field: Field, raws: Sequence[Raw]) -> bool:
         column = field.column(name)
         is_npy = field.key.rpartition(".")[2] == "npy"
         return not is_npy and set(map(len, raws)) == {column.width_bytes}  # type: ignore[arg-type]
-    return type(field) in (Bytes, Image)
+    return type(field) in (Bytes, Image) and field.column(name) is None
