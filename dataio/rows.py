@@ -7,10 +7,11 @@ Bytes are kept as the source had them; nothing here decodes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 
 @dataclass(frozen=True)
@@ -80,18 +81,24 @@ def checksums(
         uint64[num_rows]: xxh3_64 over the row's fixed fields, then its variable fields.
     """
     num_rows = len(lengths)
-    # uint8[num_rows, fixed_bytes]
-    head = np.concatenate(fixed, axis=1) if fixed else np.empty((num_rows, 0), np.uint8)
-    head = np.ascontiguousarray(head)
-    bounds = [row_offsets(lengths[:, field]).tolist() for field in range(len(schema.variable))]
-    tails = [column.data for column in variable]
-    sums = np.empty(num_rows, np.uint64)
-    for row in range(num_rows):
-        digest = xxhash.xxh3_64(head[row])
-        for tail, bound in zip(tails, bounds, strict=True):
-            digest.update(tail[bound[row] : bound[row + 1]])
-        sums[row] = digest.intdigest()
-    return sums
+    columns = [
+        (column.data, row_offsets(lengths[:, field]).tolist())
+        for field, column in enumerate(variable)
+    ]
+    if fixed:
+        # uint8[num_rows, fixed_bytes]
+        head = np.ascontiguousarray(np.concatenate(fixed, axis=1) if len(fixed) > 1 else fixed[0])
+        bounds = (head.shape[1] * np.arange(num_rows + 1)).tolist()
+        columns.insert(0, (head.reshape(-1).data, bounds))
+    first, at = columns[0]
+    if len(columns) == 1:
+        sums = [xxh3_64_intdigest(first[a:b]) for a, b in pairwise(at)]
+        return np.array(sums, np.uint64)
+    digests = [xxh3_64(first[a:b]) for a, b in pairwise(at)]
+    for column, bound in columns[1:]:
+        for digest, (a, b) in zip(digests, pairwise(bound), strict=True):
+            digest.update(column[a:b])
+    return np.array([digest.intdigest() for digest in digests], np.uint64)
 
 
 def make_rows(

@@ -202,8 +202,7 @@ class Storage:
         if "://" in path:
             with self.open(path) as file:
                 return file.size, file.mtime_ns
-        if self._throttle is not None:
-            self._throttle.take(0)
+        self.take_turn()
         status = self.ask(path, Path(path).stat, watched=self._is_watched(path))
         return status.st_size, status.st_mtime_ns
 
@@ -278,7 +277,12 @@ class Storage:
         with self._lock:
             self.bytes_read += num_bytes
             self.num_opens += opens
-        if opens and self._throttle is not None:
+        if opens:
+            self.take_turn()
+
+    def take_turn(self) -> None:
+        """Wait as long as the throttle says for a request that reads no bytes."""
+        if self._throttle is not None:
             self._throttle.take(0)
 
     def _is_watched(self, path: str) -> bool:

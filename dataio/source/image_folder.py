@@ -152,7 +152,7 @@ def _images(directory: str, storage: Storage) -> list[str]:
     """List the images of a class, directory by directory as torchvision's walk does."""
     paths: list[str] = []
     for place, _, names in sorted(os.walk(directory, followlinks=True)):
-        storage.count(0)
+        storage.take_turn()
         paths += [f"{place}/{name}" for name in sorted(names) if _is_image(name)]
     return paths
 

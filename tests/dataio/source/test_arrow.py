@@ -16,7 +16,7 @@ from dataio.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import Source, open_source
 from dataio.source.base import ShardedSource
 from dataio.world import World, run_threads, thread_worlds
-from tests.dataio.source.shards import Row, ids, read_all, rows_of
+from tests.dataio.source.shards import Row, forget_survey, ids, read_all, rows_of
 
 FIELDS: dict[str, Field] = {
     "label": Int("label"),
@@ -191,6 +191,7 @@ def broken(source: Source, path: Path, data: bytes, found: str) -> None:
     path.write_bytes(data)
     with pytest.raises(SourceError, match=found):
         open_source(str(path))
+    forget_survey(source)
     with pytest.raises(SourceError, match=found):
         read_all(source, FIELDS)
 

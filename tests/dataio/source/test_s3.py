@@ -283,7 +283,7 @@ def test_a_server_that_is_away_is_tried_for_so_long(monkeypatch: pytest.MonkeyPa
     storage = quick(retry_s=0.3)
     with pytest.raises(SourceError, match=r"s3://bucket/a\.tar: .*failed \d+ times.*after retries"):
         storage.open("s3://bucket/a.tar")
-    assert storage.num_retries > 1
+    assert storage.num_retries >= 1
 
 
 @pytest.mark.parametrize(
