@@ -28,6 +28,7 @@ from dataio.fields import Field
 from dataio.filesystem import cache_directory
 from dataio.gather import Batch, BatchTransform, Gather, Transform
 from dataio.order import num_steps
+from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
@@ -206,23 +207,35 @@ class Loader:
                     )
 
     def _stage(self) -> None:
-        new = self.world.allgather_array(
-            np.array([self._pool.holds_nothing()]), doing="look for caches"
-        )
-        if new.any():
+        pool = self._pool
+        missing = np.array([pool.cache.num_missing])
+        if self.world.allreduce(missing, op="max", doing="look for caches")[0]:
             # Caches that hold rows keep them: a restore may want just that placement.
-            held = self._pool.cache.entries.sample_id
-            wanted = self._placement(0) if self._pool.holds_nothing() else held
-            self._pool.ensure(wanted, epoch=self._pool.cache.epoch)
+            begun = self._placement(pool.cache.epoch)
+            if not missing[0]:
+                pool.ensure(pool.held())
+            else:
+                pool.ensure(begun if begun.name == pool.cache.placement else self._placement(0))
         self._mean_row_bytes = self._agree_row_bytes()
 
     def _agree_row_bytes(self) -> int:
         entries = self._pool.cache.entries
-        mean = self._pool.cache.schema.fixed_bytes + int(np.ceil(entries.extent_bytes.mean()))
+        mean = self._pool.cache.schema.fixed_bytes + -(-entries.extents_total_bytes // len(entries))
         most = self.world.allreduce(np.array([mean]), op="max", doing="compare row sizes")
         return max(int(most[0]), 1)
 
-    def _placement(self, epoch: int) -> NDArray[np.int64]:
+    def _placement(self, epoch: int) -> Placement:
+        # Where rows never move, every epoch's placement is that of epoch 0.
+        epoch = epoch if self._num_leaving else 0
+        function_of = (self._shuffle, self.layout, self.world.node, self.seed, ORDER_VERSION)
+        return Placement(
+            _digest(repr(function_of)),
+            epoch,
+            self._decks.num_rows,
+            lambda: self._sample_ids(epoch),
+        )
+
+    def _sample_ids(self, epoch: int) -> NDArray[np.int64]:
         if self._shuffle.holds_all:
             return np.arange(self.num_samples, dtype=np.int64)
         return self._shuffle.placement(
@@ -270,6 +283,7 @@ class Loader:
         return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
 
     def _start_exchange(self, steps: range) -> None:
+        self._pool.make_room()
         self._exchange = self._shuffle.begin(
             self.world,
             self._pool.cache,
@@ -288,7 +302,7 @@ class Loader:
         state, node = self._pending if self._pending is not None else ({"epoch": 0}, None)
         self._pending = None
         epoch = int(str(state["epoch"]))
-        self._pool.ensure(self._placement(epoch), epoch=epoch)
+        self._pool.ensure(self._placement(epoch))
         if node is not None and self.world.local_rank == 0:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
@@ -581,7 +595,7 @@ class Loader:
         """
         self._ensure_begun()
         node = NodeSnapshot(
-            self._pool.cache.entries.sample_id, self._pool.scores, self._plan.selection
+            self._pool.cache.entries.sample_id[:], self._pool.scores, self._plan.selection
         )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
@@ -597,7 +611,7 @@ class Loader:
         node = load_node(found, self.world.node)
         self._reset_to(state, node)
         epoch = int(str(state["epoch"]))
-        if not np.array_equal(node.sample_id, self._placement(epoch)):
+        if not np.array_equal(node.sample_id, self._sample_ids(epoch)):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
                 f"{epoch}; the checkpoint is damaged or of another run: restore an older one"
@@ -617,8 +631,8 @@ class Loader:
             Times in seconds, sizes in bytes: ``wait_s`` blocked on batches, ``turn_s`` in epoch
             turns, ``exchange_blocked_s`` of it waiting for partners,
             ``exchange_overlap_fraction`` of the last epoch's arrivals in before, ``staging_s`` and
-            ``source_bytes`` reading the source, ``exchanged_rows`` and ``exchanged_bytes`` sent,
-            ``queue_depth`` batches ready now.
+            ``source_bytes`` reading the source, ``disk_bytes_written`` to the node's cache,
+            ``exchanged_rows`` and ``exchanged_bytes`` sent, ``queue_depth`` batches ready now.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         return {
@@ -626,6 +640,7 @@ class Loader:
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
+            "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
             "queue_depth": self._prefetcher.ready if self._prefetcher is not None else 0,

@@ -23,7 +23,7 @@ from dataio.rows import corrupt_rows
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
 from dataio.world import discover_world
 from shuffle.policies import Partial
-from tests.memory_source import FIELDS, MemorySource
+from tests.memory_source import FIELDS, MemorySource, placement_of
 
 POINTS = {
     "staging": (Cache, "write_rows"),
@@ -86,7 +86,7 @@ def main():
     except StateError:
         found = None
     started_at = epoch
-    pool.ensure(policy.placement(layout, node=world.node, epoch=epoch, seed=0), epoch=epoch)
+    pool.ensure(placement_of(policy, layout, node=world.node, epoch=epoch, seed=0))
     if found is not None and world.local_rank == 0:
         pool.scores[:] = load_node(found, world.node).scores
     world.barrier(doing="restore scores")
@@ -112,7 +112,7 @@ def main():
             rows += np.array([figures["rows"], policy.num_leaving(layout)], np.int64)
             pool.commit(epoch + 1)
         epoch += 1
-        node = NodeSnapshot(pool.cache.entries.sample_id, pool.scores, Selection())
+        node = NodeSnapshot(pool.cache.entries.sample_id[:], pool.scores, Selection())
         save_snapshot(checkpoint, {"epoch": epoch}, node, world)
     entries = pool.cache.entries
     report = {
