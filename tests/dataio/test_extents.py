@@ -1,8 +1,11 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.extents import FreeExtents
+from dataio.extents import FreeExtents, find_free_positions
+from dataio.manifest import Column
 
 
 @given(
@@ -35,3 +38,33 @@ def test_gaps_are_filled_before_the_file_grows():
     assert sorted(free.take(np.array([10, 10])).tolist()) == [0, 20]
     assert free.take(np.array([10])).tolist() == [40]
     assert free.end == 50
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=20),
+    st.lists(st.one_of(st.integers(0, 40), st.just(None)), max_size=40),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_given_back_is_handed_out_again_and_nothing_overlaps(sizes, steps, random):
+    lengths = np.array(sizes, np.int64)
+    free = FreeExtents(np.cumsum(lengths) - lengths, lengths)
+    live = list(zip((np.cumsum(lengths) - lengths).tolist(), sizes, strict=True))
+    for length in steps:
+        if length is None and live:
+            offset, size = live.pop(random.randrange(len(live)))
+            free.give_back(np.array([offset]), np.array([size]))
+        elif length is not None:
+            live.append((int(free.take(np.array([length]))[0]), length))
+        extents = sorted((a, a + n) for a, n in live if n)
+        assert all(stop <= start for (_, stop), (start, _) in pairwise(extents))
+        assert all(stop <= free.end for _, stop in extents)
+    for offset, size in live:
+        free.give_back(np.array([offset]), np.array([size]))
+    assert free.end == 0, "all gaps were joined"
+
+
+def test_positions_are_free_that_no_manifest_mentions():
+    first = Column(np.array([4, -1, 0]), 3, np.int64)
+    second = Column(np.array([2]), 1, np.int64)
+    assert find_free_positions(6, [first, second]).tolist() == [1, 3, 5]
+    assert find_free_positions(6, [Column((0, 1), 4, np.int64)]).tolist() == [4, 5]

@@ -14,6 +14,7 @@ import numpy as np
 
 import dataio.cache
 import dataio.snapshot
+import dataio.staging
 from dataio.cache import Cache
 from dataio.errors import StateError
 from dataio.layout import Layout
@@ -69,7 +70,8 @@ def main():
     world = discover_world(timeout_s=60)
     arm(json.loads(sys.argv[6]) if sys.argv[6] != "none" else None, world.rank)
     policy, layout = Partial(exchange), Layout(world.replicas_per_node, num_samples)
-    source = MemorySource(num_samples)
+    source = MemorySource(num_samples, block_rows=4)
+    dataio.staging.SEAL_BYTES = 100
     pool = Pool(
         source,
         FIELDS,
