@@ -537,7 +537,8 @@ class Cache:
     def fill_commit(self) -> None:
         """Make sealed rows part of the base, after staging. Leader only, when all have sealed."""
         self.adopt_staged()
-        self.rewrite(self.entries, epoch=self.epoch, placement=self.placement)
+        if self._adopted:
+            self.rewrite(self.entries, epoch=self.epoch, placement=self.placement)
 
     def rewrite(self, entries: Entries, *, epoch: int, placement: str) -> None:
         """Replace the manifest by a new base. Leader only; nobody else writes the manifest."""
@@ -570,7 +571,7 @@ class Cache:
 
     def trim(self) -> None:
         """Give back disk space that staging claimed ahead, on this local rank's heap."""
-        if self._free is not None:
+        if self._free is not None and not self._has_room:
             self._heap(self.local_rank).trim(self._free.end)
 
     def close(self) -> None:

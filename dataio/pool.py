@@ -125,9 +125,10 @@ class Pool:
             placement: The samples that the slots are to hold.
             groups: Ranges [start, stop) of slots, together all of them, in the order in which
                 they are staged. Then it returns once the first is there, and threads go on with
-                the rest: `await_rows` before use, `finish_staging` before the epoch's commit.
+                the rest: `await_rows` before use; the next `commit` or `ensure` waits for all.
         """
         cache, world = self.cache, self.world
+        self.finish_staging()
         kept = self._kept(placement)
         work = np.array([kept is not None, cache.num_missing > 0])
         if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
@@ -235,10 +236,9 @@ class Pool:
         """Commit what all ranks have staged. Collective."""
         staging.close()
         self._staging = None
-        if self.cache.num_missing:
-            if self.world.local_rank == 0:
-                self.cache.fill_commit()
-            self.cache.trim()
+        if self.world.local_rank == 0:
+            self.cache.fill_commit()
+        self.cache.trim()
         self.world.barrier(doing="commit the staged rows")
         self.cache.refresh()
 
@@ -301,6 +301,7 @@ class Pool:
         manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
         steps back one.
         """
+        self.finish_staging()
         self.cache.seal(epoch)
         self.world.barrier(doing="make arrivals durable")
         if self.world.local_rank == 0:
