@@ -9,6 +9,7 @@ import pytest
 
 import dataio.staging
 from dataio import CacheError
+from dataio.cache import Cache
 from dataio.errors import CorruptRowError, SourceError, StallError
 from dataio.layout import Layout
 from dataio.pool import Pool
@@ -124,6 +125,29 @@ def test_each_shard_is_read_by_one_rank_of_the_node(tmp_path):
     assert len(first) + len(second) + len(third) == 6
 
 
+def test_a_rank_that_opens_late_stages_its_own_part_all_the_same(tmp_path, monkeypatch):
+    load, seal, sealed = Cache.load, Cache.seal_staged, threading.Event()
+
+    def late(self):
+        if self.local_rank == 1:
+            sealed.wait(0.3)  # what rank 0 does if it does not wait for this one
+        load(self)
+
+    def told(self):
+        seal(self)
+        sealed.set()
+
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        monkeypatch.setattr(Cache, "load", late)
+        monkeypatch.setattr(Cache, "seal_staged", told)
+        pool.ensure(placement(layout, world))
+        pool.close()
+        return pool.cache.entries.sample_id.tolist()
+
+    assert run_threads(thread_worlds([2]), run) == [list(range(SAMPLES))] * 2
+
+
 def test_training_starts_on_the_first_group_while_the_rest_is_staged(tmp_path):
     def run(world):
         source = FragileSource(80, hold=True)
@@ -184,6 +208,7 @@ def test_rows_that_arrive_while_others_are_staged_keep_apart(tmp_path):
         pool.make_room()
         running = POLICY.begin(world, pool.cache, layout, epoch=0, seed=0, steps=range(3),
                                mean_row_bytes=20, first_tag=0)  # fmt: skip
+        assert running is not None
         pool.await_rows(np.arange(2 * half))
         running.progress(0)
         running.finish(pool.scores)
