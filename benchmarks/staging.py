@@ -28,6 +28,7 @@ import numpy as np
 
 from dataio import Array, Bytes, Int
 from dataio.fields import Field
+from dataio.placement import Placement
 from dataio.pool import Pool
 from dataio.source import open_source
 from dataio.world import single_world
@@ -149,7 +150,7 @@ def _stage(
     pool = Pool(
         source, fields, world=world, root=root, num_slots=num_samples, num_leaving=0, progress=False
     )
-    pool.ensure(np.arange(num_samples), epoch=0)
+    pool.ensure(Placement("all", 0, num_samples, lambda: np.arange(num_samples)))
     seconds = {"staging": time.perf_counter() - started, "rows": pool.staging_s}
     assert pool.cache.entries.present.all(), "every row is there"
     pool.close()

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,13 +24,23 @@ from numpy.typing import NDArray
 
 from dataio.atomic import read_table, write_json, write_table
 from dataio.errors import CacheBusyError, CacheError, OtherDatasetError
-from dataio.extents import FreeExtents
-from dataio.manifest import Entries, empty_entries, from_table, to_table
+from dataio.extents import FreeExtents, find_free_extents, find_free_positions
+from dataio.manifest import (
+    Entries,
+    empty_entries,
+    from_arrays,
+    from_table,
+    join_entries,
+    make_entries,
+    to_table,
+)
 from dataio.rows import Rows, RowSchema, row_offsets
-from dataio.store import FixedFile, HeapFile
+from dataio.store import FixedFile, HeapFile, map_table
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DELTAS_PER_BASE = 16
+MOVED_PER_BASE = 0.25
+"""Fraction of the rows that deltas may name: what opening reads stays small beside the base."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +70,17 @@ class Cache:
         directory: The node's own directory of this dataset.
         identity: What it must hold.
         num_slots: Rows of the node's pool.
-        num_positions: Rows the fixed fields have room for: the pool and its arrivals.
+        num_positions: Rows the fixed fields have room for once rows move: the pool and its
+            arrivals.
         local_rank: This rank's number on the node; 0 leads.
         local_size: Ranks on the node.
+
+    Attributes:
+        epoch: The epoch whose rows the manifest names.
+        placement: Name of the placement that they follow.
+        num_missing: Slots whose rows are not there.
+        entries: The manifest.
+        bytes_written: Bytes that this process wrote to the node's disk, manifests included.
     """
 
     def __init__(
@@ -82,16 +101,27 @@ class Cache:
         self.local_rank = local_rank
         self.local_size = local_size
         self.epoch = 0
+        self.placement = ""
+        self.num_missing = num_slots
+        self.bytes_written = 0
         self.entries = empty_entries(num_slots, len(self.schema.variable))
-        self.previous: Entries | None = None
         self.fixed = [
             FixedFile(directory / f"fixed-{number}.npy", column)
             for number, column in enumerate(self.schema.fixed)
         ]
         self._heaps: dict[int, HeapFile] = {}
+        self._serial = 0
+        # The entries that the last delta replaced: what stepping back needs.
+        self._undo: Entries | None = None
         self._arrived: list[Entries] = []
+        self._staged: list[Entries] = []
+        self._adopted: set[str] = set()
+        # Derived when first a row must be written; None until then.
         self._free: FreeExtents | None = None
-        self.free_positions = np.empty(0, np.int64)
+        self._free_positions: NDArray[np.int64] | None = None
+        # A staging thread writes and adopts while others read, write arrivals and adopt.
+        self._guard = threading.RLock()
+        self._has_room = False
         self._lock: int | None = None
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
@@ -111,10 +141,10 @@ class Cache:
             self._take_lock()
             self._check_identity()
             if not self._head_path.exists():
-                self.rewrite(self.entries, epoch=0)
+                self.rewrite(self.entries, epoch=0, placement="")
             with self._readable("a field's file"):
                 for file in self.fixed:
-                    file.reserve(self.num_positions)
+                    file.reserve(self.num_slots)
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -155,7 +185,8 @@ class Cache:
                 f"{self.identity.fingerprint} or other fields; remove the directory to stage the "
                 f"changed dataset, or give another cache directory"
             )
-        # A staging that failed leaves the name of its dataset, but no row: that binds nobody.
+        # A staging that never ended binds nobody, and what it left is of a source that is gone.
+        self.rewrite(self.entries, epoch=0, placement="")
         write_json(path, expected)
 
     def _holds_rows(self) -> bool:
@@ -163,51 +194,147 @@ class Cache:
             return False
         with self._readable("the manifest"):
             head = json.loads(self._head_path.read_text())
-            base = from_table(read_table(self.directory / head["base"]))
-            return bool(head["deltas"]) or bool(base.present.any())
+            return int(head["missing"]) < int(head["rows"])
 
     @property
     def _head_path(self) -> Path:
         return self.directory / "manifest.json"
 
     def load(self, *, writable: bool = True) -> None:
-        """Read the committed manifest and map the files.
+        """Read the committed manifest and map the files. Nothing in it grows with the rows.
 
         Raises:
             CacheError: If they are not what the cache wrote.
         """
+        self._undo = None
+        self._arrived, self._staged = [], []
+        self._free = self._free_positions = None
         with self.named("open the cache"), self._readable("the manifest"):
-            head = json.loads(self._head_path.read_text())
-            self.epoch = int(head["epoch"])
-            self.entries = from_table(read_table(self.directory / head["base"]))
-            self.previous = None
-            for deltas in head["deltas"]:
-                self.previous = self.entries
-                self.entries = self._applied(self.entries, deltas)
+            self._read_manifest()
             for file in self.fixed:
                 file.map(writable=writable)
-        self._begin_epoch()
 
-    def _applied(self, entries: Entries, deltas: Sequence[str]) -> Entries:
-        for name in deltas:
-            entries = entries.replace(from_table(read_table(self.directory / name)))
+    def refresh(self) -> None:
+        """Read the manifest that replaced the one in use; arrivals of the epoch stay."""
+        self._release(self._undo)
+        self._undo = None
+        with self.named("read the manifest"), self._readable("the manifest"):
+            self._read_manifest()
+
+    def _read_manifest(self) -> None:
+        head = json.loads(self._head_path.read_text())
+        self.epoch, self._serial = int(head["epoch"]), int(head["serial"])
+        self.placement, self.num_missing = str(head["placement"]), int(head["missing"])
+        self._adopted = set()
+        self.entries = from_arrays(*map_table(self.directory / head["base"]))
+        for deltas in head["deltas"]:
+            self._apply(deltas)
+        self.adopt_staged()
+
+    def _apply(self, names: Sequence[str]) -> Entries:
+        """Take in an epoch's deltas; what they replace is kept, to step back."""
+        parts = [from_table(read_table(self.directory / name)) for name in names]
+        delta = join_entries(parts, len(self.schema.variable))
+        self._undo = self.entries.take(delta.slot[:])
+        self.entries.put(delta)
+        return delta
+
+    @property
+    def can_step_back(self) -> bool:
+        """Whether the rows of the epoch before still lie there."""
+        return self._undo is not None
+
+    def before(self) -> Entries:
+        """Copy the entries of the epoch before, which `can_step_back` must say are there."""
+        assert self._undo is not None
+        entries = self.entries.copy()
+        entries.put(self._undo)
         return entries
 
-    def _begin_epoch(self) -> None:
-        # Derived anew each epoch from the manifests in use: nothing to store, nothing to leak.
-        used = [self.entries] if self.previous is None else [self.entries, self.previous]
-        free = np.ones(len(self.fixed[0].rows) if self.fixed else 0, np.bool_)
-        offsets, lengths = [], []
-        for entries in used:
-            here = entries.take(entries.present)
-            if self.fixed:
-                free[here.position] = False
-            mine = here.take(here.heap == self.local_rank)
-            offsets.append(mine.offset)
-            lengths.append(mine.extent_bytes)
-        self.free_positions = np.flatnonzero(free)
-        self._free = FreeExtents(np.concatenate(offsets), np.concatenate(lengths))
-        self._arrived = []
+    def _staged_files(self, serial: int) -> list[Path]:
+        return sorted(self.directory.glob(f"staged-{serial}-*.arrow"))
+
+    def adopt_staged(self) -> bool:
+        """See the rows that any local rank sealed while staging. Thread-safe.
+
+        Returns:
+            Whether there were any.
+        """
+        with self._guard:
+            new = [p for p in self._staged_files(self._serial) if p.name not in self._adopted]
+            for path in new:
+                delta = from_table(read_table(path))
+                self.entries.put(delta)
+                self.num_missing -= len(delta)
+                self._adopted.add(path.name)
+            return bool(new)
+
+    @property
+    def free_positions(self) -> NDArray[np.int64]:
+        """int64[n]: Positions that no manifest in use mentions, ascending; the same on all ranks.
+
+        Derived from the manifests when it is first asked for, then kept up to date.
+        """
+        if self._free_positions is None:
+            used = [self.entries.position]
+            if self._undo is not None:
+                used.append(self._undo.position)
+            num_positions = len(self.fixed[0].rows) if self.fixed else 0
+            self._free_positions = find_free_positions(num_positions, used)
+        return self._free_positions
+
+    def set_aside(self, num_positions: int) -> NDArray[np.int64]:
+        """Take the first free positions for rows to be staged: -1 where nothing is fixed."""
+        if not self.fixed:
+            return np.full(num_positions, -1, np.int64)
+        free = self.free_positions
+        self._free_positions = free[num_positions:]
+        return free[:num_positions]
+
+    def _free_extents(self) -> FreeExtents:
+        if self._free is None:
+            used = [self.entries] if self._undo is None else [self.entries, self._undo]
+            self._free = find_free_extents(used, heap=self.local_rank)
+        return self._free
+
+    def _release(self, entries: Entries | None) -> None:
+        """Give back the space of entries that no manifest in use mentions any more."""
+        if entries is None:
+            return
+        if self._free_positions is not None and self.fixed:
+            self._free_positions = np.union1d(self._free_positions, entries.position[:])
+        if self._free is not None:
+            mine = entries.heap[:] == self.local_rank
+            self._free.give_back(entries.offset[:][mine], entries.extent_bytes[mine])
+
+    def make_room(self) -> None:
+        """Claim the disk space of an exchange's arrivals, before any row moves.
+
+        Raises:
+            CacheError: If the disk is full.
+        """
+        if self._has_room:
+            return
+        with self._guard, self.named("make room for arrivals"):
+            for file in self.fixed:
+                file.reserve(self.num_positions)
+            self._map_growth()
+            if self.schema.variable:
+                spare = (self.num_positions - self.num_slots) // max(self.local_size, 1)
+                mean = -(-self.entries.extents_total_bytes // max(len(self.entries), 1))
+                end = self._free_extents().end + spare * mean
+                self._heap(self.local_rank).reserve(end)
+            self._has_room = True
+
+    def _map_growth(self) -> None:
+        if not self.fixed or len(self.fixed[0].rows) >= self.num_positions:
+            return
+        before = len(self.fixed[0].rows)
+        for file in self.fixed:
+            file.map()
+        if self._free_positions is not None:
+            more = np.arange(before, len(self.fixed[0].rows))
+            self._free_positions = np.concatenate([self._free_positions, more])
 
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[len(slots), num_variable]: Bytes of the variable fields."""
@@ -252,25 +379,39 @@ class Cache:
 
     def write_rows(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
-    ) -> None:
-        """Write rows that belong to ``slots`` from the next commit on, into free space."""
-        with self.named("write rows"):
-            for file, column in zip(self.fixed, rows.fixed, strict=True):
-                file.rows[positions] = column
-            assert self._free is not None
+    ) -> Entries:
+        """Write rows into free space and return what the manifest is to say of them."""
+        with self._guard, self.named("write rows"):
             extents = rows.lengths.sum(axis=1)
-            offsets = np.array([self._free.take(size) for size in extents.tolist()], np.int64)
-            self._heap(self.local_rank).write(offsets, extents, _interleave(rows))
-        heap = np.full(len(slots), self.local_rank, np.int64)
-        self._arrived.append(
-            Entries(slots, rows.sample_id, rows.checksum, positions, heap, offsets, rows.lengths)
+            offsets = self._free_extents().take(extents)
+            for file, column in zip(self.fixed, rows.fixed, strict=True):
+                file.write(positions, column)
+                self.bytes_written += column.nbytes
+            if self.schema.variable:
+                self._heap(self.local_rank).write(offsets, extents, _interleave(rows))
+                self.bytes_written += int(extents.sum())
+        return make_entries(
+            slot=slots,
+            sample_id=rows.sample_id,
+            checksum=rows.checksum,
+            position=positions,
+            heap=np.full(len(slots), self.local_rank, np.int64),
+            offset=offsets,
+            lengths=rows.lengths,
         )
+
+    def stage_rows(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
+    ) -> None:
+        """Write rows that were missing, at positions that were set aside for them."""
+        self._staged.append(self.write_rows(slots, positions, rows))
 
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are.
 
         Called again and again within an epoch; takes this local rank's free positions in turn.
         """
+        self.make_room()
         taken = sum(len(part) for part in self._arrived)
         room = len(self.free_positions) // self.local_size
         first = self.local_rank * room + taken
@@ -278,12 +419,31 @@ class Cache:
         if not self.fixed:
             positions = np.full(len(slots), -1, np.int64)
         assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
-        self.write_rows(slots, positions, rows)
+        self._arrived.append(self.write_rows(slots, positions, rows))
         self._sync_later()
 
     def forget_arrivals(self) -> None:
         """Drop what arrived since the last commit: the epoch is not going to take effect."""
-        self._begin_epoch()
+        with self._guard:
+            arrived, self._arrived = self._arrived, []
+            if self._free is not None:
+                for part in arrived:
+                    self._free.give_back(part.offset[:], part.extent_bytes)
+
+    def rewrite_rows(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Write rows again where they lie: to repair bytes that the disk damaged."""
+        entries = self.entries
+        with self._guard, self.named("repair rows"):
+            for file, column in zip(self.fixed, rows.fixed, strict=True):
+                file.write(entries.position[slots], column)
+                self.bytes_written += column.nbytes
+            if self.schema.variable:
+                data, bounds = _interleave(rows), row_offsets(rows.lengths.sum(axis=1))
+                self.bytes_written += len(data)
+                for row, heap in enumerate(entries.heap[slots].tolist()):
+                    extent = data[bounds[row] : bounds[row + 1]]
+                    offset = entries.offset[slots[row : row + 1]]
+                    self._heap(heap).write(offset, np.array([len(extent)]), extent)
 
     def _sync_later(self) -> None:
         # Beside training, so that little is left to wait for at the epoch turn.
@@ -307,68 +467,102 @@ class Cache:
                 sync.result()
             self._syncs = []
             self._sync()
-            write_table(
-                self.directory / self._delta(epoch, self.local_rank), to_table(self._joined())
-            )
+            self._write_table(self._delta(epoch, self.local_rank), self._joined(self._arrived))
+
+    def seal_staged(self) -> None:
+        """Make the staged rows durable, and known to whoever opens the cache after a kill.
+
+        Blocks on the disk. The manifest in force stays; `adopt_staged` and `load` add these rows.
+        """
+        staged, self._staged = self._staged, []
+        if not staged:
+            return
+        with self.named("make staged rows durable"):
+            self._sync()
+            share = f"staged-{self._serial}-{self.local_rank}"
+            number = len(list(self.directory.glob(f"{share}-*.arrow")))
+            self._write_table(f"{share}-{number}.arrow", self._joined(staged))
+
+    def _write_table(self, name: str, entries: Entries) -> None:
+        write_table(self.directory / name, to_table(entries))
+        self.bytes_written += (self.directory / name).stat().st_size
+
+    def _write_head(self, head: dict[str, object]) -> None:
+        write_json(self._head_path, head)
+        self.bytes_written += self._head_path.stat().st_size
 
     def _delta(self, epoch: int, share: int) -> str:
         return f"delta-{epoch}-{share}.arrow"
 
-    def _joined(self) -> Entries:
-        if not self._arrived:
-            return self.entries.take(np.empty(0, np.int64))
-        columns = zip(*(vars(part).values() for part in self._arrived), strict=True)
-        return Entries(*(np.concatenate(column) for column in columns))
+    def _joined(self, parts: Sequence[Entries]) -> Entries:
+        return join_entries(parts, len(self.schema.variable))
 
     def commit(self, epoch: int) -> None:
         """Make the sealed deltas the truth. Leader only, when all ranks have sealed."""
         head = json.loads(self._head_path.read_text())
+        head["moved"] += self.local_size * sum(len(part) for part in self._arrived)
         obsolete: list[str] = []
-        if len(head["deltas"]) >= DELTAS_PER_BASE:
+        grown = head["moved"] > MOVED_PER_BASE * len(self.entries)
+        if head["deltas"] and (grown or len(head["deltas"]) >= DELTAS_PER_BASE):
             # The new base is the epoch before: it stays possible to step back one.
             obsolete = [head["base"], *(name for deltas in head["deltas"] for name in deltas)]
             head["serial"] += 1
             head["base"] = f"base-{head['serial']}.arrow"
-            head["deltas"] = []
+            head["deltas"], head["moved"] = [], 0
             with self.named("rewrite the manifest"):
-                write_table(self.directory / head["base"], to_table(self.entries))
-        head["epoch"] = epoch
+                self._write_table(head["base"], self.entries)
+        head["epoch"], head["placement"] = epoch, self.placement
         head["deltas"].append([self._delta(epoch, share) for share in range(self.local_size)])
         with self.named("commit"):
-            write_json(self._head_path, head)
+            self._write_head(head)
         self._unlink(obsolete)
 
     def turn(self, epoch: int) -> None:
-        """See the sealed rows from now on. Every rank, when all ranks have sealed."""
-        deltas = [self._delta(epoch, share) for share in range(self.local_size)]
-        self.previous, self.entries = self.entries, self._applied(self.entries, deltas)
+        """See the sealed rows from now on. Every rank, when all ranks have sealed.
+
+        Work for the rows that moved only; the first time, also for those columns of all rows that
+        could be said in two numbers until then.
+        """
+        before = self._undo
+        delta = self._apply([self._delta(epoch, share) for share in range(self.local_size)])
+        self._release(before)
+        if self._free_positions is not None and self.fixed:
+            self._free_positions = np.setdiff1d(
+                self._free_positions, delta.position[:], assume_unique=True
+            )
         self.epoch = epoch
-        self._begin_epoch()
+        self._arrived = []
+        self._map_growth()
 
-    def fill_commit(self, epoch: int) -> None:
+    def fill_commit(self) -> None:
         """Make sealed rows part of the base, after staging. Leader only, when all have sealed."""
-        deltas = [self._delta(epoch, share) for share in range(self.local_size)]
-        self.rewrite(self._applied(self.entries, deltas), epoch=epoch)
-        self._unlink(deltas)
+        self.adopt_staged()
+        if self._adopted:
+            self.rewrite(self.entries, epoch=self.epoch, placement=self.placement)
 
-    def rewrite(self, entries: Entries, *, epoch: int) -> None:
-        """Replace the manifest by a new base. Leader only, while no other rank reads or writes."""
-        serial, obsolete = 0, []
+    def rewrite(self, entries: Entries, *, epoch: int, placement: str) -> None:
+        """Replace the manifest by a new base. Leader only; nobody else writes the manifest."""
+        serial, obsolete = 0, [path.name for path in self.directory.glob("staged-*")]
         if self._head_path.exists():
             head = json.loads(self._head_path.read_text())
             serial = head["serial"] + 1
-            obsolete = [head["base"], *(name for deltas in head["deltas"] for name in deltas)]
+            obsolete += [head["base"], *(name for deltas in head["deltas"] for name in deltas)]
         base = f"base-{serial}.arrow"
         with self.named("write the manifest"):
-            write_table(self.directory / base, to_table(entries))
-            head = {
-                "format": FORMAT_VERSION,
-                "serial": serial,
-                "epoch": epoch,
-                "base": base,
-                "deltas": [],
-            }
-            write_json(self._head_path, head)
+            self._write_table(base, entries)
+            self._write_head(
+                {
+                    "format": FORMAT_VERSION,
+                    "serial": serial,
+                    "epoch": epoch,
+                    "placement": placement,
+                    "rows": len(entries),
+                    "missing": entries.count_missing(),
+                    "base": base,
+                    "deltas": [],
+                    "moved": 0,
+                }
+            )
         self._unlink(obsolete)
 
     def _unlink(self, names: Sequence[str]) -> None:
@@ -377,8 +571,8 @@ class Cache:
 
     def trim(self) -> None:
         """Give back disk space that staging claimed ahead, on this local rank's heap."""
-        assert self._free is not None
-        self._heap(self.local_rank).trim(self._free.end)
+        if self._free is not None and not self._has_room:
+            self._heap(self.local_rank).trim(self._free.end)
 
     def close(self) -> None:
         """Release the lock and the mappings; idempotent."""

@@ -9,6 +9,7 @@ import torch
 from dataio.fields import Field
 from dataio.gather import Batch, Gather
 from dataio.order import Order, num_steps
+from dataio.placement import Placement
 from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
 from dataio.source.base import Source
@@ -50,7 +51,11 @@ class Evaluation:
         )
         first = layout.pool_start(world.node)
         try:
-            self._pool.ensure(np.arange(first, first + pool_rows), epoch=0)
+            self._pool.ensure(
+                Placement(
+                    f"evaluation from {first}", 0, pool_rows, lambda: first + np.arange(pool_rows)
+                )
+            )
         except BaseException:
             self._pool.close()
             raise

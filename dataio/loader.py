@@ -29,6 +29,7 @@ from dataio.figures import Figures, summarise
 from dataio.filesystem import cache_directory
 from dataio.gather import Batch, BatchTransform, Gather, Transform
 from dataio.order import Order, num_steps
+from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.prefetch import Prefetcher
@@ -178,6 +179,7 @@ class Loader:
         self._begun = False
         self._restored: NodeSnapshot | None = None
         self._exchange: Exchange | None = None
+        self._mean_row_bytes = 0
         self._first_tag = self.world.open_channel()
         self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
@@ -223,23 +225,37 @@ class Loader:
                     )
 
     def _stage(self) -> None:
-        new = self.world.allgather_array(
-            np.array([self._pool.holds_nothing()]), doing="look for caches"
-        )
-        if new.any():
+        pool = self._pool
+        if self._overlaps:
+            return  # when the first epoch begins
+        missing = np.array([pool.cache.num_missing])
+        if self.world.allreduce(missing, op="max", doing="look for caches")[0]:
             # Caches that hold rows keep them: a restore may want just that placement.
-            held = self._pool.cache.entries.sample_id
-            wanted = self._placement(0) if self._pool.holds_nothing() else held
-            self._pool.ensure(wanted, epoch=self._pool.cache.epoch)
-        self._mean_row_bytes = self._agree_row_bytes()
+            begun = self._placement(pool.cache.epoch)
+            if not missing[0]:
+                pool.ensure(pool.held())
+            else:
+                pool.ensure(begun if begun.name == pool.cache.placement else self._placement(0))
 
     def _agree_row_bytes(self) -> int:
         entries = self._pool.cache.entries
-        mean = self._pool.cache.schema.fixed_bytes + int(np.ceil(entries.extent_bytes.mean()))
+        mean = self._pool.cache.schema.fixed_bytes + -(-entries.extents_total_bytes // len(entries))
         most = self.world.allreduce(np.array([mean]), op="max", doing="compare row sizes")
         return max(int(most[0]), 1)
 
-    def _placement(self, epoch: int) -> NDArray[np.int64]:
+    def _placement(self, epoch: int) -> Placement:
+        # Where rows never move, every epoch's placement is that of epoch 0.
+        epoch = epoch if self._num_leaving else 0
+        first_epoch = self._position.running.first_epoch if self._num_leaving else 0
+        function_of = (self._shuffle, self.layout, self.world.node, self.seed, first_epoch)
+        return Placement(
+            _digest(f"{function_of} {ORDER_VERSION}"),
+            epoch,
+            self._decks.num_rows,
+            lambda: self._sample_ids(epoch),
+        )
+
+    def _sample_ids(self, epoch: int) -> NDArray[np.int64]:
         if self._shuffle.holds_all:
             return np.arange(self.num_samples, dtype=np.int64)
         return self._shuffle.placement(
@@ -310,6 +326,9 @@ class Loader:
         return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
 
     def _start_exchange(self, steps: range) -> None:
+        if not self._mean_row_bytes:
+            self._mean_row_bytes = self._agree_row_bytes()
+        self._pool.make_room()
         self._exchange = self._shuffle.begin(
             self.world,
             self._pool.cache,
@@ -327,7 +346,11 @@ class Loader:
             return
         position, node = self._position, self._restored
         self._restored = None
-        self._pool.ensure(self._placement(position.epoch), epoch=position.epoch)
+        self._pool.finish_staging()
+        groups = None
+        if position.running.grouped and not position.running.steps:
+            groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
+        self._pool.ensure(self._placement(position.epoch), groups=groups)
         if node is not None and self.world.local_rank == 0:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
@@ -352,17 +375,24 @@ class Loader:
             epoch=position.epoch,
             world=self.world,
         )
-        return seen[self._pool.cache.entries.sample_id]
+        return seen[self._held_ids()]
+
+    def _held_ids(self) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot, those still being staged included."""
+        if self._pool.is_staging:
+            return self._sample_ids(self.epoch)
+        return self._pool.cache.entries.sample_id[:]
 
     def _open_epoch(self) -> None:
         last = self._num_epochs is not None and self.epoch + 1 >= self._num_epochs
-        if self._num_leaving and not last:
+        if self._num_leaving and not last and not self._pool.is_staging:
             self._start_exchange(range(self.step, self._plan.order.steps))
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
         started = time.perf_counter()
         self._stop_prefetch()
+        self._pool.finish_staging()
         self._summarise()
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
@@ -494,6 +524,7 @@ class Loader:
 
     def _train_batch(self, step: int) -> Batch:
         chosen = self._plan.order.batch(step)
+        self._pool.await_rows(chosen.slots)
         weight = self._plan.weight(chosen, step)
         return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
 
@@ -648,9 +679,7 @@ class Loader:
         if self._seen is not None:
             trained[self._seen] = 1
         trained[trained_slots(self._plan.order, self.step)] = 2
-        node = NodeSnapshot(
-            self._pool.cache.entries.sample_id, self._pool.scores, self._plan.selection, trained
-        )
+        node = NodeSnapshot(self._held_ids(), self._pool.scores, self._plan.selection, trained)
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -668,7 +697,7 @@ class Loader:
         position = self._position_in(state)
         self._abandon()
         self._position = position
-        wanted = self._placement(position.epoch)
+        wanted = self._sample_ids(position.epoch)
         if saved.running.replicas == self.layout.replicas:
             node = load_node(found, self.world.node)
         else:
@@ -686,7 +715,7 @@ class Loader:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._ensure_begun()
         slots = self._plan.order.slots_at(np.arange(self._plan.order.num_rows))
-        return _digest(self._pool.cache.entries.sample_id[slots].tobytes())
+        return _digest(self._held_ids()[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
         """Figures of this rank since construction; ``hidden_fraction`` is of this epoch.
@@ -698,8 +727,9 @@ class Loader:
             last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
             came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
             counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
-            ``exchanged_rows`` sent, ``queue_depth`` batches ready now; of the last epoch over all
-            ranks ``straggler_rank``, who waited longest, ``wait_max_s`` and ``wait_mean_s``.
+            ``disk_bytes_written`` to the node's cache, ``exchanged_rows`` sent, ``queue_depth``
+            batches ready now; of the last epoch over all ranks ``straggler_rank``, who waited
+            longest, ``wait_max_s`` and ``wait_mean_s``.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
@@ -709,6 +739,7 @@ class Loader:
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
+            "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
             "queue_depth": self._prefetcher.ready if self._prefetcher is not None else 0,

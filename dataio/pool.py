@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +11,25 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.cache import Cache, Identity
-from dataio.errors import SourceError
+from dataio.errors import CorruptRowError, SourceError
 from dataio.fields import Field, row_schema
 from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
+from dataio.placement import Placement
 from dataio.progress import Progress
+from dataio.rows import Rows
 from dataio.scores import create_scores, open_scores
 from dataio.source.base import Source
+from dataio.source.throttle import Throttle
+from dataio.staging import Piece, Staging, plan_pieces
 from dataio.world import World
 
 log = logging.getLogger(__name__)
+
+LIMIT_NAME = "bandwidth"
+"""State of the node's reading limit, in the cache's directory."""
+TICK_S = 1.0
+"""How often ranks that stage tell one another how far they are."""
 
 
 class Pool:
@@ -35,6 +44,8 @@ class Pool:
         num_leaving: Rows that each local rank gives and takes an epoch.
         purpose: Pools of one dataset that are open at once must differ in it; each has its cache.
         progress: Whether rank 0 shows progress on a terminal.
+        readers: Threads of this rank that read from the source while staging.
+        bandwidth: Bytes/s that the node may read from the source while staging; 0: no limit.
 
     Attributes:
         cache: The files.
@@ -53,12 +64,17 @@ class Pool:
         num_leaving: int,
         purpose: str = "training",
         progress: bool = True,
+        readers: int = 2,
+        bandwidth: float = 0.0,
     ) -> None:
         self.source = source
         self.fields = fields
         self.world = world
         self.staging_s = 0.0
         self._progress = progress
+        self._readers = readers
+        self._bandwidth = bandwidth
+        self._staging: Staging | None = None
         schema = row_schema(fields)
         # A relative pattern means another dataset in another working directory.
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
@@ -86,75 +102,202 @@ class Pool:
             undo.pop_all()
 
     def holds_nothing(self) -> bool:
-        """Whether this node's cache is new (or was never staged whole)."""
-        return not self.cache.entries.present.any()
+        """Whether this node's cache is new (or was never staged at all)."""
+        return self.cache.num_missing == len(self.cache.entries)
 
-    def ensure(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
+    @property
+    def is_staging(self) -> bool:
+        """Whether rows are still coming in beside training."""
+        return self._staging is not None
+
+    def held(self) -> Placement:
+        """Say what the pool holds now."""
+        cache = self.cache
+        return Placement(
+            cache.placement, cache.epoch, len(cache.entries), lambda: cache.entries.sample_id[:]
+        )
+
+    def ensure(
+        self, placement: Placement, *, groups: Sequence[tuple[int, int]] | None = None
+    ) -> None:
         """Bring the pool to hold these samples: what lies here, and the rest from the source.
 
-        Collective. Rows are kept wherever they lie; one epoch too far, as after a kill between two
-        nodes' commits, is stepped back; only what no slot holds is read from the source, each row
-        once.
+        Collective. A cache that says it holds this placement, whole, is taken at its word. Else
+        rows are kept wherever they lie; one epoch too far, as after a kill between two nodes'
+        commits, is stepped back; only what no slot holds is read from the source, each row once.
 
         Args:
-            wanted: int64[num_slots]: The sample that each slot is to hold.
-            epoch: The epoch whose placement that is.
+            placement: The samples that the slots are to hold.
+            groups: Ranges [start, stop) of slots, together all of them, in the order in which
+                they are staged. Then it returns once the first is there, and threads go on with
+                the rest: `await_rows` before use; the next `commit` or `ensure` waits for all.
         """
-        cache = self.cache
-        right = _holds(cache.entries, wanted) and cache.epoch == epoch
-        if self.world.allgather_array(np.array([right]), doing="compare placements").all():
-            return
-        if self.world.local_rank == 0 and not right:
-            back = cache.previous
-            stepped_back = back is not None and _holds(back, wanted)
-            kept = back if back is not None and stepped_back else rehome(cache.entries, wanted)
-            cache.rewrite(kept, epoch=epoch)
-        self.world.barrier(doing="settle the placement")
-        if not right:
-            cache.num_slots = len(wanted)
-            cache.load()
-        self._fill(wanted, epoch=epoch)
-
-    def _fill(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
-        """Read the missing rows, an even part on each local rank. Collective."""
         cache, world = self.cache, self.world
-        missing = np.flatnonzero(~cache.entries.present)
-        if world.allreduce(np.array([len(missing)]), op="max", doing="count missing rows")[0] == 0:
+        self.finish_staging()
+        kept = self._kept(placement)
+        work = np.array([kept is not None, cache.num_missing > 0])
+        if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
             return
-        free = cache.free_positions[: len(missing)] if cache.fixed else np.full(len(missing), -1)
-        cut = len(missing) * np.array([world.local_rank, world.local_rank + 1]) // world.local_size
-        part = slice(int(cut[0]), int(cut[1]))
-        self._read(wanted, missing[part], free[part])
-        if len(missing):
-            cache.seal(epoch)
-        world.barrier(doing="finish staging")
-        if len(missing):
-            if world.local_rank == 0:
-                cache.fill_commit(epoch)
-            cache.trim()
-        world.barrier(doing="commit the staged rows")
-        cache.load()
+        if world.local_rank == 0:
+            (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
+            if kept is not None:
+                cache.rewrite(kept(), epoch=placement.epoch, placement=placement.name)
+        world.barrier(doing="settle the placement")
+        if kept is not None:
+            cache.num_slots = placement.num_slots
+            cache.load()
+        # Who opened it late would take rows that were staged since for rows that never missed.
+        world.barrier(doing="open the settled cache")
+        self._fill(placement, groups)
 
-    def _read(
-        self, wanted: NDArray[np.int64], slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> None:
+    def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
+        """Find what the manifest must become; None if it is right, but for missing rows."""
+        cache = self.cache
+        named = cache.placement == placement.name and len(cache.entries) == placement.num_slots
+        if named and cache.epoch == placement.epoch:
+            return None
+        if named and cache.can_step_back and cache.epoch == placement.epoch + 1:
+            return cache.before
+        wanted = placement.sample_ids()
+        if np.array_equal(cache.entries.sample_id[:], wanted):
+            if cache.epoch == placement.epoch:
+                cache.placement = placement.name
+                return None
+            return lambda: cache.entries
+        if cache.can_step_back and np.array_equal(cache.before().sample_id[:], wanted):
+            return cache.before
+        return lambda: rehome(cache.entries, wanted)
+
+    def _fill(self, placement: Placement, groups: Sequence[tuple[int, int]] | None) -> None:
+        """Read the missing rows, a part on each local rank. Collective."""
+        staging = self._plan_staging(placement, groups or [(0, placement.num_slots)])
+        self._staging = staging
         started = time.perf_counter()
-        order = np.argsort(wanted[slots], kind="stable")
-        slots, positions = slots[order], positions[order]
-        bar = Progress("staging", len(slots), shown=self._progress and self.world.rank == 0)
-        done = 0
-        for rows in self.source.read(wanted[slots], self.fields):
-            part = slice(done, done + len(rows))
-            self.cache.write_rows(slots[part], positions[part], rows)
-            done += len(rows)
-            bar.add(len(rows))
-        bar.close()
-        if done != len(slots):
-            raise SourceError(
-                f"{self.source.name}: {done} of {len(slots)} rows could be read; the source is "
-                f"not what its index says: remove the index or write it again"
-            )
+        staging.start()
+        last = len(groups) if groups else 1
+        ready = min(1, last) if groups else last
+        self._drive(staging, num_groups=ready)
         self.staging_s += time.perf_counter() - started
+        if groups and len(groups) > 1:
+            self.cache.adopt_staged()
+            staging.go_on_alone()
+        else:
+            self._settle(staging)
+
+    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
+        cache, world = self.cache, self.world
+        missing = np.empty(0, np.int64)
+        if cache.num_missing:
+            missing = np.flatnonzero(~cache.entries.present)
+        positions = cache.set_aside(len(missing))
+        ids = placement.sample_ids()[missing] if len(missing) else missing
+        starts = self.source.shard_starts
+        pieces: list[Piece] = []
+        for number, (start, stop) in enumerate(groups):
+            rows = slice(*np.searchsorted(missing, [start, stop]).tolist())
+            pieces += plan_pieces(
+                Piece(number, missing[rows], ids[rows], positions[rows]),
+                shard_starts=starts,
+                local_rank=world.local_rank,
+                local_size=world.local_size,
+                num_readers=self._readers,
+            )
+        limit = (
+            Throttle(str(cache.directory / LIMIT_NAME), bytes_per_s=self._bandwidth)
+            if self._bandwidth
+            else None
+        )
+        return Staging(
+            self.source,
+            self.fields,
+            cache,
+            pieces,
+            num_groups=len(groups),
+            num_readers=self._readers,
+            limit=limit,
+        )
+
+    def _drive(self, staging: Staging, *, num_groups: int, alone: bool = False) -> None:
+        """Stage until every rank has its groups, in step: no rank waits long for a slow one."""
+        bar: Progress | None = None
+        shown = self._progress and self.world.rank == 0
+        before = np.zeros(3, np.int64)
+        while True:
+            if alone:
+                staging.wait(TICK_S)
+            else:
+                staging.write(num_groups=num_groups, limit_s=TICK_S)
+            waits = staging.groups_done < num_groups
+            mine = np.array([staging.num_rows, staging.num_bytes, staging.total_rows, waits])
+            sums = self.world.allreduce(mine, op="sum", doing="stage rows")
+            bar = bar or Progress("staging", int(sums[2]), shown=shown)
+            bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
+            before = sums[:3]
+            if not sums[3]:
+                bar.close()
+                return
+
+    def _settle(self, staging: Staging) -> None:
+        """Commit what all ranks have staged. Collective."""
+        staging.close()
+        self._staging = None
+        if self.world.local_rank == 0:
+            self.cache.fill_commit()
+        self.cache.trim()
+        self.world.barrier(doing="commit the staged rows")
+        self.cache.refresh()
+
+    def await_rows(self, slots: NDArray[np.int64]) -> None:
+        """Wait until these rows are staged on this node. Blocks; any thread may call it.
+
+        Raises:
+            StallError: If they are not within the world's time limit.
+            DataioError: What stopped this rank's staging.
+        """
+        if self._staging is not None:
+            self._staging.await_rows(slots, timeout_s=self.world.timeout_s)
+
+    def finish_staging(self) -> None:
+        """Wait for what is still being staged, and commit it. Collective; at once if nothing is.
+
+        Arrivals of the running epoch stay.
+        """
+        staging = self._staging
+        if staging is not None:
+            self._drive(staging, num_groups=staging.num_groups, alone=True)
+            self._settle(staging)
+
+    def make_room(self) -> None:
+        """Claim the disk space that arrivals need, before the first exchange begins.
+
+        Raises:
+            CacheError: If the disk is full.
+        """
+        self.cache.make_room()
+
+    def repair(self, slots: NDArray[np.int64]) -> None:
+        """Read rows from the source again and write them anew where they lie.
+
+        Raises:
+            CorruptRowError: If the source has other bytes than the manifest's checksum tells.
+        """
+        ids, first = np.unique(self.cache.entries.sample_id[slots], return_index=True)
+        slots, done = slots[first], 0
+        for rows in self.source.read(ids, self.fields):
+            part = slots[done : done + len(rows)]
+            done += len(rows)
+            self._check_repair(part, rows)
+            self.cache.rewrite_rows(part, rows)
+
+    def _check_repair(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        expected = self.cache.entries.checksum[slots]
+        for row in np.flatnonzero(rows.checksum != expected)[:1].tolist():
+            raise CorruptRowError(
+                f"{self.cache.directory}: row {slots[row]} (sample {rows.sample_id[row]}) is "
+                f"damaged; {self.source.name} now has checksum {rows.checksum[row]:#018x} for it, "
+                f"the manifest says {expected[row]:#018x}; the source was changed or is damaged "
+                f"too: restore it, or remove {self.cache.directory} to stage it again"
+            )
 
     def commit(self, epoch: int) -> None:
         """Make the arrivals written since the last commit this pool's rows, from ``epoch`` on.
@@ -163,6 +306,7 @@ class Pool:
         manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
         steps back one.
         """
+        self.finish_staging()
         self.cache.seal(epoch)
         self.world.barrier(doing="make arrivals durable")
         if self.world.local_rank == 0:
@@ -171,6 +315,8 @@ class Pool:
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""
+        if self._staging is not None:
+            self._staging.close()
         self.cache.close()
 
 
@@ -186,10 +332,6 @@ def lay_out(source: Source, world: World) -> Layout:
             f"the {world.num_replicas} replicas; start fewer ranks, or name more shards"
         )
     return Layout(world.replicas_per_node, source.num_samples)
-
-
-def _holds(entries: Entries, wanted: NDArray[np.int64]) -> bool:
-    return np.array_equal(entries.sample_id, wanted)
 
 
 def _slug(name: str) -> str:

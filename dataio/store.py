@@ -5,17 +5,21 @@ faults, and a full disk is an error at the moment of growing, before any row is 
 """
 
 import io
+import mmap
 import os
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio.errors import CacheError
 from dataio.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
+RUN_ROWS = 8
+"""Rows in a run, on average, from which on a write a run is cheaper than page faults."""
 
 
 class FixedFile:
@@ -30,6 +34,7 @@ class FixedFile:
         self.path = path
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
+        self._start = 0
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
@@ -69,7 +74,7 @@ class FixedFile:
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
             shape, _, _ = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
+            start = self._start = file.tell()
         # NumPy would lengthen the file, and zeros would pass for rows.
         check_length(self.path, start + shape[0] * self.column.width_bytes)
         mode: Literal["r", "r+"] = "r+" if writable else "r"
@@ -77,6 +82,22 @@ class FixedFile:
             self.path, np.uint8, mode, offset=start, shape=(shape[0], self.column.width_bytes)
         )
         self.rows = mapped.view(np.ndarray)
+
+    def write(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+        """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
+        width = self.column.width_bytes
+        breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+        if (len(breaks) + 1) * RUN_ROWS > len(positions) and len(breaks):
+            self.rows[positions] = rows
+            return
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            for run in np.split(np.arange(len(positions)), breaks):
+                if len(run):
+                    data = np.ascontiguousarray(rows[run[0] : run[-1] + 1]).reshape(-1)
+                    _write_all(descriptor, data.data, self._start + width * int(positions[run[0]]))
+        finally:
+            os.close(descriptor)
 
     def sync(self) -> None:
         """Make every row written so far durable. Blocks on the disk."""
@@ -112,7 +133,7 @@ class HeapFile:
         """Write extents, given back to back in ``data``; neighbours on disk go in one write."""
         if not len(data):
             return
-        self._reserve(int((offsets + lengths).max()))
+        self.reserve(int((offsets + lengths).max()))
         starts = np.cumsum(lengths) - lengths
         breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + lengths[:-1]) + 1
         descriptor = os.open(self.path, os.O_WRONLY)
@@ -125,7 +146,8 @@ class HeapFile:
         finally:
             os.close(descriptor)
 
-    def _reserve(self, end: int) -> None:
+    def reserve(self, end: int) -> None:
+        """Make the file at least ``end`` long; disk space is claimed now."""
         if end <= self._capacity:
             return
         step = min(HEAP_STEP_BYTES, max(1 << 16, end // 8))
@@ -146,6 +168,33 @@ class HeapFile:
         """Make every extent written so far durable. Blocks on the disk."""
         if self.path.exists():
             _sync(self.path)
+
+
+def map_table(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[bytes, bytes]]:
+    """Map the columns of an Arrow file, shared by all who do; nothing is read yet.
+
+    Returns:
+        Each column by name, and the schema's metadata. Writing into one changes private copies of
+        the pages that are touched, never the file.
+
+    Raises:
+        ValueError: If it is no Arrow file.
+    """
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{path.name} is empty")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    whole = pa.py_buffer(mapped)
+    table = pa.ipc.open_file(pa.BufferReader(whole)).read_all()
+    columns: dict[str, NDArray[np.generic]] = {}
+    for name in table.column_names:
+        (array,) = table.column(name).chunks
+        dtype = array.type.to_pandas_dtype()
+        # By way of the address: what Arrow hands out itself cannot be written.
+        data = array.buffers()[1]
+        start = data.address - whole.address if data is not None and len(array) else 0
+        columns[name] = np.frombuffer(mapped, dtype, count=len(array), offset=start)
+    return columns, table.schema.metadata or {}
 
 
 def check_length(path: Path, least_bytes: int) -> None:

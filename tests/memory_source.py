@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from dataio.fields import Bytes, Field, Int, row_schema
+from dataio.layout import Layout
+from dataio.placement import Placement
+from dataio.policies import Shuffle
 from dataio.rows import Rows, make_rows, row_offsets
 
 FIELDS: Mapping[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
@@ -39,3 +42,13 @@ class MemorySource:
             self.bytes_read += len(column) + 8 * len(ids)
             self.rows_read += ids.tolist()
             yield make_rows(schema, ids, [labels], lengths, [column])
+
+
+def placement_of(policy: Shuffle, layout: Layout, *, node: int, epoch: int, seed: int) -> Placement:
+    """A policy's placement, as a pool is told it."""
+
+    def sample_ids() -> np.ndarray:
+        return policy.placement(layout, node=node, epoch=epoch, seed=seed)
+
+    name = f"{policy} {layout} {node} {seed}"
+    return Placement(name, epoch, layout.pool_rows(node), sample_ids)

@@ -16,7 +16,7 @@ from dataio import Array, Bytes, Field, Float, Image, Int, discover_world, open_
 from dataio.cache_report import CacheReport, find_caches, inspect_cache, verify_cache
 from dataio.fields import row_schema
 from dataio.filesystem import cache_directory, find_directory
-from dataio.policies import Local
+from dataio.placement import Placement
 from dataio.pool import Pool, lay_out
 from dataio.progress import Progress
 from tonari.errors import CommandError
@@ -119,7 +119,8 @@ def _stage(options: Stage) -> int:
             num_leaving=0,
         )
         with contextlib.closing(pool):
-            pool.ensure(Local().placement(layout, node=world.node, epoch=0, seed=0), epoch=0)
+            first, rows = layout.pool_start(world.node), layout.pool_rows(world.node)
+            pool.ensure(Placement(f"local from {first}", 0, rows, lambda: first + np.arange(rows)))
             read = world.allreduce(np.array([source.bytes_read]), op="sum", doing="count bytes")[0]
         if world.local_rank == 0:
             report = inspect_cache(pool.cache.directory)

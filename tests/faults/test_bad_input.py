@@ -337,7 +337,7 @@ def test_a_cache_in_use_is_refused_and_names_who(capsys, shard, cache):
     ("name", "content", "word"),
     [
         ("meta.json", b"{", "meta.json is damaged"),
-        ("meta.json", b'{"format": 99}', "cache format 99, this version reads 1"),
+        ("meta.json", b'{"format": 99}', "cache format 99, this version reads 2"),
         ("manifest.json", b"", "the manifest is damaged"),
         ("manifest.json", b"[]", "the manifest is damaged"),
         ("base-*.arrow", b"ARROW1", "the manifest is damaged"),
