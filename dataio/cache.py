@@ -215,10 +215,12 @@ class Cache:
                 file.map(writable=writable)
 
     def refresh(self) -> None:
-        """Read the manifest that replaced the one in use; arrivals of the epoch stay."""
-        self._release(self._undo)
-        self._undo = None
+        """Read the base that replaced the one in use, if one did; arrivals of the epoch stay."""
         with self.named("read the manifest"), self._readable("the manifest"):
+            if int(json.loads(self._head_path.read_text())["serial"]) == self._serial:
+                return
+            self._release(self._undo)
+            self._undo = None
             self._read_manifest()
 
     def _read_manifest(self) -> None:

@@ -1,6 +1,7 @@
 """What a pool does with what it finds on disk."""
 
 import contextlib
+import shutil
 
 import numpy as np
 import pytest
@@ -135,6 +136,35 @@ def test_an_older_epoch_reads_only_the_rows_that_left(tmp_path):
         assert whole
     reads = [i for read, _, _ in run_threads(thread_worlds([2, 1]), run) for i in read]
     assert len(set(reads)) == len(reads)
+
+
+def test_a_node_that_comes_back_empty_leaves_the_others_epoch_before_readable(tmp_path):
+    def begin(world):
+        pool, layout = open_pool(world, tmp_path)
+        with contextlib.closing(pool):
+            pool.ensure(placement(layout, world, 0))
+            for epoch in range(2):
+                exchange(world, pool, layout, epoch)
+                pool.commit(epoch + 1)
+
+    def again(world):
+        pool, layout = open_pool(world, tmp_path)
+        with contextlib.closing(pool):
+            pool.ensure(placement(layout, world, 2))
+            found = [pool.cache.can_step_back == (world.rank == 0)]
+            for epoch in range(2, 5):
+                exchange(world, pool, layout, epoch)
+                if pool.cache.can_step_back:
+                    found.append(intact(pool, pool.cache.before()))
+                pool.commit(epoch + 1)
+                found.append(intact(pool, pool.cache.entries))
+            return found
+
+    run_threads(thread_worlds([1, 1]), begin)
+    (directory,) = tmp_path.glob("*/node1")
+    shutil.rmtree(directory)
+    for found in run_threads(thread_worlds([1, 1]), again):
+        assert all(found)
 
 
 def test_other_numbers_of_ranks_find_the_rows_that_are_here(tmp_path):

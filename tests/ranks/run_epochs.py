@@ -71,7 +71,7 @@ def main():
     arm(json.loads(sys.argv[6]) if sys.argv[6] != "none" else None, world.rank)
     policy, layout = Partial(exchange), Layout(world.replicas_per_node, num_samples)
     source = MemorySource(num_samples, block_rows=4)
-    dataio.staging.SEAL_BYTES = 100
+    dataio.staging.SEAL_BYTES = 50
     pool = Pool(
         source,
         FIELDS,
