@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
-from dataio.order import BatchSlots, Order, deal, deal_all, num_steps, top_up, valid_rows
+from dataio.order import Block, Order, deal, deal_all, num_steps, top_up, valid_rows
 from dataio.policies import Selection
 from dataio.seeding import Key
 
@@ -66,21 +66,22 @@ class EpochPlan:
     order: Order
     dealt: NDArray[np.int64]
 
-    def weight(self, chosen: BatchSlots, step: int) -> NDArray[np.float32]:
-        """float32[batch]: What each row of a step's batch weighs, padding 0.
+    def block(self, first_step: int, num_steps: int) -> Block:
+        """Find rows and weights of some steps.
 
-        Scaled so that the mean over a batch, averaged over replicas, is the weighted mean over
-        the valid rows of all replicas.
+        Weights are scaled so that the mean over a batch, averaged over replicas, is the weighted
+        mean over the valid rows of all replicas; padding weighs 0.
         """
         batch_size = self.order.batch_size
+        slots, num_valid = self.order.block(first_step, num_steps)
         weights = self.selection.weights
-        weight = np.ones(batch_size, np.float32)
+        weight = np.ones(slots.shape, np.float32)
         if weights is not None:
-            weight = weights[chosen.slots].astype(np.float32)
-        num_valid = valid_rows(self.dealt, step, batch_size)
-        weight *= np.float32(len(self.dealt) * batch_size / num_valid)
-        weight[chosen.num_valid :] = 0
-        return weight
+            weight = weights[slots].astype(np.float32)
+        valid = valid_rows(self.dealt, np.arange(first_step, first_step + num_steps), batch_size)
+        weight *= (len(self.dealt) * batch_size / valid).astype(np.float32)[:, None]
+        weight[np.arange(batch_size) >= num_valid[:, None]] = 0
+        return Block(slots, num_valid, weight)
 
 
 def plan_epoch(

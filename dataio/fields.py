@@ -98,6 +98,50 @@ class Bytes:
 
 
 @dataclass(frozen=True)
+class Text:
+    """UTF-8 text of any length, delivered as a list[str]."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        return _bytes(self, raw, where)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A row of numbers of any length.
+
+    Attributes:
+        key: Extension or column.
+        dtype: Of one number.
+        length: Deliver [batch, length], cut or padded; None: a list of 1-D tensors.
+        pad: What short rows are filled with.
+    """
+
+    key: str
+    dtype: str
+    length: int | None = None
+    pad: int = 0
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        if isinstance(raw, np.ndarray):
+            return raw.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+        return _bytes(self, raw, where)
+
+
+@dataclass(frozen=True)
 class Int:
     """A whole number (ASCII digits in tar), delivered as int64."""
 

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.assemble import Transform
 from dataio.epoch import find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.filesystem import cache_directory
-from dataio.gather import Batch, BatchTransform, Gather, Transform
-from dataio.order import num_steps
+from dataio.gather import Batch, BatchTransform, Gather, Pick
+from dataio.order import Block, num_steps
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
-from dataio.prefetch import Prefetcher
 from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
@@ -156,6 +156,8 @@ class Loader:
             batch_transform=batch_transform,
             seed=seed,
             replica=self.world.replica,
+            prefetch=prefetch,
+            timeout_s=self.world.timeout_s,
         )
         self.epoch = 0
         self.step = 0
@@ -166,7 +168,6 @@ class Loader:
         self._pending: tuple[dict[str, object], NodeSnapshot | None] | None = None
         self._exchange: Exchange | None = None
         self._first_tag = self.world.open_channel()
-        self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
         self._evaluations: list[Evaluation] = []
         try:
@@ -404,7 +405,7 @@ class Loader:
             self.step = 0
         self._stop_prefetch()
         steps = range(self.step, self._plan.order.steps)
-        for batch in self._batches(self._train_batch, steps):
+        for batch in self._batches(self._plan.block, steps):
             if self._exchange is not None:
                 self._exchange.progress(self.step)
             self.step += 1
@@ -417,40 +418,29 @@ class Loader:
         """
         self._stop_prefetch()
         steps = range(self._refresh_step, self._refresh_order.steps)
-        for batch in self._batches(self._refresh_batch, steps):
+        for batch in self._batches(self._refresh_block, steps):
             self._refresh_step += 1
             yield batch
 
-    def _train_batch(self, step: int) -> Batch:
-        chosen = self._plan.order.batch(step)
-        weight = self._plan.weight(chosen, step)
-        return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
+    def _refresh_block(self, first_step: int, num_steps: int) -> Block:
+        slots, num_valid = self._refresh_order.block(first_step, num_steps)
+        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
+        return Block(slots, num_valid, weight)
 
-    def _refresh_batch(self, step: int) -> Batch:
-        chosen = self._refresh_order.batch(step)
-        weight = (np.arange(self.batch_size) < chosen.num_valid).astype(np.float32)
-        return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
-
-    def _batches(self, make: Callable[[int], Batch], steps: range) -> Iterator[Batch]:
-        prefetcher: Prefetcher[Batch] = Prefetcher(
-            make,
-            steps,
-            depth=self._prefetch if self._num_threads else 0,
-            timeout_s=self.world.timeout_s,
-        )
-        self._prefetcher = prefetcher
-        batches = iter(prefetcher)
+    def _batches(self, pick: Pick, steps: range) -> Iterator[Batch]:
+        batches = self._gather.batches(pick, steps, epoch=self.epoch)
+        clock, figures = time.perf_counter, self._figures
         try:
             while True:
-                started = time.perf_counter()
+                started = clock()
                 batch = next(batches, None)
-                self._figures.wait_s += time.perf_counter() - started
+                figures.wait_s += clock() - started
                 if batch is None:
                     return
-                self._figures.batches += 1
+                figures.batches += 1
                 yield self._delivered(batch)
         finally:
-            prefetcher.close()
+            self._gather.stop()
 
     def _delivered(self, batch: Batch) -> Batch:
         if self.device is None or self.device.type == "cpu":
@@ -628,13 +618,11 @@ class Loader:
             "hidden_fraction": hidden / self._pool.cache.num_slots,
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
-            "queue_depth": self._prefetcher.ready if self._prefetcher is not None else 0,
+            "queue_depth": self._gather.ready,
         }
 
     def _stop_prefetch(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-            self._prefetcher = None
+        self._gather.stop()
 
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""

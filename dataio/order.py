@@ -8,6 +8,7 @@ into one run a replica.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,20 @@ class BatchSlots:
 
     slots: NDArray[np.int64]
     num_valid: int
+
+
+class Block(NamedTuple):
+    """The batches of some steps of one replica.
+
+    Attributes:
+        slots: int64[steps, batch]: Rows to read; padding repeats rows of the same replica.
+        num_valid: int64[steps]: The first this many of a batch are trained on.
+        weight: float32[steps, batch]: As delivered, padding 0.
+    """
+
+    slots: NDArray[np.int64]
+    num_valid: NDArray[np.int64]
+    weight: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,19 @@ class Order:
         # int64[batch]: places within the replica's run; past its end it starts over, as padding
         places = np.arange(start, start + self.batch_size) % max(self.num_rows, 1)
         return BatchSlots(self.slots_at(places), num_valid)
+
+    def block(self, first_step: int, num_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find the rows of some steps at once: a fraction of the cost of one by one.
+
+        Returns:
+            int64[num_steps, batch] slots and int64[num_steps] valid rows, as `batch` gives them.
+        """
+        first = first_step * self.batch_size
+        places = np.arange(first, first + num_steps * self.batch_size)
+        starts = places[:: self.batch_size]
+        num_valid = np.clip(self.num_rows - starts, 0, self.batch_size)
+        slots = self.slots_at(places % max(self.num_rows, 1))
+        return slots.reshape(num_steps, self.batch_size), num_valid
 
     def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
@@ -126,10 +154,15 @@ def top_up(
     return np.minimum(num_owned, np.maximum(num_visible, steps * batch_size * width))
 
 
-def valid_rows(dealt: NDArray[np.int64], step: int, batch_size: int) -> int:
-    """Count the rows that all replicas together train on in a step.
+def valid_rows(
+    dealt: NDArray[np.int64], step: int | NDArray[np.int64], batch_size: int
+) -> NDArray[np.int64]:
+    """Count the rows that all replicas together train on in a step, or in each of some.
 
     Args:
         dealt: int64[num_replicas]: Rows of every replica of the job.
+        step: int64[...].
+        batch_size: Rows a batch.
     """
-    return int(np.clip(dealt - step * batch_size, 0, batch_size).sum())
+    first = np.asarray(step)[..., None] * batch_size
+    return np.asarray(np.clip(dealt - first, 0, batch_size).sum(axis=-1), np.int64)

@@ -1,0 +1,124 @@
+"""Rows are checked against their checksums as they are read, repaired once, or given up by name."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.assemble import OnError
+from dataio.cache import Cache
+from dataio.errors import CorruptRowError
+from dataio.manifest import Entries
+from dataio.reader import Located, RowReader, locate
+
+log = logging.getLogger(__name__)
+
+Verify = Literal["once", "always", "never"]
+Repair = Callable[[NDArray[np.int64]], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found.
+
+    Attributes:
+        relocated: The batch's rows anew, if a repair moved some.
+        bad: Rows of the batch that stay corrupt.
+    """
+
+    relocated: Located | None = None
+    bad: tuple[int, ...] = ()
+
+
+class RowVerifier:
+    """Remembers which rows of a pool this process has checked. One thread uses it.
+
+    Args:
+        cache: The rows.
+        reader: Their files.
+        verify: When to check a row.
+        on_error: Whether a row that stays corrupt is an error.
+        repair: Writes slots' rows anew; None if nothing can.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        reader: RowReader,
+        *,
+        verify: Verify,
+        on_error: OnError,
+        repair: Repair | None,
+    ) -> None:
+        self._cache = cache
+        self._reader = reader
+        self._verify = verify
+        self._on_error = on_error
+        self._repair = repair
+        self._entries: Entries | None = None
+        self._checked = np.zeros(0, np.bool_)
+
+    def unchecked(self, slots: NDArray[np.int64]) -> list[bool] | None:
+        """Tell for each batch of int64[steps, batch] slots if it needs `check`; None: all do."""
+        if self._verify == "never":
+            return [False] * len(slots)
+        if self._verify == "always":
+            return None
+        self._notice_arrivals()
+        return np.logical_not(self._checked[slots].all(axis=1)).tolist()  # type: ignore[no-any-return]
+
+    def _notice_arrivals(self) -> None:
+        now, before = self._cache.entries, self._entries
+        if now is before:
+            return
+        if before is None or len(now) != len(before):
+            self._checked = np.zeros(len(now), np.bool_)
+        else:
+            moved = (now.position != before.position) | (now.checksum != before.checksum)
+            moved |= (now.offset != before.offset) | (now.heap != before.heap)
+            self._checked[moved] = False
+        self._entries = now
+
+    def check(self, slots: NDArray[np.int64], located: Located) -> Checked:
+        """Check a batch's rows, repair those that are corrupt, and check these again.
+
+        Raises:
+            CorruptRowError: If a row stays corrupt and ``on_error`` is ``"raise"``.
+        """
+        rows = np.arange(len(slots))
+        if self._verify == "once":
+            rows = np.flatnonzero(~self._checked[slots])
+        bad = self._corrupt(rows, slots, located)
+        self._checked[slots[rows]] = True
+        if not len(bad):
+            return Checked()
+        self._checked[slots[bad]] = False
+        if self._repair is not None:
+            log.warning(
+                "rows of slots %s do not match their checksums: reading them from the source again",
+                slots[bad].tolist(),
+            )
+            self._repair(np.unique(slots[bad]))
+            located = locate(self._cache.entries, slots)
+            bad = self._corrupt(bad, slots, located)
+        if len(bad) and self._on_error == "raise":
+            raise self._error(int(slots[bad[0]]), located[int(bad[0])])
+        return Checked(located, tuple(bad.tolist()))
+
+    def _corrupt(
+        self, rows: NDArray[np.int64], slots: NDArray[np.int64], located: Located
+    ) -> NDArray[np.int64]:
+        found = self._reader.checksums(located[rows])
+        return rows[np.not_equal(found, self._cache.entries.checksum[slots[rows]])]
+
+    def _error(self, slot: int, row: Located) -> CorruptRowError:
+        expected = int(self._cache.entries.checksum[slot])
+        again = "also after it was read from the source again; " if self._repair is not None else ""
+        return CorruptRowError(
+            f"{self._cache.directory}: the row of slot {slot} (sample {int(row.sample_id)}) does "
+            f"not match its checksum, expected {expected:#018x}; {again}run `tonari cache verify`, "
+            'look at the disk, or go on without such rows with on_error="skip"'
+        )
