@@ -17,9 +17,10 @@ from dataio.errors import (
     SourceError,
     StallError,
     StateError,
+    WorkerError,
     WorldError,
 )
-from dataio.fields import Array, Bytes, Field, Float, Image, Int
+from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import Source, Throttle, open_source
 from dataio.world import World, discover_world
 
@@ -45,7 +46,10 @@ __all__ = [
     "SourceError",
     "StallError",
     "StateError",
+    "Text",
     "Throttle",
+    "Tokens",
+    "WorkerError",
     "World",
     "WorldError",
     "discover_world",

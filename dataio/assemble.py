@@ -135,12 +135,6 @@ class Assembler:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
         return {name: self._reader.column(number)[position] for number, name in self.small}
 
-    def make(self, work: Work) -> dict[str, Value]:
-        """Make a batch's values on the calling thread."""
-        job = self.prepare(work)
-        self.run(job, 0, len(work.located.position))
-        return self.finish(job)
-
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
@@ -239,7 +233,11 @@ class Assembler:
             if row in job.work.bad:
                 continue
             sample = self._transformed(job, row)
-            self._forms = {name: _form(value) for name, value in sample.items()}
+            self._forms = {
+                # A field of varying length stays a list.
+                name: None if isinstance(job.values.get(name), list) else _form(value)
+                for name, value in sample.items()
+            }
             job.results, job.described = self._columns(self._forms, num_rows(job)), row
             self._store(job, row, sample)
             return job.results
@@ -310,7 +308,11 @@ class Assembler:
         stream = key(self._seed, "transform", epoch=job.work.epoch, sample_id=sample_id)
         if self._seed_torch:
             _seed_torch(stream)
-        changed = self._transform(sample, generator(stream))
+        try:
+            changed = self._transform(sample, generator(stream))
+        except Exception as error:
+            error.add_note(f"in the transform of sample {sample_id}, epoch {job.work.epoch}")
+            raise
         if not isinstance(changed, dict):
             raise FieldError(
                 f"transform: returned {type(changed).__name__} for sample {sample_id}, expected "

@@ -1,10 +1,11 @@
 """A dataset to evaluate on: every sample exactly once, in the same order each time."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from dataio.deliver import Delivery
 from dataio.fields import Field
 from dataio.gather import Batch, Gather
 from dataio.order import PADDING, Block, Order, num_steps
@@ -31,7 +32,7 @@ class Evaluation:
         num_threads: int,
         prefetch: int,
         progress: bool,
-        deliver: Callable[[Batch], Batch],
+        delivery: Delivery,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
@@ -67,8 +68,9 @@ class Evaluation:
             num_threads=num_threads,
             prefetch=prefetch,
             timeout_s=world.timeout_s,
+            pinned=delivery.pinned,
         )
-        self._deliver = deliver
+        self._delivery = delivery
 
     def __len__(self) -> int:
         """Count the batches, the same on every replica."""
@@ -76,8 +78,9 @@ class Evaluation:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all batches."""
-        for batch in self._gather.batches(self._block, range(len(self)), epoch=0):
-            yield self._deliver(batch | {"valid": batch["slot"] != PADDING})
+        batches = self._gather.batches(self._block, range(len(self)), epoch=0)
+        for batch in self._delivery(batches):
+            yield batch | {"valid": batch["slot"] != PADDING}
 
     def _block(self, first_step: int, num_steps: int) -> Block:
         slots, num_valid = self._order.block(first_step, num_steps)

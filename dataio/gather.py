@@ -5,11 +5,12 @@ threads make the next ones meanwhile.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Protocol
+from itertools import pairwise, repeat, starmap
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from dataio.cache import Cache
 from dataio.fields import Field
 from dataio.order import PADDING, Block
 from dataio.prefetch import Prefetcher
-from dataio.reader import RowReader, locate
+from dataio.process_transform import Made, Recipe, Workers
+from dataio.readahead import Readahead, is_needed
+from dataio.reader import Located, RowReader, locate
 from dataio.seeding import generator, key
 from dataio.verify import Repair, RowVerifier, Verify
 
@@ -33,18 +36,37 @@ Pick = Callable[[int, int], Block]
 BLOCK_ROWS = 32768
 """Rows that are decided and looked up at once."""
 
+ASKED_AHEAD = 8
+"""Batches whose rows are asked of the disk before they are read."""
+
 INLINE_BYTES = 16 << 20
 """Up to this a batch is copied on the caller's thread: handing it over would cost more."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """A batch on its way: what it is made of, and what is known already."""
+    """A batch on its way: what it is made of, and what is known already.
+
+    Attributes:
+        unchecked: Slots of its rows, if their checksums are to be checked.
+    """
 
     work: Work
     slot: NDArray[np.int64]
     sample_id: NDArray[np.int64]
     weight: NDArray[np.float32]
+    unchecked: NDArray[np.int64] | None
+
+
+class LookedUp(NamedTuple):
+    """A block of steps, and where its rows lie; all arrays begin with [steps, batch]."""
+
+    first_step: int
+    block: Block
+    located: Located
+    small: dict[str, NDArray[np.generic]]
+    slot: NDArray[np.int64]
+    sample_id: NDArray[np.int64]
 
 
 class Gather:
@@ -118,7 +140,23 @@ class Gather:
         self._threads = (
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
-        self._running: Stoppable | None = None
+        recipe = Recipe(
+            cache.schema,
+            cache.directory,
+            tuple(file.path for file in cache.fixed),
+            fields,
+            transform,
+            collate is not None,
+            seed,
+            on_error,
+        )
+        self._workers = (
+            Workers(recipe, num_processes=num_processes, prefetch=prefetch, timeout_s=timeout_s)
+            if num_processes > 0
+            else None
+        )
+        self._readahead: Readahead | None = None
+        self._running: Prefetcher[Pending, Batch] | None = None
         self._lock = threading.Lock()
         self.num_skipped = 0
 
@@ -135,7 +173,12 @@ class Gather:
             int64[batch]; the last two are PADDING on rows that only keep the shape.
         """
         self.stop()
+        if self._readahead is None and is_needed(self._reader):
+            self._readahead = Readahead(self._reader)
         pending = self._pending(pick, steps, epoch)
+        if self._workers is not None:
+            made = self._workers.make(map(self._checked, pending))
+            return starmap(self._received, made)
         if self._threads is None or not self._prefetch:
             return map(self._make, pending)
         first = next(pending, None)
@@ -151,7 +194,7 @@ class Gather:
     def _is_cheap(self, batch_size: int) -> bool:
         batch_bytes = batch_size * self._cache.schema.fixed_bytes
         by_row = self._assembler.by_row or self._batch_transform is not None
-        return not by_row and batch_bytes <= INLINE_BYTES
+        return not by_row and batch_bytes <= INLINE_BYTES and self._readahead is None
 
     @property
     def ready(self) -> int:
@@ -169,51 +212,91 @@ class Gather:
         self.stop()
         if self._threads is not None:
             self._threads.shutdown()
+        if self._workers is not None:
+            self._workers.close()
+        if self._readahead is not None:
+            self._readahead.close()
+            self._readahead = None
 
     def _pending(self, pick: Pick, steps: range, epoch: int) -> Iterator[Pending]:
+        for block in self._ahead(self._looked_up(pick, steps)):
+            pending = self._cut(block, epoch)
+            yield from pending if self._readahead is None else self._asked(pending)
+
+    def _asked(self, pending: Iterator[Pending]) -> Iterator[Pending]:
+        """Ask the disk for some batches before the first of them is made."""
+        assert self._readahead is not None
+        waiting: deque[Pending] = deque()
+        for one in pending:
+            self._readahead.ask(one.work.located)
+            waiting.append(one)
+            if len(waiting) > ASKED_AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
+        """Look up the next block on another thread meanwhile, if there is one."""
+        if self._threads is None:
+            yield from blocks
+            return
+        coming = self._threads.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = self._threads.submit(next, blocks, None)
+            yield block
+
+    def _looked_up(self, pick: Pick, steps: range) -> Iterator[LookedUp]:
         # A short block first, so that the first batch comes soon; then long ones.
         num_steps = 4
         while steps:
             block = pick(steps.start, min(num_steps, len(steps)))
-            yield from self._located(block, steps.start, epoch)
-            steps = steps[len(block.slots) :]
-            num_steps = max(BLOCK_ROWS // block.slots.shape[1], 1)
+            located = locate(self._cache.entries, block.slots)
+            small = self._assembler.gather_small(located.position)
+            slot, sample_id = block.slots, located.sample_id
+            if block.num_valid.min() < slot.shape[1]:
+                padding = np.arange(slot.shape[1]) >= block.num_valid[:, None]
+                slot, sample_id = np.where(padding, PADDING, [slot, sample_id])
+            yield LookedUp(steps.start, block, located, small, slot, sample_id)
+            steps = steps[len(slot) :]
+            num_steps = max(BLOCK_ROWS // slot.shape[1], 1)
 
-    def _located(self, block: Block, first_step: int, epoch: int) -> Iterator[Pending]:
-        slots = block.slots
-        located = locate(self._cache.entries, slots)
-        small = self._assembler.gather_small(located.position)
-        padding = np.arange(slots.shape[1]) >= block.num_valid[:, None]
-        sample_id = np.where(padding, PADDING, located.sample_id)
-        slot = np.where(padding, PADDING, slots)
+    def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
+        slots, weight = block.block.slots, block.block.weight
         unchecked = self._verifier.unchecked(slots)
-        for number in range(len(slots)):
+        columns = zip(*block.small.values(), strict=True) if block.small else repeat(())
+        rows = zip(
+            map(Located, *block.located), columns, block.slot, block.sample_id, weight, strict=False
+        )
+        for number, (located, small, slot, sample_id, weights) in enumerate(rows):
             work = Work(
                 epoch,
-                first_step + number,
-                located[number],
-                {name: column[number] for name, column in small.items()},
+                block.first_step + number,
+                located,
+                dict(zip(block.small, small, strict=True)),
             )
-            if unchecked is None or unchecked[number]:
-                self._check(work, slots[number])
-            yield Pending(work, slot[number], sample_id[number], block.weight[number])
+            todo = slots[number] if unchecked[number] else None
+            yield Pending(work, slot, sample_id, weights, todo)
 
-    def _check(self, work: Work, slots: NDArray[np.int64]) -> None:
-        found = self._verifier.check(slots, work.located)
+    def _checked(self, pending: Pending) -> Pending:
+        """Check a batch's rows, on the caller's thread: a repair reads the source."""
+        if pending.unchecked is None:
+            return pending
+        work = pending.work
+        found = self._verifier.check(pending.unchecked, work.located)
         if found.relocated is not None:
             work.located = found.relocated
             work.small = self._assembler.gather_small(work.located.position)
         work.bad.update(found.bad)
+        return pending
 
     def _make(self, pending: Pending) -> Batch:
-        job = self._assembler.prepare(pending.work)
+        job = self._assembler.prepare(self._checked(pending).work)
         self._assembler.run(job, 0, len(pending.slot))
         return self._finish(job, pending)
 
     def _submit(self, pending: Pending) -> Future[Batch]:
         """Give a batch's rows to the threads, a few at a time; the last to end puts it together."""
         assert self._threads is not None
-        job = self._assembler.prepare(pending.work)
+        job = self._assembler.prepare(self._checked(pending).work)
         num_rows = len(pending.slot)
         num_parts = min(4 * self._num_threads, num_rows) if self._assembler.by_row else 1
         bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
@@ -223,26 +306,41 @@ class Gather:
         return parts.batch
 
     def _finish(self, job: Job, pending: Pending) -> Batch:
-        if job.work.bad:
-            self._pad(pending, sorted(job.work.bad))
+        if self._collate is not None:
+            return self._batch(pending, samples=self._assembler.samples(job))
+        return self._batch(pending, values=self._assembler.finish(job))
+
+    def _received(self, pending: Pending, made: Made) -> Batch:
+        pending.work.bad |= made.bad
+        return self._batch(pending, values=made.values or {}, samples=made.samples or ())
+
+    def _batch(
+        self,
+        pending: Pending,
+        *,
+        values: Mapping[str, Value] | None = None,
+        samples: Sequence[Sample] = (),
+    ) -> Batch:
+        work = pending.work
+        if work.bad:
+            self._pad(pending, sorted(work.bad))
+        batch: Batch = {name: _tensor(value) for name, value in (values or {}).items()}
         known = {
             "weight": torch.from_numpy(pending.weight),
             "sample_id": torch.from_numpy(pending.sample_id),
             "slot": torch.from_numpy(pending.slot),
         }
         if self._collate is not None:
-            collated = self._collate(self._assembler.samples(job))
-            batch: Batch = collated | known if isinstance(collated, dict) else collated  # type: ignore[assignment]
-        else:
-            values = self._assembler.finish(job)
-            batch = {name: _tensor(value) for name, value in values.items()} | known
+            batch = self._collate(list(samples))  # type: ignore[assignment]
+        if isinstance(batch, dict):
+            batch.update(known)
         if self._batch_transform is not None:
             stream = key(
                 self._seed,
                 "batch_transform",
-                epoch=job.work.epoch,
+                epoch=work.epoch,
                 replica=self._replica,
-                step=job.work.step,
+                step=work.step,
             )
             batch = self._batch_transform(batch, generator(stream))
         return batch
@@ -254,19 +352,6 @@ class Gather:
         pending.slot[bad] = PADDING
         pending.sample_id[bad] = PADDING
         pending.weight[bad] = 0
-
-
-class Stoppable(Protocol):
-    """Batches under way."""
-
-    @property
-    def ready(self) -> int:
-        """Batches that are ready now."""
-        ...
-
-    def close(self) -> None:
-        """Begin nothing more, and wait for what is under way; idempotent."""
-        ...
 
 
 class _Parts:

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataio.assemble import Transform
+from dataio.assemble import OnError, Transform
+from dataio.deliver import Delivery
 from dataio.epoch import find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.filesystem import cache_directory
-from dataio.gather import Batch, BatchTransform, Gather, Pick
+from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
 from dataio.order import Block, num_steps
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
@@ -35,6 +36,7 @@ from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
 from dataio.source import Source, Throttle, open_source
+from dataio.verify import Verify
 from dataio.world import World, discover_world
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,13 @@ class Loader:
         world: All ranks; by default discovered from the launcher.
         num_threads: Threads that decode and transform; by default the rank's part of the cores. 0:
             none.
+        num_processes: Processes that decode and transform instead, for transforms that hold the
+            interpreter; torch's global generator is then seeded for every sample.
         prefetch: Batches made ahead.
+        collate: Makes a batch of a list of samples, for samples of varying shape; ``weight``,
+            ``sample_id`` and ``slot`` are added to a dict.
+        verify: When a row's checksum is checked: ``"once"``, ``"always"`` or ``"never"``.
+        on_error: ``"skip"`` turns a row that is corrupt or does not decode into padding.
         throttle: Limits reads from the source.
         progress: Whether rank 0 shows staging on a terminal.
 
@@ -110,7 +118,11 @@ class Loader:
         seed: int = 0,
         world: World | None = None,
         num_threads: int | None = None,
+        num_processes: int = 0,
         prefetch: int = 2,
+        collate: Collate | None = None,
+        verify: Verify = "once",
+        on_error: OnError = "raise",
         throttle: Throttle | None = None,
         progress: bool = True,
     ) -> None:
@@ -148,6 +160,7 @@ class Loader:
             num_leaving=self._num_leaving,
             progress=progress,
         )
+        self._delivery = Delivery(self.device)
         self._gather = Gather(
             self._pool.cache,
             self.fields,
@@ -158,6 +171,11 @@ class Loader:
             replica=self.world.replica,
             prefetch=prefetch,
             timeout_s=self.world.timeout_s,
+            num_processes=num_processes,
+            collate=collate,
+            verify=verify,
+            on_error=on_error,
+            pinned=self._delivery.pinned,
         )
         self.epoch = 0
         self.step = 0
@@ -428,7 +446,7 @@ class Loader:
         return Block(slots, num_valid, weight)
 
     def _batches(self, pick: Pick, steps: range) -> Iterator[Batch]:
-        batches = self._gather.batches(pick, steps, epoch=self.epoch)
+        batches = self._delivery(self._gather.batches(pick, steps, epoch=self.epoch))
         clock, figures = time.perf_counter, self._figures
         try:
             while True:
@@ -438,17 +456,9 @@ class Loader:
                 if batch is None:
                     return
                 figures.batches += 1
-                yield self._delivered(batch)
+                yield batch
         finally:
             self._gather.stop()
-
-    def _delivered(self, batch: Batch) -> Batch:
-        if self.device is None or self.device.type == "cpu":
-            return batch
-        return {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
 
     def report(
         self,
@@ -504,7 +514,7 @@ class Loader:
             num_threads=self._num_threads,
             prefetch=self._prefetch,
             progress=self._progress,
-            deliver=self._delivered,
+            delivery=self._delivery,
         )
         self._evaluations.append(evaluation)
         return evaluation

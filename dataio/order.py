@@ -96,9 +96,10 @@ class Order:
         """
         first = first_step * self.batch_size
         places = np.arange(first, first + num_steps * self.batch_size)
-        starts = places[:: self.batch_size]
-        num_valid = np.clip(self.num_rows - starts, 0, self.batch_size)
-        slots = self.slots_at(places % max(self.num_rows, 1))
+        num_valid = np.clip(self.num_rows - places[:: self.batch_size], 0, self.batch_size)
+        if len(places) and places[-1] >= self.num_rows:
+            places %= max(self.num_rows, 1)
+        slots = self.slots_at(places)
         return slots.reshape(num_steps, self.batch_size), num_valid
 
     def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

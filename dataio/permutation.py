@@ -89,10 +89,23 @@ def _round(
     odd: bool,
 ) -> None:
     # The halves may differ in width by a bit: they take turns in place of being swapped.
-    if odd:
-        right ^= _mix(left ^ round_key) & masks[1]
-    else:
-        left ^= _mix(right ^ round_key) & masks[0]
+    hashed = (left if odd else right) ^ round_key
+    _mix_in_place(hashed)
+    hashed &= masks[int(odd)]
+    changed = right if odd else left
+    changed ^= hashed
+
+
+def _mix_in_place(x: NDArray[np.uint64]) -> None:
+    # As `_mix`, with one array to spare in place of five: half the time on long arrays.
+    spare = x >> np.uint64(30)
+    x ^= spare
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(x, np.uint64(27), out=spare)
+    x ^= spare
+    x *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(x, np.uint64(31), out=spare)
+    x ^= spare
 
 
 def _forward(x: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,8 +1,8 @@
 """Where rows lie -> their bytes, in mapped files; in any process of the node."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -13,8 +13,7 @@ from dataio.rows import RowSchema
 from dataio.store import FixedFile, HeapFile
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """Where the rows of a batch lie, and whose they are: all that reading them takes.
 
     Attributes:
@@ -29,23 +28,22 @@ class Located:
     heap: NDArray[np.int64]
     bounds: NDArray[np.int64]
 
-    def __getitem__(self, rows: int | NDArray[np.int64]) -> "Located":
-        return Located(
-            self.sample_id[rows], self.position[rows], self.heap[rows], self.bounds[rows]
-        )
+    def rows(self, rows: NDArray[np.int64]) -> "Located":
+        """Pick rows by number."""
+        return Located(*(column[rows] for column in self))
 
 
 def locate(entries: Entries, slots: NDArray[np.int64]) -> Located:
     """Look up the rows of slots of any shape; the fields then have that shape."""
-    num_variable = entries.lengths.shape[1]
-    bounds = np.empty((*slots.shape, num_variable + 1), np.int64)
-    heap = bounds[..., 0]
-    if num_variable:
-        bounds[..., 0] = entries.offset[slots]
-        np.cumsum(entries.lengths[slots], axis=-1, out=bounds[..., 1:])
-        bounds[..., 1:] += bounds[..., :1]
-        heap = entries.heap[slots]
-    return Located(entries.sample_id[slots], entries.position[slots], heap, bounds)
+    sample_id, position = entries.sample_id[slots], entries.position[slots]
+    if not entries.lengths.shape[1]:
+        return Located(sample_id, position, position, position)
+    # int64[..., num_variable + 1]
+    bounds = np.empty((*slots.shape, entries.lengths.shape[1] + 1), np.int64)
+    bounds[..., 0] = entries.offset[slots]
+    np.cumsum(entries.lengths[slots], axis=-1, out=bounds[..., 1:])
+    bounds[..., 1:] += bounds[..., :1]
+    return Located(sample_id, position, entries.heap[slots], bounds)
 
 
 class RowReader:
@@ -62,11 +60,16 @@ class RowReader:
         self.fixed = fixed
         self.directory = directory
         self._heaps: dict[int, HeapFile] = {}
+        self._columns: dict[int, tuple[NDArray[np.uint8], NDArray[np.generic]]] = {}
 
     def column(self, number: int) -> NDArray[np.generic]:
         """View a fixed field of all positions: dtype[num_positions, *shape]."""
         file = self.fixed[number]
-        return file.rows.view(file.column.dtype).reshape(len(file.rows), *file.column.shape)
+        mapped, column = self._columns.get(number, (None, file.rows))
+        if mapped is not file.rows:
+            column = file.rows.view(file.column.dtype).reshape(len(file.rows), *file.column.shape)
+            self._columns[number] = file.rows, column
+        return column
 
     def extents(
         self, heap: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]

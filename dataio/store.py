@@ -30,6 +30,7 @@ class FixedFile:
         self.path = path
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
+        self.start_bytes = 0
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
@@ -69,7 +70,7 @@ class FixedFile:
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
             shape, _, _ = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
+            self.start_bytes = start = file.tell()
         # NumPy would lengthen the file, and zeros would pass for rows.
         check_length(self.path, start + shape[0] * self.column.width_bytes)
         mode: Literal["r", "r+"] = "r+" if writable else "r"

@@ -60,15 +60,19 @@ class RowVerifier:
         self._repair = repair
         self._entries: Entries | None = None
         self._checked = np.zeros(0, np.bool_)
+        self._complete = False
 
-    def unchecked(self, slots: NDArray[np.int64]) -> list[bool] | None:
-        """Tell for each batch of int64[steps, batch] slots if it needs `check`; None: all do."""
-        if self._verify == "never":
-            return [False] * len(slots)
-        if self._verify == "always":
-            return None
+    def unchecked(self, slots: NDArray[np.int64]) -> list[bool]:
+        """Tell for each batch of int64[steps, batch] slots if it needs `check`."""
+        if self._verify != "once":
+            return [self._verify == "always"] * len(slots)
         self._notice_arrivals()
-        return np.logical_not(self._checked[slots].all(axis=1)).tolist()  # type: ignore[no-any-return]
+        if self._complete:
+            return [False] * len(slots)
+        unchecked = np.logical_not(self._checked[slots].all(axis=1))
+        # Once every row was seen, later epochs do not even look.
+        self._complete = not unchecked.any() and bool(self._checked.all())
+        return unchecked.tolist()  # type: ignore[no-any-return]
 
     def _notice_arrivals(self) -> None:
         now, before = self._cache.entries, self._entries
@@ -80,7 +84,7 @@ class RowVerifier:
             moved = (now.position != before.position) | (now.checksum != before.checksum)
             moved |= (now.offset != before.offset) | (now.heap != before.heap)
             self._checked[moved] = False
-        self._entries = now
+        self._entries, self._complete = now, False
 
     def check(self, slots: NDArray[np.int64], located: Located) -> Checked:
         """Check a batch's rows, repair those that are corrupt, and check these again.
@@ -88,14 +92,14 @@ class RowVerifier:
         Raises:
             CorruptRowError: If a row stays corrupt and ``on_error`` is ``"raise"``.
         """
-        rows = np.arange(len(slots))
-        if self._verify == "once":
-            rows = np.flatnonzero(~self._checked[slots])
+        once = self._verify == "once"
+        rows = np.flatnonzero(~self._checked[slots]) if once else np.arange(len(slots))
         bad = self._corrupt(rows, slots, located)
-        self._checked[slots[rows]] = True
+        if once:
+            self._checked[slots[rows]] = True
+            self._checked[slots[bad]] = False
         if not len(bad):
             return Checked()
-        self._checked[slots[bad]] = False
         if self._repair is not None:
             log.warning(
                 "rows of slots %s do not match their checksums: reading them from the source again",
@@ -105,20 +109,20 @@ class RowVerifier:
             located = locate(self._cache.entries, slots)
             bad = self._corrupt(bad, slots, located)
         if len(bad) and self._on_error == "raise":
-            raise self._error(int(slots[bad[0]]), located[int(bad[0])])
+            raise self._error(int(slots[bad[0]]), int(located.sample_id[bad[0]]))
         return Checked(located, tuple(bad.tolist()))
 
     def _corrupt(
         self, rows: NDArray[np.int64], slots: NDArray[np.int64], located: Located
     ) -> NDArray[np.int64]:
-        found = self._reader.checksums(located[rows])
+        found = self._reader.checksums(located.rows(rows))
         return rows[np.not_equal(found, self._cache.entries.checksum[slots[rows]])]
 
-    def _error(self, slot: int, row: Located) -> CorruptRowError:
+    def _error(self, slot: int, sample_id: int) -> CorruptRowError:
         expected = int(self._cache.entries.checksum[slot])
         again = "also after it was read from the source again; " if self._repair is not None else ""
         return CorruptRowError(
-            f"{self._cache.directory}: the row of slot {slot} (sample {int(row.sample_id)}) does "
+            f"{self._cache.directory}: the row of slot {slot} (sample {sample_id}) does "
             f"not match its checksum, expected {expected:#018x}; {again}run `tonari cache verify`, "
             'look at the disk, or go on without such rows with on_error="skip"'
         )
