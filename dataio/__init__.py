@@ -17,6 +17,7 @@ from dataio.errors import (
     SourceError,
     StallError,
     StateError,
+    WorkerError,
     WorldError,
 )
 from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
@@ -60,6 +61,7 @@ __all__ = [
     "Throttle",
     "Tokens",
     "TransformedSource",
+    "WorkerError",
     "World",
     "WorldError",
     "discover_world",

@@ -519,11 +519,14 @@ class Cache:
             self._write_head(head)
         self._unlink(obsolete)
 
-    def turn(self, epoch: int) -> None:
+    def turn(self, epoch: int) -> NDArray[np.int64]:
         """See the sealed rows from now on. Every rank, when all ranks have sealed.
 
         Work for the rows that moved only; the first time, also for those columns of all rows that
         could be said in two numbers until then.
+
+        Returns:
+            int64[n]: Slots that hold other rows than before.
         """
         before = self._undo
         delta = self._apply([self._delta(epoch, share) for share in range(self.local_size)])
@@ -535,6 +538,7 @@ class Cache:
         self.epoch = epoch
         self._arrived = []
         self._map_growth()
+        return delta.slot[:]
 
     def fill_commit(self) -> None:
         """Make sealed rows part of the base, after staging. Leader only, when all have sealed."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dataio.layout import Layout
 from dataio.order import (
-    BatchSlots,
+    Block,
     Groups,
     Order,
     deal,
@@ -76,32 +76,23 @@ class EpochPlan:
     order: Order
     dealt: NDArray[np.int64]
 
-    def weight(self, chosen: BatchSlots, step: int) -> NDArray[np.float32]:
-        """float32[batch]: What each row of a step's batch weighs, padding 0; see `weights`."""
-        weights = self.weights(chosen.slots[None], np.array([chosen.num_valid]), step)
-        return weights.reshape(-1)
+    def block(self, first_step: int, num_steps: int) -> Block:
+        """Find rows and weights of some steps.
 
-    def weights(
-        self, slots: NDArray[np.int64], num_valid: NDArray[np.int64], first_step: int
-    ) -> NDArray[np.float32]:
-        """float32[num_steps, batch]: What each row of some steps' batches weighs, padding 0.
-
-        Scaled so that the mean over a batch, averaged over replicas, is the weighted mean over
-        the valid rows of all replicas.
+        Weights are scaled so that the mean over a batch, averaged over replicas, is the weighted
+        mean over the valid rows of all replicas; padding weighs 0.
         """
-        num_steps, batch_size = slots.shape
+        batch_size = self.order.batch_size
+        slots, num_valid = self.order.block(first_step, num_steps)
         weight = np.ones(slots.shape, np.float32)
         if self.selection.weights is not None:
             weight = self.selection.weights[slots].astype(np.float32)
-        full = len(self.dealt) * batch_size
-        if (first_step + num_steps) * batch_size <= self._fewest:
-            return weight  # no replica has padding here
-        for row in range(num_steps):
-            weight[row] *= np.float32(
-                full / max(valid_rows(self.dealt, first_step + row, batch_size), 1)
-            )
-            weight[row, num_valid[row] :] = 0
-        return weight
+        if (first_step + num_steps) * batch_size > self._fewest:
+            steps = np.arange(first_step, first_step + num_steps)
+            valid = np.maximum(valid_rows(self.dealt, steps, batch_size), 1)
+            weight *= (len(self.dealt) * batch_size / valid).astype(np.float32)[:, None]
+            weight[np.arange(batch_size) >= num_valid[:, None]] = 0
+        return Block(slots, num_valid, weight)
 
     @cached_property
     def _fewest(self) -> int:

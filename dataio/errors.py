@@ -33,6 +33,10 @@ class CorruptRowError(DataioError):
     """The bytes of a row do not match its checksum."""
 
 
+class WorkerError(DataioError):
+    """A process that transforms samples died, or the transform raised there."""
+
+
 class StateError(DataioError):
     """A checkpoint cannot be restored into this loader."""
 

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -21,18 +21,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.assemble import OnError, Transform
+from dataio.deliver import Delivery
 from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.figures import Figures, summarise
 from dataio.filesystem import cache_directory
-from dataio.gather import Batch, BatchTransform, Gather, Transform
-from dataio.order import Order, num_steps
+from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
+from dataio.order import Block, Order, num_steps
 from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
-from dataio.prefetch import Prefetcher
 from dataio.replay import groups_of, trained_samples, trained_slots
 from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
@@ -46,6 +47,7 @@ from dataio.snapshot import (
 )
 from dataio.source import Source, Throttle, open_source
 from dataio.stretch import Position, Stretch
+from dataio.verify import Verify
 from dataio.world import World, discover_world
 
 log = logging.getLogger(__name__)
@@ -82,11 +84,17 @@ class Loader:
         world: All ranks; by default discovered from the launcher.
         num_threads: Threads that decode and transform; by default the rank's part of the cores. 0:
             none.
+        num_processes: Processes that decode and transform instead, for transforms that hold the
+            interpreter; torch's global generator is then seeded for every sample.
         prefetch: Batches made ahead.
         stage: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
             the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
             the cache was warm, so that its order stays a function of the seed.
         metrics: File to which rank 0 adds a line of JSON at the end of each epoch.
+        collate: Makes a batch of a list of samples, for samples of varying shape; ``weight``,
+            ``sample_id`` and ``slot`` are added to a dict.
+        verify: When a row's checksum is checked: ``"once"``, ``"always"`` or ``"never"``.
+        on_error: ``"skip"`` turns a row that is corrupt or does not decode into padding.
         throttle: Limits reads from the source.
         progress: Whether rank 0 shows staging on a terminal.
 
@@ -116,8 +124,12 @@ class Loader:
         seed: int = 0,
         world: World | None = None,
         num_threads: int | None = None,
+        num_processes: int = 0,
         prefetch: int = 2,
         stage: Literal["before", "overlap"] = "before",
+        collate: Collate | None = None,
+        verify: Verify = "once",
+        on_error: OnError = "raise",
         throttle: Throttle | None = None,
         metrics: str | os.PathLike[str] | None = None,
         progress: bool = True,
@@ -161,6 +173,7 @@ class Loader:
             num_leaving=self._num_leaving,
             progress=progress,
         )
+        self._delivery = Delivery(self.device)
         self._gather = Gather(
             self._pool.cache,
             self.fields,
@@ -169,6 +182,14 @@ class Loader:
             batch_transform=batch_transform,
             seed=seed,
             replica=self.world.replica,
+            prefetch=prefetch,
+            timeout_s=self.world.timeout_s,
+            num_processes=num_processes,
+            collate=collate,
+            verify=verify,
+            on_error=on_error,
+            repair=self._pool.repair,
+            pinned=self._delivery.pinned,
         )
         self.epoch = 0
         self.step = 0
@@ -181,7 +202,6 @@ class Loader:
         self._exchange: Exchange | None = None
         self._mean_row_bytes = 0
         self._first_tag = self.world.open_channel()
-        self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
         self._epoch_figures: dict[str, float] = {}
         self._seen: NDArray[np.bool_] | None = None
@@ -398,7 +418,7 @@ class Loader:
             self.world.barrier(doing="report the epoch's scores")
         if self._num_leaving:
             self._finish_exchange()
-            self._pool.commit(self.epoch + 1)
+            self._gather.forget(self._pool.commit(self.epoch + 1))
         if self._shuffle.holds_all and self._importance is not None:
             self._spread_scores()
         self._begin(self._start_of(self.epoch + 1, self._position.running.first_epoch))
@@ -505,7 +525,7 @@ class Loader:
             self.step = 0
         self._stop_prefetch()
         steps = range(self.step, self._plan.order.steps)
-        for batch in self._batches(self._train_batch, self._plan.order, steps):
+        for batch in self._batches(self._train_block, self._plan.order, steps):
             if self._exchange is not None:
                 self._exchange.progress(self.step)
             self.step += 1
@@ -518,46 +538,34 @@ class Loader:
         """
         self._stop_prefetch()
         steps = range(self._refresh_step, self._refresh_order.steps)
-        for batch in self._batches(self._refresh_batch, self._refresh_order, steps):
+        for batch in self._batches(self._refresh_block, self._refresh_order, steps):
             self._refresh_step += 1
             yield batch
 
-    def _train_batch(self, step: int) -> Batch:
-        chosen = self._plan.order.batch(step)
-        self._pool.await_rows(chosen.slots)
-        weight = self._plan.weight(chosen, step)
-        return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
+    def _train_block(self, first_step: int, num_steps: int) -> Block:
+        if not self._pool.is_staging:
+            return self._plan.block(first_step, num_steps)
+        # Rows come in as they are trained: what is not asked for yet is not waited for.
+        block = self._plan.block(first_step, 1)
+        self._pool.await_rows(block.slots[0])
+        return block
 
-    def _refresh_batch(self, step: int) -> Batch:
-        chosen = self._refresh_order.batch(step)
-        weight = (np.arange(self.batch_size) < chosen.num_valid).astype(np.float32)
-        return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
+    def _refresh_block(self, first_step: int, num_steps: int) -> Block:
+        slots, num_valid = self._refresh_order.block(first_step, num_steps)
+        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
+        return Block(slots, num_valid, weight)
 
-    def _batches(self, make: Callable[[int], Batch], order: Order, steps: range) -> Iterator[Batch]:
-        prefetcher: Prefetcher[Batch] = Prefetcher(
-            make,
-            steps,
-            depth=self._prefetch if self._num_threads else 0,
-            timeout_s=self.world.timeout_s,
-        )
-        self._prefetcher = prefetcher
-        batches = iter(prefetcher)
+    def _batches(self, pick: Pick, order: Order, steps: range) -> Iterator[Batch]:
+        batches = self._delivery(self._gather.batches(pick, steps, epoch=self.epoch))
+        clock, figures = time.perf_counter, self._figures
         try:
             for step in steps:
-                started = time.perf_counter()
+                started = clock()
                 batch = next(batches)
-                self._figures.add_batch(time.perf_counter() - started, order.num_valid(step))
-                yield self._delivered(batch)
+                figures.add_batch(clock() - started, order.num_valid(step))
+                yield batch
         finally:
-            prefetcher.close()
-
-    def _delivered(self, batch: Batch) -> Batch:
-        if self.device is None or self.device.type == "cpu":
-            return batch
-        return {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
+            self._gather.stop()
 
     def report(
         self,
@@ -613,7 +621,7 @@ class Loader:
             num_threads=self._num_threads,
             prefetch=self._prefetch,
             progress=self._progress,
-            deliver=self._delivered,
+            delivery=self._delivery,
         )
         self._evaluations.append(evaluation)
         return evaluation
@@ -742,13 +750,11 @@ class Loader:
             "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
-            "queue_depth": self._prefetcher.ready if self._prefetcher is not None else 0,
+            "queue_depth": self._gather.ready,
         }
 
     def _stop_prefetch(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-            self._prefetcher = None
+        self._gather.stop()
 
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""

@@ -128,8 +128,8 @@ class Lengths:
 
     def __getitem__(self, rows: Rows) -> NDArray[np.int64]:
         if not self.columns:
-            return np.empty((len(as_rows(rows, self._num_rows)), 0), np.int64)
-        return np.stack([column[rows] for column in self.columns], axis=1)
+            return np.empty((*as_rows(rows, self._num_rows).shape, 0), np.int64)
+        return np.stack([column[rows] for column in self.columns], axis=-1)
 
 
 @dataclass(frozen=True)

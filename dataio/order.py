@@ -11,6 +11,7 @@ which the groups come in, and dealt in turns: a function of the seed all the sam
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,20 @@ class BatchSlots:
 
     slots: NDArray[np.int64]
     num_valid: int
+
+
+class Block(NamedTuple):
+    """The batches of some steps of one replica.
+
+    Attributes:
+        slots: int64[steps, batch]: Rows to read; padding repeats rows of the same replica.
+        num_valid: int64[steps]: The first this many of a batch are trained on.
+        weight: float32[steps, batch]: As delivered, padding 0.
+    """
+
+    slots: NDArray[np.int64]
+    num_valid: NDArray[np.int64]
+    weight: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -205,10 +220,15 @@ def top_up(
     return np.minimum(num_owned, np.maximum(num_visible, steps * batch_size * width))
 
 
-def valid_rows(dealt: NDArray[np.int64], step: int, batch_size: int) -> int:
-    """Count the rows that all replicas together train on in a step.
+def valid_rows(
+    dealt: NDArray[np.int64], step: int | NDArray[np.int64], batch_size: int
+) -> NDArray[np.int64]:
+    """Count the rows that all replicas together train on in a step, or in each of some.
 
     Args:
         dealt: int64[num_replicas]: Rows of every replica of the job.
+        step: int64[...].
+        batch_size: Rows a batch.
     """
-    return int(np.clip(dealt - step * batch_size, 0, batch_size).sum())
+    first = np.asarray(step)[..., None] * batch_size
+    return np.asarray(np.clip(dealt - first, 0, batch_size).sum(axis=-1), np.int64)

@@ -299,19 +299,22 @@ class Pool:
                 f"too: restore it, or remove {self.cache.directory} to stage it again"
             )
 
-    def commit(self, epoch: int) -> None:
+    def commit(self, epoch: int) -> NDArray[np.int64]:
         """Make the arrivals written since the last commit this pool's rows, from ``epoch`` on.
 
         Collective, in two phases: when every rank's arrivals are durable each node replaces its
         manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
         steps back one.
+
+        Returns:
+            int64[n]: Slots that hold other rows than before.
         """
         self.finish_staging()
         self.cache.seal(epoch)
         self.world.barrier(doing="make arrivals durable")
         if self.world.local_rank == 0:
             self.cache.commit(epoch)
-        self.cache.turn(epoch)
+        return self.cache.turn(epoch)
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""

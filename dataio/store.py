@@ -34,7 +34,7 @@ class FixedFile:
         self.path = path
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
-        self._start = 0
+        self.start_bytes = 0
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
@@ -74,7 +74,7 @@ class FixedFile:
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
             shape, _, _ = np.lib.format.read_array_header_1_0(file)
-            start = self._start = file.tell()
+            start = self.start_bytes = file.tell()
         # NumPy would lengthen the file, and zeros would pass for rows.
         check_length(self.path, start + shape[0] * self.column.width_bytes)
         mode: Literal["r", "r+"] = "r+" if writable else "r"
@@ -95,7 +95,9 @@ class FixedFile:
             for run in np.split(np.arange(len(positions)), breaks):
                 if len(run):
                     data = np.ascontiguousarray(rows[run[0] : run[-1] + 1]).reshape(-1)
-                    _write_all(descriptor, data.data, self._start + width * int(positions[run[0]]))
+                    _write_all(
+                        descriptor, data.data, self.start_bytes + width * int(positions[run[0]])
+                    )
         finally:
             os.close(descriptor)
 
