@@ -172,7 +172,7 @@ def flip(pool, slot, field=0):
     """Change a byte of a row on disk, behind the cache's back."""
     cache = pool.cache
     if cache.fixed:
-        cache.fixed[field].rows[cache.entries.position[slot], 0] ^= 1
+        cache.fixed[field].rows[cache.entries.position[np.array([slot])], 0] ^= 1
         return
     with open(cache.directory / "heap-0.bin", "r+b") as heap:
         heap.seek(int(cache.entries.offset[slot]))
