@@ -93,12 +93,16 @@ def _ask(url: str, request: Callable[[], T]) -> T:
     try:
         return request()
     except Exception as error:
-        status = getattr(error, "status", getattr(error, "code", None))
-        if isinstance(error, OSError) and (is_transient(error) or not isinstance(status, int)):
-            raise
-        lost = status is None and type(error).__module__.startswith("aiohttp")
+        # Some say "no such file" of a server that did not answer.
+        cause = error.__cause__ or error
+        status = getattr(cause, "status", getattr(cause, "code", None))
+        lost = status is None and type(cause).__module__.startswith("aiohttp")
         if lost or status in TRANSIENT_STATUS:
-            raise TransientError(f"{type(error).__name__}: {error}") from error
+            raise TransientError(f"{type(cause).__name__}: {cause}") from error
+        if isinstance(error, FileNotFoundError) or (
+            isinstance(error, OSError) and (is_transient(error) or not isinstance(status, int))
+        ):
+            raise
         raise SourceError(
             f"{url}: cannot be read ({type(error).__name__}: {error}), expected the server to "
             "hand it out; check the URL, and that this node's credentials may read it"

@@ -25,13 +25,14 @@ def unavailable(data: bytes) -> tuple[bytes, str]:
 
 
 class TcpProxy:
-    """Hands bytes on in both directions. What `ways` hold is done to answers to GET, one each.
+    """Hands bytes on in both directions. What `ways` hold is done to answers to `verb`, one each.
 
-    The test writes `ways`, the connections' threads take them; a lock guards them.
+    The test writes both, the connections' threads take them; a lock guards them.
     """
 
     def __init__(self, server_port: int) -> None:
         self.ways: list[Way] = []
+        self.verb = b"GET"
         self.num_disturbed = 0
         self._server_port = server_port
         self._lock = threading.Lock()
@@ -64,7 +65,7 @@ class TcpProxy:
                 server.sendall(request)
                 answer = _read_answer(server, has_body=not request.startswith(b"HEAD"))
                 after = "go on"
-                if request.startswith(b"GET") and (way := self._next_way()):
+                if request.startswith(self.verb) and (way := self._next_way()):
                     answer, after = way(answer)
                 client.sendall(answer)
                 if after == "stall":

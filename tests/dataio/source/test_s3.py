@@ -196,6 +196,15 @@ def test_a_cut_connection_is_tried_again(proxy: TcpProxy, shards: Path, way: Way
 
 
 @needs_server
+def test_an_answer_cut_in_its_headers_is_no_empty_object(proxy: TcpProxy, shards: Path) -> None:
+    proxy.verb = b"HEAD"
+    proxy.ways += [cut_after(100)]
+    with quick().open(f"s3://{BUCKET}/train/train-001.tar") as file:
+        assert proxy.num_disturbed == 1
+        assert file.size == (shards / "train-001.tar").stat().st_size
+
+
+@needs_server
 def test_a_server_that_stalls_once_costs_one_deadline(proxy: TcpProxy, shards: Path) -> None:
     storage = quick(read_timeout_s=1)
     source = open_source(f"s3://{BUCKET}/train/train-001.tar", storage=storage)
