@@ -4,7 +4,7 @@ Warm, shuffled, one process, batches of 256, positions scattered as by many epoc
 limit is one gather from one mapped array into one reused buffer; for JPEG, the decoder alone on as
 many threads. Repeats of loader and limit take turns, so that what else the machine does hits both.
 
-    python -m benchmarks.gather --directory /tmp/somewhere [--sets 1KiB 3KiB] [--repeats 7]
+    python -m benchmarks.gather --directory /tmp/somewhere [--sets 1KiB 3KiB] [--repeats 25]
 """
 
 import argparse
@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="+", choices=sorted(SETS), default=sorted(SETS))
     parser.add_argument("--directory", default=tempfile.gettempdir())
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--num-threads", type=int, default=2)
     chosen = parser.parse_args()
     for name in chosen.sets:

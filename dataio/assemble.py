@@ -6,7 +6,7 @@ Threads that run the same job fill different rows; nothing else is shared but th
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ class Work:
     step: int
     located: Located
     small: Mapping[str, Array]
-    bad: set[int] = field(default_factory=set)
+    bad: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -62,10 +62,8 @@ class Job:
 
     work: Work
     values: dict[str, Value]
-    copies: list[tuple[Array, Array]] = field(default_factory=list)
-    images: list[tuple[str, Image, Sequence[memoryview], NDArray[np.uint8]]] = field(
-        default_factory=list
-    )
+    copies: list[tuple[Array, Array]]
+    images: list[tuple[str, Image, Sequence[memoryview], NDArray[np.uint8]]]
     results: dict[str, Value] | None = None
     samples: list[Sample | None] | None = None
     described: int = -1
@@ -135,10 +133,16 @@ class Assembler:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
         return {name: self._reader.column(number)[position] for number, name in self.small}
 
+    def plain_columns(self) -> dict[str, Array] | None:
+        """The large fixed fields, if a batch is nothing but copies of fixed fields; else None."""
+        if self.by_row or self._decoded or self._reader.schema.variable:
+            return None
+        return {name: self._reader.column(number) for number, name in self._large}
+
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
-        job = Job(work, dict(work.small))
+        job = Job(work, dict(work.small), [], [])
         for number, name in self._large:
             column = self._reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
@@ -294,7 +298,7 @@ class Assembler:
         if self._on_error == "raise":
             raise error
         with self._lock:
-            job.work.bad.add(row)
+            job.work.bad |= {row}
 
     def _transformed(self, job: Job, row: int) -> Sample:
         sample: Sample = {name: job.values[name][row] for name in self._fields}  # type: ignore[misc]
@@ -380,7 +384,7 @@ def num_rows(job: Job) -> int:
     return len(job.work.located.position)
 
 
-def _cover(values: dict[str, Value], bad: set[int], num_rows: int) -> None:
+def _cover(values: dict[str, Value], bad: frozenset[int], num_rows: int) -> None:
     # A good row's values, so that a label stays in range and an image looks like one.
     good = next((row for row in range(num_rows) if row not in bad), None)
     for value in values.values():

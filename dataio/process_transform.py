@@ -88,7 +88,7 @@ class RecipeRows(Dataset[Made]):
         job = assembler.prepare(work)
         assembler.run(job, 0, len(work.located.position))
         if self._recipe.keep_samples:
-            return Made(samples=assembler.samples(job), bad=frozenset(work.bad))
+            return Made(samples=assembler.samples(job), bad=work.bad)
         values = assembler.finish(job)
         turned = {
             # A strided array would be packed into plain order: slowly, and then lie otherwise.
@@ -96,7 +96,7 @@ class RecipeRows(Dataset[Made]):
             for name, value in values.items()
             if isinstance(value, np.ndarray) and value.ndim == 4 and not value.flags.c_contiguous
         }
-        return Made(values=values | turned, bad=frozenset(work.bad), channels_last=tuple(turned))
+        return Made(values=values | turned, bad=work.bad, channels_last=tuple(turned))
 
 
 def _assembler(recipe: Recipe) -> tuple[Assembler, int]:
