@@ -230,3 +230,13 @@ def test_keys_that_begin_alike_are_two_samples(tmp_path: Path, keys: list[str]) 
         open_source(str(write_tar(tmp_path / "a.tar", members))), {"k": Bytes("__key__")}
     )
     assert [row[1] for row in rows] == [[key.encode()] for key in keys]
+
+
+def test_what_is_of_no_sample_is_passed_over_in_plain_headers_too(tmp_path: Path) -> None:
+    others = ["__meta__/x.cls", "__x__", ".hidden.cls", "d/.hidden.cls", "noextension", "d.e/none"]
+    kept = ["__a.cls", "d/__b__.cls", "d.e/c.cls", "d.cls"]
+    raw = packed([(name, b"1") for name in [*others, *kept, *others]], tarfile.USTAR_FORMAT)
+    assert len(plain(raw)) == 16
+    (tmp_path / "a.tar").write_bytes(raw)
+    rows = read_all(open_source(str(tmp_path / "a.tar")), {"key": Bytes("__key__")})
+    assert [row[1] for row in rows] == [[b"__a"], [b"d/__b__"], [b"d.e/c"], [b"d"]]
