@@ -12,6 +12,8 @@ BLOCK_BYTES = 8 << 20
 WORTH_BYTES = BLOCK_BYTES // 4
 """From here on a block costs little beside its bytes."""
 
+BYTES = {bytes, memoryview}
+
 
 class RowBlock:
     """Collects encoded samples until they are worth a block.
@@ -108,7 +110,7 @@ def _encoded(
 
 def _whole_numbers(raws: Sequence[Raw]) -> bytes | None:
     """Turn digits into 64 bits each; None if a value is anything else, which `Int` explains."""
-    if not all(isinstance(raw, (bytes, memoryview)) for raw in raws):
+    if not set(map(type, raws)) <= BYTES:
         return None
     try:
         return np.array([*map(int, raws)], "<i8").tobytes()
@@ -118,7 +120,7 @@ def _whole_numbers(raws: Sequence[Raw]) -> bytes | None:
 
 def _is_kept_as_it_is(name: str, field: Field, raws: Sequence[Raw]) -> bool:
     """Whether `encode` would return every value as it was given."""
-    if not all(isinstance(raw, (bytes, memoryview)) for raw in raws):
+    if not set(map(type, raws)) <= BYTES:
         return False
     if type(field) is Array:
         column = field.column(name)

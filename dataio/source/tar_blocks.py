@@ -82,9 +82,12 @@ def _chase(
         return np.empty(0, np.int64)
     after = np.searchsorted(at, following)
     found = at[np.minimum(after, num_candidates - 1)] == following
-    successors = np.where(found, after, num_candidates).tolist()
-    believed = plain.tolist()
-    chain, number = [], 0
+    after[~found] = num_candidates
+    # Up to here each header is followed by the next candidate.
+    astray = np.flatnonzero(~plain | (after != np.arange(1, num_candidates + 1)))
+    first = int(astray[0]) if len(astray) else num_candidates
+    successors, believed = after.tolist(), plain.tolist()
+    chain, number = list(range(first)), first
     while number < num_candidates and believed[number]:
         chain.append(number)
         number = successors[number]
@@ -104,7 +107,10 @@ def _sums_agree(header: NDArray[np.uint8]) -> NDArray[np.bool_]:
     stored, good = _octal(header[:, 148:155])
     # uint64[n, 64]: four sums side by side in each, which 64 blocks of bytes cannot overflow
     words = header.view("<u8")
-    lanes = ((words & EVEN_BYTES) + (words >> np.uint64(8) & EVEN_BYTES)).sum(axis=1)
+    odd_bytes = words >> np.uint64(8)
+    odd_bytes &= EVEN_BYTES
+    odd_bytes += words & EVEN_BYTES
+    lanes = odd_bytes.sum(axis=1)
     total = lanes.view("<u2").reshape(-1, 4).sum(axis=1, dtype=np.int64)
     spaces = 8 * ord(" ") - header[:, 148:156].sum(axis=1, dtype=np.int64)
     agree: NDArray[np.bool_] = good & (stored == total + spaces)

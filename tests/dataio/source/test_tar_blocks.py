@@ -210,3 +210,34 @@ def test_two_members_of_one_extension_are_refused_while_reading(tmp_path: Path) 
     forget_survey(source)
     with pytest.raises(SourceError, match="sample 'a' has two members 'cls', expected one; write"):
         read_all(source, FIELDS)
+
+
+def test_a_name_behind_the_time_in_one_header_counts(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name in ("é.bin", "é.cls"):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.pax_headers = 1, {"mtime": "1.5"}
+            tar.addfile(entry, io.BytesIO(b"7"))
+    raw = (tmp_path / "a.tar").read_bytes()
+    assert raw.index(b"mtime=") < raw.index(b"path=")
+    fields: dict[str, Field] = {"key": Bytes("__key__")}
+    assert read_all(open_source(str(tmp_path / "a.tar")), fields)[0][1] == ["é".encode()]
+
+
+@pytest.mark.parametrize("keys", [["ab", "a"], ["a", "ab"], ["d/a", "a"], ["a", "d/a"], ["a", "b"]])
+def test_keys_that_begin_alike_are_two_samples(tmp_path: Path, keys: list[str]) -> None:
+    members = [(f"{key}.{extension}", b"1") for key in keys for extension in ("bin", "cls")]
+    rows = read_all(
+        open_source(str(write_tar(tmp_path / "a.tar", members))), {"k": Bytes("__key__")}
+    )
+    assert [row[1] for row in rows] == [[key.encode()] for key in keys]
+
+
+def test_what_is_of_no_sample_is_passed_over_in_plain_headers_too(tmp_path: Path) -> None:
+    others = ["__meta__/x.cls", "__x__", ".hidden.cls", "d/.hidden.cls", "noextension", "d.e/none"]
+    kept = ["__a.cls", "d/__b__.cls", "d.e/c.cls", "d.cls"]
+    raw = packed([(name, b"1") for name in [*others, *kept, *others]], tarfile.USTAR_FORMAT)
+    assert len(plain(raw)) == 16
+    (tmp_path / "a.tar").write_bytes(raw)
+    rows = read_all(open_source(str(tmp_path / "a.tar")), {"key": Bytes("__key__")})
+    assert [row[1] for row in rows] == [[b"__a"], [b"d/__b__"], [b"d.e/c"], [b"d"]]

@@ -120,3 +120,18 @@ def test_reads_of_any_length_join_to_the_whole(tmp_path: Path) -> None:
             at = min(at + length + 100, len(raw))
         assert inside.read_at(at, 1) == b""
         assert inside.size == len(raw)
+
+
+@pytest.mark.parametrize("lacking", [100, 1 << 20])
+def test_a_last_member_cut_before_it_was_gzipped_is_refused(tmp_path: Path, lacking: int) -> None:
+    # Larger than what is read at once: the end is not yet known when its header is.
+    raw = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("a.bin", bytes(6 << 20))]).read_bytes()
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(raw, 1))
+    source = open_source(str(path))
+    path.write_bytes(gzip.compress(raw[: 3 * 512 + (6 << 20) - lacking], 1))
+    with pytest.raises(SourceError, match=r"a\.tar\.gz: found "):
+        read_all(source, FIELDS)
+    if lacking > 512:
+        with pytest.raises(SourceError, match=r"a\.tar\.gz: found .*the shard is truncated"):
+            open_source(str(path))
