@@ -65,7 +65,8 @@ CONTENDERS = (
     _peer("webdataset", modules=("webdataset",)),
     _peer("litdata", "litdata>=0.2.76", modules=("litdata",)),
     _peer("mosaic", "mosaicml-streaming>=0.13", modules=("mosaicml-streaming",)),
-    _peer("grain", "grain>=0.2.18", "array-record>=0.8", modules=("grain", "array-record")),
+    _peer("grain", "grain>=0.2.18", "array-record>=0.8", "cloudpickle",
+          modules=("grain", "array-record")),
     _peer("spdl", "spdl-core>=0.8", "spdl-io>=0.8", modules=("spdl-core", "spdl-io")),
     _peer("hf", "datasets>=5", modules=("datasets",)),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """How a contender's processes are started, and how they end."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -116,5 +117,5 @@ def end(process: "subprocess.Popen[bytes]", *, wait_s: float) -> None:
 def last_words(log: Path, num_lines: int = 1) -> str:
     """Find the last lines that a process wrote."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
     return " | ".join((errors or lines or ["it wrote nothing"])[-num_lines:]).strip()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.contenders import HEADLINE
-from benchmarks.loader import Record, Settings
+from benchmarks.figures import Record, Settings
 from benchmarks.machine import describe_machine
 
 Json = dict[str, object]
@@ -169,11 +169,29 @@ def _first_batch_s(record: Record) -> float | None:
     return statistics.median(figures.first_batch_s for figures in opened) if opened else None
 
 
-COLUMNS = (
-    "set ranks temperature contender workers samples_per_s p10 p90 first_epoch_samples_per_s "
-    "first_batch_s pss_bytes cpu_s_per_1000_samples label_spread prepare_s source_bytes "
-    "cache_bytes exact lost repeated mismatched problem"
-).split()
+COLUMNS = [
+    "set",
+    "ranks",
+    "temperature",
+    "contender",
+    "workers",
+    "samples_per_s",
+    "p10",
+    "p90",
+    "first_epoch_samples_per_s",
+    "first_batch_s",
+    "pss_bytes",
+    "cpu_s_per_1000_samples",
+    "label_spread",
+    "prepare_s",
+    "source_bytes",
+    "cache_bytes",
+    "exact",
+    "lost",
+    "repeated",
+    "mismatched",
+    "problem",
+]
 
 
 def write_csv(records: Sequence[Record], path: Path) -> None:

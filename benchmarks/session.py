@@ -1,5 +1,6 @@
 """One loader that runs: its ranks, started, asked for epochs, watched, compared and ended."""
 
+import contextlib
 import json
 import shutil
 import socket
@@ -7,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,67 +17,17 @@ from numpy.typing import NDArray
 
 from benchmarks.contenders import Contender
 from benchmarks.errors import BenchError
+from benchmarks.figures import EpochFigures, compare
 from benchmarks.launch import commands, end, free_port, last_words
 from benchmarks.peers.harness import Task
 from benchmarks.processes import cpu_s, pss_bytes
 
 LOOK_S = 0.2
 END_S = 10.0
+LAST_WORDS_S = 2.0
+MOST_EPOCHS = 10
 
 Message = dict[str, object]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochFigures:
-    """One epoch, or some one after the other, of all measured ranks.
-
-    Attributes:
-        samples: Delivered by all ranks together.
-        elapsed_s: Of the slowest rank.
-        cpu_s: Processor time of all processes.
-        first_batch_s: Of the slowest rank, opening included.
-        pss_bytes: Largest memory of all processes together; None where it was not watched.
-        label_spread: Mean over ranks; see `harness.label_spread`.
-        lost: Samples that did not come.
-        repeated: Samples that came again, or that belong to another rank.
-        mismatched: Samples whose content is another's.
-    """
-
-    samples: int
-    elapsed_s: float
-    cpu_s: float
-    first_batch_s: float
-    pss_bytes: int | None
-    label_spread: float
-    lost: int
-    repeated: int
-    mismatched: int
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / self.elapsed_s
-
-    @property
-    def cpu_s_per_1000(self) -> float:
-        return self.cpu_s / max(self.samples, 1) * 1000
-
-    @property
-    def is_exact(self) -> bool:
-        return not (self.lost or self.repeated or self.mismatched)
-
-    def followed_by(self, after: "EpochFigures") -> "EpochFigures":
-        """Add the next epoch's."""
-        return EpochFigures(
-            samples=self.samples + after.samples,
-            elapsed_s=self.elapsed_s + after.elapsed_s,
-            cpu_s=self.cpu_s + after.cpu_s,
-            first_batch_s=self.first_batch_s,
-            pss_bytes=self.pss_bytes,
-            label_spread=(self.label_spread + after.label_spread) / 2,
-            lost=self.lost + after.lost,
-            repeated=self.repeated + after.repeated,
-            mismatched=self.mismatched + after.mismatched,
-        )
 
 
 class Session:
@@ -145,13 +96,15 @@ class Session:
         return self._directory / "log"
 
     def turn(self, least_s: float) -> EpochFigures:
-        """Let the measured ranks deliver epochs until they took ``least_s`` together.
+        """Let the measured ranks deliver epochs until they took ``least_s``, MOST_EPOCHS at most.
 
         Raises:
             BenchError: If a rank fails or takes too long.
         """
         figures = self.epoch()
-        while figures.elapsed_s < least_s:
+        for _ in range(MOST_EPOCHS - 1):
+            if figures.elapsed_s >= least_s:
+                break
             figures = figures.followed_by(self.epoch())
         return figures
 
@@ -226,6 +179,10 @@ class Session:
         return message
 
     def _failed(self, doing: str) -> BenchError:
+        for process in self._processes:
+            # What it has to say may still be on its way.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_S)
         return BenchError(
             f"{self.contender.name}: a rank failed or gave no answer within {self._timeout_s:g} s "
             f"while {doing}: {last_words(self._log)}; run it alone with --contenders "
@@ -306,20 +263,6 @@ class Watch:
             self._ended.set()
             self._thread.join()
             self.most = max(self.most, self._look())
-
-
-def compare(
-    ids: NDArray[np.int64], num_samples: int, expected: NDArray[np.int64] | None = None
-) -> tuple[int, int]:
-    """Count expected samples that are missing, and samples that are not expected or come again."""
-    wanted = np.ones(num_samples, np.int64)
-    if expected is not None:
-        wanted[:] = 0
-        wanted[expected] = 1
-    here = (ids >= 0) & (ids < num_samples)
-    found = np.bincount(ids[here], minlength=num_samples)
-    lost = int(np.maximum(wanted - found, 0).sum())
-    return lost, int(np.maximum(found - wanted, 0).sum() + np.count_nonzero(~here))
 
 
 def _number(message: Message, name: str) -> float:

@@ -154,7 +154,7 @@ def _images(spec: SetSpec) -> Iterator[bytes]:
     import simplejpeg
 
     rng = np.random.default_rng(spec.seed)
-    fields = [_noise(rng) for _ in range(16)]
+    fields = [_noise(rng) for _ in range(8)]
     for label in make_labels(spec.num_samples).tolist():
         one, two = rng.choice(len(fields), 2, replace=False)
         shifts = rng.integers(0, IMAGE_SIDE, 2)

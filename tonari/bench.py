@@ -12,7 +12,8 @@ import tyro
 
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.environments import install
-from benchmarks.loader import Record, Settings, Temperature, measure_loaders, say_on_stderr
+from benchmarks.figures import Record, Settings, Temperature
+from benchmarks.loader import measure_loaders, say_on_stderr
 from benchmarks.loader_report import plot, table, to_json, write_csv
 from benchmarks.sets import SETS
 from dataio.filesystem import cache_directory
@@ -129,10 +130,13 @@ def _bench(options: Loader, root: Path) -> int:
         keep=options.directory is not None,
         timeout_s=options.timeout,
     )
+    records: list[Record] = []
     try:
-        records = list(measure_loaders(settings, say_on_stderr))
-        _write(options, settings, records)
+        for record in measure_loaders(settings, say_on_stderr):
+            records.append(record)
     finally:
+        # An interrupted run keeps the cases that it finished.
+        _write(options, settings, records)
         if options.directory is None:
             shutil.rmtree(directory, ignore_errors=True)
     wrong = [r for r in records if r.kind == "ours" and (r.problem or not r.is_exact)]

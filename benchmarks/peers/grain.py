@@ -13,7 +13,7 @@ from benchmarks.peers.harness import Batch, Feed, Task, run
 from benchmarks.peers.pixels import decode_one
 from benchmarks.sets import SetSpec
 
-HEAD = struct.Struct("<qq")
+HEAD = "<qq"
 
 Sample = dict[str, int | NDArray[np.uint8]]
 
@@ -25,8 +25,8 @@ class Parse:
         self.spec = spec
 
     def __call__(self, record: bytes) -> Sample:
-        sample_id, label = HEAD.unpack_from(record)
-        payload = np.frombuffer(record, np.uint8, offset=HEAD.size)
+        sample_id, label = struct.unpack_from(HEAD, record)
+        payload = np.frombuffer(record, np.uint8, offset=struct.calcsize(HEAD))
         if self.spec.is_jpeg:
             payload = decode_one(payload, self.spec.shape)
         return {"id": sample_id, "label": label, "payload": payload}
@@ -38,7 +38,7 @@ def prepare(task: Task) -> None:
     Path(task.prepared).mkdir(parents=True)
     writer = ArrayRecordWriter(f"{task.prepared}/train.array_record", "group_size:1")
     for sample_id in range(packed.spec.num_samples):
-        head = HEAD.pack(sample_id, int(packed.labels[sample_id]))
+        head = struct.pack(HEAD, sample_id, int(packed.labels[sample_id]))
         writer.write(head + packed.sample(sample_id).tobytes())
     writer.close()
 

@@ -6,6 +6,7 @@ loaders write what they like to stdout, and a launcher passes stdin to one rank 
 
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -110,7 +111,15 @@ def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
     took = time.perf_counter() - started
     source_bytes = sum(path.stat().st_size for path in Path(task.source).iterdir())
     report = {"prepare_s": took, "source_bytes": source_bytes if read is None else read}
-    Path(f"{task.prepared}.json").write_text(json.dumps(report))
+    # Several ranks may say the same.
+    partial = Path(f"{task.prepared}.json.{os.getpid()}")
+    partial.write_text(json.dumps(report))
+    partial.replace(f"{task.prepared}.json")
+
+
+def copy_set(task: Task) -> None:
+    """Copy the set, for loaders whose own form is the neutral one."""
+    shutil.copytree(task.source, task.prepared)
 
 
 def _serve(task: Task, open_feed: Callable[[Task], Feed]) -> None:

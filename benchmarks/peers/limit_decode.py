@@ -8,8 +8,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from benchmarks.peers.harness import Batch, Feed, Task, run
-from benchmarks.peers.torch_packed import prepare
+from benchmarks.peers.harness import Batch, Feed, Task, copy_set, run
 from benchmarks.sets import open_set
 
 
@@ -42,4 +41,4 @@ def open_feed(task: Task) -> Feed:
 
 
 if __name__ == "__main__":
-    run(prepare, open_feed)
+    run(copy_set, open_feed)

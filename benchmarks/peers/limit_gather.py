@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.harness import Batch, Feed, Task, run
-from benchmarks.peers.torch_packed import prepare
+from benchmarks.peers.harness import Batch, Feed, Task, copy_set, run
 from benchmarks.sets import open_set
 
 
@@ -30,4 +29,4 @@ def open_feed(task: Task) -> Feed:
 
 
 if __name__ == "__main__":
-    run(prepare, open_feed)
+    run(copy_set, open_feed)

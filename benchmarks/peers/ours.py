@@ -11,7 +11,7 @@ from dataio.policies import Shuffle
 
 def source_directory(task: Task) -> Path:
     """Name the directory of the tar shards that are staged."""
-    return Path(f"{task.prepared}.source")
+    return Path(f"{task.source}.tar")
 
 
 def make_loader(task: Task, world: dataio.World, shuffle: Shuffle | None = None) -> dataio.Loader:

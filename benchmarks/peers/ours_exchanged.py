@@ -10,6 +10,8 @@ would see rows missing and stage them, into order.
 
 from collections.abc import Iterator
 
+import numpy as np
+
 import dataio
 import shuffle
 from benchmarks.peers.harness import Batch, Feed, Task, run
@@ -23,7 +25,8 @@ def prepare(task: Task) -> int:
     """Stage the shards and train ten epochs; the turn into the eleventh commits the last rows."""
     world = dataio.discover_world()
     with make_loader(task, world, shuffle.Partial(EXCHANGE)) as loader:
-        read = int(loader.stats()["source_bytes"])
+        mine = np.array([int(loader.stats()["source_bytes"])])
+        read = int(world.allreduce(mine, op="sum", doing="count bytes")[0])
         for epoch in loader.epochs(EXCHANGED_EPOCHS + 1):
             if epoch < EXCHANGED_EPOCHS:
                 for _ in loader:

@@ -1,6 +1,5 @@
 """torch DataLoader over one mapped array, a batch at a time through ``__getitems__``."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from benchmarks.peers.harness import Batch, Feed, Task, run
+from benchmarks.peers.harness import Batch, Feed, Task, copy_set, run
 from benchmarks.peers.pixels import decode
 from benchmarks.sets import PackedSet, open_set
 
@@ -52,11 +51,6 @@ def rank_sampler(dataset: Dataset[Any], task: Task) -> DistributedSampler[Any] |
     )
 
 
-def prepare(task: Task) -> None:
-    """Copy the set: this loader's own form is the neutral one."""
-    shutil.copytree(task.source, task.prepared)
-
-
 def open_feed(task: Task) -> Feed:
     """Make the loader."""
     dataset = Packed(open_set(Path(task.prepared)))
@@ -80,4 +74,4 @@ def open_feed(task: Task) -> Feed:
 
 
 if __name__ == "__main__":
-    run(prepare, open_feed)
+    run(copy_set, open_feed)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from benchmarks.peers.harness import Batch, Feed, Task, run
-from benchmarks.peers.torch_packed import Packed, as_it_is, prepare, rank_sampler
+from benchmarks.peers.harness import Batch, Feed, Task, copy_set, run
+from benchmarks.peers.torch_packed import Packed, as_it_is, rank_sampler
 from benchmarks.sets import open_set
 
 
@@ -33,4 +33,4 @@ def open_feed(task: Task) -> Feed:
 
 
 if __name__ == "__main__":
-    run(prepare, open_feed)
+    run(copy_set, open_feed)
