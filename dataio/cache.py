@@ -7,11 +7,8 @@ See docs/cache_format.md.
 
 import contextlib
 import errno
-import fcntl
 import json
-import os
-import socket
-import time
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -22,11 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.atomic import read_table, write_json, write_table
-from dataio.errors import CacheBusyError, CacheError, OtherDatasetError
+from dataio.cache_lock import CacheLock, Mode, make_private, owners
+from dataio.errors import CacheError, CacheStagingError, OtherDatasetError
 from dataio.extents import FreeExtents
+from dataio.filesystem import room_for
 from dataio.manifest import Entries, empty_entries, from_table, to_table
 from dataio.rows import Rows, RowSchema, row_offsets
 from dataio.store import FixedFile, HeapFile
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 DELTAS_PER_BASE = 16
@@ -92,52 +93,119 @@ class Cache:
         self._arrived: list[Entries] = []
         self._free: FreeExtents | None = None
         self.free_positions = np.empty(0, np.int64)
-        self._lock: int | None = None
+        self._lock = CacheLock(directory)
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
 
-    def prepare(self) -> None:
+    def prepare(
+        self,
+        *,
+        exchanging: bool = True,
+        wanted: NDArray[np.int64] | None = None,
+        read_only: bool = False,
+        expected_bytes: int = 0,
+    ) -> None:
         """Create or adopt the directory, lock it and make room. Leader only, before anyone loads.
 
+        Args:
+            exchanging: Whether rows will come and go: then nobody else may use it meanwhile.
+            wanted: int64[num_slots]: The samples that a job which does not exchange needs; where
+                they lie here already, the cache is shared with other such jobs. None: not known.
+            read_only: Whether nothing may be made or changed.
+            expected_bytes: Of the variable fields, as far as anyone can tell.
+
         Raises:
-            CacheBusyError: If another process uses it.
+            CacheBusyError: If another process uses it in a way that cannot be shared.
             OtherDatasetError: If it holds something else.
             CacheError: If it cannot be written or the disk is full.
         """
         with self.named("prepare the cache"):
-            # One by one: parents=True would leave all but the last to the umask.
-            for directory in (*reversed(self.directory.parents[:2]), self.directory):
-                directory.mkdir(mode=0o700, exist_ok=True)
-            self._take_lock()
+            self._enter(exchanging=exchanging, read_only=read_only)
             self._check_identity()
-            if not self._head_path.exists():
-                self.rewrite(self.entries, epoch=0)
-            with self._readable("a field's file"):
-                for file in self.fixed:
-                    file.reserve(self.num_positions)
+            if self.shared:
+                if not self.is_right(wanted):
+                    raise self._lock.busy("holds other rows than this job needs and is in use")
+                return
+            if not exchanging and self.is_right(wanted):
+                self._lock.share()
+                return
+            self._make_room(expected_bytes)
 
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def follow(self, *, shared: bool) -> None:
+        """See it as the leader does, which has prepared it. Every other local rank."""
+        self._lock.shared = shared
+
+    @property
+    def shared(self) -> bool:
+        """Whether other jobs read it too, so that nothing may be written."""
+        return self._lock.shared
+
+    def is_right(self, wanted: NDArray[np.int64] | None) -> bool:
+        """Whether all these samples lie here, each in its slot."""
+        if wanted is None or not self._head_path.exists():
+            return False
+        self.load(writable=False)
+        return np.array_equal(self.entries.sample_id, wanted)
+
+    def share(self) -> None:
+        """Let other jobs read it from now on. Leader only, when nothing will be written."""
+        self._lock.share()
+
+    def begin_writing(self) -> None:
+        """Hold it alone again. Leader only.
+
+        Raises:
+            CacheBusyError: If other jobs read it.
+        """
+        self._lock.upgrade("staging")
+
+    def _make_room(self, expected_bytes: int) -> None:
+        if not self._head_path.exists():
+            self.rewrite(self.entries, epoch=0)
+        with self._readable("a field's file"):
+            if not self._holds_rows():
+                room_for(self.directory, self.num_positions * self.schema.fixed_bytes)
+                self._warn_of(expected_bytes)
+            for file in self.fixed:
+                file.reserve(self.num_positions)
+
+    def _warn_of(self, expected_bytes: int) -> None:
+        # Only a guess, by the size of the source: no reason to refuse.
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self._lock, 4096, 0).decode(errors="replace") or "an unnamed process"
-            os.close(self._lock)
-            self._lock = None
-            raise CacheBusyError(
-                f"{self.directory}: the cache is in use by {owner}; wait for it to end, or give "
-                f"this job a cache directory of its own (cache=..., TONARI_CACHE)"
-            ) from None
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
-        owner = f"process {os.getpid()} on {socket.gethostname()} since {started}"
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, owner.encode(), 0)
+            fixed_bytes = self.num_positions * self.schema.fixed_bytes
+            room_for(self.directory, fixed_bytes + expected_bytes)
+        except CacheError as error:
+            log.warning("staging may not fit, to judge by the size of the source: %s", error)
+
+    def _enter(self, *, exchanging: bool, read_only: bool) -> None:
+        for attempt in range(3):
+            try:
+                if not read_only:
+                    make_private(self.directory)
+                self._take_lock(exchanging=exchanging, read_only=read_only)
+                return
+            except FileNotFoundError:
+                # Somebody who tidied up removed it, unused as it was, between the two.
+                if read_only or attempt == 2:
+                    raise
+
+    def _take_lock(self, *, exchanging: bool, read_only: bool) -> None:
+        mode: Mode = "exchanging" if exchanging else "staging"
+        if not read_only and self._lock.take(mode):
+            return
+        if not exchanging and self._lock.join():
+            return
+        busy = self._lock.busy("is in use")
+        if not exchanging and any(o.mode == "staging" for o in owners(self.directory)):
+            raise CacheStagingError(str(busy), self.directory)
+        raise busy
 
     def _check_identity(self) -> None:
         path = self.directory / "meta.json"
         expected = self.identity.to_json()
         if not path.exists():
-            write_json(path, expected)
+            if not self.shared:
+                write_json(path, expected)
             return
         with self._readable("meta.json"):
             found = dict(json.loads(path.read_text()))
@@ -148,12 +216,15 @@ class Cache:
             )
         if found == expected:
             return
+        if self.shared:
+            raise self._lock.busy(f"holds {found['fingerprint']}, not this dataset, and is in use")
         if self._holds_rows():
             raise OtherDatasetError(
                 f"{self.directory}: the cache holds {found['source']} with fingerprint "
                 f"{found['fingerprint']}, but {self.identity.source} now has "
                 f"{self.identity.fingerprint} or other fields; remove the directory to stage the "
-                f"changed dataset, or give another cache directory"
+                f"changed dataset (`tonari cache prune --stale {self.directory.parents[1]}` does "
+                f"it for all such), or give another cache directory"
             )
         # A staging that failed leaves the name of its dataset, but no row: that binds nobody.
         write_json(path, expected)
@@ -385,9 +456,7 @@ class Cache:
         if self._syncer is not None:
             self._syncer.shutdown()
             self._syncer = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     @contextlib.contextmanager
     def _readable(self, name: str) -> Iterator[None]:

@@ -30,6 +30,7 @@ class Evaluation:
         batch_size: int,
         world: World,
         root: Path,
+        foreign: bool = False,
         num_threads: int,
         prefetch: int,
         progress: bool,
@@ -38,6 +39,8 @@ class Evaluation:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
         pool_rows = layout.pool_rows(world.node)
+        first = layout.pool_start(world.node)
+        wanted = np.arange(first, first + pool_rows)
         self._pool = Pool(
             source,
             fields,
@@ -47,10 +50,12 @@ class Evaluation:
             num_leaving=0,
             purpose="evaluation",
             progress=progress,
+            wanted=wanted,
+            uses_scores=False,
+            foreign=foreign,
         )
-        first = layout.pool_start(world.node)
         try:
-            self._pool.ensure(np.arange(first, first + pool_rows), epoch=0)
+            self._pool.ensure(wanted, epoch=0)
         except BaseException:
             self._pool.close()
             raise

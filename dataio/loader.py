@@ -25,7 +25,7 @@ from dataio.epoch import find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
-from dataio.filesystem import cache_directory
+from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Gather, Transform
 from dataio.order import num_steps
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
@@ -117,7 +117,8 @@ class Loader:
         _check_arguments(batch_size=batch_size, prefetch=prefetch, num_threads=num_threads)
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
-        self._root = cache_directory(os.fspath(cache))
+        self._root = cache_directory(os.fspath(cache), read_only=True)
+        self._foreign = is_named(os.fspath(cache))
         self._throttle = throttle
         self._source = _opened(source, self.world, throttle)
         self.num_samples = self._source.num_samples
@@ -147,6 +148,9 @@ class Loader:
             num_slots=self._decks.num_rows,
             num_leaving=self._num_leaving,
             progress=progress,
+            wanted=None if self._num_leaving else self._placement(0),
+            uses_scores=importance is not None and importance.uses_scores,
+            foreign=self._foreign,
         )
         self._gather = Gather(
             self._pool.cache,
@@ -209,7 +213,10 @@ class Loader:
         new = self.world.allgather_array(
             np.array([self._pool.holds_nothing()]), doing="look for caches"
         )
-        if new.any():
+        if not self._num_leaving:
+            # Rows that never leave lie in the same slots whatever is restored.
+            self._pool.ensure(self._placement(0), epoch=0)
+        elif new.any():
             # Caches that hold rows keep them: a restore may want just that placement.
             held = self._pool.cache.entries.sample_id
             wanted = self._placement(0) if self._pool.holds_nothing() else held
@@ -289,7 +296,7 @@ class Loader:
         self._pending = None
         epoch = int(str(state["epoch"]))
         self._pool.ensure(self._placement(epoch), epoch=epoch)
-        if node is not None and self.world.local_rank == 0:
+        if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
         self._begin(epoch, node.selection if node is not None else None)
@@ -311,7 +318,7 @@ class Loader:
         if self._num_leaving:
             self._finish_exchange()
             self._pool.commit(self.epoch + 1)
-        if self._shuffle.holds_all and self._importance is not None:
+        if self._shuffle.holds_all and self._pool.keeps_scores:
             self._spread_scores()
         self._begin(self.epoch + 1)
         self._open_epoch()
@@ -321,7 +328,7 @@ class Loader:
         if self._exchange is None:
             self._start_exchange(range(0))
         assert self._exchange is not None
-        done = self._exchange.finish(self._pool.scores)
+        done = self._exchange.finish(self._pool.scores if self._pool.keeps_scores else None)
         self._exchange = None
         self._figures.exchanged_rows += int(done["rows"])
         self._figures.exchanged_bytes += int(done["sent_bytes"])
@@ -392,7 +399,7 @@ class Loader:
             self._turn()
         elif epoch != self.epoch:
             self._abandon()
-            if self.world.local_rank == 0:
+            if self.world.local_rank == 0 and self._pool.keeps_scores:
                 self._pool.scores[:] = unscored(len(self._pool.scores))
             self._pending = ({"epoch": epoch}, None)
             self._ensure_begun()
@@ -511,6 +518,7 @@ class Loader:
             batch_size=self.batch_size,
             world=self.world,
             root=self._root,
+            foreign=self._foreign,
             num_threads=self._num_threads,
             prefetch=self._prefetch,
             progress=self._progress,
@@ -640,7 +648,7 @@ class Loader:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._stop_prefetch()
         if self._exchange is not None:
-            self._exchange.finish(unscored(len(self._pool.scores)))
+            self._exchange.finish(None)
             self._exchange = None
         self._pool.cache.forget_arrivals()
         self._begun = False

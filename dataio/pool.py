@@ -11,12 +11,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.cache import Cache, Identity
+from dataio.cache_choice import open_cache, scores_directory
 from dataio.errors import SourceError
 from dataio.fields import Field, row_schema
 from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.progress import Progress
-from dataio.scores import create_scores, open_scores
+from dataio.rows import RowSchema
+from dataio.scores import no_scores, open_scores
 from dataio.source.base import Source
 from dataio.world import World
 
@@ -35,10 +37,15 @@ class Pool:
         num_leaving: Rows that each local rank gives and takes an epoch.
         purpose: Pools of one dataset that are open at once must differ in it; each has its cache.
         progress: Whether rank 0 shows progress on a terminal.
+        wanted: int64[num_slots]: What a pool whose rows never leave is to hold: a cache that holds
+            it already is shared with other jobs. None: not known yet.
+        uses_scores: Whether scores are kept. Without, they are read-only, of rows never reported.
+        foreign: Whether a whole cache of another user may be read, as when it was named.
 
     Attributes:
         cache: The files.
-        scores: SCORE_DTYPE[num_slots], shared by the node's ranks.
+        scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
+        keeps_scores: Whether they can be written.
         staging_s: Seconds that this rank spent reading from the source.
     """
 
@@ -53,6 +60,9 @@ class Pool:
         num_leaving: int,
         purpose: str = "training",
         progress: bool = True,
+        wanted: NDArray[np.int64] | None = None,
+        uses_scores: bool = True,
+        foreign: bool = False,
     ) -> None:
         self.source = source
         self.fields = fields
@@ -64,25 +74,37 @@ class Pool:
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
         name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{purpose}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
-        self.cache = Cache(
-            directory,
-            Identity(source.name, source.fingerprint, schema),
-            num_slots=num_slots,
-            num_positions=num_slots + 2 * num_leaving * world.local_size,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-        )
-        self._scores_path = directory / "scores.npy"
+        self._exchanges = num_leaving > 0
+        self.keeps_scores = uses_scores
+
+        def cache_in(directory: Path) -> Cache:
+            return Cache(
+                directory,
+                Identity(place, source.fingerprint, schema),
+                num_slots=num_slots,
+                num_positions=num_slots + 2 * num_leaving * world.local_size,
+                local_rank=world.local_rank,
+                local_size=world.local_size,
+            )
+
         # Whoever catches an error may try again in this process: nothing may stay locked.
         with contextlib.ExitStack() as undo:
+            self.cache = open_cache(
+                cache_in,
+                directory,
+                world=world,
+                exchanging=self._exchanges,
+                wanted=wanted,
+                foreign=foreign,
+                expected_bytes=_expected_bytes(source, schema, num_slots),
+            )
             undo.callback(self.close)
-            if world.local_rank == 0:
-                self.cache.prepare()
+            self.cache.load(writable=not self.cache.shared)
+            self.scores = no_scores(num_slots)
+            if uses_scores:
                 with self.cache.named("make room for scores"):
-                    create_scores(self._scores_path, num_slots)
-            world.barrier(doing="open the cache")
-            self.cache.load()
-            self.scores = open_scores(self._scores_path)
+                    place_of_scores = scores_directory(self.cache.directory)
+                    self.scores = open_scores(place_of_scores, num_slots, world=world)
             undo.pop_all()
 
     def holds_nothing(self) -> bool:
@@ -101,10 +123,13 @@ class Pool:
             epoch: The epoch whose placement that is.
         """
         cache = self.cache
-        right = _holds(cache.entries, wanted) and cache.epoch == epoch
+        # Rows that never leave lie in every epoch where they lay in the first.
+        right = _holds(cache.entries, wanted) and (cache.epoch == epoch or not self._exchanges)
         if self.world.allgather_array(np.array([right]), doing="compare placements").all():
+            self._share()
             return
         if self.world.local_rank == 0 and not right:
+            cache.begin_writing()
             back = cache.previous
             stepped_back = back is not None and _holds(back, wanted)
             kept = back if back is not None and stepped_back else rehome(cache.entries, wanted)
@@ -114,6 +139,11 @@ class Pool:
             cache.num_slots = len(wanted)
             cache.load()
         self._fill(wanted, epoch=epoch)
+        self._share()
+
+    def _share(self) -> None:
+        if self.world.local_rank == 0 and not self._exchanges:
+            self.cache.share()
 
     def _fill(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
         """Read the missing rows, an even part on each local rank. Collective."""
@@ -186,6 +216,13 @@ def lay_out(source: Source, world: World) -> Layout:
             f"the {world.num_replicas} replicas; start fewer ranks, or name more shards"
         )
     return Layout(world.replicas_per_node, source.num_samples)
+
+
+def _expected_bytes(source: Source, schema: RowSchema, num_slots: int) -> int:
+    """Guess the bytes of the variable fields: the pool's part of the source, where it is known."""
+    if not schema.variable:
+        return 0
+    return int(getattr(source, "total_bytes", 0)) * num_slots // max(source.num_samples, 1)
 
 
 def _holds(entries: Entries, wanted: NDArray[np.int64]) -> bool:

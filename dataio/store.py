@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.atomic import as_open_as_its_directory
 from dataio.errors import CacheError
 from dataio.rows import FixedColumn
 
@@ -42,7 +43,8 @@ class FixedFile:
             "shape": (num_positions, *self.column.shape),
         }
         np.lib.format.write_array_header_1_0(header, described)
-        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
+        mode = "r+b" if self.path.exists() else "w+b"
+        with open(self.path, mode, opener=as_open_as_its_directory) as file:
             # Space first: on a full disk the header must not promise rows that are not there.
             end = header.tell() + num_positions * self.column.width_bytes
             os.posix_fallocate(file.fileno(), 0, end)

@@ -96,6 +96,7 @@ class ShardedSource:
         shards: In the order of their samples.
         fingerprint: Of the shards' names, sizes and times.
         storage: Reads and counts.
+        total_bytes: Of all shards; 0 where nobody counted.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class ShardedSource:
         *,
         fingerprint: str,
         storage: Storage,
+        total_bytes: int = 0,
     ) -> None:
         self.name = name
+        self.total_bytes = total_bytes
         self.fingerprint = fingerprint
         self.shards = tuple(shards)
         self.storage = storage

@@ -56,7 +56,12 @@ def open_source(
     marks = [suffix, *([PurePosixPath(p).name, *f] for p, f in zip(paths, found, strict=True))]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(marks).encode())
     return ShardedSource(
-        _name(spec), shard_format, shards, fingerprint=fingerprint, storage=storage
+        _name(spec),
+        shard_format,
+        shards,
+        fingerprint=fingerprint,
+        storage=storage,
+        total_bytes=sum(size for _, size, _ in found),
     )
 
 
