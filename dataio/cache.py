@@ -142,7 +142,7 @@ class Cache:
 
     def is_right(self, wanted: NDArray[np.int64] | None) -> bool:
         """Whether all these samples lie here, each in its slot."""
-        if wanted is None or not self._head_path.exists():
+        if wanted is None or not self._holds_rows():
             return False
         self.load(writable=False)
         return np.array_equal(self.entries.sample_id, wanted)
@@ -196,7 +196,10 @@ class Cache:
         if not exchanging and self._lock.join():
             return
         busy = self._lock.busy("is in use")
-        if not exchanging and any(o.mode == "staging" for o in owners(self.directory)):
+        soon_free: set[Mode] = {"verifying", "pruning", "exporting"}
+        if {owner.mode for owner in owners(self.directory)} <= (
+            soon_free if exchanging else soon_free | {"staging"}
+        ):
             raise CacheStagingError(str(busy), self.directory)
         raise busy
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from dataio.errors import CacheBusyError
+from dataio.errors import CacheBusyError, CacheError
 
 Mode = Literal["staging", "exchanging", "sharing", "verifying", "pruning", "exporting", ""]
 """What an owner does; one that is "staging" will share the cache when it is whole."""
@@ -141,6 +141,12 @@ class CacheLock:
             self.shared = False
             self._sign(mode, alone=True)
 
+    def touch(self) -> None:
+        """Show those who wait that this process gets on."""
+        if self._descriptor is not None:
+            with contextlib.suppress(PermissionError):  # Another user's: nobody waits for readers.
+                os.utime(self._descriptor)
+
     def release(self) -> None:
         """Let go; idempotent."""
         if self._descriptor is not None:
@@ -175,6 +181,44 @@ class CacheLock:
             os.ftruncate(self._descriptor, 0)
         line = json.dumps(asdict(this_process(mode))) + "\n"
         os.pwrite(self._descriptor, line.encode(), os.fstat(self._descriptor).st_size)
+
+
+@contextlib.contextmanager
+def held(directory: Path, mode: Mode, *, alone: bool) -> Iterator[CacheLock]:
+    """Hold a cache for a piece of work.
+
+    Raises:
+        CacheBusyError: If a job uses it in a way that excludes this.
+        CacheError: If it cannot be locked, as on a read-only filesystem.
+    """
+    lock = CacheLock(directory)
+    try:
+        taken = lock.take(mode) if alone else lock.join(mode)
+    except OSError as error:
+        raise CacheError(
+            f"{directory}: could not be locked ({error}), expected a cache of this user's that can "
+            "be written; only its owner can change it"
+        ) from error
+    if not taken:
+        raise lock.busy("is in use")
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def refuse_others(directory: Path) -> None:
+    """Refuse to change another user's cache, even as root.
+
+    Raises:
+        CacheError: If it is one.
+    """
+    owner = directory.stat().st_uid
+    if owner != os.getuid():
+        raise CacheError(
+            f"{directory}: belongs to user {owner}, not to this one ({os.getuid()}); ask its owner "
+            "to do it"
+        )
 
 
 def make_private(directory: Path) -> None:

@@ -24,7 +24,7 @@ class CacheBusyError(CacheError):
 
 
 class CacheStagingError(CacheBusyError):
-    """Another process stages the cache, and will share it then.
+    """Another process has the cache for a while: it stages it, and will share it, or tidies up.
 
     Attributes:
         directory: The cache.

@@ -74,13 +74,16 @@ class Pool:
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
         name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{purpose}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
+        # What is not just a pattern of shards says so: nobody can open it again by its name.
+        kind = type(source).__name__
+        origin = place if kind == "ShardedSource" else f"{kind}:{place}"
         self._exchanges = num_leaving > 0
         self.keeps_scores = uses_scores
 
         def cache_in(directory: Path) -> Cache:
             return Cache(
                 directory,
-                Identity(place, source.fingerprint, schema),
+                Identity(origin, source.fingerprint, schema),
                 num_slots=num_slots,
                 num_positions=num_slots + 2 * num_leaving * world.local_size,
                 local_rank=world.local_rank,
