@@ -73,7 +73,9 @@ def open_cache(
     cache = None
     while True:
         if world.rank == leader and cache is None:
-            cache = patience.try_for(lambda: _choose(prepared, first, world, foreign=foreign))
+            cache = patience.try_for(
+                lambda: _choose(prepared, first, world, exchanging=exchanging, foreign=foreign)
+            )
         chosen = b"" if cache is None else _told(cache)
         everyone = world.allgather(chosen, doing="open the caches")
         # Those who wait talk to each other now and then: nobody takes them for lost.
@@ -92,28 +94,34 @@ def _followed(make: Callable[[Path], Cache], told: bytes) -> Cache:
     return cache
 
 
-def _choose(prepared: "_Prepare", first: Path, world: World, *, foreign: bool) -> Cache:
+def _choose(
+    prepared: "_Prepare", first: Path, world: World, *, exchanging: bool, foreign: bool
+) -> Cache:
     """Take the first directory that will do."""
-    home = first.parent
-    uid = os.getuid()
+    home, root, uid = first.parent, first.parents[1], os.getuid()
+    reason = "it holds no cache of this dataset"
     if home.exists():
-        owner, writable = home.stat().st_uid, os.access(home, os.W_OK | os.X_OK)
-        reason = f"it belongs to user {owner}"
-        if not (owner == uid and writable):
-            if owner == uid or foreign:
+        owner = home.stat().st_uid
+        if owner != uid or not os.access(home, os.W_OK | os.X_OK):
+            reason = f"it belongs to user {owner}"
+            if exchanging:
+                reason += ", and only its owner may exchange rows in it, where it can be written"
+            elif owner == uid or foreign:
                 cache, reason = _read_only(prepared, first)
                 if cache is not None:
                     return cache
             first = home.with_name(f"{home.name}-{uid}") / first.name
-    else:
-        reason = "it holds no cache of this dataset"
-    root = home.parent
     if root.exists() and not os.access(root, os.W_OK | os.X_OK):
         raise CacheError(
             f"cache directory {root} is not writable for user {uid}, and what is there cannot "
             f"serve ({home.name}: {reason}); make it writable or give another directory "
             "(cache=..., TONARI_CACHE)"
         )
+    return _writable(prepared, first, world)
+
+
+def _writable(prepared: "_Prepare", first: Path, world: World) -> Cache:
+    """Take the first that no other job has in a way that cannot be shared."""
     taken: CacheBusyError | None = None
     for directory in _candidates(first):
         try:

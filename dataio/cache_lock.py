@@ -117,11 +117,12 @@ class CacheLock:
         if self._descriptor is None or self.shared:
             return
         with gate(self.directory):
-            if not _flock(self._descriptor, fcntl.LOCK_SH):
-                self.release()
-                raise self.busy("was taken while this job began to share it")
-            self.shared = True
-            self._sign("sharing", alone=True)
+            self.shared = _flock(self._descriptor, fcntl.LOCK_SH)
+            if self.shared:
+                self._sign("sharing", alone=True)
+                return
+        self.release()
+        raise self.busy("was taken while this job began to share it")
 
     def upgrade(self, mode: Mode) -> None:
         """Hold it alone, to write.
@@ -131,15 +132,17 @@ class CacheLock:
         """
         if not self.shared:
             return
+        found = "holds other rows than this job needs and is"
+        if self._descriptor is None:
+            raise self.busy(f"{found} read-only; it is used")
         with gate(self.directory):
-            if self._descriptor is None:
-                raise self.busy("holds other rows than this job needs and is read-only")
-            if not _flock(self._descriptor, fcntl.LOCK_EX):
-                # The failed try has let go of it; under the gate nobody can have come between.
-                _flock(self._descriptor, fcntl.LOCK_SH)
-                raise self.busy("holds other rows than this job needs and is in use")
-            self.shared = False
-            self._sign(mode, alone=True)
+            if _flock(self._descriptor, fcntl.LOCK_EX):
+                self.shared = False
+                self._sign(mode, alone=True)
+                return
+            # The failed try has let go of it; under the gate nobody can have come between.
+            _flock(self._descriptor, fcntl.LOCK_SH)
+        raise self.busy(f"{found} in use")
 
     def touch(self) -> None:
         """Show those who wait that this process gets on."""

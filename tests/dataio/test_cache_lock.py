@@ -117,7 +117,7 @@ def test_the_text_alone_locks_nothing_and_damage_to_it_stops_nobody(tmp_path):
 def test_a_stopped_process_at_the_gate_is_an_error_and_no_hang(tmp_path, monkeypatch):
     monkeypatch.setattr(dataio.cache_lock, "GATE_TIMEOUT_S", 0.05)
     with gate(tmp_path):
-        with pytest.raises(CacheBusyError, match="changing hands .* look for a stopped process"):
+        with pytest.raises(CacheBusyError, match=r"changing hands .* look for a stopped process"):
             CacheLock(tmp_path).take("staging")
 
 
