@@ -1,5 +1,6 @@
 """A cache's lock: one writer or many readers, named, and dead with its owner."""
 
+import fcntl
 import json
 import os
 import threading
@@ -34,34 +35,35 @@ def test_a_writer_turns_reader_and_back_only_when_alone(tmp_path):
     with pytest.raises(CacheBusyError, match="holds other rows than this job needs and is in use"):
         first.upgrade("staging")
     assert first.shared
-    assert not CacheLock(tmp_path).take("staging"), "the failed try kept the shared lock"
     second.release()
+    assert not CacheLock(tmp_path).take("staging"), "the failed try kept the shared lock"
     first.upgrade("staging")
     assert not second.join()
 
 
-def test_nobody_slips_in_while_a_writer_turns_reader(tmp_path):
-    """Writers try without pause while another shares and takes back; none may ever succeed."""
-    mine, stop, won = CacheLock(tmp_path), threading.Event(), []
-
-    def grab():
-        while not stop.is_set():
-            other = CacheLock(tmp_path)
-            if other.take("exchanging"):
-                won.append(1)
-                other.release()
-
+@pytest.mark.parametrize("change", ["share", "upgrade"])
+def test_nobody_slips_in_while_a_writer_turns_reader_or_back(tmp_path, monkeypatch, change):
+    """The moment in which the kernel has let go of the old lock is made long."""
+    mine, refused = CacheLock(tmp_path), []
     assert mine.take("staging")
-    rivals = [threading.Thread(target=grab) for _ in range(3)]
-    for rival in rivals:
-        rival.start()
-    for _ in range(200):
+    if change == "upgrade":
         mine.share()
-        mine.upgrade("staging")
-    stop.set()
-    for rival in rivals:
-        rival.join(10)
-    assert won == []
+    convert = dataio.cache_lock._flock
+
+    def slow(descriptor, kind):
+        if descriptor == mine._descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with pytest.raises(CacheBusyError, match="changing hands"):
+                CacheLock(tmp_path).take("exchanging")
+            refused.append(kind)
+        return convert(descriptor, kind)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dataio.cache_lock, "GATE_TIMEOUT_S", 0.02)
+        patched.setattr(dataio.cache_lock, "_flock", slow)
+        mine.share() if change == "share" else mine.upgrade("staging")
+    assert len(refused) == 1
+    assert not CacheLock(tmp_path).take("exchanging")
 
 
 def test_looking_who_uses_it_disturbs_nobody(tmp_path):
