@@ -131,10 +131,6 @@ class Cache:
                 return
             self._make_room(expected_bytes)
 
-    def follow(self, *, shared: bool) -> None:
-        """See it as the leader does, which has prepared it. Every other local rank."""
-        self._lock.shared = shared
-
     @property
     def shared(self) -> bool:
         """Whether other jobs read it too, so that nothing may be written."""
@@ -147,33 +143,46 @@ class Cache:
         self.load(writable=False)
         return np.array_equal(self.entries.sample_id, wanted)
 
+    def follow(self, *, shared: bool) -> None:
+        """See it as the leader does, who holds the lock. Every other local rank."""
+        self._lock.shared = shared
+
     def share(self) -> None:
-        """Let other jobs read it from now on. Leader only, when nothing will be written."""
-        self._lock.share()
+        """Let other jobs read it from now on. Every local rank, when nothing will be written."""
+        if self.local_rank == 0:
+            self._lock.share()
+        else:
+            self.follow(shared=True)
 
     def begin_writing(self) -> None:
-        """Hold it alone again. Leader only.
+        """Hold it alone again. Every local rank.
 
         Raises:
-            CacheBusyError: If other jobs read it.
+            CacheBusyError: On the leader, if other jobs read it.
         """
-        self._lock.upgrade("staging")
+        if self.local_rank == 0:
+            self._lock.upgrade("staging")
+        else:
+            self.follow(shared=False)
 
     def _make_room(self, expected_bytes: int) -> None:
         if not self._head_path.exists():
             self.rewrite(self.entries, epoch=0)
         with self._readable("a field's file"):
             if not self._holds_rows():
-                room_for(self.directory, self.num_positions * self.schema.fixed_bytes)
-                self._warn_of(expected_bytes)
+                files = [file.path for file in self.fixed if file.path.exists()]
+                # A staging that was killed has claimed its room already.
+                claimed = sum(512 * path.stat().st_blocks for path in files)
+                need = max(self.num_positions * self.schema.fixed_bytes - claimed, 0)
+                room_for(self.directory, need)
+                self._warn_of(need + expected_bytes)
             for file in self.fixed:
                 file.reserve(self.num_positions)
 
     def _warn_of(self, expected_bytes: int) -> None:
         # Only a guess, by the size of the source: no reason to refuse.
         try:
-            fixed_bytes = self.num_positions * self.schema.fixed_bytes
-            room_for(self.directory, fixed_bytes + expected_bytes)
+            room_for(self.directory, expected_bytes)
         except CacheError as error:
             log.warning("staging may not fit, to judge by the size of the source: %s", error)
 
@@ -244,8 +253,8 @@ class Cache:
     def _head_path(self) -> Path:
         return self.directory / "manifest.json"
 
-    def load(self, *, writable: bool = True) -> None:
-        """Read the committed manifest and map the files.
+    def load(self, *, writable: bool | None = None) -> None:
+        """Read the committed manifest and map the files; to write, unless it is shared.
 
         Raises:
             CacheError: If they are not what the cache wrote.
@@ -259,7 +268,7 @@ class Cache:
                 self.previous = self.entries
                 self.entries = self._applied(self.entries, deltas)
             for file in self.fixed:
-                file.map(writable=writable)
+                file.map(writable=not self.shared if writable is None else writable)
         self._begin_epoch()
 
     def _applied(self, entries: Entries, deltas: Sequence[str]) -> Entries:

@@ -102,7 +102,7 @@ class Pool:
                 expected_bytes=_expected_bytes(source, schema, num_slots),
             )
             undo.callback(self.close)
-            self.cache.load(writable=not self.cache.shared)
+            self.cache.load()
             self.scores = no_scores(num_slots)
             if uses_scores:
                 with self.cache.named("make room for scores"):
@@ -131,8 +131,9 @@ class Pool:
         if self.world.allgather_array(np.array([right]), doing="compare placements").all():
             self._share()
             return
-        if self.world.local_rank == 0 and not right:
+        if not right:
             cache.begin_writing()
+        if self.world.local_rank == 0 and not right:
             back = cache.previous
             stepped_back = back is not None and _holds(back, wanted)
             kept = back if back is not None and stepped_back else rehome(cache.entries, wanted)
@@ -145,7 +146,7 @@ class Pool:
         self._share()
 
     def _share(self) -> None:
-        if self.world.local_rank == 0 and not self._exchanges:
+        if not self._exchanges:
             self.cache.share()
 
     def _fill(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
