@@ -190,14 +190,19 @@ def test_too_little_room_is_said_before_any_row_is_read(tmp_path, monkeypatch):
     assert source.rows_read == []
 
 
+class LargeSource(MemorySource):
+    """Says how large its files are."""
+
+    total_bytes = 20_000
+
+
 def test_room_that_is_only_guessed_warns(tmp_path, monkeypatch, caplog):
     def scarce(directory, num_bytes):
         if num_bytes > 10_000:
             raise CacheError(f"{directory}: needs {num_bytes}")
 
     monkeypatch.setattr(dataio.cache, "room_for", scarce)
-    source = MemorySource(SAMPLES)
-    source.total_bytes = 20_000
+    source = LargeSource(SAMPLES)
     Pool(
         source, FIELDS, world=single_world(), root=tmp_path, num_slots=SAMPLES, num_leaving=0
     ).close()
