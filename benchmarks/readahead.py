@@ -22,6 +22,7 @@ from dataio import Array, Field, Int
 from dataio.epoch import EpochPlan
 from dataio.gather import Gather
 from dataio.order import Order
+from dataio.placement import Placement
 from dataio.policies import Selection
 from dataio.pool import Pool
 from dataio.seeding import key
@@ -51,7 +52,7 @@ def seconds(name: str, directory: Path, *, ahead: bool, num_batches: int) -> flo
         num_leaving=0,
         progress=False,
     )
-    pool.ensure(np.arange(num_samples), epoch=0)
+    pool.ensure(Placement("all", 0, num_samples, lambda: np.arange(num_samples)))
     dealt = np.array([num_samples])
     order = Order(np.arange(num_samples), key(0, "order"), dealt, 0, BATCH, num_samples // BATCH)
     with patch("dataio.gather.is_needed", lambda reader: ahead):

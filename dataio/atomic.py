@@ -19,12 +19,17 @@ def write_file(path: Path, data: bytes | memoryview | pa.Buffer) -> None:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(path.name + ".partial")
-    with open(temporary, "wb") as file:
+    with open(temporary, "wb", opener=as_open_as_its_directory) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+def as_open_as_its_directory(path: str, flags: int) -> int:
+    """Open a file that whoever may use its directory may use: 0600 in one of mode 0700."""
+    return os.open(path, flags, Path(path).parent.stat().st_mode & 0o666)
 
 
 def write_json(path: Path, document: object) -> None:

@@ -7,12 +7,9 @@ See docs/cache_format.md.
 
 import contextlib
 import errno
-import fcntl
 import json
-import os
-import socket
+import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.atomic import read_table, write_json, write_table
-from dataio.errors import CacheBusyError, CacheError, OtherDatasetError
+from dataio.cache_lock import CacheLock, Mode, make_private, owners
+from dataio.errors import CacheError, CacheStagingError, OtherDatasetError
 from dataio.extents import FreeExtents, find_free_extents, find_free_positions
+from dataio.filesystem import room_for
 from dataio.manifest import (
     Entries,
     empty_entries,
@@ -34,8 +33,11 @@ from dataio.manifest import (
     make_entries,
     to_table,
 )
+from dataio.placement import Placement
 from dataio.rows import Rows, RowSchema, row_offsets
 from dataio.store import FixedFile, HeapFile, map_table
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 DELTAS_PER_BASE = 16
@@ -122,52 +124,135 @@ class Cache:
         # A staging thread writes and adopts while others read, write arrivals and adopt.
         self._guard = threading.RLock()
         self._has_room = False
-        self._lock: int | None = None
+        self._lock = CacheLock(directory)
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
 
-    def prepare(self) -> None:
+    def prepare(
+        self,
+        *,
+        exchanging: bool = True,
+        wanted: Placement | None = None,
+        read_only: bool = False,
+        expected_bytes: int = 0,
+    ) -> None:
         """Create or adopt the directory, lock it and make room. Leader only, before anyone loads.
 
+        Args:
+            exchanging: Whether rows will come and go: then nobody else may use it meanwhile.
+            wanted: The samples that a job which does not exchange needs; where
+                they lie here already, the cache is shared with other such jobs. None: not known.
+            read_only: Whether nothing may be made or changed.
+            expected_bytes: Of the variable fields, as far as anyone can tell.
+
         Raises:
-            CacheBusyError: If another process uses it.
+            CacheBusyError: If another process uses it in a way that cannot be shared.
             OtherDatasetError: If it holds something else.
             CacheError: If it cannot be written or the disk is full.
         """
         with self.named("prepare the cache"):
-            # One by one: parents=True would leave all but the last to the umask.
-            for directory in (*reversed(self.directory.parents[:2]), self.directory):
-                directory.mkdir(mode=0o700, exist_ok=True)
-            self._take_lock()
+            self._enter(exchanging=exchanging, read_only=read_only)
             self._check_identity()
-            if not self._head_path.exists():
-                self.rewrite(self.entries, epoch=0, placement="")
-            with self._readable("a field's file"):
-                for file in self.fixed:
-                    file.reserve(self.num_slots)
+            if self.shared:
+                if not self.is_right(wanted):
+                    raise self._lock.busy("holds other rows than this job needs and is in use")
+                return
+            if not exchanging and self.is_right(wanted):
+                self._lock.share()
+                return
+            self._make_room(expected_bytes)
 
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    @property
+    def shared(self) -> bool:
+        """Whether other jobs read it too, so that nothing may be written."""
+        return self._lock.shared
+
+    def is_right(self, wanted: Placement | None) -> bool:
+        """Whether all these samples lie here, each in its slot."""
+        if wanted is None or not self._holds_rows():
+            return False
+        self.load(writable=False)
+        if (self.placement, self.epoch) == (wanted.name, wanted.epoch):
+            return self.num_missing == 0
+        if len(self.entries) != wanted.num_slots:
+            return False
+        return np.array_equal(self.entries.sample_id[:], wanted.sample_ids())
+
+    def follow(self, *, shared: bool) -> None:
+        """See it as the leader does, who holds the lock. Every other local rank."""
+        self._lock.shared = shared
+
+    def share(self) -> None:
+        """Let other jobs read it from now on. Every local rank, when nothing will be written."""
+        if self.local_rank == 0:
+            self._lock.share()
+        else:
+            self.follow(shared=True)
+
+    def begin_writing(self) -> None:
+        """Hold it alone again. Every local rank.
+
+        Raises:
+            CacheBusyError: On the leader, if other jobs read it.
+        """
+        if self.local_rank == 0:
+            self._lock.upgrade("staging")
+        else:
+            self.follow(shared=False)
+
+    def _make_room(self, expected_bytes: int) -> None:
+        if not self._head_path.exists():
+            self.rewrite(self.entries, epoch=0, placement="")
+        with self._readable("a field's file"):
+            if not self._holds_rows():
+                files = [file.path for file in self.fixed if file.path.exists()]
+                # A staging that was killed has claimed its room already.
+                claimed = sum(512 * path.stat().st_blocks for path in files)
+                need = max(self.num_slots * self.schema.fixed_bytes - claimed, 0)
+                room_for(self.directory, need)
+                self._warn_of(need + expected_bytes)
+            for file in self.fixed:
+                file.reserve(self.num_slots)
+
+    def _warn_of(self, expected_bytes: int) -> None:
+        # Only a guess, by the size of the source: no reason to refuse.
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self._lock, 4096, 0).decode(errors="replace") or "an unnamed process"
-            os.close(self._lock)
-            self._lock = None
-            raise CacheBusyError(
-                f"{self.directory}: the cache is in use by {owner}; wait for it to end, or give "
-                f"this job a cache directory of its own (cache=..., TONARI_CACHE)"
-            ) from None
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
-        owner = f"process {os.getpid()} on {socket.gethostname()} since {started}"
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, owner.encode(), 0)
+            room_for(self.directory, expected_bytes)
+        except CacheError as error:
+            log.warning("staging may not fit, to judge by the size of the source: %s", error)
+
+    def _enter(self, *, exchanging: bool, read_only: bool) -> None:
+        for attempt in range(3):
+            try:
+                if not read_only:
+                    make_private(self.directory)
+                self._take_lock(exchanging=exchanging, read_only=read_only)
+                return
+            except FileNotFoundError:
+                # Somebody who tidied up removed it, unused as it was, between the two.
+                if read_only or attempt == 2:
+                    raise
+
+    def _take_lock(self, *, exchanging: bool, read_only: bool) -> None:
+        mode: Mode = "exchanging" if exchanging else "staging"
+        if not read_only and self._lock.take(mode):
+            return
+        if not exchanging and self._lock.join():
+            return
+        busy = self._lock.busy("is in use")
+        soon_free: set[Mode] = {"verifying", "pruning", "exporting"}
+        if {owner.mode for owner in owners(self.directory)} <= (
+            soon_free if exchanging else soon_free | {"staging"}
+        ):
+            raise CacheStagingError(str(busy), self.directory)
+        raise busy
 
     def _check_identity(self) -> None:
         path = self.directory / "meta.json"
         expected = self.identity.to_json()
         if not path.exists():
-            write_json(path, expected)
+            if not self.shared:
+                write_json(path, expected)
             return
         with self._readable("meta.json"):
             found = dict(json.loads(path.read_text()))
@@ -178,12 +263,15 @@ class Cache:
             )
         if found == expected:
             return
+        if self.shared:
+            raise self._lock.busy(f"holds {found['fingerprint']}, not this dataset, and is in use")
         if self._holds_rows():
             raise OtherDatasetError(
                 f"{self.directory}: the cache holds {found['source']} with fingerprint "
                 f"{found['fingerprint']}, but {self.identity.source} now has "
                 f"{self.identity.fingerprint} or other fields; remove the directory to stage the "
-                f"changed dataset, or give another cache directory"
+                f"changed dataset (`tonari cache prune --stale {self.directory.parents[1]}` does "
+                f"it for all such), or give another cache directory"
             )
         # A staging that never ended binds nobody, and what it left is of a source that is gone.
         self.rewrite(self.entries, epoch=0, placement="")
@@ -200,8 +288,10 @@ class Cache:
     def _head_path(self) -> Path:
         return self.directory / "manifest.json"
 
-    def load(self, *, writable: bool = True) -> None:
-        """Read the committed manifest and map the files. Nothing in it grows with the rows.
+    def load(self, *, writable: bool | None = None) -> None:
+        """Read the committed manifest and map the files; to write, unless it is shared.
+
+        Nothing in it grows with the rows.
 
         Raises:
             CacheError: If they are not what the cache wrote.
@@ -212,7 +302,7 @@ class Cache:
         with self.named("open the cache"), self._readable("the manifest"):
             self._read_manifest()
             for file in self.fixed:
-                file.map(writable=writable)
+                file.map(writable=not self.shared if writable is None else writable)
 
     def refresh(self) -> None:
         """Read the base that replaced the one in use, if one did; arrivals of the epoch stay."""
@@ -585,9 +675,7 @@ class Cache:
         if self._syncer is not None:
             self._syncer.shutdown()
             self._syncer = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     @contextlib.contextmanager
     def _readable(self, name: str) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """What can go wrong outside, one class per thing a caller could handle differently."""
 
+from pathlib import Path
+
 
 class DataioError(Exception):
     """Root of every error that dataio raises for something outside the program."""
@@ -19,6 +21,18 @@ class CacheError(DataioError):
 
 class CacheBusyError(CacheError):
     """Another process holds the cache."""
+
+
+class CacheStagingError(CacheBusyError):
+    """Another process has the cache for a while: it stages it, and will share it, or tidies up.
+
+    Attributes:
+        directory: The cache.
+    """
+
+    def __init__(self, message: str, directory: Path) -> None:
+        super().__init__(message)
+        self.directory = directory
 
 
 class OtherDatasetError(CacheError):

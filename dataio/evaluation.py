@@ -30,6 +30,7 @@ class Evaluation:
         batch_size: int,
         world: World,
         root: Path,
+        foreign: bool = False,
         num_threads: int,
         prefetch: int,
         progress: bool,
@@ -38,6 +39,10 @@ class Evaluation:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
         pool_rows = layout.pool_rows(world.node)
+        first = layout.pool_start(world.node)
+        wanted = Placement(
+            f"evaluation from {first}", 0, pool_rows, lambda: first + np.arange(pool_rows)
+        )
         self._pool = Pool(
             source,
             fields,
@@ -47,14 +52,12 @@ class Evaluation:
             num_leaving=0,
             purpose="evaluation",
             progress=progress,
+            wanted=wanted,
+            uses_scores=False,
+            foreign=foreign,
         )
-        first = layout.pool_start(world.node)
         try:
-            self._pool.ensure(
-                Placement(
-                    f"evaluation from {first}", 0, pool_rows, lambda: first + np.arange(pool_rows)
-                )
-            )
+            self._pool.ensure(wanted)
         except BaseException:
             self._pool.close()
             raise

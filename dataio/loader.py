@@ -28,7 +28,7 @@ from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.figures import Figures, summarise
-from dataio.filesystem import cache_directory
+from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
 from dataio.order import Block, Order, num_steps
 from dataio.placement import Placement
@@ -139,7 +139,8 @@ class Loader:
         )
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
-        self._root = cache_directory(os.fspath(cache))
+        self._root = cache_directory(os.fspath(cache), read_only=True)
+        self._foreign = is_named(os.fspath(cache))
         self._throttle = throttle
         self._source = _opened(source, self.world, throttle)
         self.num_samples = self._source.num_samples
@@ -164,6 +165,7 @@ class Loader:
             self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
         )
         self._num_leaving = self._shuffle.num_leaving(self.layout)
+        self._position = self._start_of(0)
         self._pool = Pool(
             self._source,
             fields,
@@ -172,6 +174,9 @@ class Loader:
             num_slots=self._decks.num_rows,
             num_leaving=self._num_leaving,
             progress=progress,
+            wanted=None if self._num_leaving else self._placement(0),
+            uses_scores=importance is not None and importance.uses_scores,
+            foreign=self._foreign,
         )
         self._delivery = Delivery(self.device)
         self._gather = Gather(
@@ -195,7 +200,6 @@ class Loader:
         self.step = 0
         self.lr_factor = 1.0
         self._refresh_step = 0
-        self._position = self._start_of(0)
         self._num_epochs: int | None = None
         self._begun = False
         self._restored: NodeSnapshot | None = None
@@ -248,6 +252,10 @@ class Loader:
         pool = self._pool
         if self._overlaps:
             return  # when the first epoch begins
+        if not self._num_leaving:
+            # Rows that never leave lie in the same slots whatever is restored.
+            pool.ensure(self._placement(0))
+            return
         missing = np.array([pool.cache.num_missing])
         if self.world.allreduce(missing, op="max", doing="look for caches")[0]:
             # Caches that hold rows keep them: a restore may want just that placement.
@@ -264,10 +272,11 @@ class Loader:
         return max(int(most[0]), 1)
 
     def _placement(self, epoch: int) -> Placement:
-        # Where rows never move, every epoch's placement is that of epoch 0.
-        epoch = epoch if self._num_leaving else 0
-        first_epoch = self._position.running.first_epoch if self._num_leaving else 0
-        function_of = (self._shuffle, self.layout, self.world.node, self.seed, first_epoch)
+        function_of: tuple[object, ...] = (self._shuffle.holds_all, self.layout, self.world.node)
+        if self._num_leaving:
+            function_of += (self._shuffle, self.seed, self._position.running.first_epoch)
+        else:
+            epoch = 0  # where rows never move, every epoch's placement is the first's
         return Placement(
             _digest(f"{function_of} {ORDER_VERSION}"),
             epoch,
@@ -371,7 +380,7 @@ class Loader:
         if position.running.grouped and not position.running.steps:
             groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
         self._pool.ensure(self._placement(position.epoch), groups=groups)
-        if node is not None and self.world.local_rank == 0:
+        if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
         selection = node.selection if node is not None else None
@@ -419,7 +428,7 @@ class Loader:
         if self._num_leaving:
             self._finish_exchange()
             self._gather.forget(self._pool.commit(self.epoch + 1))
-        if self._shuffle.holds_all and self._importance is not None:
+        if self._shuffle.holds_all and self._pool.keeps_scores:
             self._spread_scores()
         self._begin(self._start_of(self.epoch + 1, self._position.running.first_epoch))
         self._open_epoch()
@@ -438,7 +447,8 @@ class Loader:
         if self._exchange is None:
             self._start_exchange(range(0))
         assert self._exchange is not None
-        self._figures.take_in(self._exchange.finish(self._pool.scores))
+        kept = self._pool.scores if self._pool.keeps_scores else None
+        self._figures.take_in(self._exchange.finish(kept))
         self._exchange = None
 
     def _spread_scores(self) -> None:
@@ -512,7 +522,7 @@ class Loader:
             self._turn()
         elif epoch != self.epoch:
             self._abandon()
-            if self.world.local_rank == 0:
+            if self.world.local_rank == 0 and self._pool.keeps_scores:
                 self._pool.scores[:] = unscored(len(self._pool.scores))
             first_epoch = min(self._position.running.first_epoch, epoch)
             self._position = self._start_of(epoch, first_epoch)
@@ -618,6 +628,7 @@ class Loader:
             batch_size=self.batch_size,
             world=self.world,
             root=self._root,
+            foreign=self._foreign,
             num_threads=self._num_threads,
             prefetch=self._prefetch,
             progress=self._progress,
@@ -760,7 +771,7 @@ class Loader:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._stop_prefetch()
         if self._exchange is not None:
-            self._exchange.finish(unscored(len(self._pool.scores)))
+            self._exchange.finish(None)
             self._exchange = None
         self._pool.cache.forget_arrivals()
         self._begun = False

@@ -95,12 +95,13 @@ class Exchange(Protocol):
         """Send and take in what is due by this step. Never blocks."""
         ...
 
-    def finish(self, scores: Scores) -> dict[str, float]:
+    def finish(self, scores: Scores | None) -> dict[str, float]:
         """Complete the exchange, then move the scores of the rows that moved.
 
         Blocks until this replica's rows have left and its arrivals are written, at most for the
         world's time limit. ``scores`` is the pool's array: on return the arrivals' slots of this
-        replica hold the arrivals' scores; no other slot is touched. Collective among partners.
+        replica hold the arrivals' scores; no other slot is touched. None: no scores are kept, on
+        any replica. Collective among partners.
 
         Returns:
             Figures for ``Loader.stats``: rows, bytes and messages sent and received, seconds

@@ -11,14 +11,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.cache import Cache, Identity
+from dataio.cache_choice import open_cache, scores_directory
 from dataio.errors import CorruptRowError, SourceError
 from dataio.fields import Field, row_schema
 from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
-from dataio.rows import Rows
-from dataio.scores import create_scores, open_scores
+from dataio.rows import Rows, RowSchema
+from dataio.scores import no_scores, open_scores
 from dataio.source.base import Source
 from dataio.source.throttle import Throttle
 from dataio.staging import Piece, Staging, plan_pieces
@@ -44,12 +45,17 @@ class Pool:
         num_leaving: Rows that each local rank gives and takes an epoch.
         purpose: Pools of one dataset that are open at once must differ in it; each has its cache.
         progress: Whether rank 0 shows progress on a terminal.
+        wanted: What a pool whose rows never leave is to hold: a cache that holds it already is
+            shared with other jobs. None: not known yet.
+        uses_scores: Whether scores are kept. Without, they are read-only, of rows never reported.
+        foreign: Whether a whole cache of another user may be read, as when it was named.
         readers: Threads of this rank that read from the source while staging.
         bandwidth: Bytes/s that the node may read from the source while staging; 0: no limit.
 
     Attributes:
         cache: The files.
-        scores: SCORE_DTYPE[num_slots], shared by the node's ranks.
+        scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
+        keeps_scores: Whether they can be written.
         staging_s: Seconds that this rank spent reading from the source.
     """
 
@@ -64,6 +70,9 @@ class Pool:
         num_leaving: int,
         purpose: str = "training",
         progress: bool = True,
+        wanted: Placement | None = None,
+        uses_scores: bool = True,
+        foreign: bool = False,
         readers: int = 2,
         bandwidth: float = 0.0,
     ) -> None:
@@ -80,25 +89,40 @@ class Pool:
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
         name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{purpose}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
-        self.cache = Cache(
-            directory,
-            Identity(source.name, source.fingerprint, schema),
-            num_slots=num_slots,
-            num_positions=num_slots + 2 * num_leaving * world.local_size,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-        )
-        self._scores_path = directory / "scores.npy"
+        # What is not just a pattern of shards says so: nobody can open it again by its name.
+        kind = type(source).__name__
+        origin = place if kind == "ShardedSource" else f"{kind}:{place}"
+        self._exchanges = num_leaving > 0
+        self.keeps_scores = uses_scores
+
+        def cache_in(directory: Path) -> Cache:
+            return Cache(
+                directory,
+                Identity(origin, source.fingerprint, schema),
+                num_slots=num_slots,
+                num_positions=num_slots + 2 * num_leaving * world.local_size,
+                local_rank=world.local_rank,
+                local_size=world.local_size,
+            )
+
         # Whoever catches an error may try again in this process: nothing may stay locked.
         with contextlib.ExitStack() as undo:
+            self.cache = open_cache(
+                cache_in,
+                directory,
+                world=world,
+                exchanging=self._exchanges,
+                wanted=wanted,
+                foreign=foreign,
+                expected_bytes=_expected_bytes(source, schema, num_slots),
+            )
             undo.callback(self.close)
-            if world.local_rank == 0:
-                self.cache.prepare()
-                with self.cache.named("make room for scores"):
-                    create_scores(self._scores_path, num_slots)
-            world.barrier(doing="open the cache")
             self.cache.load()
-            self.scores = open_scores(self._scores_path)
+            self.scores = no_scores(num_slots)
+            if uses_scores:
+                with self.cache.named("make room for scores"):
+                    place_of_scores = scores_directory(self.cache.directory)
+                    self.scores = open_scores(place_of_scores, num_slots, world=world)
             undo.pop_all()
 
     def holds_nothing(self) -> bool:
@@ -137,8 +161,11 @@ class Pool:
         kept = self._kept(placement)
         work = np.array([kept is not None, cache.num_missing > 0])
         if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
+            self._share()
             return
-        if world.local_rank == 0:
+        if work.any():
+            cache.begin_writing()
+        if world.local_rank == 0 and work.any():
             (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
             if kept is not None:
                 cache.rewrite(kept(), epoch=placement.epoch, placement=placement.name)
@@ -154,13 +181,15 @@ class Pool:
         """Find what the manifest must become; None if it is right, but for missing rows."""
         cache = self.cache
         named = cache.placement == placement.name and len(cache.entries) == placement.num_slots
-        if named and cache.epoch == placement.epoch:
+        # Rows that never leave lie in every epoch where they lay in the first.
+        in_time = cache.epoch == placement.epoch or not self._exchanges
+        if named and in_time:
             return None
         if named and cache.can_step_back and cache.epoch == placement.epoch + 1:
             return cache.before
         wanted = placement.sample_ids()
         if np.array_equal(cache.entries.sample_id[:], wanted):
-            if cache.epoch == placement.epoch:
+            if in_time:
                 cache.placement = placement.name
                 return None
             return lambda: cache.entries
@@ -246,6 +275,12 @@ class Pool:
         self.cache.trim()
         self.world.barrier(doing="commit the staged rows")
         self.cache.refresh()
+        self._share()
+
+    def _share(self) -> None:
+        """Let other jobs read the cache, if nothing will be written to it any more."""
+        if not self._exchanges:
+            self.cache.share()
 
     def await_rows(self, slots: NDArray[np.int64]) -> None:
         """Wait until these rows are staged on this node. Blocks; any thread may call it.
@@ -335,6 +370,13 @@ def lay_out(source: Source, world: World) -> Layout:
             f"the {world.num_replicas} replicas; start fewer ranks, or name more shards"
         )
     return Layout(world.replicas_per_node, source.num_samples)
+
+
+def _expected_bytes(source: Source, schema: RowSchema, num_slots: int) -> int:
+    """Guess the bytes of the variable fields: the pool's part of the source, where it is known."""
+    if not schema.variable:
+        return 0
+    return int(getattr(source, "total_bytes", 0)) * num_slots // max(source.num_samples, 1)
 
 
 def _slug(name: str) -> str:

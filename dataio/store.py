@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dataio.atomic import as_open_as_its_directory
 from dataio.errors import CacheError
 from dataio.rows import FixedColumn
 
@@ -47,7 +48,8 @@ class FixedFile:
             "shape": (num_positions, *self.column.shape),
         }
         np.lib.format.write_array_header_1_0(header, described)
-        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
+        mode = "r+b" if self.path.exists() else "w+b"
+        with open(self.path, mode, opener=as_open_as_its_directory) as file:
             # Space first: on a full disk the header must not promise rows that are not there.
             end = header.tell() + num_positions * self.column.width_bytes
             os.posix_fallocate(file.fileno(), 0, end)
@@ -87,7 +89,8 @@ class FixedFile:
         """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
         width = self.column.width_bytes
         breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-        if (len(breaks) + 1) * RUN_ROWS > len(positions) and len(breaks):
+        scattered = len(breaks) and (len(breaks) + 1) * RUN_ROWS > len(positions)
+        if scattered and self.rows.flags.writeable:
             self.rows[positions] = rows
             return
         descriptor = os.open(self.path, os.O_WRONLY)

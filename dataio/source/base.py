@@ -130,6 +130,7 @@ class ShardedSource:
         fingerprint: Of the shards' names, sizes and times.
         storage: Reads and counts.
         piece_starts: int64[num_pieces]: See `Source.shard_starts`; None: the shards' own.
+        total_bytes: Of all shards; 0 where nobody counted.
     """
 
     def __init__(
@@ -141,8 +142,10 @@ class ShardedSource:
         fingerprint: str,
         storage: Storage,
         piece_starts: NDArray[np.int64] | None = None,
+        total_bytes: int = 0,
     ) -> None:
         self.name = name
+        self.total_bytes = total_bytes
         self.fingerprint = fingerprint
         self.shards = tuple(shards)
         self.storage = storage

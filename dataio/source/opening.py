@@ -117,6 +117,7 @@ def open_source(
         fingerprint=fingerprint,
         storage=storage,
         piece_starts=np.cumsum(pieces) - pieces,
+        total_bytes=sum(shard.num_bytes for shard in found),
     )
 
 
