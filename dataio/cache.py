@@ -261,7 +261,8 @@ class Cache:
                 f"{path}: cache format {found.get('format')}, this version reads {FORMAT_VERSION}; "
                 f"remove {self.directory} and stage again"
             )
-        if found == expected:
+        # The source's name is for messages: what it holds is in the fingerprint.
+        if {**found, "source": expected["source"]} == expected:
             return
         if self.shared:
             raise self._lock.busy(f"holds {found['fingerprint']}, not this dataset, and is in use")
