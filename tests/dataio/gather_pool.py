@@ -43,6 +43,8 @@ def value(field: str, i: int) -> Any:
     return {
         "image": png,
         "grid": lambda i: np.full((5, 7), i, "<f4"),
+        "pair": lambda i: np.array([i, i + 1], "<f4"),
+        "wide": lambda i: np.full(3000, i, "|u1"),
         "data": lambda i: bytes([i % 256]) * (i % 9),
         "text": lambda i: f"größe {i}" * (i % 3),
         "tokens": lambda i: np.arange(i % 7, dtype="<i4") + i,
@@ -96,6 +98,7 @@ def open_pool(
     *,
     num_samples: int = 40,
     broken: frozenset[int] = frozenset(),
+    num_leaving: int = 0,
 ) -> Iterator[Pool]:
     source = EveryKind(num_samples, broken)
     pool = Pool(
@@ -104,7 +107,7 @@ def open_pool(
         world=single_world(),
         root=root,
         num_slots=num_samples,
-        num_leaving=0,
+        num_leaving=num_leaving,
         progress=False,
     )
     try:

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataio.fields import Array
 from dataio.gather import Gather
 from dataio.readahead import PAGE_BYTES, available_bytes, is_needed, merged
 from dataio.reader import RowReader
@@ -52,12 +53,13 @@ def test_every_row_is_asked_for_before_it_is_read(tmp_path, monkeypatch):
         advise(descriptor, offset, length, advice)
 
     monkeypatch.setattr("dataio.readahead.os.posix_fadvise", note)
-    with open_pool(tmp_path) as pool:
+    fields = {**FIELDS, "wide": Array("wide", (3000,), "uint8")}
+    with open_pool(tmp_path, fields) as pool:
         with monkeypatch.context() as plain:
             plain.setattr("dataio.gather.is_needed", lambda reader: False)
-            expected = gathered(pool)
+            expected = gathered(pool, fields)
         assert not asked
-        gather = Gather(pool.cache, FIELDS, num_threads=1)
+        gather = Gather(pool.cache, fields, num_threads=1)
         batches = list(gather.batches(pick_in_turn(40), range(5), epoch=1))
         assert_same(batches, expected)
         gather.close()
