@@ -90,6 +90,8 @@ def checksums(
         head = np.ascontiguousarray(np.concatenate(fixed, axis=1) if len(fixed) > 1 else fixed[0])
         bounds = (head.shape[1] * np.arange(num_rows + 1)).tolist()
         columns.insert(0, (head.reshape(-1).data, bounds))
+    if not columns:
+        return np.full(num_rows, xxh3_64_intdigest(b""), np.uint64)
     first, at = columns[0]
     if len(columns) == 1:
         sums = [xxh3_64_intdigest(first[a:b]) for a, b in pairwise(at)]
