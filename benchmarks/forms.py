@@ -76,12 +76,13 @@ def _prepare(settings: Settings, contender: Contender, python: Path, spec: SetSp
 
 
 def _make_tars(source: Path) -> None:
-    tars = Path(f"{source}.tar")
-    if not tars.exists():
-        partial = Path(f"{tars}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        write_tars(open_set(source), partial)
-        partial.rename(tars)
+    tars, of_set = Path(f"{source}.tar"), (source / "set.json").read_text()
+    stamp = tars / "set.json"
+    if stamp.exists() and stamp.read_text() == of_set:
+        return
+    shutil.rmtree(tars, ignore_errors=True)
+    write_tars(open_set(source), tars)
+    stamp.write_text(of_set)
 
 
 def own_directory(form: Form, workers: int) -> Path:

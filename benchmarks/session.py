@@ -147,7 +147,8 @@ class Session:
         if self._expected is None:
             other_ids = [np.load(str(report["ids"])) for report in others]
             lost, repeated = compare(np.concatenate([*ids, *other_ids]), self._num_samples)
-            self._expected = np.unique(np.concatenate(ids))
+            seen = np.unique(np.concatenate(ids))
+            self._expected = seen[(seen >= 0) & (seen < self._num_samples)]
             if not others:
                 self._expected = np.arange(self._num_samples)
         else:

@@ -1,6 +1,7 @@
 """`tonari bench loader`: its figures are there, and a loader that is wrong is called wrong."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,16 @@ def test_cold_says_how_the_files_were_dropped(tmp_path: Path) -> None:
     assert only.eviction.startswith("posix_fadvise")
     assert only.resident_fraction is not None
     assert 0 <= only.resident_fraction <= 1
+
+
+def test_a_directory_that_holds_another_size_of_the_set_is_made_anew(tmp_path: Path) -> None:
+    chosen = [c for c in CONTENDERS if c.name == "tonari"]
+    for num_samples in (256, 128):
+        spec = replace(TINY, num_samples=num_samples)
+        run = settings(tmp_path, chosen, sets=[spec], repeats=1)
+        (only,) = measure_loaders(run, lambda words: None)
+        assert (only.problem, only.is_exact) == ("", True)
+        assert only.epochs[0].samples == num_samples
 
 
 def test_several_ranks_share_the_samples(tmp_path: Path) -> None:
