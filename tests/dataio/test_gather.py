@@ -1,6 +1,5 @@
 """Batches hold what the samples held, however they are made; rows that do not are dealt with."""
 
-import dataclasses
 from collections.abc import Mapping
 from concurrent.futures import Future
 
@@ -241,23 +240,6 @@ def test_a_corrupt_row_is_repaired_once(tmp_path):
         assert_same(good, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
         gather.close()
     assert sorted(asked) == [5, 6]
-
-
-def test_a_repair_may_put_the_row_elsewhere(tmp_path):
-    with open_pool(tmp_path, PLAIN, num_leaving=1) as pool:
-        good, cache = gathered(pool, PLAIN), pool.cache
-
-        def repair(slots):
-            elsewhere = cache.free_positions[:1]
-            moved = dataclasses.replace(cache.entries.take(slots), position=elsewhere)
-            flip(pool, 5)
-            for file in cache.fixed:
-                file.rows[elsewhere] = file.rows[cache.entries.position[slots]]
-            flip(pool, 5)
-            cache.entries = cache.entries.replace(moved)
-
-        flip(pool, 5)
-        assert_same(good, gathered(pool, PLAIN, repair=repair))
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
