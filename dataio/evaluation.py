@@ -35,6 +35,8 @@ class Evaluation:
         prefetch: int,
         progress: bool,
         delivery: Delivery,
+        readers: int,
+        bandwidth: float,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
@@ -55,6 +57,8 @@ class Evaluation:
             wanted=wanted,
             uses_scores=False,
             foreign=foreign,
+            readers=readers,
+            bandwidth=bandwidth,
         )
         try:
             self._pool.ensure(wanted)

@@ -45,7 +45,8 @@ from dataio.snapshot import (
     load_state,
     save_snapshot,
 )
-from dataio.source import Source, Throttle, open_source
+from dataio.source import Source, Throttle, TransformedSource, open_source
+from dataio.source.transformed import StageTransform
 from dataio.stretch import Position, Stretch
 from dataio.verify import Verify
 from dataio.world import World, discover_world
@@ -87,6 +88,11 @@ class Loader:
         num_processes: Processes that decode and transform instead, for transforms that hold the
             interpreter; torch's global generator is then seeded for every sample.
         prefetch: Batches made ahead.
+        staging_readers: Shards that each rank reads at once while staging.
+        staging_bandwidth: Bytes/s that this node may read from the source while staging; 0: as
+            fast as it can.
+        stage_transform: ``sample -> sample`` on decoded arrays, applied once, as rows are staged;
+            what it returns is stored in place of ``fields``. See `TransformedSource`.
         stage: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
             the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
             the cache was warm, so that its order stays a function of the seed.
@@ -127,6 +133,9 @@ class Loader:
         num_processes: int = 0,
         prefetch: int = 2,
         stage: Literal["before", "overlap"] = "before",
+        stage_transform: StageTransform | None = None,
+        staging_readers: int = 2,
+        staging_bandwidth: float = 0.0,
         collate: Collate | None = None,
         verify: Verify = "once",
         on_error: OnError = "raise",
@@ -142,7 +151,10 @@ class Loader:
         self._root = cache_directory(os.fspath(cache), read_only=True)
         self._foreign = is_named(os.fspath(cache))
         self._throttle = throttle
-        self._source = _opened(source, self.world, throttle)
+        self._stage_transform = stage_transform
+        self._source_fields = dict(fields)
+        self._staging_readers, self._staging_bandwidth = staging_readers, staging_bandwidth
+        self._source, fields = self._opened(source)
         self.num_samples = self._source.num_samples
         self.batch_size = batch_size
         self._drop_last = drop_last
@@ -177,6 +189,8 @@ class Loader:
             wanted=None if self._num_leaving else self._placement(0),
             uses_scores=importance is not None and importance.uses_scores,
             foreign=self._foreign,
+            readers=staging_readers,
+            bandwidth=staging_bandwidth,
         )
         self._delivery = Delivery(self.device)
         self._gather = Gather(
@@ -217,6 +231,23 @@ class Loader:
             self._gather.close()
             self._pool.close()
             raise
+
+    def _opened(self, source: str | Sequence[str] | Source) -> tuple[Source, Mapping[str, Field]]:
+        """Open a source, and tell in which fields its rows are stored. Collective."""
+        if isinstance(source, (str, Sequence)):
+            keeps = os.access(self._root, os.W_OK)
+            source = open_source(
+                source,
+                world=self.world,
+                throttle=self._throttle,
+                index_cache=self._root / "indexes" if keeps else None,
+            )
+        if self._stage_transform is None:
+            return source, self._source_fields
+        transformed = TransformedSource(
+            source, self._source_fields, self._stage_transform, world=self.world
+        )
+        return transformed, transformed.fields
 
     def _check_batch_size(self) -> None:
         rows = self.num_samples // self.layout.num_replicas
@@ -621,7 +652,7 @@ class Loader:
 
         It is closed with the loader, if not before.
         """
-        opened = _opened(source, self.world, self._throttle)
+        opened, _ = self._opened(source)
         evaluation = Evaluation(
             opened,
             self.fields,
@@ -629,6 +660,8 @@ class Loader:
             world=self.world,
             root=self._root,
             foreign=self._foreign,
+            readers=self._staging_readers,
+            bandwidth=self._staging_bandwidth,
             num_threads=self._num_threads,
             prefetch=self._prefetch,
             progress=self._progress,
@@ -804,14 +837,6 @@ class Loader:
             self.close()
         else:
             self._release()
-
-
-def _opened(
-    source: str | Sequence[str] | Source, world: World, throttle: Throttle | None
-) -> Source:
-    if isinstance(source, (str, Sequence)):
-        return open_source(source, world=world, throttle=throttle)
-    return source
 
 
 def _check_arguments(

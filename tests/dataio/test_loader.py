@@ -571,3 +571,28 @@ def test_overlapped_staging_orders_epoch_0_by_the_seed_alone(tmp_path):
     assert cold[0] != before[0]
     assert cold[1] == before[1], "from epoch 1 on all rows are shuffled as one"
     assert len({i * 16 // 61 for i in cold[0][:5]}) <= 3, "the first rows are of the first groups"
+
+
+def halve(sample):
+    """A transform for staging: a smaller image, and the label doubled."""
+    small = sample["image"][::2, ::3].copy()
+    return {"image": small, "as_array": small, "label": sample["label"] * 2}
+
+
+def test_a_staged_transform_is_applied_once_and_its_arrays_are_delivered(tmp_path):
+    for run in range(2):
+        source = ImageSource(60)
+        with make(
+            single_world(), tmp_path, source=source, fields=IMAGES, stage_transform=halve
+        ) as loader:
+            for _ in loader.epochs(2):
+                for batch in loader:
+                    for row, i in enumerate(batch["sample_id"].tolist()):
+                        pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
+                        small = pixels[::2, ::3]
+                        assert np.array_equal(batch["image"][row], small.transpose(2, 0, 1))
+                        assert np.array_equal(batch["as_array"][row], small)
+                        assert int(batch["label"][row]) == 2 * (i % 4)
+            evaluation = loader.evaluation(ImageSource(7, name="other"))
+            assert {tuple(batch["image"].shape) for batch in evaluation} == {(5, 3, 3, 2)}
+        assert run == 0 or len(source.rows_read) == 0
