@@ -141,12 +141,15 @@ class Classifier(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-def make_trainer(saved: Path, epochs: int, **options: Any) -> lightning.Trainer:
+def make_trainer(
+    saved: Path, epochs: int, *, save_steps: int = 5, **options: Any
+) -> lightning.Trainer:
+    keep = ModelCheckpoint(saved, save_last=True, every_n_train_steps=save_steps, save_top_k=-1)
     return lightning.Trainer(
         max_epochs=epochs,
         reload_dataloaders_every_n_epochs=1,  # calls train_dataloader each epoch
         use_distributed_sampler=False,  # the loader has dealt the rows out already
-        callbacks=[ModelCheckpoint(saved, save_last=True, every_n_train_steps=5, save_top_k=-1)],
+        callbacks=[keep],
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,
