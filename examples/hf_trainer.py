@@ -127,7 +127,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 def make_trainer(shards: Path, saved: Path, epochs: int, **options: Any) -> FedTrainer:
     args = transformers.TrainingArguments(
-        str(saved), num_train_epochs=epochs, per_device_train_batch_size=16, learning_rate=0.1,
+        str(saved), num_train_epochs=epochs, per_device_train_batch_size=16, learning_rate=0.3,
         optim="sgd", use_cpu=True, report_to="none", label_names=["labels"], disable_tqdm=True,
         ignore_data_skip=True,  # the loader goes on by itself
         **options,

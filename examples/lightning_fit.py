@@ -103,7 +103,7 @@ class Classifier(lightning.LightningModule):
         self.network = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
 
     def measure(self, batch: dict[str, Any]) -> torch.Tensor:
-        logits = self.network(batch["point"])
+        logits: torch.Tensor = self.network(batch["point"])
         loss = cross_entropy(logits, batch["label"], reduction="none")
         outcome = importance.outcome(logits, batch["label"])
         self.trainer.datamodule.loader.report(batch, loss, *outcome)
@@ -115,7 +115,7 @@ class Classifier(lightning.LightningModule):
             group["lr"] = self.lr * self.trainer.datamodule.loader.lr_factor
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
-        loss = (self.measure(batch) * batch["weight"]).mean()
+        loss: torch.Tensor = (self.measure(batch) * batch["weight"]).mean()
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 

@@ -2,11 +2,13 @@
 
 import importlib
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import ClassVar
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import dataio
 from dataio.loader import Loader
@@ -52,7 +54,7 @@ class Heard(Loader):
         super().save(path)
 
     def by_epoch(self, events):
-        ids = defaultdict(list)
+        ids: dict[int, list[int]] = defaultdict(list)
         for epoch, some, *_ in events:
             ids[epoch] += some
         return dict(ids)
@@ -62,13 +64,27 @@ def run(framework, shards, saved, *, resume=None, ranks=1):
     """Train with a save after every step, from the start or from a checkpoint.
 
     Returns:
-        The loader, closed; what the framework measured on the evaluation set; and the model.
+        The loader, closed; what the framework measured on the evaluation set; the model; and the
+        learning rate of each optimizer step.
     """
     example = importlib.import_module(EXAMPLES[framework])
     torch.manual_seed(0)
-    with patch.object(dataio, "Loader", Heard):
+    rates: list[float] = []
+    with patch.object(dataio, "Loader", Heard), stepping(rates):
         figure, model = RUNS[framework](example, shards, saved, resume, ranks)
-    return Heard.made.pop(), figure, model
+    return Heard.made.pop(), figure, model, rates
+
+
+@contextmanager
+def stepping(rates):
+    """Note the learning rate of each optimizer step."""
+    handle = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def find_steps(loader):
@@ -108,7 +124,9 @@ def run_accelerate(example, shards, saved, resume, ranks):
 
 
 def run_transformers(example, shards, saved, resume, ranks):
-    trainer = example.make_trainer(shards, saved, EPOCHS, save_strategy="steps", save_steps=1)
+    trainer = example.make_trainer(
+        shards, saved, EPOCHS, save_strategy="steps", save_steps=1, lr_scheduler_type="constant"
+    )
     with trainer.loader as loader:
         if resume:
             loader.restore(resume / "loader")

@@ -1,9 +1,12 @@
 """The frameworks' own loops, fed by a loader as the examples do it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from dataio import Loader
 from examples import blobs
 from tests.fits.drive import EPOCHS, EXAMPLES, checkpoint, find_steps, run
 from tests.multirank import RunRanks
@@ -47,9 +50,15 @@ def test_reports_hide_rows_and_the_refresh_scores_them_anew(whole):
     assert all(sorted(set(reported[epoch])) == ALL for epoch in range(EPOCHS - 1))
 
 
+def test_each_step_is_taken_at_the_rate_that_the_loader_asks_for(whole):
+    loader, _, _, rates = whole[-1]
+    assert any(loader.factors[epoch] > 1 for epoch, _ in loader.given)
+    assert rates == pytest.approx([rates[0] * loader.factors[epoch] for epoch, _ in loader.given])
+
+
 def test_every_sample_is_evaluated_once(whole):
-    _, accuracy, model = whole[-1]
-    samples = list(blobs.samples(blobs.NUM_VAL, seed=1))
+    _, accuracy, model, _ = whole[-1]
+    samples: list[Any] = list(blobs.samples(blobs.NUM_VAL, seed=1))
     points = torch.tensor(np.stack([np.frombuffer(sample["bin"], "<f4") for sample in samples]))
     labels = torch.tensor([int(sample["cls"]) for sample in samples])
     right = int((model(points).argmax(1) == labels).sum())
@@ -60,9 +69,9 @@ def test_every_sample_is_evaluated_once(whole):
     "where", ["first steps", "end of an epoch", "hidden rows", "before refresh"]
 )
 def test_a_resumed_run_reports_the_same_losses(whole, where, tmp_path):
-    framework, shards, saved, (loader, _, _) = whole
+    framework, shards, saved, (loader, *_) = whole
     steps = find_steps(loader)[where]
-    resumed, _, _ = run(framework, shards, tmp_path, resume=checkpoint(saved, steps))
+    resumed, *_ = run(framework, shards, tmp_path, resume=checkpoint(saved, steps))
     assert resumed.reported == loader.reported[loader.saves[steps] :]
 
 
@@ -78,9 +87,15 @@ def test_two_ranks_share_the_samples_and_resume_the_same(framework, run_ranks: R
     assert len({rank["accuracy"] for rank in ranks}) == 1
     assert len({rank["steps"] for rank in ranks}) == 1
     for epoch in map(str, range(EPOCHS)):
-        given = sum((rank["given"][epoch] for rank in ranks), [])
-        reported = sum((rank["heard"][epoch] for rank in ranks), [])
+        given = [i for rank in ranks for i in rank["given"][epoch]]
+        reported = [i for rank in ranks for i in rank["heard"][epoch]]
         assert len(given) == len(set(given))
         assert epoch == str(EPOCHS - 1) or sorted(set(reported)) == ALL
     assert any(rank["exchanged"] for rank in ranks)
     assert all(rank["resumed"] and rank["resumed"] == rank["rest"] for rank in ranks)
+
+
+def test_prepare_of_accelerate_leaves_the_loader_as_it_is(tmp_path):
+    accelerate = pytest.importorskip("accelerate", reason="pip install 'tonari[frameworks]'")
+    loader = object.__new__(Loader)
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader

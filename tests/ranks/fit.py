@@ -14,9 +14,9 @@ out, framework, work = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 os.environ["TONARI_CACHE"] = str(work / "cache")
 ranks = int(os.environ["WORLD_SIZE"])
 
-loader, accuracy, _ = run(framework, work / "blobs", work / "saved", ranks=ranks)
+loader, accuracy, *_ = run(framework, work / "blobs", work / "saved", ranks=ranks)
 steps = find_steps(loader)["hidden rows"]
-resumed, _, _ = run(
+resumed, *_ = run(
     framework, work / "blobs", work / "again", resume=checkpoint(work / "saved", steps), ranks=ranks
 )
 report = {
