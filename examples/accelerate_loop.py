@@ -5,6 +5,8 @@ python examples/accelerate_loop.py blobs
 torchrun --nproc-per-node 2 examples/accelerate_loop.py blobs
 accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py blobs
 python examples/accelerate_loop.py blobs --resume runs/20 --epochs 8
+
+`accelerate launch` starts several processes on GPUs only.
 """
 
 import argparse
