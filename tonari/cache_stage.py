@@ -71,7 +71,9 @@ class Stage:
                 uses_scores=False,
                 foreign=is_named(self.cache),
                 readers=self.staging_readers,
-                bandwidth=float(parse_bytes(self.staging_bandwidth or "0")),
+                bandwidth=float(
+                    parse_bytes(self.staging_bandwidth) if self.staging_bandwidth else 0
+                ),
             )
             with contextlib.closing(pool):
                 pool.ensure(wanted)
