@@ -51,6 +51,7 @@ def open_pool(root: str, pattern: str, options: dict[str, Any], world: World) ->
         wanted=None if options.get("exchanging") else wanted,
         uses_scores=bool(options.get("scores")),
         foreign=bool(options.get("foreign")),
+        readers=1,
     )
     pool.ensure(wanted)
     return pool
