@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -20,6 +21,8 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd import profiler
+from torch.profiler import record_function
 
 from dataio.assemble import OnError, Transform
 from dataio.deliver import Delivery
@@ -54,6 +57,7 @@ from dataio.world import World, discover_world
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 2
+UNNAMED: AbstractContextManager[object] = nullcontext()
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What `Loader.stats` tells of the last epoch over all ranks."""
@@ -450,6 +454,10 @@ class Loader:
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
+        with _range("tonari: epoch turn"):
+            self._close_and_begin()
+
+    def _close_and_begin(self) -> None:
         started = time.perf_counter()
         self._stop_prefetch()
         self._pool.finish_staging()
@@ -602,7 +610,8 @@ class Loader:
         try:
             for step in steps:
                 started = clock()
-                batch = next(batches)
+                with _range("tonari: wait for a batch"):
+                    batch = next(batches)
                 figures.add_batch(clock() - started, order.num_valid(step))
                 yield batch
         finally:
@@ -837,6 +846,11 @@ class Loader:
             self.close()
         else:
             self._release()
+
+
+def _range(name: str) -> AbstractContextManager[object]:
+    """Name a stretch of time for torch's profiler, at no cost while it is off."""
+    return record_function(name) if profiler._is_profiler_enabled else UNNAMED
 
 
 def _check_arguments(

@@ -596,3 +596,14 @@ def test_a_staged_transform_is_applied_once_and_its_arrays_are_delivered(tmp_pat
             evaluation = loader.evaluation(ImageSource(7, name="other"))
             assert {tuple(batch["image"].shape) for batch in evaluation} == {(5, 3, 3, 2)}
         assert run == 0 or len(source.rows_read) == 0
+
+
+def test_the_profiler_sees_waits_and_turns(tmp_path):
+    with make(single_world(), tmp_path) as loader:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in loader.epochs(2):
+                for _batch in loader:
+                    pass
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["tonari: wait for a batch"] == 26
+    assert counts["tonari: epoch turn"] == 1
