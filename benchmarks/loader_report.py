@@ -213,7 +213,7 @@ def table(records: Sequence[Record]) -> str:
         lines += [
             f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}",
             f"  {'':18}{'w':>2}{'samples/s':>11}{'p10':>11}{'p90':>11}{'epoch 1':>11}"
-            f"{'first s':>9}{'PSS MB':>8}{'CPU ms':>8}{'spread':>8}{'MB':>8}",
+            f"{'first s':>9}{'PSS MB':>8}{'CPU ms':>10}{'spread':>8}{'MB':>8}",
         ]
         ordered = sorted(found, key=lambda r: rate(r) if has_figures(r) else 0.0, reverse=True)
         lines += [_line(record) for record in ordered]
@@ -238,7 +238,7 @@ def _line(record: Record) -> str:
     return (
         f"{begin}{middle:>11,.0f}{low:>11,.0f}{high:>11,.0f}"
         f"{show('first_epoch_samples_per_s', 1, '>11,.0f')}{show('first_batch_s', 1, '>9.3f')}"
-        f"{show('pss_bytes', 1e-6, '>8,.0f')}{show('cpu_s_per_1000_samples', 1e3, '>8.2f')}"
+        f"{show('pss_bytes', 1e-6, '>8,.0f')}{show('cpu_s_per_1000_samples', 1e3, '>10.2f')}"
         f"{show('label_spread', 1, '>8.2f')}{show('cache_bytes', 1e-6, '>8,.0f')}{wrong}"
     )
 
