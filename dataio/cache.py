@@ -34,6 +34,7 @@ from dataio.manifest import (
     to_table,
 )
 from dataio.placement import Placement
+from dataio.quota import Budget
 from dataio.rows import Rows, RowSchema, row_offsets
 from dataio.store import FixedFile, HeapFile, map_table
 
@@ -76,8 +77,10 @@ class Cache:
             arrivals.
         local_rank: This rank's number on the node; 0 leads.
         local_size: Ranks on the node.
+        budget: What its files may take; None: what the disk has.
 
     Attributes:
+        is_filled: Whether as many rows are there as the budget lets stay.
         epoch: The epoch whose rows the manifest names.
         placement: Name of the placement that they follow.
         num_missing: Slots whose rows are not there.
@@ -94,7 +97,10 @@ class Cache:
         num_positions: int,
         local_rank: int,
         local_size: int,
+        budget: Budget | None = None,
     ) -> None:
+        self.budget = budget
+        self.is_filled = False
         self.directory = directory
         self.identity = identity
         self.schema = identity.schema
@@ -117,6 +123,8 @@ class Cache:
         self._undo: Entries | None = None
         self._arrived: list[Entries] = []
         self._staged: list[Entries] = []
+        # Beyond what may stay in the heap: sealed only if in the end all rows fit.
+        self._held_back: list[Entries] = []
         self._adopted: set[str] = set()
         # Derived when first a row must be written; None until then.
         self._free: FreeExtents | None = None
@@ -153,6 +161,7 @@ class Cache:
         with self.named("prepare the cache"):
             self._enter(exchanging=exchanging, read_only=read_only)
             self._check_identity()
+            self._keep_within_budget()
             if self.shared:
                 if not self.is_right(wanted):
                     raise self._lock.busy("holds other rows than this job needs and is in use")
@@ -200,19 +209,53 @@ class Cache:
         else:
             self.follow(shared=False)
 
+    def _keep_within_budget(self) -> None:
+        """Empty a cache that was filled under a larger quota, or none. Leader only."""
+        budget = self.budget
+        if budget is None or not self._head_path.exists():
+            return
+        with self._readable("the manifest"):
+            head = json.loads(self._head_path.read_text())
+            begun_under = head.get("quota")
+            partial = int(head["missing"]) > 0
+        if begun_under is not None and int(begun_under) <= budget.quota_bytes:
+            return
+        if not partial and self.disk_bytes() + budget.spare_bytes <= budget.quota_bytes:
+            return
+        if self.shared:
+            raise self._lock.busy("is larger than this job's quota and in use")
+        if self._holds_rows():
+            log.warning("%s: emptied, because it is larger than the quota", self.directory)
+        self.rewrite(
+            empty_entries(self.num_slots, len(self.schema.variable)), epoch=0, placement=""
+        )
+        self._unlink(
+            [path.name for kind in ("fixed-*", "heap-*") for path in self.directory.glob(kind)]
+        )
+
+    def disk_bytes(self) -> int:
+        """Count what the files take on disk."""
+        return sum(512 * path.lstat().st_blocks for path in self.directory.iterdir())
+
     def _make_room(self, expected_bytes: int) -> None:
         if not self._head_path.exists():
             self.rewrite(self.entries, epoch=0, placement="")
+        num_positions = self.num_slots
+        if self.budget is not None and self.budget.positions < self.num_slots:
+            num_positions = self.budget.positions
         with self._readable("a field's file"):
             if not self._holds_rows():
                 files = [file.path for file in self.fixed if file.path.exists()]
                 # A staging that was killed has claimed its room already.
                 claimed = sum(512 * path.stat().st_blocks for path in files)
-                need = max(self.num_slots * self.schema.fixed_bytes - claimed, 0)
+                need = max(num_positions * self.schema.fixed_bytes - claimed, 0)
                 room_for(self.directory, need)
+                if self.budget is not None:
+                    most = self.budget.heap_bytes * self.local_size
+                    expected_bytes = min(expected_bytes, most)
                 self._warn_of(need + expected_bytes)
             for file in self.fixed:
-                file.reserve(self.num_slots)
+                file.reserve(num_positions)
 
     def _warn_of(self, expected_bytes: int) -> None:
         # Only a guess, by the size of the source: no reason to refuse.
@@ -298,7 +341,7 @@ class Cache:
             CacheError: If they are not what the cache wrote.
         """
         self._undo = None
-        self._arrived, self._staged = [], []
+        self._arrived, self._staged, self._held_back = [], [], []
         self._free = self._free_positions = None
         with self.named("open the cache"), self._readable("the manifest"):
             self._read_manifest()
@@ -318,6 +361,7 @@ class Cache:
         head = json.loads(self._head_path.read_text())
         self.epoch, self._serial = int(head["epoch"]), int(head["serial"])
         self.placement, self.num_missing = str(head["placement"]), int(head["missing"])
+        self.is_filled = self.budget is not None and (head.get("filled") == self.budget.quota_bytes)
         self._adopted = set()
         self.entries = from_arrays(*map_table(self.directory / head["base"]))
         for deltas in head["deltas"]:
@@ -413,9 +457,7 @@ class Cache:
                 file.reserve(self.num_positions)
             self._map_growth()
             if self.schema.variable:
-                spare = (self.num_positions - self.num_slots) // max(self.local_size, 1)
-                mean = -(-self.entries.extents_total_bytes // max(len(self.entries), 1))
-                end = self._free_extents().end + spare * mean
+                end = self._free_extents().end + self._arrivals_bytes()
                 self._heap(self.local_rank).reserve(end)
             self._has_room = True
 
@@ -467,16 +509,33 @@ class Cache:
 
     def _heap(self, number: int) -> HeapFile:
         if number not in self._heaps:
-            self._heaps[number] = HeapFile(self.directory / f"heap-{number}.bin")
+            mine = number == self.local_rank and self.budget is not None
+            limit = self.budget.heap_bytes if mine and self.budget is not None else None
+            path = self.directory / f"heap-{number}.bin"
+            self._heaps[number] = HeapFile(path, limit_bytes=limit)
         return self._heaps[number]
 
     def write_rows(
-        self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
+        self,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        rows: Rows,
+        *,
+        offsets: NDArray[np.int64] | None = None,
     ) -> Entries:
-        """Write rows into free space and return what the manifest is to say of them."""
+        """Write rows into free space and return what the manifest is to say of them.
+
+        Args:
+            slots: int64[num_rows]: Where they belong.
+            positions: int64[num_rows]: Of the fixed fields.
+            rows: The rows.
+            offsets: int64[num_rows]: Of the variable fields in this local rank's heap, where the
+                caller keeps the books of a part of it; None: wherever it is free.
+        """
         with self._guard, self.named("write rows"):
             extents = rows.lengths.sum(axis=1)
-            offsets = self._free_extents().take(extents)
+            if offsets is None:
+                offsets = self._free_extents().take(extents)
             for file, column in zip(self.fixed, rows.fixed, strict=True):
                 file.write(positions, column)
                 self.bytes_written += column.nbytes
@@ -493,11 +552,125 @@ class Cache:
             lengths=rows.lengths,
         )
 
-    def stage_rows(
-        self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows
-    ) -> None:
-        """Write rows that were missing, at positions that were set aside for them."""
-        self._staged.append(self.write_rows(slots, positions, rows))
+    def stage_rows(self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> int:
+        """Write rows that were missing, at positions that were set aside for them.
+
+        Returns:
+            How many, from the first, the budget has room for: the others were not written.
+        """
+        num_rows = len(rows)
+        if self.budget is not None and self.schema.variable:
+            num_rows = self._count_fitting(rows.lengths.sum(axis=1), self.budget)
+        if num_rows:
+            part = rows if num_rows == len(rows) else rows.head(num_rows)
+            self._staged.append(self.write_rows(slots[:num_rows], positions[:num_rows], part))
+        return num_rows
+
+    def _count_fitting(self, extents: NDArray[np.int64], budget: Budget) -> int:
+        all_may_fit = budget.resident_rows >= self.num_slots
+        limit = budget.heap_bytes if all_may_fit else budget.resident_heap_bytes
+        with self._guard:
+            free = self._free_extents()
+            if free.end + int(extents.sum()) <= limit:
+                return len(extents)
+            offsets = free.take(extents)
+            free.give_back(offsets, extents)
+        over = np.flatnonzero((offsets + extents > limit) & (extents > 0))
+        return int(over[0]) if len(over) else len(extents)
+
+    def settle_staged(self, *, all_fit: bool) -> None:
+        """Seal the rows that were held back, or drop them. Every local rank, before the commit."""
+        held, self._held_back = self._held_back, []
+        if all_fit:
+            self._staged += held
+            self.seal_staged(hold_back=False)
+            return
+        with self._guard:
+            for part in held:
+                self._free_extents().give_back(part.offset[:], part.extent_bytes)
+
+    @property
+    def may_seal(self) -> bool:
+        """Whether the budget has room for one more file of staged rows, and then the last."""
+        if self.budget is None:
+            return True
+        return self._count_sealed() < self.budget.num_seals - 2
+
+    def mark_filled(self) -> None:
+        """Remember that no more rows are to be staged under this quota. Leader only."""
+        assert self.budget is not None
+        head = json.loads(self._head_path.read_text())
+        if head.get("filled") != self.budget.quota_bytes:
+            head["filled"] = head["quota"] = self.budget.quota_bytes
+            with self.named("write the manifest"):
+                self._write_head(head)
+
+    def beyond_budget(self) -> NDArray[np.bool_]:
+        """bool[num_slots]: Rows that lie, or are, where windows must be."""
+        assert self.budget is not None
+        entries = self.entries
+        beyond = entries.offset[:] + entries.extent_bytes > self.budget.resident_heap_bytes
+        beyond &= entries.present
+        kept = np.flatnonzero(entries.present & ~beyond)
+        beyond[kept[self.budget.resident_rows :]] = True
+        return beyond
+
+    def reserve_windows(self) -> None:
+        """Claim the space beside the rows that stay. Leader only."""
+        assert self.budget is not None
+        with self.named("make room for windows"):
+            for file in self.fixed:
+                file.reserve(self.budget.positions)
+
+    def window_space(self) -> tuple[NDArray[np.int64], range]:
+        """Find what this local rank may use beside the rows that stay, once it is reserved.
+
+        Returns:
+            Positions of the fixed fields, and bytes of its heap.
+        """
+        assert self.budget is not None
+        with self.named("make room for windows"):
+            for file in self.fixed:
+                file.map()
+            self._free_positions = None
+            mine = np.array_split(self.free_positions, self.local_size)[self.local_rank]
+            heap = range(0)
+            if self.schema.variable:
+                self._free = None
+                heap = range(self._free_extents().end, self.budget.heap_bytes)
+                self._heap(self.local_rank).reserve(heap.stop)
+        return mine, heap
+
+    def has_room_to_move(self) -> bool:
+        """Whether the budget lets arrivals lie beside all rows, to judge by the mean row."""
+        if self.budget is None:
+            return True
+        if self.num_missing or not self.budget.has_room_to_move:
+            return False
+        if not self.schema.variable:
+            return True
+        # A tenth more, for what does not fit into the gaps.
+        spare = self._arrivals_bytes() * 11 // 10
+        with self._guard:
+            return self._free_extents().end + spare <= self.budget.heap_bytes
+
+    def may_have_room_to_move(self) -> bool:
+        """Guess `has_room_to_move` of rows that are staged, before they are in the manifest."""
+        if self.budget is None or not self.budget.has_room_to_move:
+            return self.budget is None
+        with self._guard:
+            end = self._free_extents().end
+        spare = end * (self.num_positions - self.num_slots) // self.num_slots
+        return end + spare * 11 // 10 <= self.budget.heap_bytes
+
+    def keep_alone(self) -> None:
+        """Tell other jobs not to wait for this cache: it is never shared. Leader only."""
+        self._lock.sign("exchanging")
+
+    def _arrivals_bytes(self) -> int:
+        spare = (self.num_positions - self.num_slots) // max(self.local_size, 1)
+        mean = -(-self.entries.extents_total_bytes // max(len(self.entries), 1))
+        return spare * mean
 
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are.
@@ -562,19 +735,29 @@ class Cache:
             self._sync()
             self._write_table(self._delta(epoch, self.local_rank), self._joined(self._arrived))
 
-    def seal_staged(self) -> None:
+    def seal_staged(self, *, hold_back: bool = True) -> None:
         """Make the staged rows durable, and known to whoever opens the cache after a kill.
 
         Blocks on the disk. The manifest in force stays; `adopt_staged` and `load` add these rows.
         """
         staged, self._staged = self._staged, []
-        if not staged:
+        if hold_back and self.budget is not None and self.schema.variable:
+            limit = self.budget.resident_heap_bytes
+            for number, part in enumerate(staged):
+                late = part.offset[:] + part.extent_bytes > limit
+                if late.any():
+                    self._held_back.append(part.take(late))
+                    staged[number] = part.take(~late)
+        if not sum(map(len, staged)):
             return
         with self.named("make staged rows durable"):
             self._sync()
             share = f"staged-{self._serial}-{self.local_rank}"
-            number = len(list(self.directory.glob(f"{share}-*.arrow")))
-            self._write_table(f"{share}-{number}.arrow", self._joined(staged))
+            self._write_table(f"{share}-{self._count_sealed()}.arrow", self._joined(staged))
+
+    def _count_sealed(self) -> int:
+        share = f"staged-{self._serial}-{self.local_rank}"
+        return len(list(self.directory.glob(f"{share}-*.arrow")))
 
     def _write_table(self, name: str, entries: Entries) -> None:
         write_table(self.directory / name, to_table(entries))
@@ -659,6 +842,7 @@ class Cache:
                     "deltas": [],
                     "moved": 0,
                 }
+                | ({"quota": self.budget.quota_bytes} if self.budget is not None else {})
             )
         self._unlink(obsolete)
 

@@ -144,6 +144,12 @@ class CacheLock:
             _flock(self._descriptor, fcntl.LOCK_SH)
         raise self.busy(f"{found} in use")
 
+    def sign(self, mode: Mode) -> None:
+        """Say anew what it is held alone for."""
+        if self._descriptor is not None and not self.shared:
+            with gate(self.directory):
+                self._sign(mode, alone=True)
+
     def touch(self) -> None:
         """Show those who wait that this process gets on."""
         if self._descriptor is not None:

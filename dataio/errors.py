@@ -19,6 +19,10 @@ class CacheError(DataioError):
     """The cache directory cannot be used: not writable, full, or of an unknown format."""
 
 
+class QuotaError(CacheError):
+    """The bytes that a cache may take are too few for what is asked of it."""
+
+
 class CacheBusyError(CacheError):
     """Another process holds the cache."""
 

@@ -38,8 +38,10 @@ from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.replay import groups_of, trained_samples, trained_slots
+from dataio.rows import IdStore
 from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
+from dataio.sizes import parse_bytes
 from dataio.snapshot import (
     NodeSnapshot,
     find_snapshot,
@@ -100,6 +102,9 @@ class Loader:
         stage: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
             the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
             the cache was warm, so that its order stays a function of the seed.
+        quota: Bytes that this node's cache of the dataset may take, such as ``"200GB"``; not that
+            of an evaluation. Rows that do not fit are read from the source in every epoch, ahead of
+            their batches, which are the same ones. None: as much as the rows need.
         metrics: File to which rank 0 adds a line of JSON at the end of each epoch.
         collate: Makes a batch of a list of samples, for samples of varying shape; ``weight``,
             ``sample_id`` and ``slot`` are added to a dict.
@@ -144,12 +149,14 @@ class Loader:
         verify: Verify = "once",
         on_error: OnError = "raise",
         throttle: Throttle | None = None,
+        quota: str | int | None = None,
         metrics: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> None:
         _check_arguments(
             batch_size=batch_size, prefetch=prefetch, num_threads=num_threads, stage=stage
         )
+        quota_bytes = _parse_quota(quota, stage=stage)
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache), read_only=True)
@@ -176,7 +183,7 @@ class Loader:
         )
         self.layout = lay_out(self._source, self.world)
         self._check_batch_size()
-        self._check_agreement()
+        self._check_agreement(quota_bytes)
         self._decks = find_decks(
             self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
         )
@@ -195,6 +202,8 @@ class Loader:
             foreign=self._foreign,
             readers=staging_readers,
             bandwidth=staging_bandwidth,
+            quota_bytes=quota_bytes,
+            batch_size=batch_size,
         )
         self._delivery = Delivery(self.device)
         self._gather = Gather(
@@ -262,8 +271,9 @@ class Loader:
                 f"at most {rows}, or start fewer ranks"
             )
 
-    def _check_agreement(self) -> None:
+    def _check_agreement(self, quota_bytes: int | None) -> None:
         mine = {
+            "quota": quota_bytes,
             "source fingerprint": self._source.fingerprint,
             "batch_size": self.batch_size,
             "drop_last": self._drop_last,
@@ -445,11 +455,13 @@ class Loader:
         """int64[num_slots]: The sample of every slot, those still being staged included."""
         if self._pool.is_staging:
             return self._sample_ids(self.epoch)
-        return self._pool.cache.entries.sample_id[:]
+        return self._pool.sample_ids
 
     def _open_epoch(self) -> None:
         last = self._num_epochs is not None and self.epoch + 1 >= self._num_epochs
-        if self._num_leaving and not last and not self._pool.is_staging:
+        if not self._num_leaving or last or self._pool.is_staging:
+            return
+        if self._pool.agree_to_move():
             self._start_exchange(range(self.step, self._plan.order.steps))
 
     def _turn(self) -> None:
@@ -464,9 +476,11 @@ class Loader:
         self._summarise()
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
-        if self._num_leaving:
+        if self._num_leaving and self._pool.moves:
             self._finish_exchange()
             self._gather.forget(self._pool.commit(self.epoch + 1))
+        elif self._num_leaving:
+            self._refill()
         if self._shuffle.holds_all and self._pool.keeps_scores:
             self._spread_scores()
         self._begin(self._start_of(self.epoch + 1, self._position.running.first_epoch))
@@ -489,6 +503,27 @@ class Loader:
         kept = self._pool.scores if self._pool.keeps_scores else None
         self._figures.take_in(self._exchange.finish(kept))
         self._exchange = None
+
+    def _refill(self) -> None:
+        """Go to the next epoch's rows by way of the source: a quota leaves no room for arrivals.
+
+        Collective. The scores follow their rows as after an exchange, with the ids for bytes.
+        """
+        pool = self._pool
+        if pool.keeps_scores:
+            exchange = self._shuffle.begin(
+                self.world,
+                IdStore(pool.sample_ids),
+                self.layout,
+                epoch=self.epoch,
+                seed=self.seed,
+                steps=range(0),
+                mean_row_bytes=IdStore.schema.fixed_bytes,
+                first_tag=self._first_tag,
+            )
+            if exchange is not None:
+                exchange.finish(pool.scores)
+        pool.ensure(self._placement(self.epoch + 1))
 
     def _spread_scores(self) -> None:
         """Give every node all nodes' reports of the epoch. Collective."""
@@ -605,17 +640,22 @@ class Loader:
         return Block(slots, num_valid, weight)
 
     def _batches(self, pick: Pick, order: Order, steps: range) -> Iterator[Batch]:
-        batches = self._delivery(self._gather.batches(pick, steps, epoch=self.epoch))
         clock, figures = time.perf_counter, self._figures
+        # One run, unless a quota keeps some rows out of the cache.
+        runs = self._pool.windows(lambda first, count: order.block(first, count)[0], steps)
         try:
-            for step in steps:
-                started = clock()
-                with _range("tonari: wait for a batch"):
-                    batch = next(batches)
-                figures.add_batch(clock() - started, order.num_valid(step))
-                yield batch
+            started = clock()
+            for run in runs:
+                batches = self._delivery(self._gather.batches(pick, run, epoch=self.epoch))
+                for step in run:
+                    with _range("tonari: wait for a batch"):
+                        batch = next(batches)
+                    figures.add_batch(clock() - started, order.num_valid(step))
+                    yield batch
+                    started = clock()
         finally:
             self._gather.stop()
+            runs.close()
 
     def report(
         self,
@@ -788,6 +828,9 @@ class Loader:
             last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
             came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
             counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
+            with a quota ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and
+            ``streamed_bytes`` read from the source because they do not, ``window_wait_s`` (part of
+            ``wait_s``) blocked on them;
             ``disk_bytes_written`` to the node's cache, ``exchanged_rows`` sent, ``queue_depth``
             batches ready now; of the last epoch over all ranks ``straggler_rank``, who waited
             longest, ``wait_max_s`` and ``wait_mean_s``.
@@ -803,11 +846,16 @@ class Loader:
             "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
+            "resident_fraction": self._pool.resident_fraction,
+            "streamed_rows": self._pool.streamed.rows,
+            "streamed_bytes": self._pool.streamed.bytes,
+            "window_wait_s": self._pool.streamed.wait_s,
             "queue_depth": self._gather.ready,
         }
 
     def _stop_prefetch(self) -> None:
         self._gather.stop()
+        self._pool.close_windows()
 
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
@@ -866,6 +914,20 @@ def _check_arguments(
         raise ValueError(
             f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
         )
+
+
+def _parse_quota(quota: str | int | None, *, stage: str) -> int | None:
+    if quota is None:
+        return None
+    if stage == "overlap":
+        raise ValueError(
+            'stage: "overlap" and a quota exclude one another, because what fits is known only '
+            'when all is staged; give stage="before" or no quota'
+        )
+    try:
+        return parse_bytes(str(quota))
+    except ValueError as error:
+        raise ValueError(f"quota: {error}") from None
 
 
 def _share_of_cores(local_size: int) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,14 @@ from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
+from dataio.quota import Budget, Need, plan_budget, too_small
 from dataio.rows import Rows, RowSchema
 from dataio.scores import no_scores, open_scores
+from dataio.sizes import format_bytes
 from dataio.source.base import Source
 from dataio.source.throttle import Throttle
 from dataio.staging import Piece, Staging, plan_pieces
+from dataio.streaming import Half, SlotsOf, Streamed, Streaming, halve
 from dataio.world import World
 
 log = logging.getLogger(__name__)
@@ -51,8 +54,13 @@ class Pool:
         foreign: Whether a whole cache of another user may be read, as when it was named.
         readers: Threads of this rank that read from the source while staging.
         bandwidth: Bytes/s that the node may read from the source while staging; 0: no limit.
+        quota_bytes: What the files of this node's cache may take together; rows that do not fit
+            are read from the source in every epoch, by `windows`. None: no limit.
+        batch_size: Rows a batch of each rank: room for two is the least beside the rows that stay.
 
     Attributes:
+        moves: Whether rows may be exchanged: with a quota, `ensure` and `agree_to_move` say so.
+        streamed: What `windows` read.
         cache: The files.
         scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
         keeps_scores: Whether they can be written.
@@ -75,6 +83,8 @@ class Pool:
         foreign: bool = False,
         readers: int = 2,
         bandwidth: float = 0.0,
+        quota_bytes: int | None = None,
+        batch_size: int = 1,
     ) -> None:
         self.source = source
         self.fields = fields
@@ -92,17 +102,41 @@ class Pool:
         # What is not just a pattern of shards says so: nobody can open it again by its name.
         kind = type(source).__name__
         origin = place if kind == "ShardedSource" else f"{kind}:{place}"
-        self._exchanges = num_leaving > 0
+        self._exchanges = self.moves = num_leaving > 0
         self.keeps_scores = uses_scores
+        num_arrivals = 2 * num_leaving * world.local_size
+        num_positions = num_slots + num_arrivals
+        self.streamed = Streamed()
+        self._halves: tuple[Half, Half] | None = None
+        self._streaming: Streaming | None = None
+        self._placement: Placement | None = None
+        self._sample_ids: NDArray[np.int64] | None = None
+        self._has_told = False
+        self._budget: Budget | None = None
+        if quota_bytes is not None:
+            need = Need(
+                schema,
+                source.num_samples,
+                num_slots,
+                num_arrivals,
+                world.local_size,
+                batch_size,
+                uses_scores,
+                _variable_bytes(source, schema),
+                _shard_bytes(source, schema),
+            )
+            self._budget = _agreed_budget(quota_bytes, need, world)
+            num_positions = min(num_positions, self._budget.positions)
 
         def cache_in(directory: Path) -> Cache:
             return Cache(
                 directory,
                 Identity(origin, source.fingerprint, schema),
                 num_slots=num_slots,
-                num_positions=num_slots + 2 * num_leaving * world.local_size,
+                num_positions=num_positions,
                 local_rank=world.local_rank,
                 local_size=world.local_size,
+                budget=self._budget,
             )
 
         # Whoever catches an error may try again in this process: nothing may stay locked.
@@ -157,11 +191,15 @@ class Pool:
                 the rest: `await_rows` before use; the next `commit` or `ensure` waits for all.
         """
         cache, world = self.cache, self.world
+        assert groups is None or self._budget is None, "what does not fit comes in no group"
         self.finish_staging()
+        self.close_windows()
+        self._placement, self._sample_ids = placement, None
         kept = self._kept(placement)
         work = np.array([kept is not None, cache.num_missing > 0])
         if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
             self._share()
+            self._settle_quota()
             return
         if work.any():
             cache.begin_writing()
@@ -179,7 +217,11 @@ class Pool:
 
     def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
         """Find what the manifest must become; None if it is right, but for missing rows."""
-        cache = self.cache
+        cache, budget = self.cache, self._budget
+        num_present = len(cache.entries) - cache.num_missing
+        if budget is not None and cache.num_missing and num_present > budget.resident_rows:
+            # As after a run with smaller batches, which took smaller windows.
+            return lambda: rehome(self._keepable(), placement.sample_ids())
         named = cache.placement == placement.name and len(cache.entries) == placement.num_slots
         # Rows that never leave lie in every epoch where they lay in the first.
         in_time = cache.epoch == placement.epoch or not self._exchanges
@@ -195,7 +237,14 @@ class Pool:
             return lambda: cache.entries
         if cache.can_step_back and np.array_equal(cache.before().sample_id[:], wanted):
             return cache.before
-        return lambda: rehome(cache.entries, wanted)
+        return lambda: rehome(self._keepable(), wanted)
+
+    def _keepable(self) -> Entries:
+        """The rows that may stay where they lie."""
+        cache = self.cache
+        if self._budget is None or (self.moves and not cache.num_missing):
+            return cache.entries
+        return cache.entries.take(~cache.beyond_budget())
 
     def _fill(self, placement: Placement, groups: Sequence[tuple[int, int]] | None) -> None:
         """Read the missing rows, a part on each local rank. Collective."""
@@ -216,10 +265,15 @@ class Pool:
     def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
         cache, world = self.cache, self.world
         missing = np.empty(0, np.int64)
-        if cache.num_missing:
+        if cache.num_missing and not cache.is_filled:
             missing = np.flatnonzero(~cache.entries.present)
-        positions = cache.set_aside(len(missing))
         ids = placement.sample_ids()[missing] if len(missing) else missing
+        if self._budget is not None:
+            room = self._budget.resident_rows - (len(cache.entries) - cache.num_missing)
+            # Whole shards, so that later as few as possible are read for what is missing.
+            chosen = np.sort(np.argsort(ids, kind="stable")[: max(room, 0)])
+            missing, ids = missing[chosen], ids[chosen]
+        positions = cache.set_aside(len(missing))
         starts = self.source.shard_starts
         pieces: list[Piece] = []
         for number, (start, stop) in enumerate(groups):
@@ -270,16 +324,145 @@ class Pool:
         """Commit what all ranks have staged. Collective."""
         staging.close()
         self._staging = None
+        if self._budget is not None:
+            self._settle_overflow(staging)
         if self.world.local_rank == 0:
             self.cache.fill_commit()
-        self.cache.trim()
+            if self._budget is not None:
+                self._forget_the_past()
+        if self._budget is None or not self.cache.num_missing:
+            self.cache.trim()
         self.world.barrier(doing="commit the staged rows")
         self.cache.refresh()
         self._share()
+        self._settle_quota(staging)
+
+    def _settle_overflow(self, staging: Staging) -> None:
+        """Agree on the node whether all rows fit; if not, windows need their part. Collective."""
+        cache, world = self.cache, self.world
+        cannot_move = self._exchanges and not cache.may_have_room_to_move()
+        ranks = world.topology.ranks_of_node[world.node]
+        # An exchange needs room on every node; else rows come and go by the source.
+        mine = np.array([staging.overflowed, cannot_move])
+        over = world.allgather_array(mine.astype(np.int64), doing="compare rows with the quota")
+        fits = not over[ranks, 0].any() and not over[:, 1].any()
+        cache.settle_staged(all_fit=fits)
+        world.barrier(doing="settle what fits")
+
+    def _forget_the_past(self) -> None:
+        """Leave no row to step back to where windows need its space."""
+        cache = self.cache
+        if cache.num_missing:
+            if cache.can_step_back:
+                cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)
+            cache.mark_filled()
+
+    def _settle_quota(self, staging: Staging | None = None) -> None:
+        """Agree whether rows can be exchanged, and make room for windows. Collective."""
+        if self._budget is None:
+            return
+        cache, world = self.cache, self.world
+        self.agree_to_move()
+        self._halves = None
+        if cache.num_missing and world.local_rank == 0:
+            cache.keep_alone()
+            cache.reserve_windows()
+        world.barrier(doing="make room for windows")
+        if cache.num_missing:
+            self._halves = halve(*cache.window_space())
+        self._tell(staging)
+
+    def _tell(self, staging: Staging | None) -> None:
+        """Log on rank 0 what an epoch will read from the source. Collective."""
+        cache, leads = self.cache, self.world.local_rank == 0
+        present = len(cache.entries) - cache.num_missing
+        row_bytes = cache.schema.fixed_bytes + cache.entries.extents_total_bytes / max(present, 1)
+        rate = staging.num_bytes / max(self.staging_s, 1e-9) if staging is not None else 0.0
+        missing = leads * cache.num_missing
+        mine = np.array([leads * present, missing, missing * row_bytes, rate])
+        rows, missing, num_bytes, rate = self.world.allgather_array(
+            mine.astype(np.float64), doing="say what does not fit"
+        ).sum(axis=0)
+        if self.world.rank or not missing or self._has_told:
+            return
+        self._has_told = True
+        cost = f", {num_bytes / rate:.1f} s at the rate of staging" if rate else ""
+        log.warning(
+            "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches; every epoch reads the "
+            "other %d (about %s) from the source%s, beside training",
+            rows, rows + missing, 100 * rows / (rows + missing), missing,
+            format_bytes(int(num_bytes)), cost,
+        )  # fmt: skip
+
+    def agree_to_move(self) -> bool:
+        """Say whether every node has room for an exchange; once one has not, none has. Collective.
+
+        Without a quota it is known.
+        """
+        if self._budget is not None and self.moves:
+            cannot = np.array([not self.cache.has_room_to_move()])
+            most = self.world.allreduce(
+                cannot.astype(np.int64), op="max", doing="compare rooms for arrivals"
+            )
+            self.moves = not most[0]
+        return self.moves
+
+    @property
+    def sample_ids(self) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot, those included that do not stay."""
+        if not self.cache.num_missing or self._placement is None:
+            return self.cache.entries.sample_id[:]
+        if self._sample_ids is None:
+            self._sample_ids = self._placement.sample_ids()
+        return self._sample_ids
+
+    @property
+    def resident_fraction(self) -> float:
+        """Rows that stay on this node, as a fraction of its pool."""
+        return 1 - self.cache.num_missing / max(len(self.cache.entries), 1)
+
+    def windows(self, slots_of: SlotsOf, steps: range) -> Generator[range, None, None]:
+        """Yield runs of steps, each when all its rows lie in the cache. Blocks on the source.
+
+        Where all rows stay that is one run. One caller at a time.
+
+        Args:
+            slots_of: ``(first_step, num_steps)`` -> their slots; called on another thread too.
+            steps: The steps to train; of a run asked for later the rows are not there yet.
+
+        Raises:
+            StallError: If rows are not read within the world's time limit.
+            DataioError: What the source raised.
+        """
+        if self._halves is None or not steps:
+            yield from [steps] if steps else []
+            return
+        self.close_windows()
+        streaming = self._streaming = Streaming(
+            self.source,
+            self.fields,
+            self.cache,
+            halves=self._halves,
+            sample_ids=self.sample_ids,
+            slots_of=slots_of,
+            steps=steps,
+            timeout_s=self.world.timeout_s,
+            streamed=self.streamed,
+        )
+        try:
+            yield from streaming.windows()
+        finally:
+            streaming.close()
+
+    def close_windows(self) -> None:
+        """Stop reading ahead, and forget the rows that do not stay; idempotent."""
+        if self._streaming is not None:
+            self._streaming.close()
+            self._streaming = None
 
     def _share(self) -> None:
         """Let other jobs read the cache, if nothing will be written to it any more."""
-        if not self._exchanges:
+        if not self._exchanges and not self.cache.num_missing:
             self.cache.share()
 
     def await_rows(self, slots: NDArray[np.int64]) -> None:
@@ -353,6 +536,7 @@ class Pool:
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""
+        self.close_windows()
         if self._staging is not None:
             self._staging.close()
         self.cache.close()
@@ -377,6 +561,35 @@ def _expected_bytes(source: Source, schema: RowSchema, num_slots: int) -> int:
     if not schema.variable:
         return 0
     return int(getattr(source, "total_bytes", 0)) * num_slots // max(source.num_samples, 1)
+
+
+def _variable_bytes(source: Source, schema: RowSchema) -> int:
+    """Guess the variable bytes of a row; 0: no idea."""
+    mean = int(getattr(source, "total_bytes", 0)) // max(source.num_samples, 1)
+    return max(mean - schema.fixed_bytes, 0) if schema.variable else 0
+
+
+def _shard_bytes(source: Source, schema: RowSchema) -> int:
+    """Guess the bytes of the largest shard; 0: no idea, or there are none."""
+    starts = np.append(source.shard_starts, source.num_samples)
+    most = int(np.diff(starts).max())
+    if len(starts) < 3:
+        return 0
+    total = int(getattr(source, "total_bytes", 0))
+    return most * schema.fixed_bytes if not total else total * most // source.num_samples
+
+
+def _agreed_budget(quota_bytes: int, need: Need, world: World) -> Budget:
+    """Divide the quota, or refuse it on all ranks alike. Collective.
+
+    Raises:
+        QuotaError: If it is too little on any node.
+    """
+    least = np.array([need.least_bytes()])
+    most = int(world.allreduce(least, op="max", doing="compare quotas")[0])
+    if quota_bytes < most:
+        raise too_small(quota_bytes, most, need)
+    return plan_budget(quota_bytes, need)
 
 
 def _slug(name: str) -> str:

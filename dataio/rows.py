@@ -63,6 +63,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.sample_id)
 
+    def head(self, num_rows: int) -> "Rows":
+        """View the first rows."""
+        lengths = self.lengths[:num_rows]
+        ends = lengths.sum(axis=0).tolist()
+        return Rows(
+            self.schema,
+            self.sample_id[:num_rows],
+            self.checksum[:num_rows],
+            tuple(column[:num_rows] for column in self.fixed),
+            lengths,
+            tuple(column[:end] for column, end in zip(self.variable, ends, strict=True)),
+        )
+
 
 def row_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Turn the lengths of back-to-back rows, int64[n], into int64[n + 1] bounds."""
@@ -120,3 +133,30 @@ def corrupt_rows(rows: Rows) -> NDArray[np.int64]:
     return np.flatnonzero(
         checksums(rows.schema, rows.fixed, rows.lengths, rows.variable) != rows.checksum
     )
+
+
+class IdStore:
+    """Sample ids in place of rows, for an exchange that moves what belongs to them alone.
+
+    Args:
+        sample_ids: int64[num_slots].
+    """
+
+    schema = RowSchema((FixedColumn("sample_id", "<i8"),))
+
+    def __init__(self, sample_ids: NDArray[np.int64]) -> None:
+        self._sample_ids = sample_ids
+
+    def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[len(slots), 0]."""
+        return np.empty((len(slots), 0), np.int64)
+
+    def read_rows(self, slots: NDArray[np.int64]) -> Rows:
+        """Make rows of the ids of slots."""
+        ids = np.ascontiguousarray(self._sample_ids[slots], "<i8")
+        return make_rows(
+            self.schema, ids, [ids.view(np.uint8).reshape(-1, 8)], self.lengths(slots), []
+        )
+
+    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Keep nothing: what the slots hold next is known."""

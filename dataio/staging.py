@@ -95,6 +95,7 @@ class Staging:
         num_rows: Rows written so far.
         num_bytes: Their bytes.
         groups_done: Groups, from the first, of which every row is sealed.
+        overflowed: Whether the cache's budget had no room for the last rows.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Staging:
             self._left[piece.group] += len(piece.slots)
         self.total_rows = sum(self._left)
         self.num_rows = self.num_bytes = self.groups_done = 0
+        self.overflowed = False
         self._pieces = iter(pieces)
         self._num_readers = min(num_readers, len(pieces))
         self._limit = limit
@@ -215,17 +217,27 @@ class Staging:
             self._write(*block)
 
     def _write(self, piece: Piece, rows: Rows) -> None:
-        self._cache.stage_rows(piece.slots, piece.positions, rows)
+        fitting = self._cache.stage_rows(piece.slots, piece.positions, rows)
+        if fitting < len(rows):
+            self._end_early()
+            return
         num_bytes = sum(column.nbytes for column in (*rows.fixed, *rows.variable))
         self._left[piece.group] -= len(rows)
         self.num_rows += len(rows)
         self.num_bytes += num_bytes
         self._unsealed_bytes += num_bytes
-        overdue = time.monotonic() - self._sealed_at > SEAL_S
-        if not self._left[piece.group] or self._unsealed_bytes > SEAL_BYTES or overdue:
+        due = self._unsealed_bytes > SEAL_BYTES or time.monotonic() - self._sealed_at > SEAL_S
+        if not self._left[piece.group] or (due and self._cache.may_seal):
             self._cache.seal_staged()
             self._unsealed_bytes, self._sealed_at = 0, time.monotonic()
             self._count_groups()
+
+    def _end_early(self) -> None:
+        self.overflowed = True
+        self._stopped.set()
+        self._cache.seal_staged()
+        self._left = [0] * len(self._left)
+        self._count_groups()
 
     def _count_groups(self) -> None:
         while self.groups_done < len(self._left) and not self._left[self.groups_done]:

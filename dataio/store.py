@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio.atomic import as_open_as_its_directory
-from dataio.errors import CacheError
+from dataio.errors import CacheError, QuotaError
 from dataio.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
@@ -114,10 +114,12 @@ class HeapFile:
 
     Args:
         path: The file; it need not exist before `write`.
+        limit_bytes: What it may never exceed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
         self.path = path
+        self._limit_bytes = limit_bytes
         self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._capacity = path.stat().st_size if path.exists() else 0
 
@@ -155,13 +157,20 @@ class HeapFile:
         """Make the file at least ``end`` long; disk space is claimed now."""
         if end <= self._capacity:
             return
-        step = min(HEAP_STEP_BYTES, max(1 << 16, end // 8))
+        capacity = end + min(HEAP_STEP_BYTES, max(1 << 16, end // 8))
+        if self._limit_bytes is not None:
+            if end > self._limit_bytes:
+                raise QuotaError(
+                    f"{self.path}: would grow to {end} bytes, expected at most "
+                    f"{self._limit_bytes} by the quota; raise the quota"
+                )
+            capacity = min(capacity, self._limit_bytes)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, end + step)
+            os.posix_fallocate(descriptor, 0, capacity)
         finally:
             os.close(descriptor)
-        self._capacity = end + step
+        self._capacity = capacity
 
     def trim(self, end: int) -> None:
         """Give back the space past ``end``. Only while nobody else has the file mapped."""
