@@ -747,13 +747,14 @@ class Loader:
             came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
             counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
             ``disk_bytes_written`` to the node's cache, ``exchanged_rows`` sent, ``queue_depth``
-            batches ready now; of the last epoch over all ranks ``straggler_rank``, who waited
-            longest, ``wait_max_s`` and ``wait_mean_s``.
+            batches ready now, ``skipped_rows`` that became padding by ``on_error``; of the last
+            epoch over all ranks ``straggler_rank``, who waited longest, ``wait_max_s`` and
+            ``wait_mean_s``.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
         return {
-            **self._figures.to_stats(),
+            **self._figures.to_stats(cache_bytes=self._gather.num_bytes),
             **spread,
             "epoch": self.epoch,
             "step": self.step,
@@ -762,6 +763,7 @@ class Loader:
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
             "queue_depth": self._gather.ready,
+            "skipped_rows": self._gather.num_skipped,
         }
 
     def _stop_prefetch(self) -> None:
