@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import shuffle
 from dataio import Bytes, Field, Int, Loader
 from dataio.world import World, discover_world
@@ -58,8 +60,8 @@ class Options:
 
 
 def transform(sample, rng):
-    """Draws, so that it has something to do."""
-    return sample | {"number": sample["number"] + int(rng.integers(1))}
+    """Tell whether the process that it runs in has MPI."""
+    return sample | {"with_mpi": np.array("mpi4py" in sys.modules)}
 
 
 def memory() -> dict[str, int]:
@@ -118,6 +120,7 @@ def train(loader: Loader, options: Options, report: dict[str, Any]) -> None:
                 data[:4] != (number + 1).to_bytes(4, "little")
                 for data, number in zip(batch["data"], batch["number"].tolist(), strict=True)
             )
+            report["with_mpi"] += int(batch["with_mpi"].sum()) if "with_mpi" in batch else 0
             loader.report(batch, batch["sample_id"].float(), batch["sample_id"] >= 0)
             fall(options, loader.world, epoch, loader.step)
             left -= 1
@@ -141,7 +144,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (options.num_descriptors, hard))
     world = discover_world(timeout_s=options.timeout_s)
     report: dict[str, Any] = {name: [] for name in ("trained", "steps", "files", "private")}
-    report |= {"wrong": 0, "state": None, "files_before": memory()["Pss_File"]}
+    report |= {"wrong": 0, "with_mpi": 0, "state": None, "files_before": memory()["Pss_File"]}
     (out / f"{world.rank}.pid").write_text(str(os.getpid()))
     with make(options, world) as loader:
         train(loader, options, report)
