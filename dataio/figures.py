@@ -43,7 +43,6 @@ class Figures:
 
     batches: int = 0
     rows: int = 0
-    batch_bytes: int = 0
     turn_s: float = 0.0
     exchanged_rows: int = 0
     exchanged_bytes: int = 0
@@ -57,8 +56,12 @@ class Figures:
         default_factory=lambda: (time.perf_counter(), 0.0, 0, 0)
     )
 
-    def to_stats(self) -> dict[str, float]:
-        """Everything as plain numbers; seconds, bytes, rows."""
+    def to_stats(self, *, cache_bytes: int) -> dict[str, float]:
+        """Everything as plain numbers; seconds, bytes, rows.
+
+        Args:
+            cache_bytes: Of the rows that batches were made of.
+        """
         stats = {
             name: value for name, value in vars(self).items() if isinstance(value, (int, float))
         }
@@ -72,7 +75,7 @@ class Figures:
             "wait_p99_s": waits.percentile(99),
             "samples_per_s": self.rows / max(time.perf_counter() - self.started, 1e-9),
             "disk_bytes": disk,
-            "page_cache_bytes": max(self.batch_bytes - disk, 0),
+            "page_cache_bytes": max(cache_bytes - disk, 0),
             "peer_bytes": self.exchanged_bytes,
         }
 

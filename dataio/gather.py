@@ -93,6 +93,7 @@ class Gather:
 
     Attributes:
         num_skipped: Rows that became padding because they could not be repaired or decoded.
+        num_bytes: Stored bytes of the rows of the batches begun.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Gather:
         self._readahead: Readahead | None = None
         self._running: Prefetcher[Pending, Batch] | None = None
         self._lock = threading.Lock()
-        self.num_skipped = 0
+        self.num_skipped = self.num_bytes = 0
 
     def batches(self, pick: Pick, steps: range, *, epoch: int) -> Iterator[Batch]:
         """Make the batches of some steps, in order. Stops the batches that were asked for before.
@@ -274,7 +275,9 @@ class Gather:
         rows = zip(
             map(Located, *block.located), columns, block.slot, block.sample_id, weight, strict=False
         )
+        num_bytes = self._stored_bytes(block.located)
         for number, (located, small, slot, sample_id, weights) in enumerate(rows):
+            self.num_bytes += num_bytes[number]
             work = Work(
                 epoch,
                 block.first_step + number,
@@ -283,6 +286,15 @@ class Gather:
             )
             todo = slots[number] if unchecked[number] else None
             yield Pending(work, slot, sample_id, weights, todo)
+
+    def _stored_bytes(self, located: Located) -> list[int]:
+        """Bytes of each batch of a block, as they lie in the cache's files."""
+        num_steps, num_rows = located.position.shape
+        fixed_bytes = num_rows * self._cache.schema.fixed_bytes
+        if not self._cache.schema.variable:
+            return [fixed_bytes] * num_steps
+        extents = located.bounds[..., -1] - located.bounds[..., 0]
+        return (fixed_bytes + extents.sum(axis=1)).tolist()  # type: ignore[no-any-return]
 
     def _checked(self, pending: Pending) -> Pending:
         """Check a batch's rows, on the caller's thread: a repair reads the source."""

@@ -832,13 +832,14 @@ class Loader:
             ``streamed_bytes`` read from the source because they do not, ``window_wait_s`` (part of
             ``wait_s``) blocked on them;
             ``disk_bytes_written`` to the node's cache, ``exchanged_rows`` sent, ``queue_depth``
-            batches ready now; of the last epoch over all ranks ``straggler_rank``, who waited
-            longest, ``wait_max_s`` and ``wait_mean_s``.
+            batches ready now, ``skipped_rows`` that became padding by ``on_error``; of the last
+            epoch over all ranks ``straggler_rank``, who waited longest, ``wait_max_s`` and
+            ``wait_mean_s``.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
         return {
-            **self._figures.to_stats(),
+            **self._figures.to_stats(cache_bytes=self._gather.num_bytes),
             **spread,
             "epoch": self.epoch,
             "step": self.step,
@@ -851,6 +852,7 @@ class Loader:
             "streamed_bytes": self._pool.streamed.bytes,
             "window_wait_s": self._pool.streamed.wait_s,
             "queue_depth": self._gather.ready,
+            "skipped_rows": self._gather.num_skipped,
         }
 
     def _stop_prefetch(self) -> None:

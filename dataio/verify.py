@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dataio.assemble import OnError
 from dataio.cache import Cache
-from dataio.errors import CorruptRowError
+from dataio.errors import CorruptRowError, DataioError
 from dataio.manifest import Entries
 from dataio.reader import Located, RowReader, locate
 
@@ -102,12 +102,27 @@ class RowVerifier:
                 "rows of slots %s do not match their checksums: reading them from the source again",
                 slots[bad].tolist(),
             )
-            self._repair(np.unique(slots[bad]))
+            self._try_repair(self._repair, np.unique(slots[bad]))
             located = locate(self._cache.entries, slots)
             bad = self._corrupt(bad, slots, located)
         if len(bad) and self._on_error == "raise":
             raise self._error(int(slots[bad[0]]), int(located.sample_id[bad[0]]))
         return Checked(located, tuple(bad.tolist()))
+
+    def _try_repair(self, repair: Repair, slots: NDArray[np.int64]) -> None:
+        try:
+            repair(slots)
+        except CorruptRowError:
+            if self._on_error == "raise":
+                raise
+        except DataioError as error:
+            if self._on_error == "raise":
+                raise CorruptRowError(
+                    f"{self._cache.directory}: the rows of slots {slots.tolist()} do not match "
+                    f"their checksums, and the source does not give them again: {error}; restore "
+                    'the source, or go on without such rows with on_error="skip"'
+                ) from error
+            log.warning("rows of slots %s cannot be read again: %s", slots.tolist(), error)
 
     def _corrupt(
         self, rows: NDArray[np.int64], slots: NDArray[np.int64], located: Located

@@ -7,7 +7,6 @@ from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dataio.errors import FieldError
@@ -111,8 +110,8 @@ def _plain(values: pa.Array, where: _Where) -> pa.Array:
         values = values.dictionary_decode()
     if pa.types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
         if values.type.get_field_index("path") >= 0:
-            paths = pc.struct_field(values, "path")
-        values = pc.struct_field(values, "bytes")
+            paths = _member(values, "path")
+        values = _member(values, "bytes")
     if values.null_count:
         row = _first(values.is_null())
         held = paths[row].as_py() if paths is not None else None
@@ -138,7 +137,7 @@ def _variable(values: pa.Array, field: Field, where: _Where) -> Column:
 def _tokens(values: pa.Array, field: Tokens, where: _Where) -> Column:
     """Take the lists of a column apart; what a list that is null would hold was refused before."""
     dtype = np.dtype(field.dtype).newbyteorder("<")
-    bounds = row_offsets(pc.list_value_length(values).to_numpy(False).astype(np.int64))
+    bounds = row_offsets(_list_lengths(values).astype(np.int64))
     numbers = values.flatten()
 
     def row_of(at: int) -> int:
@@ -199,7 +198,7 @@ def _flatten(values: pa.Array, column: FixedColumn, where: _Where) -> pa.Array:
     num_rows = len(values)
     while _is_list(values.type):
         per_row = max(len(values) // num_rows, 1)
-        lengths = pc.list_value_length(values).to_numpy(False)
+        lengths = _list_lengths(values)
         uneven = np.flatnonzero(lengths != lengths[0])
         if len(uneven):
             at = int(uneven[0])
@@ -253,6 +252,19 @@ def _casts(values: pa.Array, kind: pa.DataType) -> bool:
 
 def _first(flags: pa.Array) -> int:
     return int(flags.to_numpy(False).argmax())
+
+
+def _member(values: pa.Array, name: str) -> pa.Array:
+    # Imported late: it takes longer than everything else that `import dataio` brings in.
+    import pyarrow.compute as pc
+
+    return pc.struct_field(values, name)
+
+
+def _list_lengths(values: pa.Array) -> NDArray[np.int64]:
+    import pyarrow.compute as pc
+
+    return np.asarray(pc.list_value_length(values).to_numpy(False))
 
 
 def _is_list(kind: pa.DataType) -> bool:
