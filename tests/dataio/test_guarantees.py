@@ -29,7 +29,10 @@ KAKURENBO = Kakurenbo(0.5, drops=(), alphas=(1.0,), warmup_epochs=0)
 
 
 class HeldSource(MemorySource):
-    """Gives so many rows to each rank; then waits to be told to go on, or fails."""
+    """Gives so many rows to each rank; then waits to be told to go on, or fails.
+
+    One piece after the other, so that the rows it gives are of the first groups.
+    """
 
     def __init__(self, num_rows, *, fails=False):
         super().__init__(NUM_SAMPLES, block_rows=4)
@@ -37,18 +40,17 @@ class HeldSource(MemorySource):
         self.go_on = threading.Event()
         self._left = num_rows
         self._fails = fails
-        self._guard = threading.Lock()
+        self._piece = threading.Lock()
 
     def read(self, sample_ids, fields):
-        for rows in super().read(sample_ids, fields):
-            with self._guard:
+        with self._piece:
+            for rows in super().read(sample_ids, fields):
                 self._left -= len(rows)
-                held = self._left < 0
-            if held and self._fails:
-                raise SourceError("memory: the server went away; look at the server")
-            if held:
-                assert self.go_on.wait(20)
-            yield rows
+                if self._left < 0 and self._fails:
+                    raise SourceError("memory: the server went away; look at the server")
+                if self._left < 0:
+                    assert self.go_on.wait(20)
+                yield rows
 
 
 def make(world, root, source, **options):
@@ -142,20 +144,18 @@ def test_a_source_that_fails_beside_training_ends_it_with_its_message(tmp_path, 
 
 @pytest.mark.parametrize("layout", [[1], [1, 1]])
 def test_a_source_that_stalls_beside_training_is_a_stall_that_says_where(tmp_path, layout):
-    sources = [HeldSource(3 * GROUP_ROWS) for _ in range(sum(layout))]
-
     def run(world):
-        with overlapped(world, tmp_path, sources[world.rank]) as loader:
-            for _ in loader.epochs(1):
-                for batch in loader:
-                    assert len(batch["slot"]) == 4
+        source = HeldSource(3 * GROUP_ROWS)
+        with overlapped(world, tmp_path, source) as loader:
+            try:
+                for _ in loader.epochs(1):
+                    for batch in loader:
+                        assert len(batch["slot"]) == 4
+            finally:
+                source.go_on.set()  # so that its threads end
 
-    try:
-        with pytest.raises(StallError, match=r"of 4 rows of a batch were not staged within"):
-            run_threads(thread_worlds(layout, timeout_s=1.0), run)
-    finally:
-        for source in sources:
-            source.go_on.set()
+    with pytest.raises(StallError, match=r"of 4 rows of a batch were not staged within"):
+        run_threads(thread_worlds(layout, timeout_s=1.0), run)
 
 
 def test_every_epoch_is_shuffled_anew_and_far(tmp_path):
