@@ -9,6 +9,7 @@ would see rows missing and stage them, into order.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -44,8 +45,9 @@ def open_feed(task: Task) -> Feed:
     spec = task.open_source().spec
 
     def ready(number: int) -> None:
-        state = {**loader.state_dict(), "epoch": EXCHANGED_EPOCHS, "step": 0, "refresh_step": 0}
-        loader.load_state_dict(state)
+        state: dict[str, Any] = loader.state_dict()
+        begun = {**state["stretches"][-1], "steps": 0}
+        loader.load_state_dict({**state, "epoch": EXCHANGED_EPOCHS, "stretches": [begun]})
         next(loader.epochs(EXCHANGED_EPOCHS + 1))
 
     def epoch(number: int) -> Iterator[Batch]:
