@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -59,7 +58,6 @@ from dataio.world import World, discover_world
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 2
-UNNAMED: AbstractContextManager[object] = nullcontext()
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What `Loader.stats` tells of the last epoch over all ranks."""
@@ -466,7 +464,7 @@ class Loader:
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
-        with _range("tonari: epoch turn"):
+        with record_function("tonari: epoch turn"):
             self._close_and_begin()
 
     def _close_and_begin(self) -> None:
@@ -648,7 +646,10 @@ class Loader:
             for run in runs:
                 batches = self._delivery(self._gather.batches(pick, run, epoch=self.epoch))
                 for step in run:
-                    with _range("tonari: wait for a batch"):
+                    if profiler._is_profiler_enabled:
+                        with record_function("tonari: wait for a batch"):
+                            batch = next(batches)
+                    else:
                         batch = next(batches)
                     figures.add_batch(clock() - started, order.num_valid(step))
                     yield batch
@@ -896,11 +897,6 @@ class Loader:
             self.close()
         else:
             self._release()
-
-
-def _range(name: str) -> AbstractContextManager[object]:
-    """Name a stretch of time for torch's profiler, at no cost while it is off."""
-    return record_function(name) if profiler._is_profiler_enabled else UNNAMED
 
 
 def _check_arguments(

@@ -80,7 +80,7 @@ class Order:
     def _first(self) -> int:
         return int(self.dealt[: self.turn].sum())
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Rows that this replica trains on in the epoch."""
         return int(self.dealt[self.turn])
