@@ -121,7 +121,8 @@ class Pool:
                 num_arrivals,
                 world.local_size,
                 batch_size,
-                uses_scores,
+                # Counted always: a job without scores leaves a cache for one with them.
+                True,
                 _variable_bytes(source, schema),
                 _shard_bytes(source, schema),
             )
@@ -218,8 +219,7 @@ class Pool:
     def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
         """Find what the manifest must become; None if it is right, but for missing rows."""
         cache, budget = self.cache, self._budget
-        num_present = len(cache.entries) - cache.num_missing
-        if budget is not None and cache.num_missing and num_present > budget.resident_rows:
+        if budget is not None and cache.num_missing and cache.beyond_budget().any():
             # As after a run with smaller batches, which took smaller windows.
             return lambda: rehome(self._keepable(), placement.sample_ids())
         named = cache.placement == placement.name and len(cache.entries) == placement.num_slots
