@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from dataio.cache import Cache
 from dataio.cache_lock import held, refuse_others
 from dataio.cache_report import open_to_read
-from dataio.manifest import MISSING
 from dataio.rows import corrupt_rows
 
 VERIFY_BLOCK_ROWS = 4096
@@ -50,5 +49,5 @@ def verify_cache(directory: Path, *, dry_run: bool) -> Iterator[tuple[int, NDArr
 def _forget(cache: Cache, slots: NDArray[np.int64]) -> None:
     if not len(slots):
         return
-    cache.entries.sample_id.put(slots, np.full(len(slots), MISSING))
+    cache.entries.forget(slots)
     cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)

@@ -18,7 +18,7 @@ from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
-from dataio.quota import Budget, Need, plan_budget, too_small
+from dataio.quota import WINDOW_SHARE, Budget, Need, plan_budget, too_small
 from dataio.rows import Rows, RowSchema
 from dataio.scores import no_scores, open_scores
 from dataio.sizes import format_bytes
@@ -386,12 +386,24 @@ class Pool:
         if self.world.rank or not missing or self._has_told:
             return
         self._has_told = True
-        cost = f", {num_bytes / rate:.1f} s at the rate of staging" if rate else ""
+        assert self._budget is not None
+        # A pass opens every shard that has a missing row: where rows are small it reads them whole.
+        half = (
+            self.world.world_size
+            * (
+                self._budget.positions * cache.schema.fixed_bytes // self.world.local_size
+                + self._budget.heap_bytes
+            )
+            // (2 * WINDOW_SHARE)
+        )
+        passes = max(-(-int(num_bytes) // max(half, 1)), 1)
+        slowest = passes * num_bytes / rate if rate else 0.0
+        cost = f", {num_bytes / rate:.1f} to {slowest:.1f} s at the rate of staging" if rate else ""
         log.warning(
             "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches; every epoch reads the "
-            "other %d (about %s) from the source%s, beside training",
+            "other %d (about %s) from the source in about %d passes%s, beside training",
             rows, rows + missing, 100 * rows / (rows + missing), missing,
-            format_bytes(int(num_bytes)), cost,
+            format_bytes(int(num_bytes)), passes, cost,
         )  # fmt: skip
 
     def agree_to_move(self) -> bool:

@@ -15,6 +15,7 @@ from dataio import Array, Bytes, Int, Loader, QuotaError, SourceError, StallErro
 from dataio.fields import Field, row_schema
 from dataio.quota import Need, plan_budget
 from dataio.rows import FixedColumn, RowSchema, make_rows
+from dataio.store import HeapFile
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 
@@ -337,6 +338,15 @@ def test_leaving_an_epoch_early_and_beginning_another_gives_its_batches(tmp_path
     assert batches(run([1, 1], tmp_path / "limited", "both", then=hop, quota=700_000)) == batches(
         whole
     )
+
+
+def test_a_heap_with_a_limit_never_grows_past_it(tmp_path):
+    heap = HeapFile(tmp_path / "heap-0.bin", limit_bytes=100_000)
+    heap.reserve(90_000)
+    assert heap.path.stat().st_size == 100_000
+    with pytest.raises(QuotaError, match="would grow to 100001 bytes, expected at most 100000"):
+        heap.reserve(100_001)
+    assert heap.path.stat().st_size == 100_000
 
 
 def test_a_budget_gives_out_no_more_than_the_quota():
