@@ -218,7 +218,9 @@ class Cache:
             head = json.loads(self._head_path.read_text())
             begun_under = head.get("quota")
             partial = int(head["missing"]) > 0
-        if begun_under is not None and int(begun_under) <= budget.quota_bytes:
+            begun_within = begun_under is not None and int(begun_under) <= budget.quota_bytes
+            begun_within = begun_within and self._sized_within(budget)
+        if begun_within:
             return
         if not partial and self.disk_bytes() + budget.spare_bytes <= budget.quota_bytes:
             return
@@ -232,6 +234,12 @@ class Cache:
         self._unlink(
             [path.name for kind in ("fixed-*", "heap-*") for path in self.directory.glob(kind)]
         )
+
+    def _sized_within(self, budget: Budget) -> bool:
+        """Whether no file is larger than it could become; jobs of one quota may divide it anew."""
+        positions = max((file.count_positions() for file in self.fixed), default=0)
+        heaps = [path.stat().st_size for path in self.directory.glob("heap-*")]
+        return positions <= budget.positions and max(heaps, default=0) <= budget.heap_bytes
 
     def disk_bytes(self) -> int:
         """Count what the files take on disk."""

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from dataio.cache import Cache
 from dataio.cache_lock import held, refuse_others
 from dataio.cache_report import open_to_read
-from dataio.manifest import MISSING, make_entries
 from dataio.rows import corrupt_rows
 
 VERIFY_BLOCK_ROWS = 4096
@@ -50,16 +49,5 @@ def verify_cache(directory: Path, *, dry_run: bool) -> Iterator[tuple[int, NDArr
 def _forget(cache: Cache, slots: NDArray[np.int64]) -> None:
     if not len(slots):
         return
-    nothing = np.zeros(len(slots), np.int64)
-    cache.entries.put(
-        make_entries(
-            slot=slots,
-            sample_id=nothing + MISSING,
-            checksum=nothing.astype(np.uint64),
-            position=nothing + MISSING,
-            heap=nothing,
-            offset=nothing,
-            lengths=np.zeros((len(slots), len(cache.schema.variable)), np.int64),
-        )
-    )
+    cache.entries.forget(slots)
     cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)

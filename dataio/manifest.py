@@ -200,6 +200,12 @@ class Entries:
             if name != "slot":
                 mine[name].put(slots, theirs[name][:])
 
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Say of slots that their rows are not there, and take no space."""
+        gone = empty_entries(len(slots), len(self.lengths.columns))
+        gone.slot.put(np.arange(len(slots)), slots)
+        self.put(gone)
+
     def columns(self) -> dict[str, "Column[np.int64]"]:
         """Every column by the name it has in a file."""
         lengths = {f"length_{j}": column for j, column in enumerate(self.lengths.columns)}

@@ -18,7 +18,7 @@ from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
-from dataio.quota import Budget, Need, plan_budget, too_small
+from dataio.quota import WINDOW_SHARE, Budget, Need, plan_budget, too_small
 from dataio.rows import Rows, RowSchema
 from dataio.scores import no_scores, open_scores
 from dataio.sizes import format_bytes
@@ -121,7 +121,8 @@ class Pool:
                 num_arrivals,
                 world.local_size,
                 batch_size,
-                uses_scores,
+                # Counted always: a job without scores leaves a cache for one with them.
+                True,
                 _variable_bytes(source, schema),
                 _shard_bytes(source, schema),
             )
@@ -218,8 +219,7 @@ class Pool:
     def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
         """Find what the manifest must become; None if it is right, but for missing rows."""
         cache, budget = self.cache, self._budget
-        num_present = len(cache.entries) - cache.num_missing
-        if budget is not None and cache.num_missing and num_present > budget.resident_rows:
+        if budget is not None and cache.num_missing and cache.beyond_budget().any():
             # As after a run with smaller batches, which took smaller windows.
             return lambda: rehome(self._keepable(), placement.sample_ids())
         named = cache.placement == placement.name and len(cache.entries) == placement.num_slots
@@ -386,12 +386,24 @@ class Pool:
         if self.world.rank or not missing or self._has_told:
             return
         self._has_told = True
-        cost = f", {num_bytes / rate:.1f} s at the rate of staging" if rate else ""
+        assert self._budget is not None
+        # A pass opens every shard that has a missing row: where rows are small it reads them whole.
+        half = (
+            self.world.world_size
+            * (
+                self._budget.positions * cache.schema.fixed_bytes // self.world.local_size
+                + self._budget.heap_bytes
+            )
+            // (2 * WINDOW_SHARE)
+        )
+        passes = max(-(-int(num_bytes) // max(half, 1)), 1)
+        slowest = passes * num_bytes / rate if rate else 0.0
+        cost = f", {num_bytes / rate:.1f} to {slowest:.1f} s at the rate of staging" if rate else ""
         log.warning(
             "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches; every epoch reads the "
-            "other %d (about %s) from the source%s, beside training",
+            "other %d (about %s) from the source in about %d passes%s, beside training",
             rows, rows + missing, 100 * rows / (rows + missing), missing,
-            format_bytes(int(num_bytes)), cost,
+            format_bytes(int(num_bytes)), passes, cost,
         )  # fmt: skip
 
     def agree_to_move(self) -> bool:

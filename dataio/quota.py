@@ -149,7 +149,8 @@ def _divide(
     windows = max(positions // WINDOW_SHARE, need.window_rows)
     # A batch of rows that are larger than most still fits.
     heap_windows = 3 * need.batch_size * need.row_bytes
-    heap_windows = min(max(heap_bytes // WINDOW_SHARE, heap_windows), heap_bytes)
+    share = WINDOW_SHARE if need.variable_bytes else 2
+    heap_windows = min(max(heap_bytes // share, heap_windows), heap_bytes)
     resident = num_slots if positions >= num_slots else max(positions - windows, 0)
     more_manifests = need.manifest_bytes() * (MANIFEST_COPIES - 1) // MANIFEST_COPIES
     scores = num_slots * SCORE_DTYPE.itemsize if need.scored else 0

@@ -39,7 +39,7 @@ class FixedFile:
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
-        if self.path.exists() and self._shape_on_disk() >= num_positions:
+        if self.path.exists() and self.count_positions() >= num_positions:
             return
         header = io.BytesIO()
         described = {
@@ -57,7 +57,10 @@ class FixedFile:
             file.flush()
             os.fsync(file.fileno())
 
-    def _shape_on_disk(self) -> int:
+    def count_positions(self) -> int:
+        """Count the rows that the file has room for; 0 where there is none yet."""
+        if not self.path.exists():
+            return 0
         with open(self.path, "rb") as file:
             start = file.read(8)
             # A kill before the header was written leaves zeros, or nothing.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dataio.cache import Cache
 from dataio.errors import QuotaError, SourceError, StallError
 from dataio.fields import Field
-from dataio.manifest import Entries, empty_entries, join_entries
+from dataio.manifest import Entries, join_entries
 from dataio.source.base import Source
 
 FIRST_WINDOW_BYTES = 32 << 20
@@ -174,9 +174,7 @@ class Streaming:
         if self._current is None:
             return
         for part in self._current.entries:
-            gone = empty_entries(len(part), len(part.lengths.columns))
-            gone.slot.put(np.arange(len(part)), part.slot[:])
-            self._cache.entries.put(gone)
+            self._cache.entries.forget(part.slot[:])
         self._current = None
 
     def close(self) -> None:

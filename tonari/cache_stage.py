@@ -39,6 +39,9 @@ class Stage:
     """Shards that each rank reads at once."""
     staging_bandwidth: str | None = None
     """Most bytes a second that this node reads from the source, such as 500MB."""
+    quota: str | None = None
+    """Most bytes that this node's cache may take, such as 200GB; a job reads what does not fit
+    from the source in every epoch, if it is given the same quota."""
     json: bool = False
     """Print one JSON document."""
 
@@ -46,6 +49,7 @@ class Stage:
         if self.staging_readers < 1:
             raise ValueError(f"--staging-readers is {self.staging_readers}, must be >= 1")
         parse_bytes(self.staging_bandwidth or "1GB")
+        parse_bytes(self.quota or "1GB")
 
     def run(self) -> int:
         """Run the command."""
@@ -71,9 +75,10 @@ class Stage:
                 uses_scores=False,
                 foreign=is_named(self.cache),
                 readers=self.staging_readers,
-                bandwidth=float(
-                    parse_bytes(self.staging_bandwidth) if self.staging_bandwidth else 0
+                bandwidth=(
+                    float(parse_bytes(self.staging_bandwidth)) if self.staging_bandwidth else 0.0
                 ),
+                quota_bytes=parse_bytes(self.quota) if self.quota else None,
             )
             with contextlib.closing(pool):
                 pool.ensure(wanted)
