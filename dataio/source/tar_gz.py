@@ -39,7 +39,7 @@ class GzipTarFormat:
     ) -> Iterator[Rows]:
         """Read samples; the shard is decompressed up to the last of them."""
         with storage.open(shard.path) as file:
-            yield from read_in_order(GunzippedFile(file), shard, numbers, fields)
+            yield from read_in_order(GunzippedFile(file), shard, numbers, fields, storage.buffers)
 
 
 class GunzippedFile:
@@ -84,6 +84,10 @@ class GunzippedFile:
             self._position += len(part)
             self._ready = self._ready[len(part) :]
         return b"".join(parts)
+
+    def view_at(self, offset: int, length: int) -> memoryview:
+        """Read as `read_at` does."""
+        return memoryview(self.read_at(offset, length))
 
     def _next(self) -> bytes:
         """Decompress some more; b"" at the end. Without the GIL where it takes time."""

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-READ_BYTES = 4 << 20
+READ_BYTES = 8 << 20
 SMALL_MEMBER_BYTES = 64 << 10
 HEADER_BYTES = 4096
 """Enough for a header and the small members that often stand beside a large one."""
@@ -31,7 +31,9 @@ class File(Protocol):
         """Whether what is passed over is read all the same."""
         ...
 
-    def read_at(self, offset: int, length: int) -> bytes: ...
+    def view_at(self, offset: int, length: int) -> memoryview:
+        """Read, fewer bytes only at the end of the file; the view stays what it is."""
+        ...
 
 
 class Window:
@@ -93,8 +95,8 @@ class Window:
         extent = max(int(np.searchsorted(self._extents[:, 0], offset, side="right")) - 1, 0)
         start = offset + len(kept)
         stop = min(max(offset + length, start + self.piece_bytes), int(self._extents[extent, 1]))
-        read = self.file.read_at(start, max(stop, offset + length) - start)
-        self._before, self._data, self._start = kept, memoryview(read), start
+        read = self.file.view_at(start, max(stop, offset + length) - start)
+        self._before, self._data, self._start = kept, read, start
 
 
 def _joined(parts: list[memoryview]) -> memoryview:
