@@ -13,7 +13,7 @@ from dataio.source.base import Shard
 from dataio.source.files import Storage, StorageFile
 from dataio.source.tar import read_in_order
 from dataio.source.tar_index import count_headers, listed_counts
-from dataio.source.window import READ_BYTES
+from dataio.source.window import IN_ORDER_BYTES
 
 COMPRESSED_BYTES = 1 << 20
 UNKNOWN_SIZE = 1 << 62
@@ -107,7 +107,7 @@ class GunzippedFile:
             if not self._compressed:
                 raise self._bad("the end of the file in the middle")
             try:
-                data = self._inflate.decompress(self._compressed, READ_BYTES)
+                data = self._inflate.decompress(self._compressed, IN_ORDER_BYTES)
             except zlib.error as error:
                 raise self._bad(f"bytes that do not decompress ({error})") from error
             ended = self._inflate.eof
