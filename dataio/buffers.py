@@ -30,10 +30,12 @@ class BufferRing:
 
     Args:
         pinned: Take memory that a GPU copies from without waiting.
+        max_idle: Idle buffers kept of one size.
     """
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, *, pinned: bool = False, max_idle: int = MAX_IDLE) -> None:
         self._pinned = pinned
+        self._max_idle = max_idle
         self._idle: dict[int, list[memoryview]] = {}
         self._leases: dict[int, _Lease] = {}
         self.num_allocated = 0
@@ -67,7 +69,7 @@ class BufferRing:
         assert isinstance(lease, _Lease)
         del self._leases[id(lease)]
         idle = self._idle[len(lease.memory)]
-        if len(idle) < MAX_IDLE:
+        if len(idle) < self._max_idle:
             idle.append(lease.memory)
 
 

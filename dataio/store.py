@@ -19,6 +19,8 @@ from dataio.errors import CacheError, QuotaError
 from dataio.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
+MAPPED_BYTES = 16 << 10
+"""Up to here a few page faults cost less than opening the file and waiting for the interpreter."""
 RUN_ROWS = 8
 """Rows in a run, on average, from which on a write a run is cheaper than page faults."""
 
@@ -93,7 +95,7 @@ class FixedFile:
         width = self.column.width_bytes
         breaks = np.flatnonzero(np.diff(positions) != 1) + 1
         scattered = len(breaks) and (len(breaks) + 1) * RUN_ROWS > len(positions)
-        if scattered and self.rows.flags.writeable:
+        if (scattered or rows.nbytes <= MAPPED_BYTES) and self.rows.flags.writeable:
             self.rows[positions] = rows
             return
         descriptor = os.open(self.path, os.O_WRONLY)

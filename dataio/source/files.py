@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+import numpy as np
+
+from dataio.buffers import BufferRing
 from dataio.errors import SourceError
 from dataio.filesystem import filesystem_of
 from dataio.source.local import LocalFile
@@ -27,9 +30,15 @@ if TYPE_CHECKING:
     from dataio.source.medium import Remote
 
 T = TypeVar("T")
+Data = TypeVar("Data", bytes, memoryview)
 
 REQUEST_BYTES = 16 << 20
 """A watched request reads no more, so that its deadline is one for any storage that is alive."""
+
+REUSED_BYTES = 1 << 20
+"""From here on fresh memory costs more than the read itself."""
+MAX_IDLE = 16
+"""Buffers that wait: what two readers and the blocks ahead of the writer use in turn."""
 
 
 class StorageFile:
@@ -70,6 +79,22 @@ class StorageFile:
         starts = range(offset, stop, REQUEST_BYTES)
         return b"".join(self._request(at, min(REQUEST_BYTES, stop - at)) for at in starts)
 
+    def view_at(self, offset: int, length: int) -> memoryview:
+        """Read as `read_at` does; what is large goes to memory that is used again.
+
+        That is, when the last view of it has died: a view that is kept never changes.
+        """
+        medium, length = self._medium, min(length, self.size - offset)
+        if not isinstance(medium, LocalFile) or not REUSED_BYTES <= length <= REQUEST_BYTES:
+            return memoryview(self.read_at(offset, length))
+
+        def pread() -> memoryview:
+            # Of its own for every attempt: one that was given up may still write.
+            memory = self._storage.buffers.take((length,), np.uint8).data
+            return memory[: medium.pread_into(offset, memory)]
+
+        return self._attempt(offset, length, pread)
+
     def check(self) -> None:
         """Make sure that the file is what it was when it was opened.
 
@@ -81,6 +106,7 @@ class StorageFile:
     def close(self) -> None:
         """Give the file back."""
         self._medium.close()
+        self._storage.closed()
 
     def __enter__(self) -> Self:
         return self
@@ -98,16 +124,18 @@ class StorageFile:
             self.close()
 
     def _request(self, offset: int, length: int) -> bytes:
-        def attempt(failures: int) -> bytes:
+        return self._attempt(offset, length, lambda: self._medium.pread(offset, length))
+
+    def _attempt(self, offset: int, length: int, pread: Callable[[], Data]) -> Data:
+        def attempt(failures: int) -> Data:
             if failures:
                 self._medium.renew()
-            return self._pread(offset, length)
+            return self._checked(pread(), offset, length)
 
         doing = f"reading {length} bytes at {offset}"
         return self._storage.read(self.path, attempt, length, self._medium.watched, doing)
 
-    def _pread(self, offset: int, length: int) -> bytes:
-        data = self._medium.pread(offset, length)
+    def _checked(self, data: Data, offset: int, length: int) -> Data:
         if self._medium.changes_in_place or len(data) < length:
             self._compare(self._medium.status())
         if len(data) < length:
@@ -136,6 +164,7 @@ class Storage:
     Attributes:
         bytes_read: Bytes so far.
         num_opens: Files opened so far.
+        buffers: Memory for what is read; it goes when no file is open.
     """
 
     def __init__(
@@ -154,6 +183,8 @@ class Storage:
         self._expected: dict[str, tuple[int, int | None]] = {}
         self.bytes_read = 0
         self.num_opens = 0
+        self.buffers = BufferRing(max_idle=MAX_IDLE)
+        self._num_open = 0
 
     @property
     def num_retries(self) -> int:
@@ -180,7 +211,16 @@ class Storage:
         if size != now.size or mtime_ns not in (None, now.mtime_ns):
             medium.close()
             raise _changed(path, now, Status(size, mtime_ns or 0), "when surveyed")
+        with self._lock:
+            self._num_open += 1
         return StorageFile(path, medium, self)
+
+    def closed(self) -> None:
+        """Know that a file was given back."""
+        with self._lock:
+            self._num_open -= 1
+            if not self._num_open and self.buffers.num_allocated:
+                self.buffers = BufferRing(max_idle=MAX_IDLE)
 
     def expect(self, path: str, size: int, mtime_ns: int | None) -> None:
         """Refuse to open a file that is not, or no longer, what was surveyed.
@@ -252,8 +292,8 @@ class Storage:
             ) from error
 
     def read(
-        self, path: str, attempt: Callable[[int], bytes], length: int, watched: bool, doing: str
-    ) -> bytes:
+        self, path: str, attempt: Callable[[int], Data], length: int, watched: bool, doing: str
+    ) -> Data:
         """Make a request for bytes, counted and throttled, with retries.
 
         Raises:

@@ -34,6 +34,16 @@ class LocalFile:
             data += more
         return data
 
+    def pread_into(self, offset: int, memory: memoryview) -> int:
+        """Read into memory of the caller's; returns how many bytes there were."""
+        done = 0
+        while done < len(memory):
+            more = os.preadv(self._descriptor, [memory[done:]], offset + done)
+            if not more:
+                break
+            done += more
+        return done
+
     def renew(self) -> None:
         """Open the path again: a stale handle stays stale. Threads that read go on."""
         fresh = _open(self._path)

@@ -5,12 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.buffers import BufferRing
 from dataio.fields import Array, Bytes, Field, Image, Int, Raw, Stored, row_schema
 from dataio.rows import Rows, make_rows
 
 BLOCK_BYTES = 8 << 20
 WORTH_BYTES = BLOCK_BYTES // 4
 """From here on a block costs little beside its bytes."""
+
+LONG_BYTES = 16 << 10
+"""Values of this mean are copied one by one into reused memory; shorter ones are joined."""
 
 BYTES = {bytes, memoryview}
 
@@ -20,16 +24,18 @@ class RowBlock:
 
     Args:
         fields: What each sample holds.
+        buffers: Where memory for them comes from; by default its own.
     """
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
+    def __init__(self, fields: Mapping[str, Field], buffers: BufferRing | None = None) -> None:
+        self._buffers = buffers or BufferRing()
         self._fields = tuple(fields.items())
         self._schema = row_schema(fields)
         self._clear()
 
     def _clear(self) -> None:
         self._ids: list[NDArray[np.int64]] = []
-        self._parts: dict[str, list[Stored]] = {name: [] for name, _ in self._fields}
+        self._parts: dict[str, list[NDArray[np.uint8]]] = {name: [] for name, _ in self._fields}
         self._lengths: dict[str, list[int]] = {name: [] for name in self._schema.variable}
         self._num_bytes = 0
 
@@ -68,7 +74,7 @@ class RowBlock:
         """
         for name, field in self._fields:
             values = _encoded(name, field, raws[name], where)
-            part = b"".join(values)
+            part = self._joined(values)
             self._parts[name].append(part)
             self._num_bytes += len(part)
             if name in self._lengths:
@@ -79,7 +85,8 @@ class RowBlock:
         """Turn what was added into rows, and begin again."""
         ids = np.concatenate(self._ids)
         joined = {
-            name: np.frombuffer(b"".join(parts), np.uint8) for name, parts in self._parts.items()
+            name: parts[0] if len(parts) == 1 else self._joined([part.data for part in parts])
+            for name, parts in self._parts.items()
         }
         fixed = [joined[c.name].reshape(len(ids), c.width_bytes) for c in self._schema.fixed]
         # int64[num_rows, num_variable]
@@ -93,6 +100,18 @@ class RowBlock:
         )
         self._clear()
         return rows
+
+    def _joined(self, values: Sequence[Stored]) -> NDArray[np.uint8]:
+        """Copy values back to back, once."""
+        num_bytes = sum(map(len, values))
+        if num_bytes < LONG_BYTES * len(values):
+            return np.frombuffer(b"".join(values), np.uint8)
+        joined = self._buffers.take((num_bytes,), np.uint8)
+        memory, at = joined.data, 0
+        for value in values:
+            memory[at : at + len(value)] = value
+            at += len(value)
+        return joined  # type: ignore[return-value]
 
 
 def _encoded(

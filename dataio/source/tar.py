@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.buffers import BufferRing
 from dataio.errors import FieldError, SourceError
 from dataio.fields import Field, Raw
 from dataio.rows import Rows
@@ -51,9 +52,9 @@ class TarFormat:
         index = read_index(storage, shard.path) if len(numbers) < shard.num_samples else None
         with storage.open(shard.path) as file:
             if index is None:
-                yield from read_in_order(file, shard, numbers, fields)
+                yield from read_in_order(file, shard, numbers, fields, storage.buffers)
                 return
-            block = RowBlock(fields)
+            block = RowBlock(fields, storage.buffers)
             needed = frozenset(extensions.values())
             for number, key, members in _seek(file, shard, index, numbers, needed):
                 where = f"{shard.path}: sample {key!r}"
@@ -66,12 +67,16 @@ class TarFormat:
 
 
 def read_in_order(
-    file: File, shard: Shard, numbers: NDArray[np.int64], fields: Mapping[str, Field]
+    file: File,
+    shard: Shard,
+    numbers: NDArray[np.int64],
+    fields: Mapping[str, Field],
+    buffers: BufferRing,
 ) -> Iterator[Rows]:
     """Read samples by the headers of their shard, from its beginning."""
     extensions = {name: field.key.lower() for name, field in fields.items()}
     wanted = Wanted(numbers, frozenset(extensions.values()), file.size // shard.num_samples)
-    block, stop = RowBlock(fields), 0
+    block, stop = RowBlock(fields, buffers), 0
     for samples in walk_samples(Window(file), wanted):
         stop = samples.stop
         first, last = np.searchsorted(numbers, [samples.start, stop])

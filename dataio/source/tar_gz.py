@@ -13,7 +13,7 @@ from dataio.source.base import Shard
 from dataio.source.files import Storage, StorageFile
 from dataio.source.tar import read_in_order
 from dataio.source.tar_index import count_headers, listed_counts
-from dataio.source.window import READ_BYTES
+from dataio.source.window import IN_ORDER_BYTES
 
 COMPRESSED_BYTES = 1 << 20
 UNKNOWN_SIZE = 1 << 62
@@ -39,7 +39,7 @@ class GzipTarFormat:
     ) -> Iterator[Rows]:
         """Read samples; the shard is decompressed up to the last of them."""
         with storage.open(shard.path) as file:
-            yield from read_in_order(GunzippedFile(file), shard, numbers, fields)
+            yield from read_in_order(GunzippedFile(file), shard, numbers, fields, storage.buffers)
 
 
 class GunzippedFile:
@@ -85,6 +85,10 @@ class GunzippedFile:
             self._ready = self._ready[len(part) :]
         return b"".join(parts)
 
+    def view_at(self, offset: int, length: int) -> memoryview:
+        """Read as `read_at` does."""
+        return memoryview(self.read_at(offset, length))
+
     def _next(self) -> bytes:
         """Decompress some more; b"" at the end. Without the GIL where it takes time."""
         while True:
@@ -103,7 +107,7 @@ class GunzippedFile:
             if not self._compressed:
                 raise self._bad("the end of the file in the middle")
             try:
-                data = self._inflate.decompress(self._compressed, READ_BYTES)
+                data = self._inflate.decompress(self._compressed, IN_ORDER_BYTES)
             except zlib.error as error:
                 raise self._bad(f"bytes that do not decompress ({error})") from error
             ended = self._inflate.eof

@@ -113,7 +113,10 @@ def join(first: Members, second: Members) -> Members:
         return first if len(first) else second
     width = max(first.name.shape[1], second.name.shape[1])
     names = [
-        np.pad(part.name, ((0, 0), (0, width - part.name.shape[1]))) for part in (first, second)
+        part.name
+        if part.name.shape[1] == width
+        else np.pad(part.name, ((0, 0), (0, width - part.name.shape[1])))
+        for part in (first, second)
     ]
     return Members(
         np.concatenate(names),

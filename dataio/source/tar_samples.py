@@ -216,8 +216,9 @@ def _keep(samples: Samples, cut: int, wanted: Wanted | None) -> list[memoryview]
     kept = [memoryview(b"")] * (len(samples.number) - cut)
     if wanted is None or not kept or wanted.first_from(samples.stop - 1) != samples.stop - 1:
         return kept
-    codes = [code for name, code in samples.extensions.codes.items() if name in wanted.extensions]
-    chosen = cut + np.flatnonzero(np.isin(samples.code[cut:], codes))
+    codes = {code for name, code in samples.extensions.codes.items() if name in wanted.extensions}
+    waiting = enumerate(samples.code[cut:].tolist(), start=cut)
+    chosen = np.array([member for member, code in waiting if code in codes], np.int64)
     for member, view in zip(chosen.tolist(), samples.payloads(chosen), strict=True):
         kept[member - cut] = view
     return kept

@@ -5,7 +5,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-READ_BYTES = 4 << 20
+READ_BYTES = 8 << 20
+IN_ORDER_BYTES = 4 << 20
+"""Where all before is read in any case, a part is not to cost much behind its end."""
+SKIP_BYTES = 1 << 20
 SMALL_MEMBER_BYTES = 64 << 10
 HEADER_BYTES = 4096
 """Enough for a header and the small members that often stand beside a large one."""
@@ -31,7 +34,9 @@ class File(Protocol):
         """Whether what is passed over is read all the same."""
         ...
 
-    def read_at(self, offset: int, length: int) -> bytes: ...
+    def view_at(self, offset: int, length: int) -> memoryview:
+        """Read, fewer bytes only at the end of the file; the view stays what it is."""
+        ...
 
 
 class Window:
@@ -49,14 +54,14 @@ class Window:
 
     def __init__(self, file: File, extents: NDArray[np.int64] | None = None) -> None:
         self.file = file
-        self.piece_bytes = READ_BYTES
+        self.piece_bytes = IN_ORDER_BYTES if file.in_order else READ_BYTES
         self._extents = np.array([[0, file.size]]) if extents is None else extents
         self._start = 0
         self._before = self._data = memoryview(b"")
 
     def pace(self, piece_bytes: int) -> None:
         """Choose how much to read at once; no matter where a file is read in order alone."""
-        self.piece_bytes = READ_BYTES if self.file.in_order else piece_bytes
+        self.piece_bytes = IN_ORDER_BYTES if self.file.in_order else piece_bytes
 
     def rest(self, offset: int) -> memoryview:
         """View what is held from ``offset`` on; a piece is read if nothing is."""
@@ -93,8 +98,8 @@ class Window:
         extent = max(int(np.searchsorted(self._extents[:, 0], offset, side="right")) - 1, 0)
         start = offset + len(kept)
         stop = min(max(offset + length, start + self.piece_bytes), int(self._extents[extent, 1]))
-        read = self.file.read_at(start, max(stop, offset + length) - start)
-        self._before, self._data, self._start = kept, memoryview(read), start
+        read = self.file.view_at(start, max(stop, offset + length) - start)
+        self._before, self._data, self._start = kept, read, start
 
 
 def _joined(parts: list[memoryview]) -> memoryview:
@@ -103,7 +108,7 @@ def _joined(parts: list[memoryview]) -> memoryview:
 
 def skip_piece_bytes(member_bytes: int) -> int:
     """Choose how much to read at the next header while skipping members of about this size."""
-    return READ_BYTES // 4 if member_bytes < SMALL_MEMBER_BYTES else HEADER_BYTES
+    return SKIP_BYTES if member_bytes < SMALL_MEMBER_BYTES else HEADER_BYTES
 
 
 def merge_extents(extents: NDArray[np.int64]) -> NDArray[np.int64]:
