@@ -25,6 +25,7 @@ from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import (
     DatasetSource,
     NumpySource,
+    Retry,
     Source,
     Throttle,
     TransformedSource,
@@ -54,6 +55,7 @@ __all__ = [
     "NumpySource",
     "OtherDatasetError",
     "QuotaError",
+    "Retry",
     "SharedFilesystemError",
     "Source",
     "SourceError",

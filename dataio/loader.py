@@ -49,7 +49,7 @@ from dataio.snapshot import (
     load_state,
     save_snapshot,
 )
-from dataio.source import Source, Throttle, TransformedSource, open_source
+from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
 from dataio.source.transformed import StageTransform
 from dataio.stretch import Position, Stretch
 from dataio.verify import Verify
@@ -108,6 +108,7 @@ class Loader:
             ``sample_id`` and ``slot`` are added to a dict.
         verify: When a row's checksum is checked: ``"once"``, ``"always"`` or ``"never"``.
         on_error: ``"skip"`` turns a row that is corrupt or does not decode into padding.
+        retry: How long a request to the source may last, and be repeated.
         throttle: Limits reads from the source.
         progress: Whether rank 0 shows staging on a terminal.
 
@@ -146,6 +147,7 @@ class Loader:
         collate: Collate | None = None,
         verify: Verify = "once",
         on_error: OnError = "raise",
+        retry: Retry | None = None,
         throttle: Throttle | None = None,
         quota: str | int | None = None,
         metrics: str | os.PathLike[str] | None = None,
@@ -159,7 +161,7 @@ class Loader:
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache), read_only=True)
         self._foreign = is_named(os.fspath(cache))
-        self._throttle = throttle
+        self._throttle, self._retry = throttle, retry
         self._stage_transform = stage_transform
         self._source_fields = dict(fields)
         self._staging_readers, self._staging_bandwidth = staging_readers, staging_bandwidth
@@ -250,7 +252,7 @@ class Loader:
             source = open_source(
                 source,
                 world=self.world,
-                throttle=self._throttle,
+                storage=Storage(self._throttle, retry=self._retry),
                 index_cache=self._root / "indexes" if keeps else None,
             )
         if self._stage_transform is None:
