@@ -9,7 +9,6 @@ import math
 import weakref
 
 import numpy as np
-import torch
 from numpy.typing import DTypeLike, NDArray
 
 MAX_IDLE = 4
@@ -62,6 +61,8 @@ class BufferRing:
         self._idle.setdefault(num_bytes, [])
         self.num_allocated += 1
         if self._pinned:
+            import torch  # sources take buffers too, and need none of it
+
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy().data
         return np.empty(num_bytes, np.uint8).data
 
