@@ -1,7 +1,7 @@
 """Samples: from the source to a batch. See docs/architecture.md.
 
-Only `Loader` needs torch; it is imported when first asked for, so that tools and tests of the parts
-below it start at once.
+Only `Loader` and `Mixture` need torch; they are imported when first asked for, so that tools and
+tests of the parts below them start at once.
 """
 
 from typing import TYPE_CHECKING
@@ -13,18 +13,29 @@ from dataio.errors import (
     DataioError,
     FieldError,
     OtherDatasetError,
+    QuotaError,
     SharedFilesystemError,
     SourceError,
     StallError,
     StateError,
+    WorkerError,
     WorldError,
 )
-from dataio.fields import Array, Bytes, Field, Float, Image, Int
-from dataio.source import Source, Throttle, open_source
+from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.source import (
+    DatasetSource,
+    NumpySource,
+    Retry,
+    Source,
+    Throttle,
+    TransformedSource,
+    open_source,
+)
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
     from dataio.loader import Loader
+    from dataio.mixture import Mixture
 
 __all__ = [
     "Array",
@@ -33,19 +44,28 @@ __all__ = [
     "CacheError",
     "CorruptRowError",
     "DataioError",
+    "DatasetSource",
     "Field",
     "FieldError",
     "Float",
     "Image",
     "Int",
     "Loader",
+    "Mixture",
+    "NumpySource",
     "OtherDatasetError",
+    "QuotaError",
+    "Retry",
     "SharedFilesystemError",
     "Source",
     "SourceError",
     "StallError",
     "StateError",
+    "Text",
     "Throttle",
+    "Tokens",
+    "TransformedSource",
+    "WorkerError",
     "World",
     "WorldError",
     "discover_world",
@@ -58,4 +78,8 @@ def __getattr__(name: str) -> object:
         from dataio.loader import Loader
 
         return Loader
+    if name == "Mixture":
+        from dataio.mixture import Mixture
+
+        return Mixture
     raise AttributeError(f"module 'dataio' has no attribute {name!r}")

@@ -1,21 +1,35 @@
 """Write a small file so that readers and restarts see the old one or the new one."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 
 
 def write_file(path: Path, data: bytes | memoryview | pa.Buffer) -> None:
     """Replace ``path`` atomically and durably: it survives a kill and a power cut."""
-    temporary = path.with_name(path.name + ".partial")
-    with open(temporary, "wb") as file:
+    with _replacing(path) as file:
         file.write(data)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb", opener=as_open_as_its_directory) as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+def as_open_as_its_directory(path: str, flags: int) -> int:
+    """Open a file that whoever may use its directory may use: 0600 in one of mode 0700."""
+    return os.open(path, flags, Path(path).parent.stat().st_mode & 0o666)
 
 
 def write_json(path: Path, document: object) -> None:
@@ -25,10 +39,8 @@ def write_json(path: Path, document: object) -> None:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Replace an Arrow IPC file atomically and durably."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
+    with _replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    write_file(path, sink.getvalue())
 
 
 def read_table(path: Path) -> pa.Table:

@@ -5,34 +5,76 @@ never change under them. So a buffer is handed out as an array whose death, and 
 all tensors and views made from it, puts the memory back.
 """
 
+import math
 import weakref
-from collections import defaultdict
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+MAX_IDLE = 4
+"""Idle buffers kept of one size: what a short queue of batches needs in turn."""
+
+
+class _Lease(weakref.ref[NDArray[np.generic]]):
+    """Knows the memory of an array without keeping the array alive."""
+
+    __slots__ = ("memory",)
+    memory: memoryview
+
 
 class BufferRing:
-    """Reused memory for arrays. Any thread may take it, and any may drop the last view."""
+    """Reused memory for arrays. Any thread may take it, and any may drop the last view.
 
-    def __init__(self) -> None:
-        self._idle: defaultdict[int, list[memoryview]] = defaultdict(list)
+    Dictionaries and lists are changed by single calls only, which the interpreter makes whole.
+
+    Args:
+        pinned: Take memory that a GPU copies from without waiting.
+        max_idle: Idle buffers kept of one size.
+    """
+
+    def __init__(self, *, pinned: bool = False, max_idle: int = MAX_IDLE) -> None:
+        self._pinned = pinned
+        self._max_idle = max_idle
+        self._idle: dict[int, list[memoryview]] = {}
+        self._leases: dict[int, _Lease] = {}
         self.num_allocated = 0
 
     def take(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
         """Hand out an uninitialised array, its memory reused when some is idle."""
         kind = np.dtype(dtype)
-        num_bytes = max(int(np.prod(shape, dtype=np.int64)) * kind.itemsize, 1)
-        idle = self._idle[num_bytes]
+        count = math.prod(shape)
+        capacity = _capacity(count * kind.itemsize)
         try:
-            memory = idle.pop()  # the last one back is the likeliest in cache
-        except IndexError:
-            memory = np.empty(num_bytes, np.uint8).data
-            self.num_allocated += 1
+            memory = self._idle[capacity].pop()  # the last one back is the likeliest in cache
+        except (KeyError, IndexError):
+            memory = self._allocate(capacity)
         # Views of an array point at the nearest array that is not itself a view of another array.
         # Over a memoryview that is `whole`, so `whole` lives as long as any view or tensor made
         # from it.
-        whole = np.frombuffer(memory, np.uint8)
-        weakref.finalize(whole, idle.append, memory).atexit = False
-        used = whole[: num_bytes if kind.itemsize and np.prod(shape) else 0]
-        return used.view(kind).reshape(shape)
+        whole: NDArray[np.generic] = np.frombuffer(memory, kind, count)
+        lease = _Lease(whole, self._back)
+        lease.memory = memory
+        self._leases[id(lease)] = lease
+        return whole.reshape(shape)
+
+    def _allocate(self, num_bytes: int) -> memoryview:
+        self._idle.setdefault(num_bytes, [])
+        self.num_allocated += 1
+        if self._pinned:
+            import torch  # sources take buffers too, and need none of it
+
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy().data
+        return np.empty(num_bytes, np.uint8).data
+
+    def _back(self, lease: weakref.ref[NDArray[np.generic]]) -> None:
+        assert isinstance(lease, _Lease)
+        del self._leases[id(lease)]
+        idle = self._idle[len(lease.memory)]
+        if len(idle) < self._max_idle:
+            idle.append(lease.memory)
+
+
+def _capacity(num_bytes: int) -> int:
+    """Round up by at most a quarter, so that batches of varying length share buffers."""
+    step = 1 << max(num_bytes.bit_length() - 3, 6)
+    return max(-(-num_bytes // step) * step, step)

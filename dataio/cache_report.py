@@ -1,20 +1,16 @@
-"""What lies in caches, without opening them for a job: for `tonari cache inspect`."""
+"""What lies in caches, without opening them for a job: for `tonari cache ls` and `inspect`."""
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dataio.cache import FORMAT_VERSION, Cache, Identity
-from dataio.errors import CacheError
-from dataio.rows import FixedColumn, RowSchema, corrupt_rows
+from dataio.cache_lock import describe, owners
+from dataio.errors import CacheError, DataioError
+from dataio.rows import FixedColumn, RowSchema
 
-VERIFY_BLOCK_ROWS = 4096
+NODE_DIRECTORY = re.compile(r"node\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -23,32 +19,66 @@ class CacheReport:
 
     Attributes:
         directory: Where it is.
-        source: Pattern it was staged from.
+        source: Pattern it was staged from; empty where that cannot be read.
+        fingerprint: Of the source's content when it was staged.
         num_slots: Rows of the pool.
         num_missing: Rows not there, as after a killed staging.
         epoch: Epoch whose placement was committed last.
         payload_bytes: Bytes of the rows.
         disk_bytes: Bytes the files take on the disk.
         fields: Names of the fields.
-        in_use_by: The job that holds it, or None.
+        owner: Number of the user it belongs to.
+        last_used_s: When a job last took it, in seconds since 1970.
+        in_use_by: The jobs that hold it, or None.
+        problem: What is damaged, or None.
     """
 
     directory: str
-    source: str
-    num_slots: int
-    num_missing: int
-    epoch: int
-    payload_bytes: int
-    disk_bytes: int
-    fields: tuple[str, ...]
-    in_use_by: str | None
+    source: str = ""
+    fingerprint: str = ""
+    num_slots: int = 0
+    num_missing: int = 0
+    epoch: int = 0
+    payload_bytes: int = 0
+    disk_bytes: int = 0
+    fields: tuple[str, ...] = ()
+    owner: int = 0
+    last_used_s: float = 0.0
+    in_use_by: str | None = None
+    problem: str | None = None
 
 
 def find_caches(root: Path) -> list[Path]:
-    """List the node directories below a cache root, sorted; ``root`` may be one itself."""
-    return sorted(
-        path.parent for path in [*root.glob("meta.json"), *root.glob("**/node*/meta.json")]
-    )
+    """List the node directories below a cache root, sorted, what a kill left behind included.
+
+    Args:
+        root: A cache root, a dataset's directory in it, or a node directory itself.
+    """
+    candidates = [root, *root.glob("node*"), *root.glob("*/node*")]
+    return sorted(path for path in candidates if _is_cache(path))
+
+
+def _is_cache(path: Path) -> bool:
+    if not NODE_DIRECTORY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    return any((path / name).exists() for name in ("lock", "meta.json", "manifest.json"))
+
+
+def survey(root: Path) -> list[CacheReport]:
+    """Describe every cache below a root; a damaged one says so, and ends nothing."""
+    return [survey_cache(directory) for directory in find_caches(root)]
+
+
+def survey_cache(directory: Path) -> CacheReport:
+    """Describe one cache, whatever state it is in. Changes nothing."""
+    try:
+        return inspect_cache(directory)
+    except (DataioError, OSError) as error:
+        report = CacheReport(directory=str(directory), problem=str(error))
+    try:
+        return _with_outside(report, directory)
+    except (DataioError, OSError):
+        return report  # Its problem says already that it cannot be read.
 
 
 def inspect_cache(directory: Path) -> CacheReport:
@@ -57,69 +87,79 @@ def inspect_cache(directory: Path) -> CacheReport:
     Raises:
         CacheError: If it is not a cache of this format, or its manifest cannot be read.
     """
-    cache = _opened(directory)
+    cache = open_to_read(directory)
     entries = cache.entries
     here = entries.take(entries.present)
     names = [column.name for column in cache.schema.fixed] + list(cache.schema.variable)
-    return CacheReport(
+    report = CacheReport(
         directory=str(directory),
         source=cache.identity.source,
+        fingerprint=cache.identity.fingerprint,
         num_slots=len(entries),
         num_missing=len(entries) - len(here),
         epoch=cache.epoch,
         payload_bytes=int(here.extent_bytes.sum()) + cache.schema.fixed_bytes * len(here),
-        disk_bytes=sum(512 * path.stat().st_blocks for path in directory.iterdir()),
         fields=tuple(names),
-        in_use_by=_owner(directory / "lock"),
+    )
+    return _with_outside(report, directory)
+
+
+def _with_outside(report: CacheReport, directory: Path) -> CacheReport:
+    """Add what can be told without the manifest."""
+    lock = directory / "lock"
+    found = owners(directory)
+    return replace(
+        report,
+        disk_bytes=disk_bytes(directory),
+        owner=directory.stat().st_uid,
+        last_used_s=(lock if lock.exists() else directory).stat().st_mtime,
+        in_use_by=describe(found) if found else None,
     )
 
 
-def verify_cache(directory: Path) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Read every row and compare it with its checksum.
+def disk_bytes(directory: Path) -> int:
+    """Count what a cache's files take on the disk."""
+    total = 0
+    for path in directory.iterdir():
+        # A job that runs replaces its manifests meanwhile.
+        try:
+            total += 512 * path.lstat().st_blocks
+        except FileNotFoundError:
+            continue
+    return total
 
-    Yields:
-        Rows checked so far, and int64[n]: the corrupt samples among those checked since the last.
+
+def open_to_read(directory: Path) -> Cache:
+    """Load a cache's manifest and map its files, to read.
+
+    Raises:
+        CacheError: If it is not a cache of this format, or cannot be read.
     """
-    cache = _opened(directory)
-    slots = np.flatnonzero(cache.entries.present)
-    for first in range(0, len(slots), VERIFY_BLOCK_ROWS):
-        rows = cache.read_rows(slots[first : first + VERIFY_BLOCK_ROWS])
-        yield first + len(rows), rows.sample_id[corrupt_rows(rows)]
-
-
-def _opened(directory: Path) -> Cache:
     try:
         meta = json.loads((directory / "meta.json").read_text())
-    except (OSError, ValueError) as error:
+        schema = _schema(meta) if meta.get("format") == FORMAT_VERSION else RowSchema()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(
             f"{directory}: meta.json cannot be read ({error}), expected a cache that tonari "
-            f"wrote; name a cache root, or a node directory in it"
+            f"wrote; name a cache root or a node directory in it, or remove what is damaged with "
+            f"`tonari cache prune --stale`"
         ) from error
     if meta.get("format") != FORMAT_VERSION:
         raise CacheError(
             f"{directory}: cache format {meta.get('format')}, this version reads "
             f"{FORMAT_VERSION}; use the version that wrote it, or remove the directory"
         )
-    schema = RowSchema(
-        tuple(
-            FixedColumn(f["name"], f["dtype"], tuple(f["shape"])) for f in meta["schema"]["fixed"]
-        ),
-        tuple(meta["schema"]["variable"]),
-    )
-    identity = Identity(meta["source"], meta["fingerprint"], schema)
+    identity = Identity(str(meta["source"]), str(meta["fingerprint"]), schema)
     cache = Cache(directory, identity, num_slots=0, num_positions=0, local_rank=0, local_size=1)
     cache.load(writable=False)
     return cache
 
 
-def _owner(lock: Path) -> str | None:
-    if not lock.exists():
-        return None
-    descriptor = os.open(lock, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(descriptor, 4096, 0).decode(errors="replace")
-    finally:
-        os.close(descriptor)
-    return None
+def _schema(meta: dict[str, dict[str, list[dict[str, str]]]]) -> RowSchema:
+    stored = meta["schema"]
+    return RowSchema(
+        tuple(
+            FixedColumn(f["name"], f["dtype"], tuple(map(int, f["shape"]))) for f in stored["fixed"]
+        ),
+        tuple(str(name) for name in stored["variable"]),
+    )

@@ -4,12 +4,22 @@ Pure. Every rank calls it with the same counts and gets the same number of steps
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
-from dataio.order import BatchSlots, Order, deal, deal_all, num_steps, top_up, valid_rows
+from dataio.order import (
+    Block,
+    Groups,
+    Order,
+    deal,
+    deal_all,
+    num_steps,
+    top_up,
+    valid_rows,
+)
 from dataio.policies import Selection
 from dataio.seeding import Key
 
@@ -66,57 +76,95 @@ class EpochPlan:
     order: Order
     dealt: NDArray[np.int64]
 
-    def weight(self, chosen: BatchSlots, step: int) -> NDArray[np.float32]:
-        """float32[batch]: What each row of a step's batch weighs, padding 0.
+    def block(self, first_step: int, num_steps: int) -> Block:
+        """Find rows and weights of some steps.
 
-        Scaled so that the mean over a batch, averaged over replicas, is the weighted mean over
-        the valid rows of all replicas.
+        Weights are scaled so that the mean over a batch, averaged over replicas, is the weighted
+        mean over the valid rows of all replicas; padding weighs 0.
         """
         batch_size = self.order.batch_size
-        weights = self.selection.weights
-        weight = np.ones(batch_size, np.float32)
-        if weights is not None:
-            weight = weights[chosen.slots].astype(np.float32)
-        num_valid = valid_rows(self.dealt, step, batch_size)
-        weight *= np.float32(len(self.dealt) * batch_size / num_valid)
-        weight[chosen.num_valid :] = 0
-        return weight
+        slots, num_valid = self.order.block(first_step, num_steps)
+        weight = np.ones(slots.shape, np.float32)
+        if self.selection.weights is not None:
+            weight = self.selection.weights[slots].astype(np.float32)
+        if (first_step + num_steps) * batch_size > self._fewest:
+            steps = np.arange(first_step, first_step + num_steps)
+            valid = np.maximum(valid_rows(self.dealt, steps, batch_size), 1)
+            weight *= (len(self.dealt) * batch_size / valid).astype(np.float32)[:, None]
+            weight[np.arange(batch_size) >= num_valid[:, None]] = 0
+        return Block(slots, num_valid, weight)
+
+    @cached_property
+    def _fewest(self) -> int:
+        return int(self.dealt.min())
 
 
 def plan_epoch(
     decks: Decks,
     selection: Selection,
-    num_visible: NDArray[np.int64],
+    counts: "Counts",
     *,
     stream: Key,
     batch_size: int,
+    seen: NDArray[np.bool_] | None = None,
+    drop_last: bool = False,
+    groups: Groups | None = None,
 ) -> EpochPlan:
     """Order the visible rows of this replica's deck in as many steps as any replica needs.
 
     Args:
         decks: All decks.
         selection: Of this replica's deck.
-        num_visible: int64[num_decks]: Rows that the selections of all decks left visible.
+        counts: Of all decks, as `count_rows` counted each.
         stream: Key of the deck's order in this epoch.
         batch_size: Rows a batch.
+        seen: bool[num_rows]: Rows that were trained in this epoch before the layout or the batch
+            size changed; they are not again.
+        drop_last: Leave out the steps that not every replica can fill.
+        groups: In which the rows come in, while they are staged.
     """
-    shown = num_visible
+    shown = counts.visible
     if selection.top_up:
-        shown = top_up(shown, decks.sizes, decks.replicas, batch_size=batch_size)
+        shown = top_up(shown, counts.unseen, decks.replicas, batch_size=batch_size)
     mine = int(shown[decks.mine])
-    hidden = selection.hidden[: decks.num_rows - mine]
-    visible = np.ones(decks.num_rows, np.bool_)
-    visible[hidden] = False
+    hidden = selection.hidden[: int(counts.unseen[decks.mine]) - mine]
+    visible: NDArray[np.int64] | range = range(decks.num_rows)
+    if len(hidden) or seen is not None:
+        left = np.ones(decks.num_rows, np.bool_) if seen is None else ~seen
+        left[hidden] = False
+        visible = np.flatnonzero(left)
     dealt = deal_all(shown, decks.replicas)
     order = Order(
-        np.flatnonzero(visible),
+        visible,
         stream,
         deal(mine, decks.replicas[decks.mine]),
         decks.turn,
         batch_size,
-        num_steps(int(dealt.max()), batch_size),
+        num_steps(dealt, batch_size, drop_last=drop_last),
+        groups,
     )
     return EpochPlan(replace(selection, hidden=hidden), order, dealt)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows of all decks in an epoch.
+
+    Attributes:
+        unseen: int64[num_decks]: Not trained before the layout or the batch size changed.
+        visible: int64[num_decks]: Of these, the ones that the selections left.
+    """
+
+    unseen: NDArray[np.int64]
+    visible: NDArray[np.int64]
+
+
+def count_rows(
+    decks: Decks, selection: Selection, seen: NDArray[np.bool_] | None
+) -> tuple[int, int]:
+    """Count this replica's deck for `Counts`: unseen rows, visible rows."""
+    unseen = decks.num_rows - (0 if seen is None else int(seen.sum()))
+    return unseen, unseen - len(selection.hidden)
 
 
 def plan_refresh(decks: Decks, due: NDArray[np.int64], most_rows: int, *, batch_size: int) -> Order:
@@ -129,4 +177,5 @@ def plan_refresh(decks: Decks, due: NDArray[np.int64], most_rows: int, *, batch_
         batch_size: Rows a batch.
     """
     dealt = deal(len(due), decks.replicas[decks.mine])
-    return Order(due, None, dealt, decks.turn, batch_size, num_steps(most_rows, batch_size))
+    steps = num_steps(np.array([most_rows]), batch_size)
+    return Order(due, None, dealt, decks.turn, batch_size, steps)

@@ -1,5 +1,7 @@
 """What can go wrong outside, one class per thing a caller could handle differently."""
 
+from pathlib import Path
+
 
 class DataioError(Exception):
     """Root of every error that dataio raises for something outside the program."""
@@ -17,8 +19,24 @@ class CacheError(DataioError):
     """The cache directory cannot be used: not writable, full, or of an unknown format."""
 
 
+class QuotaError(CacheError):
+    """The bytes that a cache may take are too few for what is asked of it."""
+
+
 class CacheBusyError(CacheError):
     """Another process holds the cache."""
+
+
+class CacheStagingError(CacheBusyError):
+    """Another process has the cache for a while: it stages it, and will share it, or tidies up.
+
+    Attributes:
+        directory: The cache.
+    """
+
+    def __init__(self, message: str, directory: Path) -> None:
+        super().__init__(message)
+        self.directory = directory
 
 
 class OtherDatasetError(CacheError):
@@ -31,6 +49,10 @@ class SharedFilesystemError(CacheError):
 
 class CorruptRowError(DataioError):
     """The bytes of a row do not match its checksum."""
+
+
+class WorkerError(DataioError):
+    """A process that transforms samples died, or the transform raised there."""
 
 
 class StateError(DataioError):

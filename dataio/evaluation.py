@@ -1,16 +1,16 @@
 """A dataset to evaluate on: every sample exactly once, in the same order each time."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from dataio.deliver import Delivery
 from dataio.fields import Field
 from dataio.gather import Batch, Gather
-from dataio.order import Order, num_steps
+from dataio.order import PADDING, Block, Order, num_steps
+from dataio.placement import Placement
 from dataio.pool import Pool, lay_out
-from dataio.prefetch import Prefetcher
 from dataio.source.base import Source
 from dataio.world import World
 
@@ -30,14 +30,21 @@ class Evaluation:
         batch_size: int,
         world: World,
         root: Path,
+        foreign: bool = False,
         num_threads: int,
         prefetch: int,
         progress: bool,
-        deliver: Callable[[Batch], Batch],
+        delivery: Delivery,
+        readers: int,
+        bandwidth: float,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
         pool_rows = layout.pool_rows(world.node)
+        first = layout.pool_start(world.node)
+        wanted = Placement(
+            f"evaluation from {first}", 0, pool_rows, lambda: first + np.arange(pool_rows)
+        )
         self._pool = Pool(
             source,
             fields,
@@ -47,26 +54,35 @@ class Evaluation:
             num_leaving=0,
             purpose="evaluation",
             progress=progress,
+            wanted=wanted,
+            uses_scores=False,
+            foreign=foreign,
+            readers=readers,
+            bandwidth=bandwidth,
         )
-        first = layout.pool_start(world.node)
         try:
-            self._pool.ensure(np.arange(first, first + pool_rows), epoch=0)
+            self._pool.ensure(wanted)
         except BaseException:
             self._pool.close()
             raise
         start, stop = layout.share_slots(world.replica)
         self._order = Order(
-            np.arange(start, stop),
+            range(start, stop),
             None,
             np.array([stop - start]),
             0,
             batch_size,
-            num_steps(layout.share_rows(0), batch_size),
+            num_steps(np.array([layout.share_rows(0)]), batch_size),
         )
-        self._gather = Gather(self._pool.cache, fields, num_threads=num_threads)
-        self._depth = prefetch if num_threads else 0
-        self._timeout_s = world.timeout_s
-        self._deliver = deliver
+        self._gather = Gather(
+            self._pool.cache,
+            fields,
+            num_threads=num_threads,
+            prefetch=prefetch,
+            timeout_s=world.timeout_s,
+            pinned=delivery.pinned,
+        )
+        self._delivery = delivery
 
     def __len__(self) -> int:
         """Count the batches, the same on every replica."""
@@ -74,20 +90,14 @@ class Evaluation:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all batches."""
-        batches = Prefetcher(
-            self._batch, range(len(self)), depth=self._depth, timeout_s=self._timeout_s
-        )
-        try:
-            for batch in batches:
-                yield self._deliver(batch)
-        finally:
-            batches.close()
+        batches = self._gather.batches(self._block, range(len(self)), epoch=0)
+        for batch in self._delivery(batches):
+            yield batch | {"valid": batch["slot"] != PADDING}
 
-    def _batch(self, step: int) -> Batch:
-        chosen = self._order.batch(step)
-        valid = np.arange(len(chosen.slots)) < chosen.num_valid
-        batch = self._gather.batch(chosen, epoch=0, step=step, weight=valid.astype(np.float32))
-        return batch | {"valid": torch.from_numpy(valid)}
+    def _block(self, first_step: int, num_steps: int) -> Block:
+        slots, num_valid = self._order.block(first_step, num_steps)
+        weight = (np.arange(slots.shape[1]) < num_valid[:, None]).astype(np.float32)
+        return Block(slots, num_valid, weight)
 
     @property
     def source_bytes(self) -> int:

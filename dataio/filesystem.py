@@ -1,11 +1,15 @@
 """Tell on which filesystem a path lies, and choose a cache directory that is the node's own."""
 
+import logging
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+from dataio.cgroup import memory_room
 from dataio.errors import CacheError, SharedFilesystemError
+
+log = logging.getLogger(__name__)
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -19,6 +23,11 @@ LOCAL_FUSE = frozenset(
     "fuse.bindfs fuse.encfs fuse.fuse-overlayfs fuse.fuse2fs fuse.gocryptfs fuse.lxcfs "
     "fuse.mergerfs fuse.ntfs-3g fuse.squashfuse fuse.squashfuse_ll fuse.unionfs fuse.zfs".split()
 )
+
+MEMORY_BACKED = frozenset({"tmpfs", "ramfs"})
+
+MOST_RESERVE_BYTES = 1 << 30
+"""Left free on the filesystem: a hundredth of it, at most this."""
 
 SCRATCH_VARIABLES = ("TMPDIR", "SLURM_TMPDIR", "SLURM_JOB_TMP", "SLURM_JOB_TMPDIR", "PBS_JOBFS")
 
@@ -67,12 +76,13 @@ def find_directory(choice: str | None) -> Path:
     return Path(named).expanduser().absolute() if named else _scratch_directory()
 
 
-def cache_directory(choice: str | None) -> Path:
+def cache_directory(choice: str | None, *, read_only: bool = False) -> Path:
     """Find and create the directory under which this node keeps its caches.
 
     Args:
         choice: A path, taken as it is; ``"auto"`` or None: the variable TONARI_CACHE, else
             ``tonari-<uid>`` in the first node-local scratch directory of this job, else in /tmp.
+        read_only: Whether a directory that cannot be written will do: caches in it may be whole.
 
     Returns:
         An absolute path, created with mode 0700 if it was not there.
@@ -83,7 +93,8 @@ def cache_directory(choice: str | None) -> Path:
     """
     directory = find_directory(choice)
     _refuse_shared(directory)
-    _create(directory)
+    if not (read_only and os.access(directory, os.R_OK | os.X_OK)):
+        _create(directory)
     owner = directory.stat().st_uid
     if not _named(choice) and owner != os.getuid():
         raise CacheError(
@@ -91,6 +102,56 @@ def cache_directory(choice: str | None) -> Path:
             f"({os.getuid()}); give another directory (cache=..., TONARI_CACHE)"
         )
     return directory
+
+
+def room_for(directory: Path, num_bytes: int, *, reserve_bytes: int | None = None) -> int:
+    """Make sure that a directory can take so much more, before work on it starts.
+
+    Quotas of users and projects cannot be seen: where one is reached, writing fails. Files on a
+    memory-backed filesystem also take from the machine's memory, and this cgroup's.
+
+    Args:
+        directory: Where the bytes will lie; it exists.
+        num_bytes: How many.
+        reserve_bytes: What must stay free; by default a hundredth of the filesystem, 1 GiB at most.
+
+    Returns:
+        Bytes that are left then, the reserve apart.
+
+    Raises:
+        CacheError: If there is too little room.
+    """
+    status = os.statvfs(directory)
+    if reserve_bytes is None:
+        reserve_bytes = min(status.f_blocks * status.f_frsize // 100, MOST_RESERVE_BYTES)
+    free_bytes, where = status.f_bavail * status.f_frsize, "on the filesystem"
+    fs_type = filesystem_of(directory).type
+    if fs_type in MEMORY_BACKED:
+        in_memory = memory_room()
+        if in_memory is not None and in_memory < free_bytes:
+            free_bytes, where = in_memory, f"in memory, which holds {fs_type}"
+        elif in_memory is not None and 2 * num_bytes > in_memory:
+            log.warning(
+                "%s lies in memory (%s): %s of the %s that are available will be the cache's",
+                directory, fs_type, _megabytes(num_bytes), _megabytes(in_memory),
+            )  # fmt: skip
+    left_bytes = free_bytes - reserve_bytes - num_bytes
+    if left_bytes < 0:
+        raise CacheError(
+            f"{directory}: could not make room: needs {_megabytes(num_bytes)}, free "
+            f"{_megabytes(free_bytes)} {where}, reserve {_megabytes(reserve_bytes)}; free some "
+            "space or give another directory (cache=..., TONARI_CACHE)"
+        )
+    return left_bytes
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def is_named(choice: str | None) -> bool:
+    """Whether somebody named this very directory, so that even another user's is meant."""
+    return choice not in (None, "auto")
 
 
 def _named(choice: str | None) -> str | None:

@@ -1,40 +1,99 @@
-"""Slots -> a batch: one gather per fixed field, threaded decode for images, reused buffers."""
+"""Slots -> batches: in blocks of steps, so that what a batch costs is one copy of its bytes.
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+Cheap batches are copied on the caller's thread; where rows are decoded, transformed or many bytes,
+threads make the next ones meanwhile.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, pairwise, repeat, starmap
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.assemble import Assembler, Job, OnError, Sample, Transform, Value, Work
 from dataio.buffers import BufferRing
 from dataio.cache import Cache
-from dataio.decode import decode_image, image_shape
-from dataio.errors import FieldError
-from dataio.fields import Field, Image
-from dataio.order import PADDING, BatchSlots
+from dataio.fields import Field
+from dataio.order import PADDING, Block
+from dataio.prefetch import Prefetcher
+from dataio.process_transform import Made, Recipe, Workers
+from dataio.readahead import Readahead, is_needed
+from dataio.reader import Located, RowReader, locate
 from dataio.seeding import generator, key
+from dataio.verify import Repair, RowVerifier, Verify
 
-Array = NDArray[np.generic]
-Value = Array | list[bytes]
-Sample = dict[str, Array | bytes]
 Batch = dict[str, torch.Tensor]
-Transform = Callable[[Sample, np.random.Generator], Sample]
 BatchTransform = Callable[[Batch, np.random.Generator], Batch]
+Collate = Callable[[list[Sample]], object]
+Pick = Callable[[int, int], Block]
+
+BLOCK_ROWS = 32768
+"""Rows that are decided and looked up at once."""
+
+ASKED_AHEAD = 8
+"""Batches whose rows are asked of the disk before they are read."""
+
+INLINE_BYTES = 16 << 20
+"""Up to this a batch is copied on the caller's thread: handing it over would cost more."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A batch on its way: what it is made of, and what is known already.
+
+    Attributes:
+        unchecked: Slots of its rows, if their checksums are to be checked.
+    """
+
+    work: Work
+    slot: NDArray[np.int64]
+    sample_id: NDArray[np.int64]
+    weight: NDArray[np.float32]
+    unchecked: NDArray[np.int64] | None
+
+
+class LookedUp(NamedTuple):
+    """A block of steps, and where its rows lie; all arrays begin with [steps, batch]."""
+
+    first_step: int
+    block: Block
+    located: Located
+    small: dict[str, NDArray[np.generic]]
+    slot: NDArray[np.int64]
+    sample_id: NDArray[np.int64]
 
 
 class Gather:
-    """Makes batches of one pool's rows. Thread-safe; the same batch for any number of threads.
+    """Makes batches of one pool's rows; the same for any number of threads or processes.
 
     Args:
         cache: The rows.
         fields: How each is decoded.
         num_threads: Threads that decode and transform; 0 does both on the calling thread.
+        num_processes: Processes that decode and transform instead.
         transform: Changes one sample; its randomness is keyed by (seed, epoch, sample_id).
         batch_transform: Changes a batch; keyed by (seed, epoch, replica, step).
+        collate: Makes a batch of a list of samples, instead of stacking them. ``weight``,
+            ``sample_id`` and ``slot`` are added to a batch that is a dict.
         seed: The run's seed.
         replica: This rank's replica.
+        verify: When a row's checksum is checked: ``"once"``, the first time this process reads it
+            since it was written or opened; ``"always"``; ``"never"``.
+        on_error: ``"skip"`` turns a row that cannot be repaired or decoded into padding.
+        repair: Writes slots' rows anew from the source, once for each row found corrupt.
+        prefetch: Batches made ahead on threads or processes.
+        timeout_s: Longest wait for one batch.
+        pinned: Make batches in memory that a GPU copies from without waiting.
+
+    Attributes:
+        num_skipped: Rows that became padding because they could not be repaired or decoded.
+        num_bytes: Stored bytes of the rows of the batches begun.
     """
 
     def __init__(
@@ -43,160 +102,328 @@ class Gather:
         fields: Mapping[str, Field],
         *,
         num_threads: int,
+        num_processes: int = 0,
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
+        collate: Collate | None = None,
         seed: int = 0,
         replica: int = 0,
+        verify: Verify = "once",
+        on_error: OnError = "raise",
+        repair: Repair | None = None,
+        prefetch: int = 2,
+        timeout_s: float = 600.0,
+        pinned: bool = False,
     ) -> None:
         self._cache = cache
         self._fields = fields
-        self._transform = transform
         self._batch_transform = batch_transform
+        self._collate = collate
         self._seed = seed
         self._replica = replica
-        self._ring = BufferRing()
-        self._num_threads = max(num_threads, 1)
+        self._prefetch = prefetch
+        self._timeout_s = timeout_s
+        self._ring = BufferRing(pinned=pinned)
+        self._reader = RowReader(cache.schema, cache.fixed, cache.directory)
+        self._verifier = RowVerifier(
+            cache, self._reader, verify=verify, on_error=on_error, repair=repair
+        )
+        self._assembler = Assembler(
+            self._reader,
+            fields,
+            ring=self._ring,
+            transform=transform,
+            keep_samples=collate is not None,
+            seed=seed,
+            on_error=on_error,
+        )
+        self._num_threads = num_threads
         self._threads = (
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
-        self._image_shapes: dict[str, tuple[int, int, int]] = {}
+        recipe = Recipe(
+            cache.schema,
+            cache.directory,
+            tuple(file.path for file in cache.fixed),
+            fields,
+            transform,
+            collate is not None,
+            seed,
+            on_error,
+        )
+        self._workers = (
+            Workers(recipe, num_processes=num_processes, prefetch=prefetch, timeout_s=timeout_s)
+            if num_processes > 0
+            else None
+        )
+        self._readahead: Readahead | None = None
+        self._running: Prefetcher[Pending, Batch] | None = None
+        self._lock = threading.Lock()
+        self.num_skipped = self.num_bytes = 0
 
-    def batch(
-        self, chosen: BatchSlots, *, epoch: int, step: int, weight: NDArray[np.float32]
-    ) -> Batch:
-        """Read, decode and transform the rows of one step.
+    def batches(self, pick: Pick, steps: range, *, epoch: int) -> Iterator[Batch]:
+        """Make the batches of some steps, in order. Stops the batches that were asked for before.
 
         Args:
-            chosen: The rows.
+            pick: ``(first_step, num_steps)`` -> their slots and weights; called on this thread.
+            steps: The steps, one after the other.
             epoch: For the transforms' randomness.
-            step: Likewise.
-            weight: float32[batch]: As delivered, padding 0.
 
         Returns:
-            The fields, and ``weight`` float32[batch], ``sample_id`` int64[batch], ``slot``
+            Batches: the fields, and ``weight`` float32[batch], ``sample_id`` int64[batch], ``slot``
             int64[batch]; the last two are PADDING on rows that only keep the shape.
         """
-        ids = self._cache.entries.sample_id[chosen.slots]
-        values = self._read(chosen.slots, ids)
-        if self._transform is not None:
-            values = self._transformed(values, ids, epoch)
-        valid = np.arange(len(ids)) < chosen.num_valid
-        values |= {
-            "weight": weight,
-            "sample_id": np.where(valid, ids, PADDING),
-            "slot": np.where(valid, chosen.slots, PADDING),
+        self.stop()
+        if self._readahead is None and is_needed(self._reader):
+            self._readahead = Readahead(self._reader)
+        pending = self._pending(pick, steps, epoch)
+        if self._workers is not None:
+            made = self._workers.make(map(self._checked, pending))
+            return starmap(self._received, made)
+        if self._threads is None or not self._prefetch:
+            return self._inline(pending)
+        first = next(pending, None)
+        if first is None:
+            return iter(())
+        pending = chain([first], pending)
+        batch_bytes = len(first.slot) * self._cache.schema.fixed_bytes
+        by_row = self._assembler.by_row or self._batch_transform is not None
+        if not by_row and batch_bytes <= INLINE_BYTES and self._readahead is None:
+            return self._inline(pending)
+        running = Prefetcher(self._submit, pending, depth=self._prefetch, timeout_s=self._timeout_s)
+        self._running = running
+        return iter(running)
+
+    def _inline(self, pending: Iterator[Pending]) -> Iterator[Batch]:
+        """Make batches on the caller's thread."""
+        columns = self._assembler.plain_columns()
+        if columns is None or self._batch_transform is not None:
+            return map(self._make, pending)
+        return map(self._copied, pending, repeat(columns))
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready now."""
+        return self._running.ready if self._running is not None else 0
+
+    def stop(self) -> None:
+        """Make no more of the batches asked for. Blocks until none is being made; idempotent."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Take notice that slots hold other rows than before."""
+        self._verifier.forget(slots)
+
+    def close(self) -> None:
+        """Stop threads and processes; idempotent."""
+        self.stop()
+        if self._threads is not None:
+            self._threads.shutdown()
+        if self._workers is not None:
+            self._workers.close()
+        if self._readahead is not None:
+            self._readahead.close()
+            self._readahead = None
+
+    def _pending(self, pick: Pick, steps: range, epoch: int) -> Iterator[Pending]:
+        for block in self._ahead(self._looked_up(pick, steps)):
+            pending = self._cut(block, epoch)
+            yield from pending if self._readahead is None else self._asked(pending)
+
+    def _asked(self, pending: Iterator[Pending]) -> Iterator[Pending]:
+        """Ask the disk for some batches before the first of them is made."""
+        assert self._readahead is not None
+        waiting: deque[Pending] = deque()
+        for one in pending:
+            self._readahead.ask(one.work.located)
+            waiting.append(one)
+            if len(waiting) > ASKED_AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
+        """Look up the next block on another thread meanwhile, if there is one."""
+        if self._threads is None:
+            yield from blocks
+            return
+        coming = self._threads.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = self._threads.submit(next, blocks, None)
+            yield block
+
+    def _looked_up(self, pick: Pick, steps: range) -> Iterator[LookedUp]:
+        # A short block first, so that the first batch comes soon; then long ones.
+        num_steps = 4
+        while steps:
+            block = pick(steps.start, min(num_steps, len(steps)))
+            located = locate(self._cache.entries, block.slots)
+            small = self._assembler.gather_small(located.position)
+            slot, sample_id = block.slots, located.sample_id
+            if block.num_valid.min() < slot.shape[1]:
+                padding = np.arange(slot.shape[1]) >= block.num_valid[:, None]
+                slot, sample_id = np.where(padding, PADDING, [slot, sample_id])
+            yield LookedUp(steps.start, block, located, small, slot, sample_id)
+            steps = steps[len(slot) :]
+            num_steps = max(BLOCK_ROWS // slot.shape[1], 1)
+
+    def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
+        slots, weight = block.block.slots, block.block.weight
+        unchecked = self._verifier.unchecked(slots)
+        columns = zip(*block.small.values(), strict=True) if block.small else repeat(())
+        rows = zip(
+            map(Located, *block.located), columns, block.slot, block.sample_id, weight, strict=False
+        )
+        num_bytes = self._stored_bytes(block.located)
+        for number, (located, small, slot, sample_id, weights) in enumerate(rows):
+            self.num_bytes += num_bytes[number]
+            work = Work(
+                epoch,
+                block.first_step + number,
+                located,
+                dict(zip(block.small, small, strict=True)),
+            )
+            todo = slots[number] if unchecked[number] else None
+            yield Pending(work, slot, sample_id, weights, todo)
+
+    def _stored_bytes(self, located: Located) -> list[int]:
+        """Bytes of each batch of a block, as they lie in the cache's files."""
+        num_steps, num_rows = located.position.shape
+        fixed_bytes = num_rows * self._cache.schema.fixed_bytes
+        if not self._cache.schema.variable:
+            return [fixed_bytes] * num_steps
+        extents = located.bounds[..., -1] - located.bounds[..., 0]
+        return (fixed_bytes + extents.sum(axis=1)).tolist()  # type: ignore[no-any-return]
+
+    def _checked(self, pending: Pending) -> Pending:
+        """Check a batch's rows, on the caller's thread: a repair reads the source."""
+        if pending.unchecked is None:
+            return pending
+        work = pending.work
+        found = self._verifier.check(pending.unchecked, work.located)
+        if found.relocated is not None:
+            work.located = found.relocated
+            work.small = self._assembler.gather_small(work.located.position)
+        work.bad |= frozenset(found.bad)
+        return pending
+
+    def _make(self, pending: Pending) -> Batch:
+        job = self._assembler.prepare(self._checked(pending).work)
+        self._assembler.run(job, 0, len(pending.slot))
+        return self._finish(job, pending)
+
+    def _copied(self, pending: Pending, columns: Mapping[str, NDArray[np.generic]]) -> Batch:
+        """Make a batch that is nothing but copies: as `_make` does, in a third of its own time."""
+        if pending.unchecked is not None:
+            return self._make(pending)
+        position, small = pending.work.located.position, pending.work.small
+        batch = {}
+        for name in self._fields:
+            value = small.get(name)
+            if value is None:
+                column = columns[name]
+                value = self._ring.take((len(position), *column.shape[1:]), column.dtype)
+                column.take(position, 0, value, "clip")
+            batch[name] = torch.from_numpy(value)
+        batch["weight"] = torch.from_numpy(pending.weight)
+        batch["sample_id"] = torch.from_numpy(pending.sample_id)
+        batch["slot"] = torch.from_numpy(pending.slot)
+        return batch
+
+    def _submit(self, pending: Pending) -> Future[Batch]:
+        """Give a batch's rows to the threads, a few at a time; the last to end puts it together."""
+        assert self._threads is not None
+        job = self._assembler.prepare(self._checked(pending).work)
+        num_rows = len(pending.slot)
+        num_parts = min(4 * self._num_threads, num_rows) if self._assembler.by_row else 1
+        bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
+        parts = _Parts(num_parts, lambda: self._finish(job, pending))
+        for start, stop in pairwise(bounds):
+            self._threads.submit(parts.run, self._assembler.run, job, start, stop)
+        return parts.batch
+
+    def _finish(self, job: Job, pending: Pending) -> Batch:
+        if self._collate is not None:
+            return self._batch(pending, samples=self._assembler.samples(job))
+        return self._batch(pending, values=self._assembler.finish(job))
+
+    def _received(self, pending: Pending, made: Made) -> Batch:
+        pending.work.bad |= made.bad
+        return self._batch(pending, values=made.values or {}, samples=made.samples or ())
+
+    def _batch(
+        self,
+        pending: Pending,
+        *,
+        values: Mapping[str, Value] | None = None,
+        samples: Sequence[Sample] = (),
+    ) -> Batch:
+        work = pending.work
+        if work.bad:
+            self._pad(pending, sorted(work.bad))
+        batch: Batch = {name: _tensor(value) for name, value in (values or {}).items()}
+        known = {
+            "weight": torch.from_numpy(pending.weight),
+            "sample_id": torch.from_numpy(pending.sample_id),
+            "slot": torch.from_numpy(pending.slot),
         }
-        batch = {name: self._tensor(name, value) for name, value in values.items()}
+        if self._collate is not None:
+            batch = self._collate(list(samples))  # type: ignore[assignment]
+        if isinstance(batch, dict):
+            batch.update(known)
         if self._batch_transform is not None:
             stream = key(
-                self._seed, "batch_transform", epoch=epoch, replica=self._replica, step=step
+                self._seed,
+                "batch_transform",
+                epoch=work.epoch,
+                replica=self._replica,
+                step=work.step,
             )
             batch = self._batch_transform(batch, generator(stream))
         return batch
 
-    def _read(self, slots: NDArray[np.int64], ids: NDArray[np.int64]) -> dict[str, Value]:
-        values: dict[str, Value] = {}
-        positions = self._cache.entries.position[slots]
-        for file in self._cache.fixed:
-            column = file.column
-            out = self._ring.take((len(slots), *column.shape), column.dtype)
-            # mode="clip" because the default checks by way of a second buffer
-            np.take(
-                file.rows,
-                positions,
-                axis=0,
-                mode="clip",
-                out=out.reshape(len(slots), -1).view(np.uint8),
-            )
-            values[column.name] = out
-        if self._cache.schema.variable:
-            views = self._cache.variable_fields(slots)
-            for number, name in enumerate(self._cache.schema.variable):
-                values[name] = self._decode(name, [row[number] for row in views], ids)
-        return {name: values[name] for name in self._fields}
+    def _pad(self, pending: Pending, bad: list[int]) -> None:
+        # Padding that is bad too was never going to be trained on.
+        with self._lock:
+            self.num_skipped += int((pending.slot[bad] != PADDING).sum())
+        pending.slot[bad] = PADDING
+        pending.sample_id[bad] = PADDING
+        pending.weight[bad] = 0
 
-    def _decode(self, name: str, data: list[NDArray[np.uint8]], ids: NDArray[np.int64]) -> Value:
-        field = self._fields[name]
-        if not isinstance(field, Image):
-            return [row.tobytes() for row in data]
-        out = self._ring.take((len(data), *self._image_shape(name, field, data[0])), np.uint8)
-        pixels = out.view(np.uint8)
 
-        def decode(row: int) -> None:
-            where = f"sample {ids[row]}, field {name!r}"
-            decode_image(data[row], pixels[row], where=where, resize=field.size is not None)
+class _Parts:
+    """Counts the parts of a batch that threads work on; the lock guards the count and the error."""
 
-        self._each(decode, len(data))
-        # uint8[batch, channels, height, width], channels last in memory
-        return pixels.transpose(0, 3, 1, 2)
+    def __init__(self, num_parts: int, finish: Callable[[], Batch]) -> None:
+        self.batch: Future[Batch] = Future()
+        self._left = num_parts
+        self._finish = finish
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
 
-    def _image_shape(
-        self, name: str, field: Image, first: NDArray[np.uint8]
-    ) -> tuple[int, int, int]:
-        if name not in self._image_shapes:
-            if field.size is None:
-                height, width = image_shape(first)
-            elif isinstance(field.size, int):
-                height = width = field.size
-            else:
-                height, width = field.size
-            self._image_shapes[name] = (height, width, field.channels)
-        return self._image_shapes[name]
+    def run(self, work: Callable[[Job, int, int], None], job: Job, start: int, stop: int) -> None:
+        try:
+            if self._error is None:
+                work(job, start, stop)
+        except BaseException as error:  # handed to the caller, who raises it
+            self._error = error
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        try:
+            if self._error is not None:
+                raise self._error
+            self.batch.set_result(self._finish())
+        except BaseException as error:  # handed to the caller, who raises it
+            self.batch.set_exception(error)
 
-    def _transformed(
-        self, values: dict[str, Value], ids: NDArray[np.int64], epoch: int
-    ) -> dict[str, Value]:
-        transform = self._transform
-        assert transform is not None
 
-        def apply(row: int) -> Sample:
-            stream = key(self._seed, "transform", epoch=epoch, sample_id=int(ids[row]))
-            return transform(
-                {name: value[row] for name, value in values.items()}, generator(stream)
-            )
-
-        first = apply(0)
-        if not isinstance(first, dict):
-            raise FieldError(
-                f"transform: returned {type(first).__name__} for sample {ids[0]}, expected the "
-                f"sample as a dict; return it at the end of the transform"
-            )
-        results: dict[str, Value] = {}
-        for name, value in first.items():
-            if isinstance(value, bytes):
-                results[name] = [value] * len(ids)
-            else:
-                array = np.asarray(value)
-                results[name] = self._ring.take((len(ids), *array.shape), array.dtype)
-
-        def store(row: int) -> None:
-            sample = first if row == 0 else apply(row)
-            for name, column in results.items():
-                column[row] = sample[name]  # type: ignore[assignment]
-
-        self._each(store, len(ids))
-        return results
-
-    def _each(self, work: Callable[[int], None], num_rows: int) -> None:
-        """Call work(row) for every row, cut into one run of rows a thread."""
-
-        def run(rows: range) -> None:
-            for row in rows:
-                work(row)
-
-        if self._threads is None:
-            run(range(num_rows))
-            return
-        bounds = [num_rows * part // self._num_threads for part in range(self._num_threads + 1)]
-        parts = [range(a, b) for a, b in pairwise(bounds) if b > a]
-        for done in [self._threads.submit(run, part) for part in parts]:
-            done.result()
-
-    def _tensor(self, name: str, value: Value) -> torch.Tensor:
-        # Bytes have no tensor form: they stay a list, the one exception.
-        return value if isinstance(value, list) else torch.from_numpy(value)  # type: ignore[return-value]
-
-    def close(self) -> None:
-        """Stop the threads."""
-        if self._threads is not None:
-            self._threads.shutdown()
+def _tensor(value: Value) -> torch.Tensor:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    # Bytes and text have no tensor form: they stay a list, the one exception.
+    if value and isinstance(value[0], np.ndarray):
+        return [torch.from_numpy(row) for row in value]  # type: ignore[return-value]
+    return value  # type: ignore[return-value]

@@ -12,49 +12,55 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd import profiler
+from torch.profiler import record_function
 
-from dataio.epoch import find_decks, plan_epoch, plan_refresh
+from dataio.assemble import OnError, Transform
+from dataio.deliver import Delivery
+from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refresh
 from dataio.errors import StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
-from dataio.filesystem import cache_directory
-from dataio.gather import Batch, BatchTransform, Gather, Transform
-from dataio.order import num_steps
+from dataio.figures import Figures, summarise
+from dataio.filesystem import cache_directory, is_named
+from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
+from dataio.order import Block, Order, num_steps
+from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
-from dataio.prefetch import Prefetcher
+from dataio.replay import groups_of, trained_samples, trained_slots
+from dataio.rows import IdStore
 from dataio.scores import record, unscored
 from dataio.seeding import ORDER_VERSION, generator, key
-from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
-from dataio.source import Source, Throttle, open_source
+from dataio.sizes import parse_bytes
+from dataio.snapshot import (
+    NodeSnapshot,
+    find_snapshot,
+    load_node,
+    load_samples,
+    load_state,
+    save_snapshot,
+)
+from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
+from dataio.source.transformed import StageTransform
+from dataio.stretch import Position, Stretch
+from dataio.verify import Verify
 from dataio.world import World, discover_world
 
 log = logging.getLogger(__name__)
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
-
-@dataclass
-class Figures:
-    """Totals since the loader was made; `Loader.stats` adds what is derived."""
-
-    batches: int = 0
-    rows: int = 0
-    wait_s: float = 0.0
-    turn_s: float = 0.0
-    exchanged_rows: int = 0
-    exchanged_bytes: int = 0
-    exchange_messages: int = 0
-    exchange_blocked_s: float = 0.0
-    exchange_overlap_fraction: float = 0.0
+SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
+"""What `Loader.stats` tells of the last epoch over all ranks."""
 
 
 class Loader:
@@ -68,6 +74,8 @@ class Loader:
             or a `Source`.
         batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
             of weight 0.
+        drop_last: Leave out the batches that some replica could not fill, instead of padding them;
+            which rows that is differs from epoch to epoch.
         fields: What to keep of a sample, by the name it gets in the batch.
         cache: Cache directory of this node; ``"auto"`` is TONARI_CACHE, else a node-local
             directory.
@@ -81,13 +89,32 @@ class Loader:
         world: All ranks; by default discovered from the launcher.
         num_threads: Threads that decode and transform; by default the rank's part of the cores. 0:
             none.
+        num_processes: Processes that decode and transform instead, for transforms that hold the
+            interpreter; torch's global generator is then seeded for every sample.
         prefetch: Batches made ahead.
+        staging_readers: Shards that each rank reads at once while staging.
+        staging_bandwidth: Bytes/s that this node may read from the source while staging; 0: as
+            fast as it can.
+        stage_transform: ``sample -> sample`` on decoded arrays, applied once, as rows are staged;
+            what it returns is stored in place of ``fields``. See `TransformedSource`.
+        stage: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
+            the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
+            the cache was warm, so that its order stays a function of the seed.
+        quota: Bytes that this node's cache of the dataset may take, such as ``"200GB"``; not that
+            of an evaluation. Rows that do not fit are read from the source in every epoch, ahead of
+            their batches, which are the same ones. None: as much as the rows need.
+        metrics: File to which rank 0 adds a line of JSON at the end of each epoch.
+        collate: Makes a batch of a list of samples, for samples of varying shape; ``weight``,
+            ``sample_id`` and ``slot`` are added to a dict.
+        verify: When a row's checksum is checked: ``"once"``, ``"always"`` or ``"never"``.
+        on_error: ``"skip"`` turns a row that is corrupt or does not decode into padding.
+        retry: How long a request to the source may last, and be repeated.
         throttle: Limits reads from the source.
         progress: Whether rank 0 shows staging on a terminal.
 
     Attributes:
         epoch: The running epoch.
-        step: Batches of it delivered so far.
+        step: Batches of it delivered so far, since the layout or the batch size last changed.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
 
     Raises:
@@ -101,6 +128,7 @@ class Loader:
         *,
         batch_size: int,
         fields: Mapping[str, Field],
+        drop_last: bool = False,
         cache: str | os.PathLike[str] = "auto",
         shuffle: Shuffle | None = None,
         importance: Importance | None = None,
@@ -110,18 +138,39 @@ class Loader:
         seed: int = 0,
         world: World | None = None,
         num_threads: int | None = None,
+        num_processes: int = 0,
         prefetch: int = 2,
+        stage: Literal["before", "overlap"] = "before",
+        stage_transform: StageTransform | None = None,
+        staging_readers: int = 2,
+        staging_bandwidth: float = 0.0,
+        collate: Collate | None = None,
+        verify: Verify = "once",
+        on_error: OnError = "raise",
+        retry: Retry | None = None,
         throttle: Throttle | None = None,
+        quota: str | int | None = None,
+        metrics: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> None:
-        _check_arguments(batch_size=batch_size, prefetch=prefetch, num_threads=num_threads)
+        _check_arguments(
+            batch_size=batch_size, prefetch=prefetch, num_threads=num_threads, stage=stage
+        )
+        quota_bytes = _parse_quota(quota, stage=stage)
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
-        self._root = cache_directory(os.fspath(cache))
-        self._throttle = throttle
-        self._source = _opened(source, self.world, throttle)
+        self._root = cache_directory(os.fspath(cache), read_only=True)
+        self._foreign = is_named(os.fspath(cache))
+        self._throttle, self._retry = throttle, retry
+        self._stage_transform = stage_transform
+        self._source_fields = dict(fields)
+        self._staging_readers, self._staging_bandwidth = staging_readers, staging_bandwidth
+        self._source, fields = self._opened(source)
         self.num_samples = self._source.num_samples
         self.batch_size = batch_size
+        self._drop_last = drop_last
+        self._overlaps = stage == "overlap"
+        self._metrics = Path(metrics) if metrics is not None else None
         self.fields = dict(fields)
         self.seed = seed
         self.device = torch.device(device) if device is not None else None
@@ -134,11 +183,12 @@ class Loader:
         )
         self.layout = lay_out(self._source, self.world)
         self._check_batch_size()
-        self._check_agreement()
+        self._check_agreement(quota_bytes)
         self._decks = find_decks(
             self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
         )
         self._num_leaving = self._shuffle.num_leaving(self.layout)
+        self._position = self._start_of(0)
         self._pool = Pool(
             self._source,
             fields,
@@ -147,7 +197,15 @@ class Loader:
             num_slots=self._decks.num_rows,
             num_leaving=self._num_leaving,
             progress=progress,
+            wanted=None if self._num_leaving else self._placement(0),
+            uses_scores=importance is not None and importance.uses_scores,
+            foreign=self._foreign,
+            readers=staging_readers,
+            bandwidth=staging_bandwidth,
+            quota_bytes=quota_bytes,
+            batch_size=batch_size,
         )
+        self._delivery = Delivery(self.device)
         self._gather = Gather(
             self._pool.cache,
             self.fields,
@@ -156,6 +214,14 @@ class Loader:
             batch_transform=batch_transform,
             seed=seed,
             replica=self.world.replica,
+            prefetch=prefetch,
+            timeout_s=self.world.timeout_s,
+            num_processes=num_processes,
+            collate=collate,
+            verify=verify,
+            on_error=on_error,
+            repair=self._pool.repair,
+            pinned=self._delivery.pinned,
         )
         self.epoch = 0
         self.step = 0
@@ -163,11 +229,13 @@ class Loader:
         self._refresh_step = 0
         self._num_epochs: int | None = None
         self._begun = False
-        self._pending: tuple[dict[str, object], NodeSnapshot | None] | None = None
+        self._restored: NodeSnapshot | None = None
         self._exchange: Exchange | None = None
+        self._mean_row_bytes = 0
         self._first_tag = self.world.open_channel()
-        self._prefetcher: Prefetcher[Batch] | None = None
         self._figures = Figures()
+        self._epoch_figures: dict[str, float] = {}
+        self._seen: NDArray[np.bool_] | None = None
         self._evaluations: list[Evaluation] = []
         try:
             self._stage()
@@ -176,6 +244,23 @@ class Loader:
             self._gather.close()
             self._pool.close()
             raise
+
+    def _opened(self, source: str | Sequence[str] | Source) -> tuple[Source, Mapping[str, Field]]:
+        """Open a source, and tell in which fields its rows are stored. Collective."""
+        if isinstance(source, (str, Sequence)):
+            keeps = os.access(self._root, os.W_OK)
+            source = open_source(
+                source,
+                world=self.world,
+                storage=Storage(self._throttle, retry=self._retry),
+                index_cache=self._root / "indexes" if keeps else None,
+            )
+        if self._stage_transform is None:
+            return source, self._source_fields
+        transformed = TransformedSource(
+            source, self._source_fields, self._stage_transform, world=self.world
+        )
+        return transformed, transformed.fields
 
     def _check_batch_size(self) -> None:
         rows = self.num_samples // self.layout.num_replicas
@@ -186,10 +271,13 @@ class Loader:
                 f"at most {rows}, or start fewer ranks"
             )
 
-    def _check_agreement(self) -> None:
+    def _check_agreement(self, quota_bytes: int | None) -> None:
         mine = {
+            "quota": quota_bytes,
             "source fingerprint": self._source.fingerprint,
             "batch_size": self.batch_size,
+            "drop_last": self._drop_last,
+            "stage": "overlap" if self._overlaps else "before",
             "seed": self.seed,
             "fields": repr(self.fields),
             "shuffle": repr(self._shuffle),
@@ -206,43 +294,85 @@ class Loader:
                     )
 
     def _stage(self) -> None:
-        new = self.world.allgather_array(
-            np.array([self._pool.holds_nothing()]), doing="look for caches"
-        )
-        if new.any():
+        pool = self._pool
+        if self._overlaps:
+            return  # when the first epoch begins
+        if not self._num_leaving:
+            # Rows that never leave lie in the same slots whatever is restored.
+            pool.ensure(self._placement(0))
+            return
+        missing = np.array([pool.cache.num_missing])
+        if self.world.allreduce(missing, op="max", doing="look for caches")[0]:
             # Caches that hold rows keep them: a restore may want just that placement.
-            held = self._pool.cache.entries.sample_id
-            wanted = self._placement(0) if self._pool.holds_nothing() else held
-            self._pool.ensure(wanted, epoch=self._pool.cache.epoch)
-        self._mean_row_bytes = self._agree_row_bytes()
+            begun = self._placement(pool.cache.epoch)
+            if not missing[0]:
+                pool.ensure(pool.held())
+            else:
+                pool.ensure(begun if begun.name == pool.cache.placement else self._placement(0))
 
     def _agree_row_bytes(self) -> int:
         entries = self._pool.cache.entries
-        mean = self._pool.cache.schema.fixed_bytes + int(np.ceil(entries.extent_bytes.mean()))
+        mean = self._pool.cache.schema.fixed_bytes + -(-entries.extents_total_bytes // len(entries))
         most = self.world.allreduce(np.array([mean]), op="max", doing="compare row sizes")
         return max(int(most[0]), 1)
 
-    def _placement(self, epoch: int) -> NDArray[np.int64]:
+    def _placement(self, epoch: int) -> Placement:
+        function_of: tuple[object, ...] = (self._shuffle.holds_all, self.layout, self.world.node)
+        if self._num_leaving:
+            function_of += (self._shuffle, self.seed, self._position.running.first_epoch)
+        else:
+            epoch = 0  # where rows never move, every epoch's placement is the first's
+        return Placement(
+            _digest(f"{function_of} {ORDER_VERSION}"),
+            epoch,
+            self._decks.num_rows,
+            lambda: self._sample_ids(epoch),
+        )
+
+    def _sample_ids(self, epoch: int) -> NDArray[np.int64]:
         if self._shuffle.holds_all:
             return np.arange(self.num_samples, dtype=np.int64)
         return self._shuffle.placement(
-            self.layout, node=self.world.node, epoch=epoch, seed=self.seed
+            self.layout,
+            node=self.world.node,
+            epoch=epoch,
+            seed=self.seed,
+            first_epoch=self._position.running.first_epoch,
         )
 
-    def _begin(self, epoch: int, restored: Selection | None = None) -> None:
-        """Decide an epoch: hidden rows, order, weights, refresh. Collective."""
-        decks = self._decks
-        self.epoch, self.step, self._refresh_step = epoch, 0, 0
+    def _start_of(self, epoch: int, first_epoch: int = 0) -> Position:
+        grouped = self._overlaps and epoch == 0
+        stretch = Stretch(self.layout.replicas, self.batch_size, first_epoch, grouped=grouped)
+        return Position(epoch, (stretch,))
+
+    def _begin(
+        self,
+        position: Position,
+        restored: Selection | None = None,
+        seen: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
+        decks, epoch = self._decks, position.epoch
+        self._position, self._seen = position, seen
+        self.epoch, self._refresh_step = epoch, position.refresh_step
+        self.step = position.running.steps
         selection = restored if restored is not None else self._select(epoch)
-        visible = decks.sizes
-        if self._importance is not None:
-            visible = self._count(decks.num_rows - len(selection.hidden), "count visible rows")
+        counts = Counts(decks.sizes, decks.sizes)
+        if self._importance is not None or position.ended:
+            unseen, visible = count_rows(decks, selection, seen)
+            counts = Counts(
+                self._count(unseen, "count the epoch's rows"),
+                self._count(visible, "count visible rows"),
+            )
         self._plan = plan_epoch(
             decks,
             selection,
-            visible,
+            counts,
             stream=key(self.seed, "order", epoch=epoch, replica=decks.leader),
             batch_size=self.batch_size,
+            seen=seen,
+            drop_last=self._drop_last,
+            groups=groups_of(decks, seed=self.seed) if position.running.grouped else None,
         )
         self.lr_factor = selection.lr_factor
         due, most = selection.hidden[:0], 0
@@ -270,6 +400,9 @@ class Loader:
         return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
 
     def _start_exchange(self, steps: range) -> None:
+        if not self._mean_row_bytes:
+            self._mean_row_bytes = self._agree_row_bytes()
+        self._pool.make_room()
         self._exchange = self._shuffle.begin(
             self.world,
             self._pool.cache,
@@ -285,49 +418,112 @@ class Loader:
         """Begin at epoch 0, or at what was restored. Collective the first time."""
         if self._begun:
             return
-        state, node = self._pending if self._pending is not None else ({"epoch": 0}, None)
-        self._pending = None
-        epoch = int(str(state["epoch"]))
-        self._pool.ensure(self._placement(epoch), epoch=epoch)
-        if node is not None and self.world.local_rank == 0:
+        position, node = self._position, self._restored
+        self._restored = None
+        self._pool.finish_staging()
+        groups = None
+        if position.running.grouped and not position.running.steps:
+            groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
+        self._pool.ensure(self._placement(position.epoch), groups=groups)
+        if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
-        self._begin(epoch, node.selection if node is not None else None)
-        self.step = int(str(state.get("step", 0)))
-        self._refresh_step = int(str(state.get("refresh_step", 0)))
+        selection = node.selection if node is not None else None
+        self._begin(position, selection, self._seen_before(position, node))
         self._open_epoch()
+
+    def _seen_before(
+        self, position: Position, node: NodeSnapshot | None
+    ) -> NDArray[np.bool_] | None:
+        """bool[rows of the deck]: What the ended stretches of an epoch trained. Collective."""
+        if not position.ended:
+            return None
+        if node is not None:
+            # Restored into the stretch that it was saved in, its own rows are still to be counted.
+            return node.trained == 1 if position.running.steps else node.trained > 0
+        seen = trained_samples(
+            position.ended,
+            num_samples=self.num_samples,
+            shuffle=self._shuffle,
+            seed=self.seed,
+            epoch=position.epoch,
+            world=self.world,
+        )
+        return seen[self._held_ids()]
+
+    def _held_ids(self) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot, those still being staged included."""
+        if self._pool.is_staging:
+            return self._sample_ids(self.epoch)
+        return self._pool.sample_ids
 
     def _open_epoch(self) -> None:
         last = self._num_epochs is not None and self.epoch + 1 >= self._num_epochs
-        if self._num_leaving and not last:
+        if not self._num_leaving or last or self._pool.is_staging:
+            return
+        if self._pool.agree_to_move():
             self._start_exchange(range(self.step, self._plan.order.steps))
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
+        with record_function("tonari: epoch turn"):
+            self._close_and_begin()
+
+    def _close_and_begin(self) -> None:
         started = time.perf_counter()
         self._stop_prefetch()
+        self._pool.finish_staging()
+        self._summarise()
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
-        if self._num_leaving:
+        if self._num_leaving and self._pool.moves:
             self._finish_exchange()
-            self._pool.commit(self.epoch + 1)
-        if self._shuffle.holds_all and self._importance is not None:
+            self._gather.forget(self._pool.commit(self.epoch + 1))
+        elif self._num_leaving:
+            self._refill()
+        if self._shuffle.holds_all and self._pool.keeps_scores:
             self._spread_scores()
-        self._begin(self.epoch + 1)
+        self._begin(self._start_of(self.epoch + 1, self._position.running.first_epoch))
         self._open_epoch()
         self._figures.turn_s += time.perf_counter() - started
+
+    def _summarise(self) -> None:
+        """Bring the ranks' figures of the epoch together; rank 0 speaks for all. Collective."""
+        mine = self._figures.end_epoch(source_bytes=self._source.bytes_read)
+        ranks = self.world.allgather_array(mine.to_array(), doing="bring figures together")
+        self._epoch_figures = summarise(self.epoch, ranks)
+        if self.world.rank == 0 and self._metrics is not None:
+            with self._metrics.open("a") as file:
+                file.write(json.dumps(self._epoch_figures | {"rank_0": self.stats()}) + "\n")
 
     def _finish_exchange(self) -> None:
         if self._exchange is None:
             self._start_exchange(range(0))
         assert self._exchange is not None
-        done = self._exchange.finish(self._pool.scores)
+        kept = self._pool.scores if self._pool.keeps_scores else None
+        self._figures.take_in(self._exchange.finish(kept))
         self._exchange = None
-        self._figures.exchanged_rows += int(done["rows"])
-        self._figures.exchanged_bytes += int(done["sent_bytes"])
-        self._figures.exchange_messages += int(done["messages"])
-        self._figures.exchange_blocked_s += done["blocked_s"]
-        self._figures.exchange_overlap_fraction = done["overlap_fraction"]
+
+    def _refill(self) -> None:
+        """Go to the next epoch's rows by way of the source: a quota leaves no room for arrivals.
+
+        Collective. The scores follow their rows as after an exchange, with the ids for bytes.
+        """
+        pool = self._pool
+        if pool.keeps_scores:
+            exchange = self._shuffle.begin(
+                self.world,
+                IdStore(pool.sample_ids),
+                self.layout,
+                epoch=self.epoch,
+                seed=self.seed,
+                steps=range(0),
+                mean_row_bytes=IdStore.schema.fixed_bytes,
+                first_tag=self._first_tag,
+            )
+            if exchange is not None:
+                exchange.finish(pool.scores)
+        pool.ensure(self._placement(self.epoch + 1))
 
     def _spread_scores(self) -> None:
         """Give every node all nodes' reports of the epoch. Collective."""
@@ -362,12 +558,18 @@ class Loader:
         while self.epoch < num_epochs:
             yield self.epoch
             if self.epoch + 1 >= num_epochs:
+                self._summarise()
                 return
             self._turn()
 
     def _is_complete(self) -> bool:
         refreshed = self._refresh_step >= self._refresh_order.steps
-        return self.step >= self._plan.order.steps and refreshed
+        return self.is_used_up() and refreshed
+
+    def is_used_up(self) -> bool:
+        """Say whether all the epoch's batches were delivered. Collective before the first."""
+        self._ensure_begun()
+        return self.step >= self._plan.order.steps
 
     def __len__(self) -> int:
         """Count this epoch's steps, the same on every replica; all rows before the first."""
@@ -375,7 +577,9 @@ class Loader:
 
     def max_steps(self, epochs: int) -> int:
         """Count the steps of some epochs with every row visible: the bound of a schedule."""
-        return epochs * num_steps(self.layout.share_rows(0), self.batch_size)
+        last = self.layout.num_replicas - 1
+        dealt = np.array([self.layout.share_rows(0), self.layout.share_rows(last)])
+        return epochs * num_steps(dealt, self.batch_size, drop_last=self._drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, as `DistributedSampler` would. Collective; cheap for the next epoch.
@@ -385,16 +589,17 @@ class Loader:
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
-        if not self._begun and self._pending is None:
-            self._pending = ({"epoch": epoch}, None)
+        if not self._begun and self._position == self._start_of(0):
+            self._position = self._start_of(epoch)
         self._ensure_begun()
         if epoch == self.epoch + 1:
             self._turn()
         elif epoch != self.epoch:
             self._abandon()
-            if self.world.local_rank == 0:
+            if self.world.local_rank == 0 and self._pool.keeps_scores:
                 self._pool.scores[:] = unscored(len(self._pool.scores))
-            self._pending = ({"epoch": epoch}, None)
+            first_epoch = min(self._position.running.first_epoch, epoch)
+            self._position = self._start_of(epoch, first_epoch)
             self._ensure_begun()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -404,7 +609,7 @@ class Loader:
             self.step = 0
         self._stop_prefetch()
         steps = range(self.step, self._plan.order.steps)
-        for batch in self._batches(self._train_batch, steps):
+        for batch in self._batches(self._train_block, self._plan.order, steps):
             if self._exchange is not None:
                 self._exchange.progress(self.step)
             self.step += 1
@@ -417,48 +622,43 @@ class Loader:
         """
         self._stop_prefetch()
         steps = range(self._refresh_step, self._refresh_order.steps)
-        for batch in self._batches(self._refresh_batch, steps):
+        for batch in self._batches(self._refresh_block, self._refresh_order, steps):
             self._refresh_step += 1
             yield batch
 
-    def _train_batch(self, step: int) -> Batch:
-        chosen = self._plan.order.batch(step)
-        weight = self._plan.weight(chosen, step)
-        return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
+    def _train_block(self, first_step: int, num_steps: int) -> Block:
+        if not self._pool.is_staging:
+            return self._plan.block(first_step, num_steps)
+        # Rows come in as they are trained: what is not asked for yet is not waited for.
+        block = self._plan.block(first_step, 1)
+        self._pool.await_rows(block.slots[0])
+        return block
 
-    def _refresh_batch(self, step: int) -> Batch:
-        chosen = self._refresh_order.batch(step)
-        weight = (np.arange(self.batch_size) < chosen.num_valid).astype(np.float32)
-        return self._gather.batch(chosen, epoch=self.epoch, step=step, weight=weight)
+    def _refresh_block(self, first_step: int, num_steps: int) -> Block:
+        slots, num_valid = self._refresh_order.block(first_step, num_steps)
+        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
+        return Block(slots, num_valid, weight)
 
-    def _batches(self, make: Callable[[int], Batch], steps: range) -> Iterator[Batch]:
-        prefetcher: Prefetcher[Batch] = Prefetcher(
-            make,
-            steps,
-            depth=self._prefetch if self._num_threads else 0,
-            timeout_s=self.world.timeout_s,
-        )
-        self._prefetcher = prefetcher
-        batches = iter(prefetcher)
+    def _batches(self, pick: Pick, order: Order, steps: range) -> Iterator[Batch]:
+        clock, figures = time.perf_counter, self._figures
+        # One run, unless a quota keeps some rows out of the cache.
+        runs = self._pool.windows(lambda first, count: order.block(first, count)[0], steps)
         try:
-            while True:
-                started = time.perf_counter()
-                batch = next(batches, None)
-                self._figures.wait_s += time.perf_counter() - started
-                if batch is None:
-                    return
-                self._figures.batches += 1
-                yield self._delivered(batch)
+            started = clock()
+            for run in runs:
+                batches = self._delivery(self._gather.batches(pick, run, epoch=self.epoch))
+                for step in run:
+                    if profiler._is_profiler_enabled:
+                        with record_function("tonari: wait for a batch"):
+                            batch = next(batches)
+                    else:
+                        batch = next(batches)
+                    figures.add_batch(clock() - started, order.num_valid(step))
+                    yield batch
+                    started = clock()
         finally:
-            prefetcher.close()
-
-    def _delivered(self, batch: Batch) -> Batch:
-        if self.device is None or self.device.type == "cpu":
-            return batch
-        return {
-            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
-        }
+            self._gather.stop()
+            runs.close()
 
     def report(
         self,
@@ -504,75 +704,74 @@ class Loader:
 
         It is closed with the loader, if not before.
         """
-        opened = _opened(source, self.world, self._throttle)
+        opened, _ = self._opened(source)
         evaluation = Evaluation(
             opened,
             self.fields,
             batch_size=self.batch_size,
             world=self.world,
             root=self._root,
+            foreign=self._foreign,
+            readers=self._staging_readers,
+            bandwidth=self._staging_bandwidth,
             num_threads=self._num_threads,
             prefetch=self._prefetch,
             progress=self._progress,
-            deliver=self._delivered,
+            delivery=self._delivery,
         )
         self._evaluations.append(evaluation)
         return evaluation
 
     def state_dict(self) -> dict[str, object]:
         """Say where the loader stands: a few integers and hashes, JSON, under 1 KB."""
-        pending = self._pending[0] if self._pending is not None and not self._begun else {}
+        position = self._position
+        if self._begun:
+            position = position.at(steps=self.step, refresh_step=self._refresh_step)
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
             "seed": self.seed,
             "num_samples": self.num_samples,
-            "num_replicas": self.layout.num_replicas,
-            "layout": _digest(repr(self.layout)),
             "shuffle": _digest(repr(self._shuffle)),
-            "batch_size": self.batch_size,
-            "epoch": self.epoch,
-            "step": self.step,
-            "refresh_step": self._refresh_step,
-            **pending,
+            **position.to_json(),
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from where `state_dict` was taken. Scores are not in it: `restore` has them.
 
+        Ranks, nodes, threads and batch size may be others than then: the rest of the epoch is dealt
+        anew, each of its samples once.
+
         Raises:
-            StateError: If the state is of another dataset, layout, seed or batch size.
+            StateError: If the state is of another dataset, seed or shuffle; or it is from the
+                middle of an epoch with hidden rows, and the layout or batch size is another.
         """
-        self._check_state(state)
+        position = self._position_in(state)
+        if self._importance is not None and position.ended:
+            raise StateError(
+                f"checkpoint: epoch {position.epoch} was begun on other ranks or with another "
+                "batch size, and state_dict does not say which rows it hid; use loader.save and "
+                "loader.restore"
+            )
         if self._importance is not None and self._importance.uses_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
                 "hidden rows start anew; use loader.save and loader.restore to keep them",
                 self.world.rank,
             )
-        self._reset_to(state, None)
-
-    def _reset_to(self, state: dict[str, object], node: NodeSnapshot | None) -> None:
         self._abandon()
-        self._pending = (state, node)
+        self._position = position
 
-    def _check_state(self, state: dict[str, object]) -> None:
+    def _position_in(self, state: dict[str, object]) -> Position:
+        """Check a saved state, and find where this loader goes on from it."""
         mine = self.state_dict()
-        for name in (
-            "version",
-            "order_version",
-            "seed",
-            "num_samples",
-            "num_replicas",
-            "layout",
-            "shuffle",
-            "batch_size",
-        ):
+        for name in ("version", "order_version", "seed", "num_samples", "shuffle"):
             if state.get(name) != mine[name]:
                 raise StateError(
                     f"checkpoint: {name} is {state.get(name)}, this loader has {mine[name]}; make "
-                    f"the loader as it was when the checkpoint was written, on as many ranks a node"
+                    f"the loader as it was when the checkpoint was written"
                 )
+        return Position.from_json(state).resumed(self.layout.replicas, self.batch_size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write position, scores and hidden rows into a directory that all nodes see. Collective.
@@ -580,67 +779,94 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
-        node = NodeSnapshot(
-            self._pool.cache.entries.sample_id, self._pool.scores, self._plan.selection
-        )
+        trained = np.zeros(self._decks.num_rows, np.uint8)
+        if self._seen is not None:
+            trained[self._seen] = 1
+        trained[trained_slots(self._plan.order, self.step)] = 2
+        node = NodeSnapshot(self._held_ids(), self._pool.scores, self._plan.selection, trained)
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on exactly where `save` was called. Collective.
+
+        Ranks, nodes, threads and batch size may be others than then: the rest of the epoch is dealt
+        anew, each of its samples once; scores and hidden rows follow their samples.
 
         Raises:
             StateError: If nothing was saved there, or by a loader made otherwise.
         """
         found = find_snapshot(Path(path))
         state = load_state(found)
-        self._check_state(state)
-        node = load_node(found, self.world.node)
-        self._reset_to(state, node)
-        epoch = int(str(state["epoch"]))
-        if not np.array_equal(node.sample_id, self._placement(epoch)):
+        saved = Position.from_json(state)
+        position = self._position_in(state)
+        self._abandon()
+        self._position = position
+        wanted = self._sample_ids(position.epoch)
+        if saved.running.replicas == self.layout.replicas:
+            node = load_node(found, self.world.node)
+        else:
+            node = load_samples(found, len(saved.running.replicas), wanted)
+        if not np.array_equal(node.sample_id, wanted):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
-                f"{epoch}; the checkpoint is damaged or of another run: restore an older one"
+                f"{position.epoch}; the checkpoint is damaged or of another run: restore an older "
+                "one"
             )
+        self._restored = node
         self._ensure_begun()
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._ensure_begun()
         slots = self._plan.order.slots_at(np.arange(self._plan.order.num_rows))
-        return _digest(self._pool.cache.entries.sample_id[slots].tobytes())
+        return _digest(self._held_ids()[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
         """Figures of this rank since construction; ``hidden_fraction`` is of this epoch.
 
         Returns:
-            Times in seconds, sizes in bytes: ``wait_s`` blocked on batches, ``turn_s`` in epoch
-            turns, ``exchange_blocked_s`` of it waiting for partners,
-            ``exchange_overlap_fraction`` of the last epoch's arrivals in before, ``staging_s`` and
-            ``source_bytes`` reading the source, ``exchanged_rows`` and ``exchanged_bytes`` sent,
-            ``queue_depth`` batches ready now.
+            Times in seconds, sizes in bytes: ``wait_s`` blocked on batches and its percentiles
+            ``wait_p50_s``, ``wait_p95_s``, ``wait_p99_s``; ``turn_s`` in epoch turns,
+            ``exchange_blocked_s`` of it waiting for partners, ``exchange_overlap_fraction`` of the
+            last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
+            came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
+            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
+            with a quota ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and
+            ``streamed_bytes`` read from the source because they do not, ``window_wait_s`` (part of
+            ``wait_s``) blocked on them;
+            ``disk_bytes_written`` to the node's cache, ``exchanged_rows`` sent, ``queue_depth``
+            batches ready now, ``skipped_rows`` that became padding by ``on_error``; of the last
+            epoch over all ranks ``straggler_rank``, who waited longest, ``wait_max_s`` and
+            ``wait_mean_s``.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
+        spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
         return {
-            **vars(self._figures),
+            **self._figures.to_stats(cache_bytes=self._gather.num_bytes),
+            **spread,
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
+            "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
             "source_bytes": self._source.bytes_read,
-            "queue_depth": self._prefetcher.ready if self._prefetcher is not None else 0,
+            "resident_fraction": self._pool.resident_fraction,
+            "streamed_rows": self._pool.streamed.rows,
+            "streamed_bytes": self._pool.streamed.bytes,
+            "window_wait_s": self._pool.streamed.wait_s,
+            "queue_depth": self._gather.ready,
+            "skipped_rows": self._gather.num_skipped,
         }
 
     def _stop_prefetch(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-            self._prefetcher = None
+        self._gather.stop()
+        self._pool.close_windows()
 
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._stop_prefetch()
         if self._exchange is not None:
-            self._exchange.finish(unscored(len(self._pool.scores)))
+            self._exchange.finish(None)
             self._exchange = None
         self._pool.cache.forget_arrivals()
         self._begun = False
@@ -675,23 +901,33 @@ class Loader:
             self._release()
 
 
-def _opened(
-    source: str | Sequence[str] | Source, world: World, throttle: Throttle | None
-) -> Source:
-    if isinstance(source, (str, Sequence)):
-        return open_source(source, world=world, throttle=throttle)
-    return source
-
-
-def _check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None) -> None:
+def _check_arguments(
+    *, batch_size: int, prefetch: int, num_threads: int | None, stage: str
+) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size: {batch_size}; give a number >= 1")
     if prefetch < 0:
         raise ValueError(f"prefetch: {prefetch}; give a number >= 0")
+    if stage not in ("before", "overlap"):
+        raise ValueError(f'stage: {stage!r}; give "before" or "overlap"')
     if num_threads is not None and num_threads < 0:
         raise ValueError(
             f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
         )
+
+
+def _parse_quota(quota: str | int | None, *, stage: str) -> int | None:
+    if quota is None:
+        return None
+    if stage == "overlap":
+        raise ValueError(
+            'stage: "overlap" and a quota exclude one another, because what fits is known only '
+            'when all is staged; give stage="before" or no quota'
+        )
+    try:
+        return parse_bytes(str(quota))
+    except ValueError as error:
+        raise ValueError(f"quota: {error}") from None
 
 
 def _share_of_cores(local_size: int) -> int:

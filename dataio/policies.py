@@ -95,12 +95,13 @@ class Exchange(Protocol):
         """Send and take in what is due by this step. Never blocks."""
         ...
 
-    def finish(self, scores: Scores) -> dict[str, float]:
+    def finish(self, scores: Scores | None) -> dict[str, float]:
         """Complete the exchange, then move the scores of the rows that moved.
 
         Blocks until this replica's rows have left and its arrivals are written, at most for the
         world's time limit. ``scores`` is the pool's array: on return the arrivals' slots of this
-        replica hold the arrivals' scores; no other slot is touched. Collective among partners.
+        replica hold the arrivals' scores; no other slot is touched. None: no scores are kept, on
+        any replica. Collective among partners.
 
         Returns:
             Figures for ``Loader.stats``: rows, bytes and messages sent and received, seconds
@@ -121,11 +122,14 @@ class Shuffle(Protocol):
         """Rows that every replica gives and takes an epoch."""
         ...
 
-    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
         """int64[pool_rows(node)]: Samples that a node's slots hold at the start of an epoch.
 
-        A pure function: any rank can ask for any node. Time O(pool rows x epochs), memory O(pool
-        rows).
+        A pure function: any rank can ask for any node. ``first_epoch`` is the epoch in which this
+        layout began, with the rows where `Layout` puts them at first. Time O(pool rows x epochs
+        since then), memory O(pool rows).
         """
         ...
 
@@ -161,7 +165,9 @@ class Local:
         """Nothing leaves."""
         return 0
 
-    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
         """Every slot holds the sample it was staged with."""
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
 

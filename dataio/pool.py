@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +11,29 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.cache import Cache, Identity
-from dataio.errors import SourceError
+from dataio.cache_choice import open_cache, scores_directory
+from dataio.errors import CorruptRowError, SourceError
 from dataio.fields import Field, row_schema
 from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
+from dataio.placement import Placement
 from dataio.progress import Progress
-from dataio.scores import create_scores, open_scores
+from dataio.quota import WINDOW_SHARE, Budget, Need, plan_budget, too_small
+from dataio.rows import Rows, RowSchema
+from dataio.scores import no_scores, open_scores
+from dataio.sizes import format_bytes
 from dataio.source.base import Source
+from dataio.source.throttle import Throttle
+from dataio.staging import Piece, Staging, plan_pieces
+from dataio.streaming import Half, SlotsOf, Streamed, Streaming, halve
 from dataio.world import World
 
 log = logging.getLogger(__name__)
+
+LIMIT_NAME = "bandwidth"
+"""State of the node's reading limit, in the cache's directory."""
+TICK_S = 1.0
+"""How often ranks that stage tell one another how far they are."""
 
 
 class Pool:
@@ -35,10 +48,22 @@ class Pool:
         num_leaving: Rows that each local rank gives and takes an epoch.
         purpose: Pools of one dataset that are open at once must differ in it; each has its cache.
         progress: Whether rank 0 shows progress on a terminal.
+        wanted: What a pool whose rows never leave is to hold: a cache that holds it already is
+            shared with other jobs. None: not known yet.
+        uses_scores: Whether scores are kept. Without, they are read-only, of rows never reported.
+        foreign: Whether a whole cache of another user may be read, as when it was named.
+        readers: Threads of this rank that read from the source while staging.
+        bandwidth: Bytes/s that the node may read from the source while staging; 0: no limit.
+        quota_bytes: What the files of this node's cache may take together; rows that do not fit
+            are read from the source in every epoch, by `windows`. None: no limit.
+        batch_size: Rows a batch of each rank: room for two is the least beside the rows that stay.
 
     Attributes:
+        moves: Whether rows may be exchanged: with a quota, `ensure` and `agree_to_move` say so.
+        streamed: What `windows` read.
         cache: The files.
-        scores: SCORE_DTYPE[num_slots], shared by the node's ranks.
+        scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
+        keeps_scores: Whether they can be written.
         staging_s: Seconds that this rank spent reading from the source.
     """
 
@@ -53,124 +78,479 @@ class Pool:
         num_leaving: int,
         purpose: str = "training",
         progress: bool = True,
+        wanted: Placement | None = None,
+        uses_scores: bool = True,
+        foreign: bool = False,
+        readers: int = 2,
+        bandwidth: float = 0.0,
+        quota_bytes: int | None = None,
+        batch_size: int = 1,
     ) -> None:
         self.source = source
         self.fields = fields
         self.world = world
         self.staging_s = 0.0
         self._progress = progress
+        self._readers = readers
+        self._bandwidth = bandwidth
+        self._staging: Staging | None = None
         schema = row_schema(fields)
         # A relative pattern means another dataset in another working directory.
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
         name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{purpose}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
-        self.cache = Cache(
-            directory,
-            Identity(source.name, source.fingerprint, schema),
-            num_slots=num_slots,
-            num_positions=num_slots + 2 * num_leaving * world.local_size,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-        )
-        self._scores_path = directory / "scores.npy"
+        # What is not just a pattern of shards says so: nobody can open it again by its name.
+        kind = type(source).__name__
+        origin = place if kind == "ShardedSource" else f"{kind}:{place}"
+        self._exchanges = self.moves = num_leaving > 0
+        self.keeps_scores = uses_scores
+        num_arrivals = 2 * num_leaving * world.local_size
+        num_positions = num_slots + num_arrivals
+        self.streamed = Streamed()
+        self._halves: tuple[Half, Half] | None = None
+        self._streaming: Streaming | None = None
+        self._placement: Placement | None = None
+        self._sample_ids: NDArray[np.int64] | None = None
+        self._has_told = False
+        self._budget: Budget | None = None
+        if quota_bytes is not None:
+            need = Need(
+                schema,
+                source.num_samples,
+                num_slots,
+                num_arrivals,
+                world.local_size,
+                batch_size,
+                # Counted always: a job without scores leaves a cache for one with them.
+                True,
+                _variable_bytes(source, schema),
+                _shard_bytes(source, schema),
+            )
+            self._budget = _agreed_budget(quota_bytes, need, world)
+            num_positions = min(num_positions, self._budget.positions)
+
+        def cache_in(directory: Path) -> Cache:
+            return Cache(
+                directory,
+                Identity(origin, source.fingerprint, schema),
+                num_slots=num_slots,
+                num_positions=num_positions,
+                local_rank=world.local_rank,
+                local_size=world.local_size,
+                budget=self._budget,
+            )
+
         # Whoever catches an error may try again in this process: nothing may stay locked.
         with contextlib.ExitStack() as undo:
+            self.cache = open_cache(
+                cache_in,
+                directory,
+                world=world,
+                exchanging=self._exchanges,
+                wanted=wanted,
+                foreign=foreign,
+                expected_bytes=_expected_bytes(source, schema, num_slots),
+            )
             undo.callback(self.close)
-            if world.local_rank == 0:
-                self.cache.prepare()
-                with self.cache.named("make room for scores"):
-                    create_scores(self._scores_path, num_slots)
-            world.barrier(doing="open the cache")
             self.cache.load()
-            self.scores = open_scores(self._scores_path)
+            self.scores = no_scores(num_slots)
+            if uses_scores:
+                with self.cache.named("make room for scores"):
+                    place_of_scores = scores_directory(self.cache.directory)
+                    self.scores = open_scores(place_of_scores, num_slots, world=world)
             undo.pop_all()
 
     def holds_nothing(self) -> bool:
-        """Whether this node's cache is new (or was never staged whole)."""
-        return not self.cache.entries.present.any()
+        """Whether this node's cache is new (or was never staged at all)."""
+        return self.cache.num_missing == len(self.cache.entries)
 
-    def ensure(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
+    @property
+    def is_staging(self) -> bool:
+        """Whether rows are still coming in beside training."""
+        return self._staging is not None
+
+    def held(self) -> Placement:
+        """Say what the pool holds now."""
+        cache = self.cache
+        return Placement(
+            cache.placement, cache.epoch, len(cache.entries), lambda: cache.entries.sample_id[:]
+        )
+
+    def ensure(
+        self, placement: Placement, *, groups: Sequence[tuple[int, int]] | None = None
+    ) -> None:
         """Bring the pool to hold these samples: what lies here, and the rest from the source.
 
-        Collective. Rows are kept wherever they lie; one epoch too far, as after a kill between two
-        nodes' commits, is stepped back; only what no slot holds is read from the source, each row
-        once.
+        Collective. A cache that says it holds this placement, whole, is taken at its word. Else
+        rows are kept wherever they lie; one epoch too far, as after a kill between two nodes'
+        commits, is stepped back; only what no slot holds is read from the source, each row once.
 
         Args:
-            wanted: int64[num_slots]: The sample that each slot is to hold.
-            epoch: The epoch whose placement that is.
+            placement: The samples that the slots are to hold.
+            groups: Ranges [start, stop) of slots, together all of them, in the order in which
+                they are staged. Then it returns once the first is there, and threads go on with
+                the rest: `await_rows` before use; the next `commit` or `ensure` waits for all.
         """
-        cache = self.cache
-        right = _holds(cache.entries, wanted) and cache.epoch == epoch
-        if self.world.allgather_array(np.array([right]), doing="compare placements").all():
-            return
-        if self.world.local_rank == 0 and not right:
-            back = cache.previous
-            stepped_back = back is not None and _holds(back, wanted)
-            kept = back if back is not None and stepped_back else rehome(cache.entries, wanted)
-            cache.rewrite(kept, epoch=epoch)
-        self.world.barrier(doing="settle the placement")
-        if not right:
-            cache.num_slots = len(wanted)
-            cache.load()
-        self._fill(wanted, epoch=epoch)
-
-    def _fill(self, wanted: NDArray[np.int64], *, epoch: int) -> None:
-        """Read the missing rows, an even part on each local rank. Collective."""
         cache, world = self.cache, self.world
-        missing = np.flatnonzero(~cache.entries.present)
-        if world.allreduce(np.array([len(missing)]), op="max", doing="count missing rows")[0] == 0:
+        assert groups is None or self._budget is None, "what does not fit comes in no group"
+        self.finish_staging()
+        self.close_windows()
+        self._placement, self._sample_ids = placement, None
+        kept = self._kept(placement)
+        work = np.array([kept is not None, cache.num_missing > 0])
+        if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
+            self._share()
+            self._settle_quota()
             return
-        free = cache.free_positions[: len(missing)] if cache.fixed else np.full(len(missing), -1)
-        cut = len(missing) * np.array([world.local_rank, world.local_rank + 1]) // world.local_size
-        part = slice(int(cut[0]), int(cut[1]))
-        self._read(wanted, missing[part], free[part])
-        if len(missing):
-            cache.seal(epoch)
-        world.barrier(doing="finish staging")
-        if len(missing):
-            if world.local_rank == 0:
-                cache.fill_commit(epoch)
-            cache.trim()
-        world.barrier(doing="commit the staged rows")
-        cache.load()
+        if work.any():
+            cache.begin_writing()
+        if world.local_rank == 0 and work.any():
+            (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
+            if kept is not None:
+                cache.rewrite(kept(), epoch=placement.epoch, placement=placement.name)
+        world.barrier(doing="settle the placement")
+        if kept is not None:
+            cache.num_slots = placement.num_slots
+            cache.load()
+        # Who opened it late would take rows that were staged since for rows that never missed.
+        world.barrier(doing="open the settled cache")
+        self._fill(placement, groups)
 
-    def _read(
-        self, wanted: NDArray[np.int64], slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> None:
+    def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
+        """Find what the manifest must become; None if it is right, but for missing rows."""
+        cache, budget = self.cache, self._budget
+        if budget is not None and cache.num_missing and cache.beyond_budget().any():
+            # As after a run with smaller batches, which took smaller windows.
+            return lambda: rehome(self._keepable(), placement.sample_ids())
+        named = cache.placement == placement.name and len(cache.entries) == placement.num_slots
+        # Rows that never leave lie in every epoch where they lay in the first.
+        in_time = cache.epoch == placement.epoch or not self._exchanges
+        if named and in_time:
+            return None
+        if named and cache.can_step_back and cache.epoch == placement.epoch + 1:
+            return cache.before
+        wanted = placement.sample_ids()
+        if np.array_equal(cache.entries.sample_id[:], wanted):
+            if in_time:
+                cache.placement = placement.name
+                return None
+            return lambda: cache.entries
+        if cache.can_step_back and np.array_equal(cache.before().sample_id[:], wanted):
+            return cache.before
+        return lambda: rehome(self._keepable(), wanted)
+
+    def _keepable(self) -> Entries:
+        """The rows that may stay where they lie."""
+        cache = self.cache
+        if self._budget is None or (self.moves and not cache.num_missing):
+            return cache.entries
+        return cache.entries.take(~cache.beyond_budget())
+
+    def _fill(self, placement: Placement, groups: Sequence[tuple[int, int]] | None) -> None:
+        """Read the missing rows, a part on each local rank. Collective."""
+        staging = self._plan_staging(placement, groups or [(0, placement.num_slots)])
+        self._staging = staging
         started = time.perf_counter()
-        order = np.argsort(wanted[slots], kind="stable")
-        slots, positions = slots[order], positions[order]
-        bar = Progress("staging", len(slots), shown=self._progress and self.world.rank == 0)
-        done = 0
-        for rows in self.source.read(wanted[slots], self.fields):
-            part = slice(done, done + len(rows))
-            self.cache.write_rows(slots[part], positions[part], rows)
-            done += len(rows)
-            bar.add(len(rows))
-        bar.close()
-        if done != len(slots):
-            raise SourceError(
-                f"{self.source.name}: {done} of {len(slots)} rows could be read; the source is "
-                f"not what its index says: remove the index or write it again"
-            )
+        staging.start()
+        last = len(groups) if groups else 1
+        ready = min(1, last) if groups else last
+        self._drive(staging, num_groups=ready)
         self.staging_s += time.perf_counter() - started
+        if groups and len(groups) > 1:
+            self.cache.adopt_staged()
+            staging.go_on_alone()
+        else:
+            self._settle(staging)
 
-    def commit(self, epoch: int) -> None:
+    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
+        cache, world = self.cache, self.world
+        missing = np.empty(0, np.int64)
+        if cache.num_missing and not cache.is_filled:
+            missing = np.flatnonzero(~cache.entries.present)
+        ids = placement.sample_ids()[missing] if len(missing) else missing
+        if self._budget is not None:
+            room = self._budget.resident_rows - (len(cache.entries) - cache.num_missing)
+            # Whole shards, so that later as few as possible are read for what is missing.
+            chosen = np.sort(np.argsort(ids, kind="stable")[: max(room, 0)])
+            missing, ids = missing[chosen], ids[chosen]
+        positions = cache.set_aside(len(missing))
+        starts = self.source.shard_starts
+        pieces: list[Piece] = []
+        for number, (start, stop) in enumerate(groups):
+            rows = slice(*np.searchsorted(missing, [start, stop]).tolist())
+            pieces += plan_pieces(
+                Piece(number, missing[rows], ids[rows], positions[rows]),
+                shard_starts=starts,
+                local_rank=world.local_rank,
+                local_size=world.local_size,
+                num_readers=self._readers,
+            )
+        limit = (
+            Throttle(str(cache.directory / LIMIT_NAME), bytes_per_s=self._bandwidth)
+            if self._bandwidth
+            else None
+        )
+        return Staging(
+            self.source,
+            self.fields,
+            cache,
+            pieces,
+            num_groups=len(groups),
+            num_readers=self._readers,
+            limit=limit,
+        )
+
+    def _drive(self, staging: Staging, *, num_groups: int, alone: bool = False) -> None:
+        """Stage until every rank has its groups, in step: no rank waits long for a slow one."""
+        bar: Progress | None = None
+        shown = self._progress and self.world.rank == 0
+        before = np.zeros(3, np.int64)
+        while True:
+            if alone:
+                staging.wait(TICK_S)
+            else:
+                staging.write(num_groups=num_groups, limit_s=TICK_S)
+            waits = staging.groups_done < num_groups
+            mine = np.array([staging.num_rows, staging.num_bytes, staging.total_rows, waits])
+            sums = self.world.allreduce(mine, op="sum", doing="stage rows")
+            bar = bar or Progress("staging", int(sums[2]), shown=shown)
+            bar.add(int(sums[0] - before[0]), num_bytes=int(sums[1] - before[1]))
+            before = sums[:3]
+            if not sums[3]:
+                bar.close()
+                return
+
+    def _settle(self, staging: Staging) -> None:
+        """Commit what all ranks have staged. Collective."""
+        staging.close()
+        self._staging = None
+        if self._budget is not None:
+            self._settle_overflow(staging)
+        if self.world.local_rank == 0:
+            self.cache.fill_commit()
+            if self._budget is not None:
+                self._forget_the_past()
+        if self._budget is None or not self.cache.num_missing:
+            self.cache.trim()
+        self.world.barrier(doing="commit the staged rows")
+        self.cache.refresh()
+        self._share()
+        self._settle_quota(staging)
+
+    def _settle_overflow(self, staging: Staging) -> None:
+        """Agree on the node whether all rows fit; if not, windows need their part. Collective."""
+        cache, world = self.cache, self.world
+        cannot_move = self._exchanges and not cache.may_have_room_to_move()
+        ranks = world.topology.ranks_of_node[world.node]
+        # An exchange needs room on every node; else rows come and go by the source.
+        mine = np.array([staging.overflowed, cannot_move])
+        over = world.allgather_array(mine.astype(np.int64), doing="compare rows with the quota")
+        fits = not over[ranks, 0].any() and not over[:, 1].any()
+        cache.settle_staged(all_fit=fits)
+        world.barrier(doing="settle what fits")
+
+    def _forget_the_past(self) -> None:
+        """Leave no row to step back to where windows need its space."""
+        cache = self.cache
+        if cache.num_missing:
+            if cache.can_step_back:
+                cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)
+            cache.mark_filled()
+
+    def _settle_quota(self, staging: Staging | None = None) -> None:
+        """Agree whether rows can be exchanged, and make room for windows. Collective."""
+        if self._budget is None:
+            return
+        cache, world = self.cache, self.world
+        self.agree_to_move()
+        self._halves = None
+        if cache.num_missing and world.local_rank == 0:
+            cache.keep_alone()
+            cache.reserve_windows()
+        world.barrier(doing="make room for windows")
+        if cache.num_missing:
+            self._halves = halve(*cache.window_space())
+        self._tell(staging)
+
+    def _tell(self, staging: Staging | None) -> None:
+        """Log on rank 0 what an epoch will read from the source. Collective."""
+        cache, leads = self.cache, self.world.local_rank == 0
+        present = len(cache.entries) - cache.num_missing
+        row_bytes = cache.schema.fixed_bytes + cache.entries.extents_total_bytes / max(present, 1)
+        rate = staging.num_bytes / max(self.staging_s, 1e-9) if staging is not None else 0.0
+        missing = leads * cache.num_missing
+        mine = np.array([leads * present, missing, missing * row_bytes, rate])
+        rows, missing, num_bytes, rate = self.world.allgather_array(
+            mine.astype(np.float64), doing="say what does not fit"
+        ).sum(axis=0)
+        if self.world.rank or not missing or self._has_told:
+            return
+        self._has_told = True
+        assert self._budget is not None
+        # A pass opens every shard that has a missing row: where rows are small it reads them whole.
+        half = (
+            self.world.world_size
+            * (
+                self._budget.positions * cache.schema.fixed_bytes // self.world.local_size
+                + self._budget.heap_bytes
+            )
+            // (2 * WINDOW_SHARE)
+        )
+        passes = max(-(-int(num_bytes) // max(half, 1)), 1)
+        slowest = passes * num_bytes / rate if rate else 0.0
+        cost = f", {num_bytes / rate:.1f} to {slowest:.1f} s at the rate of staging" if rate else ""
+        log.warning(
+            "[rank 0] quota: %d of %d rows (%.0f %%) stay in the caches; every epoch reads the "
+            "other %d (about %s) from the source in about %d passes%s, beside training",
+            rows, rows + missing, 100 * rows / (rows + missing), missing,
+            format_bytes(int(num_bytes)), passes, cost,
+        )  # fmt: skip
+
+    def agree_to_move(self) -> bool:
+        """Say whether every node has room for an exchange; once one has not, none has. Collective.
+
+        Without a quota it is known.
+        """
+        if self._budget is not None and self.moves:
+            cannot = np.array([not self.cache.has_room_to_move()])
+            most = self.world.allreduce(
+                cannot.astype(np.int64), op="max", doing="compare rooms for arrivals"
+            )
+            self.moves = not most[0]
+        return self.moves
+
+    @property
+    def sample_ids(self) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot, those included that do not stay."""
+        if not self.cache.num_missing or self._placement is None:
+            return self.cache.entries.sample_id[:]
+        if self._sample_ids is None:
+            self._sample_ids = self._placement.sample_ids()
+        return self._sample_ids
+
+    @property
+    def resident_fraction(self) -> float:
+        """Rows that stay on this node, as a fraction of its pool."""
+        return 1 - self.cache.num_missing / max(len(self.cache.entries), 1)
+
+    def windows(self, slots_of: SlotsOf, steps: range) -> Generator[range, None, None]:
+        """Yield runs of steps, each when all its rows lie in the cache. Blocks on the source.
+
+        Where all rows stay that is one run. One caller at a time.
+
+        Args:
+            slots_of: ``(first_step, num_steps)`` -> their slots; called on another thread too.
+            steps: The steps to train; of a run asked for later the rows are not there yet.
+
+        Raises:
+            StallError: If rows are not read within the world's time limit.
+            DataioError: What the source raised.
+        """
+        if self._halves is None or not steps:
+            yield from [steps] if steps else []
+            return
+        self.close_windows()
+        streaming = self._streaming = Streaming(
+            self.source,
+            self.fields,
+            self.cache,
+            halves=self._halves,
+            sample_ids=self.sample_ids,
+            slots_of=slots_of,
+            steps=steps,
+            timeout_s=self.world.timeout_s,
+            streamed=self.streamed,
+        )
+        try:
+            yield from streaming.windows()
+        finally:
+            streaming.close()
+
+    def close_windows(self) -> None:
+        """Stop reading ahead, and forget the rows that do not stay; idempotent."""
+        if self._streaming is not None:
+            self._streaming.close()
+            self._streaming = None
+
+    def _share(self) -> None:
+        """Let other jobs read the cache, if nothing will be written to it any more."""
+        if not self._exchanges and not self.cache.num_missing:
+            self.cache.share()
+
+    def await_rows(self, slots: NDArray[np.int64]) -> None:
+        """Wait until these rows are staged on this node. Blocks; any thread may call it.
+
+        Raises:
+            StallError: If they are not within the world's time limit.
+            DataioError: What stopped this rank's staging.
+        """
+        if self._staging is not None:
+            self._staging.await_rows(slots, timeout_s=self.world.timeout_s)
+
+    def finish_staging(self) -> None:
+        """Wait for what is still being staged, and commit it. Collective; at once if nothing is.
+
+        Arrivals of the running epoch stay.
+        """
+        staging = self._staging
+        if staging is not None:
+            self._drive(staging, num_groups=staging.num_groups, alone=True)
+            self._settle(staging)
+
+    def make_room(self) -> None:
+        """Claim the disk space that arrivals need, before the first exchange begins.
+
+        Raises:
+            CacheError: If the disk is full.
+        """
+        self.cache.make_room()
+
+    def repair(self, slots: NDArray[np.int64]) -> None:
+        """Read rows from the source again and write them anew where they lie.
+
+        Raises:
+            CorruptRowError: If the source has other bytes than the manifest's checksum tells.
+        """
+        ids, first = np.unique(self.cache.entries.sample_id[slots], return_index=True)
+        slots, done = slots[first], 0
+        for rows in self.source.read(ids, self.fields):
+            part = slots[done : done + len(rows)]
+            done += len(rows)
+            self._check_repair(part, rows)
+            self.cache.rewrite_rows(part, rows)
+
+    def _check_repair(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        expected = self.cache.entries.checksum[slots]
+        for row in np.flatnonzero(rows.checksum != expected)[:1].tolist():
+            raise CorruptRowError(
+                f"{self.cache.directory}: row {slots[row]} (sample {rows.sample_id[row]}) is "
+                f"damaged; {self.source.name} now has checksum {rows.checksum[row]:#018x} for it, "
+                f"the manifest says {expected[row]:#018x}; the source was changed or is damaged "
+                f"too: restore it, or remove {self.cache.directory} to stage it again"
+            )
+
+    def commit(self, epoch: int) -> NDArray[np.int64]:
         """Make the arrivals written since the last commit this pool's rows, from ``epoch`` on.
 
         Collective, in two phases: when every rank's arrivals are durable each node replaces its
         manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
         steps back one.
+
+        Returns:
+            int64[n]: Slots that hold other rows than before.
         """
+        self.finish_staging()
         self.cache.seal(epoch)
         self.world.barrier(doing="make arrivals durable")
         if self.world.local_rank == 0:
             self.cache.commit(epoch)
-        self.cache.turn(epoch)
+        return self.cache.turn(epoch)
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""
+        self.close_windows()
+        if self._staging is not None:
+            self._staging.close()
         self.cache.close()
 
 
@@ -188,8 +568,40 @@ def lay_out(source: Source, world: World) -> Layout:
     return Layout(world.replicas_per_node, source.num_samples)
 
 
-def _holds(entries: Entries, wanted: NDArray[np.int64]) -> bool:
-    return np.array_equal(entries.sample_id, wanted)
+def _expected_bytes(source: Source, schema: RowSchema, num_slots: int) -> int:
+    """Guess the bytes of the variable fields: the pool's part of the source, where it is known."""
+    if not schema.variable:
+        return 0
+    return int(getattr(source, "total_bytes", 0)) * num_slots // max(source.num_samples, 1)
+
+
+def _variable_bytes(source: Source, schema: RowSchema) -> int:
+    """Guess the variable bytes of a row; 0: no idea."""
+    mean = int(getattr(source, "total_bytes", 0)) // max(source.num_samples, 1)
+    return max(mean - schema.fixed_bytes, 0) if schema.variable else 0
+
+
+def _shard_bytes(source: Source, schema: RowSchema) -> int:
+    """Guess the bytes of the largest shard; 0: no idea, or there are none."""
+    starts = np.append(source.shard_starts, source.num_samples)
+    most = int(np.diff(starts).max())
+    if len(starts) < 3:
+        return 0
+    total = int(getattr(source, "total_bytes", 0))
+    return most * schema.fixed_bytes if not total else total * most // source.num_samples
+
+
+def _agreed_budget(quota_bytes: int, need: Need, world: World) -> Budget:
+    """Divide the quota, or refuse it on all ranks alike. Collective.
+
+    Raises:
+        QuotaError: If it is too little on any node.
+    """
+    least = np.array([need.least_bytes()])
+    most = int(world.allreduce(least, op="max", doing="compare quotas")[0])
+    if quota_bytes < most:
+        raise too_small(quota_bytes, most, need)
+    return plan_budget(quota_bytes, need)
 
 
 def _slug(name: str) -> str:

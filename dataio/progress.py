@@ -18,20 +18,25 @@ class Progress:
         self.total = total
         self._shown = shown and sys.stderr.isatty()
         self._done = 0
+        self._num_bytes = 0
         self._started = time.monotonic()
         self._last = self._started + 1.5
 
-    def add(self, count: int) -> None:
-        """Count ``count`` more as done."""
+    def add(self, count: int, *, num_bytes: int = 0) -> None:
+        """Count ``count`` more as done, and their bytes where these matter."""
         self._done += count
+        self._num_bytes += num_bytes
         now = time.monotonic()
         if self._shown and now - self._last >= 0.5:
             self._last = now
             rate = self._done / (now - self._started)
             left_s = (self.total - self._done) / max(rate, 1e-9)
+            megabytes = self._num_bytes / 1e6
+            size = f"{megabytes:,.0f} MB, " if self._num_bytes else ""
+            speed = f"{megabytes / (now - self._started):,.0f} MB/s, " if self._num_bytes else ""
             sys.stderr.write(
-                f"\r{self.what}: {self._done:,}/{self.total:,} rows, {rate:,.0f} rows/s, "
-                f"{left_s:.0f} s left \x1b[K"
+                f"\r{self.what}: {self._done:,}/{self.total:,} rows, {size}{rate:,.0f} rows/s, "
+                f"{speed}{left_s:.0f} s left \x1b[K"
             )
             sys.stderr.flush()
 

@@ -7,10 +7,11 @@ Bytes are kept as the source had them; nothing here decodes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.sample_id)
 
+    def head(self, num_rows: int) -> "Rows":
+        """View the first rows."""
+        lengths = self.lengths[:num_rows]
+        ends = lengths.sum(axis=0).tolist()
+        return Rows(
+            self.schema,
+            self.sample_id[:num_rows],
+            self.checksum[:num_rows],
+            tuple(column[:num_rows] for column in self.fixed),
+            lengths,
+            tuple(column[:end] for column, end in zip(self.variable, ends, strict=True)),
+        )
+
 
 def row_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Turn the lengths of back-to-back rows, int64[n], into int64[n + 1] bounds."""
@@ -80,18 +94,26 @@ def checksums(
         uint64[num_rows]: xxh3_64 over the row's fixed fields, then its variable fields.
     """
     num_rows = len(lengths)
-    # uint8[num_rows, fixed_bytes]
-    head = np.concatenate(fixed, axis=1) if fixed else np.empty((num_rows, 0), np.uint8)
-    head = np.ascontiguousarray(head)
-    bounds = [row_offsets(lengths[:, field]).tolist() for field in range(len(schema.variable))]
-    tails = [column.data for column in variable]
-    sums = np.empty(num_rows, np.uint64)
-    for row in range(num_rows):
-        digest = xxhash.xxh3_64(head[row])
-        for tail, bound in zip(tails, bounds, strict=True):
-            digest.update(tail[bound[row] : bound[row + 1]])
-        sums[row] = digest.intdigest()
-    return sums
+    columns = [
+        (column.data, row_offsets(lengths[:, field]).tolist())
+        for field, column in enumerate(variable)
+    ]
+    if fixed:
+        # uint8[num_rows, fixed_bytes]
+        head = np.ascontiguousarray(np.concatenate(fixed, axis=1) if len(fixed) > 1 else fixed[0])
+        bounds = (head.shape[1] * np.arange(num_rows + 1)).tolist()
+        columns.insert(0, (head.reshape(-1).data, bounds))
+    if not columns:
+        return np.full(num_rows, xxh3_64_intdigest(b""), np.uint64)
+    first, at = columns[0]
+    if len(columns) == 1:
+        sums = [xxh3_64_intdigest(first[a:b]) for a, b in pairwise(at)]
+        return np.array(sums, np.uint64)
+    digests = [xxh3_64(first[a:b]) for a, b in pairwise(at)]
+    for column, bound in columns[1:]:
+        for digest, (a, b) in zip(digests, pairwise(bound), strict=True):
+            digest.update(column[a:b])
+    return np.array([digest.intdigest() for digest in digests], np.uint64)
 
 
 def make_rows(
@@ -111,3 +133,30 @@ def corrupt_rows(rows: Rows) -> NDArray[np.int64]:
     return np.flatnonzero(
         checksums(rows.schema, rows.fixed, rows.lengths, rows.variable) != rows.checksum
     )
+
+
+class IdStore:
+    """Sample ids in place of rows, for an exchange that moves what belongs to them alone.
+
+    Args:
+        sample_ids: int64[num_slots].
+    """
+
+    schema = RowSchema((FixedColumn("sample_id", "<i8"),))
+
+    def __init__(self, sample_ids: NDArray[np.int64]) -> None:
+        self._sample_ids = sample_ids
+
+    def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[len(slots), 0]."""
+        return np.empty((len(slots), 0), np.int64)
+
+    def read_rows(self, slots: NDArray[np.int64]) -> Rows:
+        """Make rows of the ids of slots."""
+        ids = np.ascontiguousarray(self._sample_ids[slots], "<i8")
+        return make_rows(
+            self.schema, ids, [ids.view(np.uint8).reshape(-1, 8)], self.lengths(slots), []
+        )
+
+    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Keep nothing: what the slots hold next is known."""

@@ -4,26 +4,62 @@ A row is trained by one rank an epoch, so every entry has one writer.
 """
 
 import io
+import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.policies import SCORE_DTYPE, Scores
+from dataio.world import World
 
 QUANTUM = 1 / 1024
 """Losses are rounded to this: a last-bit difference between two runs selects the same rows."""
 
 
-def create_scores(path: Path, num_slots: int) -> None:
-    """Write the scores of a pool that was never trained on."""
-    # Unlinked first: whoever still maps the last run's scores must not see them change.
-    path.unlink(missing_ok=True)
-    # Written, not mapped: on a full disk a write is an error, a store into a mapping a SIGBUS. By
-    # way of memory: NumPy's own error of a short write does not say why.
+def open_scores(directory: Path, num_slots: int, *, world: World) -> Scores:
+    """Map the scores of a pool that was never trained on, shared by the node's ranks. Collective.
+
+    They are this job's own: the file loses its name as soon as all have mapped it, so that they
+    live exactly as long as its processes, and are freed by a kill too.
+
+    Args:
+        directory: Where the file may lie for that moment, on the node's own disk.
+        num_slots: Rows of the pool.
+        world: All ranks.
+    """
+    path = None
+    if world.local_rank == 0:
+        path = _create_scores(directory, num_slots)
+    names = world.allgather(os.fsencode(path or ""), doing="make room for scores")
+    shared = Path(os.fsdecode(names[world.topology.ranks_of_node[world.node][0]]))
+    scores = np.lib.format.open_memmap(shared, "r+").view(np.ndarray)
+    world.barrier(doing="map the scores")
+    if path is not None:
+        path.unlink()
+    return scores
+
+
+def no_scores(num_slots: int) -> Scores:
+    """SCORE_DTYPE[num_slots]: No report yet, nor ever; read-only, and takes no memory."""
+    return np.broadcast_to(unscored(1), num_slots)
+
+
+def _create_scores(directory: Path, num_slots: int) -> Path:
+    # By way of memory, and written, not mapped: on a full disk a write is an error that says so, a
+    # store into a mapping a SIGBUS.
     whole = io.BytesIO()
     np.save(whole, unscored(num_slots))
-    path.write_bytes(whole.getbuffer())
+    descriptor, name = tempfile.mkstemp(prefix="scores-", suffix=".npy", dir=directory)
+    path = Path(name)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(whole.getbuffer())
+    except OSError:
+        path.unlink()
+        raise
+    return path
 
 
 def unscored(num_slots: int) -> Scores:
@@ -32,11 +68,6 @@ def unscored(num_slots: int) -> Scores:
     scores["loss"] = np.inf
     scores["epoch"] = -1
     return scores
-
-
-def open_scores(path: Path) -> Scores:
-    """Map the pool's scores, to read and write."""
-    return np.lib.format.open_memmap(path, "r+").view(np.ndarray)
 
 
 def record(

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,18 @@ from numpy.typing import NDArray
 from dataio.atomic import read_table, sync_directory, write_json, write_table
 from dataio.errors import StateError
 from dataio.policies import SCORE_DTYPE, Scores, Selection
+from dataio.scores import unscored
 from dataio.world import World
+
+ROW_DTYPE = np.dtype(
+    [
+        ("sample_id", "<i8"),
+        ("hidden_place", "<i8"),
+        ("weight", "<f4"),
+        ("trained", "u1"),
+        ("scores", SCORE_DTYPE),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +41,13 @@ class NodeSnapshot:
         sample_id: int64[num_slots]: For the check that a row gets its own score.
         scores: SCORE_DTYPE[num_slots].
         selection: The running epoch's choice, after topping up.
+        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
     """
 
     sample_id: NDArray[np.int64]
     scores: Scores
     selection: Selection
+    trained: NDArray[np.uint8]
 
 
 def save_snapshot(path: Path, state: dict[str, object], node: NodeSnapshot, world: World) -> None:
@@ -108,18 +122,61 @@ def load_state(path: Path) -> dict[str, object]:
 
 def load_node(path: Path, node: int) -> NodeSnapshot:
     """Read one node's part."""
+    return _from_rows(*_read_rows(path, node))
+
+
+def load_samples(path: Path, num_nodes: int, sample_id: NDArray[np.int64]) -> NodeSnapshot:
+    """Read what any node saved of some samples, as another layout needs it.
+
+    Where every node holds all rows, the report of the latest epoch counts. Reads every node's file.
+
+    Args:
+        path: The directory.
+        num_nodes: Nodes that saved.
+        sample_id: int64[num_slots]: The samples, slot by slot.
+    """
+    order = np.argsort(sample_id, kind="stable")
+    rows = np.zeros(len(sample_id), ROW_DTYPE)
+    rows["scores"] = unscored(len(sample_id))
+    rows["hidden_place"], rows["weight"] = -1, 1
+    meta: dict[str, Any] = {}
+    for node in range(num_nodes):
+        theirs, meta = _read_rows(path, node)
+        place = np.searchsorted(sample_id, theirs["sample_id"], sorter=order)
+        slots = order[np.minimum(place, len(order) - 1)]
+        wanted = np.flatnonzero(sample_id[slots] == theirs["sample_id"])
+        slots, found = slots[wanted], theirs[wanted]
+        found["trained"] = np.maximum(found["trained"], rows["trained"][slots])
+        # Hidden rows keep their order within a node; nodes take turns.
+        found["hidden_place"] = np.where(
+            found["hidden_place"] >= 0, found["hidden_place"] * num_nodes + node, -1
+        )
+        older = found["scores"]["epoch"] < rows["scores"]["epoch"][slots]
+        found["scores"][older] = rows["scores"][slots][older]
+        rows[slots] = found
+    rows["sample_id"] = sample_id
+    return _from_rows(rows, meta)
+
+
+def _read_rows(path: Path, node: int) -> tuple[NDArray[np.void], dict[str, Any]]:
     table = read_table(_node_file(path, node))
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
-    scores = np.zeros(table.num_rows, SCORE_DTYPE)
+    rows = np.zeros(table.num_rows, ROW_DTYPE)
+    for name in ("sample_id", "hidden_place", "weight", "trained"):
+        rows[name] = table.column(name).to_numpy()
     for name in SCORE_DTYPE.names or ():
-        scores[name] = columns[name]
-    place = columns["hidden_place"]
+        rows["scores"][name] = table.column(name).to_numpy()
+    return rows, json.loads(table.schema.metadata[b"selection"])
+
+
+def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
+    place = rows["hidden_place"]
     order = np.argsort(place, kind="stable")
     hidden = order[place[order] >= 0]
-    meta = json.loads(table.schema.metadata[b"selection"])
-    weights = columns["weight"].copy() if meta["weighted"] else None
+    weights = rows["weight"].copy() if meta["weighted"] else None
     selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"])
-    return NodeSnapshot(columns["sample_id"], scores, selection)
+    return NodeSnapshot(
+        rows["sample_id"].copy(), rows["scores"].copy(), selection, rows["trained"].copy()
+    )
 
 
 def _to_table(node: NodeSnapshot) -> pa.Table:
@@ -129,6 +186,7 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     columns: dict[str, NDArray[np.generic]] = {"sample_id": node.sample_id, "hidden_place": place}
     columns |= {name: np.ascontiguousarray(node.scores[name]) for name in SCORE_DTYPE.names or ()}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
+    columns["trained"] = node.trained
     meta = {
         "weighted": weights is not None,
         "lr_factor": node.selection.lr_factor,

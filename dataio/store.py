@@ -5,17 +5,24 @@ faults, and a full disk is an error at the moment of growing, before any row is 
 """
 
 import io
+import mmap
 import os
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio.errors import CacheError
+from dataio.atomic import as_open_as_its_directory
+from dataio.errors import CacheError, QuotaError
 from dataio.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
+MAPPED_BYTES = 16 << 10
+"""Up to here a few page faults cost less than opening the file and waiting for the interpreter."""
+RUN_ROWS = 8
+"""Rows in a run, on average, from which on a write a run is cheaper than page faults."""
 
 
 class FixedFile:
@@ -30,10 +37,11 @@ class FixedFile:
         self.path = path
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
+        self.start_bytes = 0
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
-        if self.path.exists() and self._shape_on_disk() >= num_positions:
+        if self.path.exists() and self.count_positions() >= num_positions:
             return
         header = io.BytesIO()
         described = {
@@ -42,7 +50,8 @@ class FixedFile:
             "shape": (num_positions, *self.column.shape),
         }
         np.lib.format.write_array_header_1_0(header, described)
-        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
+        mode = "r+b" if self.path.exists() else "w+b"
+        with open(self.path, mode, opener=as_open_as_its_directory) as file:
             # Space first: on a full disk the header must not promise rows that are not there.
             end = header.tell() + num_positions * self.column.width_bytes
             os.posix_fallocate(file.fileno(), 0, end)
@@ -50,7 +59,10 @@ class FixedFile:
             file.flush()
             os.fsync(file.fileno())
 
-    def _shape_on_disk(self) -> int:
+    def count_positions(self) -> int:
+        """Count the rows that the file has room for; 0 where there is none yet."""
+        if not self.path.exists():
+            return 0
         with open(self.path, "rb") as file:
             start = file.read(8)
             # A kill before the header was written leaves zeros, or nothing.
@@ -69,7 +81,7 @@ class FixedFile:
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
             shape, _, _ = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
+            start = self.start_bytes = file.tell()
         # NumPy would lengthen the file, and zeros would pass for rows.
         check_length(self.path, start + shape[0] * self.column.width_bytes)
         mode: Literal["r", "r+"] = "r+" if writable else "r"
@@ -77,6 +89,25 @@ class FixedFile:
             self.path, np.uint8, mode, offset=start, shape=(shape[0], self.column.width_bytes)
         )
         self.rows = mapped.view(np.ndarray)
+
+    def write(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+        """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
+        width = self.column.width_bytes
+        breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+        scattered = len(breaks) and (len(breaks) + 1) * RUN_ROWS > len(positions)
+        if (scattered or rows.nbytes <= MAPPED_BYTES) and self.rows.flags.writeable:
+            self.rows[positions] = rows
+            return
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            for run in np.split(np.arange(len(positions)), breaks):
+                if len(run):
+                    data = np.ascontiguousarray(rows[run[0] : run[-1] + 1]).reshape(-1)
+                    _write_all(
+                        descriptor, data.data, self.start_bytes + width * int(positions[run[0]])
+                    )
+        finally:
+            os.close(descriptor)
 
     def sync(self) -> None:
         """Make every row written so far durable. Blocks on the disk."""
@@ -88,10 +119,12 @@ class HeapFile:
 
     Args:
         path: The file; it need not exist before `write`.
+        limit_bytes: What it may never exceed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int | None = None) -> None:
         self.path = path
+        self._limit_bytes = limit_bytes
         self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._capacity = path.stat().st_size if path.exists() else 0
 
@@ -112,7 +145,7 @@ class HeapFile:
         """Write extents, given back to back in ``data``; neighbours on disk go in one write."""
         if not len(data):
             return
-        self._reserve(int((offsets + lengths).max()))
+        self.reserve(int((offsets + lengths).max()))
         starts = np.cumsum(lengths) - lengths
         breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + lengths[:-1]) + 1
         descriptor = os.open(self.path, os.O_WRONLY)
@@ -125,16 +158,24 @@ class HeapFile:
         finally:
             os.close(descriptor)
 
-    def _reserve(self, end: int) -> None:
+    def reserve(self, end: int) -> None:
+        """Make the file at least ``end`` long; disk space is claimed now."""
         if end <= self._capacity:
             return
-        step = min(HEAP_STEP_BYTES, max(1 << 16, end // 8))
+        capacity = end + min(HEAP_STEP_BYTES, max(1 << 16, end // 8))
+        if self._limit_bytes is not None:
+            if end > self._limit_bytes:
+                raise QuotaError(
+                    f"{self.path}: would grow to {end} bytes, expected at most "
+                    f"{self._limit_bytes} by the quota; raise the quota"
+                )
+            capacity = min(capacity, self._limit_bytes)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, end + step)
+            os.posix_fallocate(descriptor, 0, capacity)
         finally:
             os.close(descriptor)
-        self._capacity = end + step
+        self._capacity = capacity
 
     def trim(self, end: int) -> None:
         """Give back the space past ``end``. Only while nobody else has the file mapped."""
@@ -146,6 +187,33 @@ class HeapFile:
         """Make every extent written so far durable. Blocks on the disk."""
         if self.path.exists():
             _sync(self.path)
+
+
+def map_table(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[bytes, bytes]]:
+    """Map the columns of an Arrow file, shared by all who do; nothing is read yet.
+
+    Returns:
+        Each column by name, and the schema's metadata. Writing into one changes private copies of
+        the pages that are touched, never the file.
+
+    Raises:
+        ValueError: If it is no Arrow file.
+    """
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{path.name} is empty")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    whole = pa.py_buffer(mapped)
+    table = pa.ipc.open_file(pa.BufferReader(whole)).read_all()
+    columns: dict[str, NDArray[np.generic]] = {}
+    for name in table.column_names:
+        (array,) = table.column(name).chunks
+        dtype = array.type.to_pandas_dtype()
+        # By way of the address: what Arrow hands out itself cannot be written.
+        data = array.buffers()[1]
+        start = data.address - whole.address if data is not None and len(array) else 0
+        columns[name] = np.frombuffer(mapped, dtype, count=len(array), offset=start)
+    return columns, table.schema.metadata or {}
 
 
 def check_length(path: Path, least_bytes: int) -> None:

@@ -140,8 +140,8 @@ class PlannedExchange:
                 "anew"
             )
 
-    def finish(self, scores: Scores) -> dict[str, float]:
-        """Complete the exchange; then the scores of the rows that moved follow them."""
+    def finish(self, scores: Scores | None) -> dict[str, float]:
+        """Complete the exchange; then the scores of the rows that moved follow, if any are kept."""
         before = self._received_rows
         started = time.perf_counter()
         last = max((parcel.step for parcel in self._parcels), default=0)
@@ -152,7 +152,8 @@ class PlannedExchange:
                 raise self._stalled()
             time.sleep(pause_s)
             pause_s = min(pause_s + 2e-5, 5e-4)
-        self._move_scores(scores)
+        if scores is not None:
+            self._move_scores(scores)
         return {
             "rows": self._received_rows,
             "sent_bytes": self._sent_bytes,

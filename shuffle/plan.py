@@ -109,20 +109,45 @@ def leaving_slots(
 
 
 def placement(
-    layout: Layout, *, node: int, exchange: float, seed: int, epoch: int
+    layout: Layout, *, node: int, exchange: float, seed: int, epoch: int, first_epoch: int = 0
 ) -> NDArray[np.int64]:
     """int64[pool_rows]: Samples that a node's slots hold at the start of an epoch.
 
-    Time O(pool rows x epochs), memory O(pool rows + nodes), for any node from any rank.
+    Time O(pool rows x epochs since ``first_epoch``), memory O(pool rows + nodes), for any node from
+    any rank.
     """
     slots = np.arange(layout.pool_rows(node))
-    return trace(layout, node=node, slots=slots, exchange=exchange, seed=seed, epoch=epoch)
+    return trace(
+        layout,
+        node=node,
+        slots=slots,
+        exchange=exchange,
+        seed=seed,
+        epoch=epoch,
+        first_epoch=first_epoch,
+    )
 
 
 def trace(
-    layout: Layout, *, node: int, slots: ArrayLike, exchange: float, seed: int, epoch: int
+    layout: Layout,
+    *,
+    node: int,
+    slots: ArrayLike,
+    exchange: float,
+    seed: int,
+    epoch: int,
+    first_epoch: int = 0,
 ) -> NDArray[np.int64]:
     """Name the samples that some slots of a node hold at the start of an epoch.
+
+    Args:
+        layout: Replicas and samples.
+        node: Whose slots.
+        slots: int64[n], in its pool.
+        exchange: Share of a replica's rows, in [0, 1].
+        seed: The run's seed.
+        epoch: At whose start.
+        first_epoch: In which the layout began, every home holding the sample of its number.
 
     Returns:
         int64[len(slots)].
@@ -135,7 +160,7 @@ def trace(
         raise ValueError(f"node {node}: a slot lies outside its pool [0, {num_rows})")
     leaving = num_leaving(layout, exchange)
     homes = layout.pool_start(node) + found
-    for past in reversed(range(epoch if leaving else 0)):
+    for past in reversed(range(first_epoch, epoch) if leaving else range(0)):
         homes = _homes_before(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
     return homes
 

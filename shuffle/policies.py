@@ -38,9 +38,18 @@ class Partial:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""
         return num_leaving(layout, self.exchange)
 
-    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
         """Trace every slot of a node back to the sample it holds at the start of ``epoch``."""
-        return placement(layout, node=node, exchange=self.exchange, seed=seed, epoch=epoch)
+        return placement(
+            layout,
+            node=node,
+            exchange=self.exchange,
+            seed=seed,
+            epoch=epoch,
+            first_epoch=first_epoch,
+        )
 
     def begin(
         self,
@@ -85,7 +94,9 @@ class Global:
         """Nothing leaves."""
         return 0
 
-    def placement(self, layout: Layout, *, node: int, epoch: int, seed: int) -> NDArray[np.int64]:
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
         """Slot s holds sample s, on every node, for ever."""
         return np.arange(layout.num_samples, dtype=np.int64)
 

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from dataio.fields import Bytes, Field, Int, row_schema
+from dataio.layout import Layout
+from dataio.placement import Placement
+from dataio.policies import Shuffle
 from dataio.rows import Rows, make_rows, row_offsets
 
 FIELDS: Mapping[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
@@ -22,6 +25,7 @@ class MemorySource:
         self.name = name
         self.num_samples = num_samples
         self.fingerprint = f"memory-{num_samples}"
+        self.shard_starts = np.zeros(1, np.int64)
         self.bytes_read = 0
         self.rows_read: list[int] = []
         self.block_rows = block_rows
@@ -38,3 +42,18 @@ class MemorySource:
             self.bytes_read += len(column) + 8 * len(ids)
             self.rows_read += ids.tolist()
             yield make_rows(schema, ids, [labels], lengths, [column])
+
+
+def placed(sample_ids: np.ndarray, epoch: int = 0) -> Placement:
+    """These samples, slot by slot, as a pool is told it."""
+    return Placement(f"placed {sample_ids.tolist()}", epoch, len(sample_ids), lambda: sample_ids)
+
+
+def placement_of(policy: Shuffle, layout: Layout, *, node: int, epoch: int, seed: int) -> Placement:
+    """A policy's placement, as a pool is told it."""
+
+    def sample_ids() -> np.ndarray:
+        return policy.placement(layout, node=node, epoch=epoch, seed=seed)
+
+    name = f"{policy} {layout} {node} {seed}"
+    return Placement(name, epoch, layout.pool_rows(node), sample_ids)

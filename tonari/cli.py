@@ -12,12 +12,14 @@ COMMANDS = {
     "pack": ("tonari.pack", "turn a Parquet file or an image folder into tar shards"),
     "train": ("tonari.train", "train a model as a TOML file says, alone or on many ranks"),
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
+    "bench": ("tonari.bench", "measure the loader beside other loaders and the machine's limits"),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 
 # By name: importing the classes would import torch, and `tonari --help` must answer at once.
 KNOWN_ERRORS = frozenset(
     {
+        "benchmarks.errors.BenchError",
         "dataio.errors.DataioError",
         "shuffle.errors.ExchangeError",
         "tonari.errors.CommandError",

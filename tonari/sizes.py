@@ -1,31 +1,21 @@
-"""Sizes in bytes as people write them."""
+"""Sizes in bytes, and lengths of time, as people write them."""
 
 import re
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+from dataio.sizes import UNITS, format_bytes, parse_bytes
+
+__all__ = ["DURATIONS_S", "UNITS", "format_bytes", "parse_bytes", "parse_duration_s"]
+
+DURATIONS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-def parse_bytes(text: str) -> int:
-    """Read a size such as ``"64MiB"``, ``"1.5 GB"`` or ``"4096"``.
+def parse_duration_s(text: str) -> float:
+    """Read a length of time such as ``"7d"``, ``"12h"`` or ``"90s"`` in seconds.
 
     Raises:
-        ValueError: If it is not one, or below one byte.
+        ValueError: If it is not one.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    factor = UNITS.get(match[2].upper()) if match else None
-    if match is None or factor is None or float(match[1]) * factor < 1:
-        raise ValueError(
-            f"found {text!r}, expected a size of at least 1 byte, such as 64MiB or 1.5GB"
-        )
-    return int(float(match[1]) * factor)
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Write a size with three digits, in units of 1000."""
-    value = float(num_bytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.3g} TB" if value < 999.5 else f"{value:,.0f} TB"
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text)
+    if match is None:
+        raise ValueError(f"found {text!r}, expected a number of s, m, h, d or w, such as 7d or 12h")
+    return float(match[1]) * DURATIONS_S[match[2]]

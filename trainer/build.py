@@ -36,7 +36,12 @@ def build_loader(config: Config, job: Job) -> dataio.Loader:
             seed=config.run.seed,
             world=job.world,
             num_threads=data.num_threads,
+            num_processes=data.num_processes,
             prefetch=data.prefetch,
+            drop_last=data.drop_last,
+            stage=data.stage,
+            staging_readers=data.staging_readers,
+            staging_bandwidth=data.staging_bandwidth,
         )
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error

@@ -62,7 +62,10 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """What to train on: shard patterns, and how samples are read; per replica."""
+    """What to train on: shard patterns, and how samples are read; per replica.
+
+    ``staging_bandwidth`` is in bytes/s a node, 0: no limit; see `dataio.Loader` for the others.
+    """
 
     train: str | tuple[str, ...]
     test: str | tuple[str, ...] = ""
@@ -73,7 +76,12 @@ class DataConfig(Section):
     batch_size: Count = 64
     cache: str = "auto"
     num_threads: Whole | None = None
+    num_processes: Whole = 0
     prefetch: Whole = 2
+    drop_last: bool = False
+    stage: Literal["before", "overlap"] = "before"
+    staging_readers: Count = 2
+    staging_bandwidth: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

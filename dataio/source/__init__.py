@@ -1,17 +1,28 @@
 """What is on the shared filesystem -> rows."""
 
+from dataio.source.arrays import NumpySource
 from dataio.source.base import Source
-from dataio.source.files import Storage, StorageFile, expand
+from dataio.source.expand import expand
+from dataio.source.files import Storage, StorageFile
+from dataio.source.image_folder import ImageFolderSource
 from dataio.source.opening import open_source
+from dataio.source.retry import Retry
 from dataio.source.tar_index import ShardIndex, scan_shard, write_index
 from dataio.source.throttle import Throttle
+from dataio.source.torch_dataset import DatasetSource
+from dataio.source.transformed import TransformedSource
 
 __all__ = [
+    "DatasetSource",
+    "ImageFolderSource",
+    "NumpySource",
+    "Retry",
     "ShardIndex",
     "Source",
     "Storage",
     "StorageFile",
     "Throttle",
+    "TransformedSource",
     "expand",
     "open_source",
     "scan_shard",

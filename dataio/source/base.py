@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,14 @@ class Source(Protocol):
         ...
 
     @property
+    def shard_starts(self) -> NDArray[np.int64]:
+        """int64[num_pieces]: First sample of each shard, or part of it that is read as one.
+
+        The natural places to cut between readers. [0] where any place will do.
+        """
+        ...
+
+    @property
     def bytes_read(self) -> int:
         """Bytes that this process read so far, indexes and headers included."""
         ...
@@ -48,6 +56,22 @@ class Source(Protocol):
             FieldError: If a sample is not what the fields declare.
         """
         ...
+
+
+def check_ids(source: Source, sample_ids: NDArray[np.int64]) -> None:
+    """Refuse what `Source.read` does not take.
+
+    Raises:
+        ValueError: If the ids are not sorted, not distinct, or not of this source.
+    """
+    if len(sample_ids) and (
+        (np.diff(sample_ids) <= 0).any()
+        or sample_ids[0] < 0
+        or sample_ids[-1] >= source.num_samples
+    ):
+        raise ValueError(
+            f"{source.name}: sample ids must be sorted, distinct and in [0, {source.num_samples})"
+        )
 
 
 @dataclass(frozen=True)
@@ -87,6 +111,15 @@ class ShardFormat(Protocol):
         ...
 
 
+@runtime_checkable
+class PiecedFormat(Protocol):
+    """A `ShardFormat` that reads shards in pieces, each of them whole."""
+
+    def piece_counts(self, storage: Storage, path: str) -> list[int]:
+        """Count the samples of each piece of one shard."""
+        ...
+
+
 class ShardedSource:
     """A `Source` in shards of one format.
 
@@ -96,6 +129,8 @@ class ShardedSource:
         shards: In the order of their samples.
         fingerprint: Of the shards' names, sizes and times.
         storage: Reads and counts.
+        piece_starts: int64[num_pieces]: See `Source.shard_starts`; None: the shards' own.
+        total_bytes: Of all shards; 0 where nobody counted.
     """
 
     def __init__(
@@ -106,12 +141,20 @@ class ShardedSource:
         *,
         fingerprint: str,
         storage: Storage,
+        piece_starts: NDArray[np.int64] | None = None,
+        total_bytes: int = 0,
     ) -> None:
         self.name = name
+        self.total_bytes = total_bytes
         self.fingerprint = fingerprint
         self.shards = tuple(shards)
         self.storage = storage
         self.num_samples = sum(shard.num_samples for shard in shards)
+        self.shard_starts = (
+            np.array([shard.first for shard in shards], np.int64)
+            if piece_starts is None
+            else piece_starts
+        )
         self._format = shard_format
 
     @property
@@ -120,14 +163,7 @@ class ShardedSource:
 
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read samples; see `Source.read`."""
-        if len(sample_ids) and (
-            (np.diff(sample_ids) <= 0).any()
-            or sample_ids[0] < 0
-            or sample_ids[-1] >= self.num_samples
-        ):
-            raise ValueError(
-                f"{self.name}: sample ids must be sorted, distinct and in [0, {self.num_samples})"
-            )
+        check_ids(self, sample_ids)
         return self._read(sample_ids, fields)
 
     def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:

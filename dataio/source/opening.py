@@ -1,121 +1,198 @@
 """A pattern -> a source: which format, how many samples in each shard."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+import numpy as np
 import xxhash
 
 from dataio.errors import SourceError
-from dataio.source.base import Shard, ShardedSource, ShardFormat, Source
-from dataio.source.files import SHARD_SUFFIXES, Storage, expand
+from dataio.source.agree import agree
+from dataio.source.arrow import ArrowFormat
+from dataio.source.base import PiecedFormat, Shard, ShardedSource, ShardFormat, Source
+from dataio.source.counts import Surveyed, read_counts, write_counts
+from dataio.source.expand import SHARD_SUFFIXES, expand
+from dataio.source.files import Storage
+from dataio.source.hugging_face import dataset_shards
+from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.parquet import ParquetFormat
 from dataio.source.tar import TarFormat
+from dataio.source.tar_gz import GzipTarFormat
 from dataio.source.throttle import Throttle
 from dataio.world import World, single_world
 
-FORMATS: dict[str, ShardFormat] = {".tar": TarFormat(), ".parquet": ParquetFormat()}
-COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+GZIP, ARROW = GzipTarFormat(), ArrowFormat()
+FORMATS: dict[str, ShardFormat] = {
+    ".tar": TarFormat(),
+    ".tar.gz": GZIP,
+    ".tgz": GZIP,
+    ".parquet": ParquetFormat(),
+    ".arrow": ARROW,
+    ".feather": ARROW,
+    ".ipc": ARROW,
+}
+"""How the shards of each suffix are read."""
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+FOLDER = b"folder"
+COUNT_THREADS = 4
+"""Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
 
 
 def open_source(
-    spec: str | Sequence[str], *, world: World | None = None, throttle: Throttle | None = None
+    spec: str | Sequence[str],
+    *,
+    world: World | None = None,
+    throttle: Throttle | None = None,
+    storage: Storage | None = None,
+    index_cache: Path | None = None,
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
     Args:
-        spec: Paths of ``.tar`` (WebDataset) or ``.parquet`` shards; see `expand`.
+        spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet`` or Arrow shards, see
+            `expand`; or a directory: of shards, of a Hugging Face dataset, or of one directory of
+            images for each class.
         world: The ranks that open it; by default this process alone.
         throttle: Slows down every read.
+        storage: Reads; by default one with the throttle.
+        index_cache: A directory of this node, made where it is not there, that keeps how many
+            samples each shard holds: the next start opens no shard that has not changed.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
     world = world if world is not None else single_world()
-    storage = Storage(throttle)
+    storage = storage if storage is not None else Storage(throttle)
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
-    listing = _agree(world, lambda: _listing(storage, spec) if world.rank == 0 else b"", "list")[0]
+    listing = agree(
+        world,
+        lambda: _listing(storage, spec) if world.rank == 0 else b"",
+        doing="list the shards",
+    )[0]
+    if listing.startswith(FOLDER):
+        return ImageFolderSource(_name(spec), listing.removeprefix(FOLDER), storage=storage)
     suffix, paths, counts = json.loads(listing)
     shard_format = FORMATS[suffix]
 
-    def survey() -> bytes:
-        mine = range(world.rank, len(paths), world.world_size)
-        known = counts if counts is not None else [None] * len(paths)
-        return json.dumps(
-            [_survey(storage, shard_format, paths[i], known[i]) for i in mine]
-        ).encode()
+    kept = read_counts(index_cache, paths) if index_cache is not None else None
 
-    parts = [json.loads(part) for part in _agree(world, survey, "count the samples of")]
-    found = [parts[i % world.world_size][i // world.world_size] for i in range(len(paths))]
-    firsts = accumulate((count for count, _, _ in found), initial=0)
+    def survey() -> bytes:
+        def one(i: int) -> Surveyed:
+            count = counts[i] if counts is not None else None
+            return _survey(storage, shard_format, paths[i], count, kept[i] if kept else None)
+
+        mine = range(world.rank, len(paths), world.world_size)
+        with ThreadPoolExecutor(COUNT_THREADS, thread_name_prefix="tonari-count") as threads:
+            return json.dumps(list(threads.map(one, mine))).encode()
+
+    parts = [
+        json.loads(part) for part in agree(world, survey, doing="count the samples of the shards")
+    ]
+    size = world.world_size
+    found = [Surveyed(*parts[i % size][i // size]) for i in range(len(paths))]
+    if index_cache is not None and found != kept and world.local_rank == 0:
+        write_counts(index_cache, paths, found)
+    for i, (path, shard) in enumerate(zip(paths, found, strict=True)):
+        # Another node's copy may have another time.
+        storage.expect(path, shard.num_bytes, shard.mtime_ns if i % size == world.rank else None)
+    pieces = np.concatenate([shard.counts for shard in found]).astype(np.int64)
+    totals = [sum(shard.counts) for shard in found]
     shards = [
         Shard(path, count, first)
-        for path, (count, _, _), first in zip(paths, found, firsts, strict=False)
+        for path, count, first in zip(paths, totals, accumulate(totals, initial=0), strict=False)
     ]
-    marks = [suffix, *([PurePosixPath(p).name, *f] for p, f in zip(paths, found, strict=True))]
-    fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(marks).encode())
+    marks = [
+        [PurePosixPath(path).name, count, size, mtime_ns]
+        for path, count, (_, size, mtime_ns) in zip(paths, totals, found, strict=True)
+    ]
+    fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
     return ShardedSource(
-        _name(spec), shard_format, shards, fingerprint=fingerprint, storage=storage
+        _name(spec),
+        shard_format,
+        shards,
+        fingerprint=fingerprint,
+        storage=storage,
+        piece_starts=np.cumsum(pieces) - pieces,
+        total_bytes=sum(shard.num_bytes for shard in found),
     )
 
 
 def _listing(storage: Storage, spec: str | Sequence[str]) -> bytes:
-    paths = expand(spec)
+    directory = _directory(spec)
+    paths = None if directory is None else dataset_shards(directory)
+    if directory is not None and paths is None and not _holds_shards(directory):
+        root = str(directory)
+        if is_image_folder(root):
+            return FOLDER + list_images(root, storage)
+    paths = expand(spec, storage) if paths is None else paths
     suffix = _suffix(paths)
     counts = FORMATS[suffix].known_counts(storage, paths)
     return json.dumps([suffix, paths, counts]).encode()
 
 
+def _directory(spec: str | Sequence[str]) -> Path | None:
+    """Say which directory the pattern names, if it is one and no more."""
+    name = spec if isinstance(spec, str) else spec[0] if len(spec) == 1 else ""
+    path = Path(name).expanduser()
+    return path if name and "://" not in name and path.is_dir() else None
+
+
+def _holds_shards(directory: Path) -> bool:
+    return any(child.name.endswith(SHARD_SUFFIXES) for child in directory.iterdir())
+
+
 def _suffix(paths: Sequence[str]) -> str:
-    first = paths[0]
+    first = _known_suffix(paths[0])
     for path in paths:
-        suffix = PurePosixPath(path).suffix
-        if suffix in COMPRESSED:
+        if FORMATS[_known_suffix(path)] is not FORMATS[first]:
             raise SourceError(
-                f"{path}: compressed shards are not supported yet, expected "
-                f"{' or '.join(SHARD_SUFFIXES)}; decompress it, or pack it with `tonari pack`"
+                f"{path}: found together with {paths[0]}, expected shards of one format; open "
+                "them as two sources"
             )
-        if suffix not in FORMATS:
-            raise SourceError(
-                f"{path}: found the suffix {suffix!r}, expected one of "
-                f"{', '.join(SHARD_SUFFIXES)}; bring the data to one of these with `tonari pack`"
-            )
-        if suffix != PurePosixPath(first).suffix:
-            raise SourceError(
-                f"{path}: found together with {first}, expected shards of one format; open them "
-                "as two sources"
-            )
-    return PurePosixPath(first).suffix
+    return first
+
+
+def _known_suffix(path: str) -> str:
+    for suffix in FORMATS:
+        if path.endswith(suffix):
+            return suffix
+    suffix = PurePosixPath(path).suffix
+    if suffix in COMPRESSED:
+        raise SourceError(
+            f"{path}: shards compressed with {suffix} are not supported, expected one of "
+            f"{', '.join(FORMATS)}; decompress it, or pack it with `tonari pack`"
+        )
+    raise SourceError(
+        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; bring the "
+        "data to one of these with `tonari pack`"
+    )
 
 
 def _survey(
-    storage: Storage, shard_format: ShardFormat, path: str, count: int | None
-) -> tuple[int, int, int]:
-    """Find a shard's samples, bytes and time of change."""
-    with storage.open(path) as file:
-        size, mtime_ns = file.size, file.mtime_ns
-    if count is None:
-        count = shard_format.count(storage, path)
-    if size == 0 or count < 1:
+    storage: Storage,
+    shard_format: ShardFormat,
+    path: str,
+    count: int | None,
+    kept: Surveyed | None,
+) -> Surveyed:
+    """Find a shard's samples, piece by piece, its bytes and time of change."""
+    size, mtime_ns = storage.stat(path)
+    if kept is not None and (kept.num_bytes, kept.mtime_ns) == (size, mtime_ns):
+        return kept
+    if isinstance(shard_format, PiecedFormat):
+        counts = shard_format.piece_counts(storage, path)
+    else:
+        counts = [shard_format.count(storage, path) if count is None else count]
+    if size == 0 or sum(counts) < 1:
         raise SourceError(
             f"{path}: holds no samples ({size} bytes), expected at least one; remove the shard or "
             "write it again"
         )
-    return count, size, mtime_ns
-
-
-def _agree(world: World, work: Callable[[], bytes], doing: str) -> list[bytes]:
-    """Gather what the ranks found; if one failed, all raise its error instead of waiting for it."""
-    try:
-        part = b"+" + work()
-    except SourceError as error:
-        part = b"-" + str(error).encode(errors="replace")
-    parts = world.allgather(part, doing=f"{doing} the shards")
-    for found in parts:
-        if found.startswith(b"-"):
-            raise SourceError(found[1:].decode())
-    return [found[1:] for found in parts]
+    return Surveyed(counts, size, mtime_ns)
 
 
 def _name(spec: str | Sequence[str]) -> str:

@@ -5,22 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.buffers import BufferRing
 from dataio.errors import FieldError, SourceError
-from dataio.fields import Field
+from dataio.fields import Field, Raw
 from dataio.rows import Rows
 from dataio.source.base import Shard
 from dataio.source.files import Storage, StorageFile
 from dataio.source.row_block import RowBlock
-from dataio.source.tar_headers import BLOCK, read_number, walk_members
+from dataio.source.tar_headers import BLOCK, read_number
 from dataio.source.tar_index import (
     ShardIndex,
     count_samples,
-    duplicate_member,
     index_path,
     listed_counts,
     read_index,
 )
-from dataio.source.window import READ_BYTES, Window, merge_extents, skip_piece_bytes
+from dataio.source.tar_samples import Samples, Wanted, walk_samples
+from dataio.source.window import File, Window, merge_extents
 
 KEY = "__key__"
 OCTAL_LIMIT = 8 << 30
@@ -47,23 +48,77 @@ class TarFormat:
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
         """Read samples: a whole shard by its headers alone, a part by its index if it has one."""
-        block = RowBlock(fields)
         extensions = {name: field.key.lower() for name, field in fields.items()}
-        needed = frozenset(extensions.values())
         index = read_index(storage, shard.path) if len(numbers) < shard.num_samples else None
         with storage.open(shard.path) as file:
             if index is None:
-                samples = _walk(file, shard, numbers, needed)
-            else:
-                samples = _seek(file, shard, index, numbers, needed)
-            for number, key, members in samples:
+                yield from read_in_order(file, shard, numbers, fields, storage.buffers)
+                return
+            block = RowBlock(fields, storage.buffers)
+            needed = frozenset(extensions.values())
+            for number, key, members in _seek(file, shard, index, numbers, needed):
                 where = f"{shard.path}: sample {key!r}"
                 members[KEY] = memoryview(key.encode(errors="surrogateescape"))
                 block.add(shard.first + number, _fields(members, extensions, where), where)
                 if block.full:
                     yield block.take()
-        if len(block):
+            if len(block):
+                yield block.take()
+
+
+def read_in_order(
+    file: File,
+    shard: Shard,
+    numbers: NDArray[np.int64],
+    fields: Mapping[str, Field],
+    buffers: BufferRing,
+) -> Iterator[Rows]:
+    """Read samples by the headers of their shard, from its beginning."""
+    extensions = {name: field.key.lower() for name, field in fields.items()}
+    wanted = Wanted(numbers, frozenset(extensions.values()), file.size // shard.num_samples)
+    block, stop = RowBlock(fields, buffers), 0
+    for samples in walk_samples(Window(file), wanted):
+        stop = samples.stop
+        first, last = np.searchsorted(numbers, [samples.start, stop])
+        if first < last:
+            _add(block, samples, shard, numbers[first:last], extensions)
+        if block.full:
             yield block.take()
+        if last == len(numbers) and stop < shard.num_samples:
+            break
+    else:
+        if stop != shard.num_samples:
+            raise _disagree(shard, f"{stop} samples", f"{shard.num_samples}")
+    if len(block):
+        yield block.take()
+
+
+def _add(
+    block: RowBlock,
+    samples: Samples,
+    shard: Shard,
+    numbers: NDArray[np.int64],
+    extensions: Mapping[str, str],
+) -> None:
+    """Add some of the samples to a block."""
+    raws: dict[str, Sequence[Raw]] = {}
+    for name, extension in extensions.items():
+        if extension == KEY:
+            raws[name] = samples.keys(samples.first_members()[numbers - samples.start])
+            continue
+        chosen = np.flatnonzero(samples.code == samples.extensions.codes.get(extension, -1))
+        if len(numbers) < samples.stop - samples.start:
+            chosen = chosen[np.isin(samples.number[chosen], numbers)]
+        if len(chosen) < len(numbers):
+            lacking = int(np.setdiff1d(numbers, samples.number[chosen])[0])
+            where = f"{shard.path}: sample {samples.key(lacking)!r}"
+            raise _missing(where, samples.held_by(lacking), extension, name)
+        raws[name] = samples.payloads(chosen)
+    block.extend(
+        shard.first + numbers,
+        raws,
+        lambda row: f"{shard.path}: sample {samples.key(int(numbers[row]))!r}",
+    )
 
 
 def _fields(
@@ -74,51 +129,9 @@ def _fields(
     for name, extension in extensions.items():
         data = members.get(extension)
         if data is None:
-            held = ", ".join(sorted(set(members) - {KEY})) or "nothing"
-            raise FieldError(
-                f"{where} holds {held}, expected {extension!r} for field {name!r}; every sample "
-                f"needs every field: name a member that it has, or repair the shard"
-            )
+            raise _missing(where, ", ".join(sorted(set(members) - {KEY})), extension, name)
         found[name] = data
     return found
-
-
-def _walk(
-    file: StorageFile, shard: Shard, numbers: NDArray[np.int64], needed: frozenset[str]
-) -> Iterator[Sample]:
-    """Find the samples header by header, from the beginning of the shard."""
-    window = Window(file)
-    pending = iter(numbers.tolist())
-    wanted: int | None = next(pending)
-    last, mean_bytes = int(numbers[-1]), file.size // shard.num_samples
-    window.piece_bytes = skip_piece_bytes(mean_bytes) if wanted else _ahead(last + 1, mean_bytes)
-    number, key = -1, ""
-    members: dict[str, memoryview | None] = {}
-    for member in walk_members(window):
-        if number < 0 or member.key != key:
-            if number == wanted:
-                yield number, key, members
-                wanted = next(pending, None)
-                if wanted is None and number + 1 < shard.num_samples:
-                    return
-            number, key, members = number + 1, member.key, {}
-            if number == wanted:
-                window.piece_bytes = _ahead(last - number + 1, mean_bytes)
-        if member.extension in members:
-            raise duplicate_member(shard.path, key, member.extension)
-        members[member.extension] = None
-        if number != wanted:
-            window.piece_bytes = skip_piece_bytes(member.num_bytes)
-        elif member.extension in needed:
-            members[member.extension] = window.view(member.offset, member.num_bytes)
-    if number + 1 != shard.num_samples:
-        raise _disagree(shard, f"{number + 1} samples", f"{shard.num_samples}")
-    yield number, key, members
-
-
-def _ahead(num_samples: int, mean_bytes: int) -> int:
-    """Choose how much to read at once: not far beyond the last sample, the rest is another.s."""
-    return min(max(num_samples * mean_bytes, 64 << 10), READ_BYTES)
 
 
 def _seek(
@@ -153,6 +166,13 @@ def _seek(
                 raise _disagree(shard, f"no member of {num_bytes} bytes at {offset}", "one")
             found[extension] = view[BLOCK:]
         yield number, index.keys[number], found
+
+
+def _missing(where: str, held: str, extension: str, name: str) -> FieldError:
+    return FieldError(
+        f"{where} holds {held or 'nothing'}, expected {extension!r} for field {name!r}; every "
+        "sample needs every field: name a member that it has, or repair the shard"
+    )
 
 
 def _disagree(shard: Shard, found: str, expected: str) -> SourceError:

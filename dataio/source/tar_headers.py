@@ -14,21 +14,17 @@ WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")
 EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
 EMPTY_BLOCK = bytes(BLOCK)
 GZIP_START = b"\x1f\x8b"
-SAMPLE_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
-META_NAME = re.compile(r"__[^/]*__(?:$|/)")
+SAMPLE_NAME = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
+META_NAME = re.compile(rb"__[^/]*__(?:$|/)")
 
 
 class Member(NamedTuple):
-    """A file of a sample, inside a tar file.
+    """A file of a sample, inside a tar file: ``name[:key_bytes]`` is the sample's key."""
 
-    ``key`` is the name up to the first dot of its last part, ``extension`` the rest, in lower case.
-    """
-
-    key: str
-    extension: str
+    name: bytes
+    key_bytes: int
     offset: int
     num_bytes: int
-    name: str
 
 
 @dataclass
@@ -39,41 +35,82 @@ class _Extended:
     num_bytes: int | None = None
 
 
-def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and extension as WebDataset does; None if of no sample.
+def key_length(name: bytes) -> int:
+    """Find where WebDataset cuts a member's name into key and extension; 0 if it is of no sample.
 
-    Hidden files are of none, in directories too, where WebDataset makes nameless samples.
+    The key is the name up to the first dot of its last part. Hidden files are of no sample, in
+    directories too, where WebDataset makes nameless samples.
     """
     match = SAMPLE_NAME.fullmatch(name)
-    if match is None or META_NAME.match(name):
-        return None
-    return match[1], match[2].lower()
+    return 0 if match is None or META_NAME.match(name) else match.end(1)
 
 
-def walk_members(window: Window) -> Iterator[Member]:
-    """List the members that belong to samples, in their order, reading headers only.
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into key and extension, in lower case; None if it is of no sample."""
+    raw = name.encode(errors="surrogateescape")
+    key_bytes = key_length(raw)
+    return (as_text(raw[:key_bytes]), as_extension(raw[key_bytes + 1 :])) if key_bytes else None
 
-    Raises:
-        SourceError: If it is not a tar file, damaged, or ends inside a member.
+
+def as_text(name: bytes) -> str:
+    """Decode a name or a part of one; bytes that are no UTF-8 survive."""
+    return name.decode(errors="surrogateescape")
+
+
+def as_extension(name: bytes) -> str:
+    """Decode what follows the key's dot; upper and lower case are one."""
+    return as_text(name).lower()
+
+
+class HeaderReader:
+    """Reads a tar file header by header, from wherever the last one led to.
+
+    Args:
+        window: The file.
+
+    Attributes:
+        offset: Where the next header begins.
+        ended: Whether there is none.
     """
-    here, everywhere = _Extended(), _Extended()
-    offset = 0
-    while block := _next_header(window, offset):
+
+    def __init__(self, window: Window) -> None:
+        self.offset = 0
+        self.ended = False
+        self._window = window
+        self._here, self._everywhere = _Extended(), _Extended()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no extension header has a say in what follows."""
+        return self._here == self._everywhere == _Extended()
+
+    def step(self) -> tuple[Member, ...]:
+        """Read one header: the member, if it is of a sample.
+
+        Raises:
+            SourceError: If it is not a tar file, damaged, or ends inside a member.
+        """
+        window, offset = self._window, self.offset
+        block = _next_header(window, offset)
+        self.ended = not block
+        if self.ended:
+            return ()
         kind, num_bytes = block[156:157], read_number(block[124:136])
-        start = offset + BLOCK
+        start, found = offset + BLOCK, tuple[Member, ...]()
         if kind in EXTENSIONS:
-            _extend(window, start, num_bytes, kind=kind, into=everywhere if kind == b"g" else here)
+            into = self._everywhere if kind == b"g" else self._here
+            _extend(window, start, num_bytes, kind=kind, into=into)
         else:
-            name = here.name or everywhere.name or _name(block)
-            for extended in (everywhere, here):
+            name = self._here.name or self._everywhere.name or _name(block)
+            for extended in (self._everywhere, self._here):
                 num_bytes = num_bytes if extended.num_bytes is None else extended.num_bytes
             num_bytes = 0 if kind in WITHOUT_PAYLOAD else num_bytes
             _check_member(window, offset, kind=kind, name=name, num_bytes=num_bytes)
-            here = _Extended()
-            text = name.decode(errors="surrogateescape")
-            if kind in REGULAR and (parts := split_name(text)):
-                yield Member(*parts, start, num_bytes, text)
-        offset = start + (num_bytes + BLOCK - 1) // BLOCK * BLOCK
+            self._here = _Extended()
+            if kind in REGULAR and (key_bytes := key_length(name)):
+                found = (Member(name, key_bytes, start, num_bytes),)
+        self.offset = start + (num_bytes + BLOCK - 1) // BLOCK * BLOCK
+        return found
 
 
 def read_number(field: bytes) -> int:
@@ -90,7 +127,7 @@ def _next_header(window: Window, offset: int) -> bytes:
     """Read and check the header at ``offset``; b"" at the end of the archive."""
     block = bytes(window.view(offset, BLOCK))
     # Writers may leave out the two empty blocks at the end, but not everything.
-    if (offset and not block) or block == EMPTY_BLOCK:
+    if (0 < offset < window.file.size + BLOCK and not block) or block == EMPTY_BLOCK:
         return b""
     stored = read_number(block[148:156]) if len(block) == BLOCK else -1
     if stored in _header_sums(block) and read_number(block[124:136]) >= 0:

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from dataio.atomic import write_file
 from dataio.errors import SourceError
 from dataio.source.files import Storage, StorageFile
-from dataio.source.tar_headers import Member, split_name, walk_members
-from dataio.source.window import HEADER_BYTES, Window, skip_piece_bytes
+from dataio.source.tar_headers import as_text, split_name
+from dataio.source.tar_samples import Samples, duplicate_member, walk_samples
+from dataio.source.window import File, Window
 
 VERSION = "v1.2"
 
@@ -36,7 +38,14 @@ def scan_shard(file: StorageFile) -> ShardIndex:
     Raises:
         SourceError: If it is no tar file, truncated, or a sample has two members of one extension.
     """
-    return _index(file.path, _scan(file))
+    index = ShardIndex([], [])
+    for samples in walk_samples(Window(file)):
+        names, extents = list(samples.extensions.codes), samples.members.extents()
+        members = [(names[code], at) for code, at in zip(samples.code, extents, strict=True)]
+        cuts = [*samples.first_members().tolist(), len(members)]
+        index.keys.extend(map(as_text, samples.keys(samples.first_members())))
+        index.members.extend(dict(members[a:b]) for a, b in pairwise(cuts))
+    return index
 
 
 def index_path(shard_path: str) -> str:
@@ -72,7 +81,19 @@ def count_samples(storage: Storage, shard_path: str) -> int:
             head = file.read_at(0, 64).decode(errors="replace")
         return _count(path, head.partition("\n")[0])
     with storage.open(shard_path) as file:
-        return sum(1 for _ in _samples(file.path, _scan(file)))
+        return count_headers(file)
+
+
+def count_headers(file: File) -> int:
+    """Count the samples of a shard by its headers.
+
+    Raises:
+        SourceError: If it is no tar file, truncated, or a sample has two members of one extension.
+    """
+    stop = 0
+    for samples in walk_samples(Window(file)):
+        stop = samples.stop
+    return stop
 
 
 def listed_counts(storage: Storage, shard_paths: Sequence[str]) -> list[int] | None:
@@ -101,61 +122,40 @@ def write_index(shard_path: Path) -> Path:
     """
     lines = []
     with Storage().open(str(shard_path)) as file:
-        for key, members in _samples(file.path, _scan(file)):
-            if any(character.isspace() for member in members for character in member.name):
-                raise SourceError(
-                    f"{shard_path}: found white space in the name of sample {key!r}, expected "
-                    "names that an index of words can hold; rename its members, or do without "
-                    "the index"
-                )
-            lines.append(
-                " ".join(
-                    f"{m.name[len(key) + 1 :]} {m.offset} {m.num_bytes} {m.name}" for m in members
-                )
-            )
+        for samples in walk_samples(Window(file)):
+            firsts = samples.first_members()
+            words = [_words(samples, member, file.path) for member in range(len(samples.names))]
+            lines += [" ".join(words[a:b]) for a, b in pairwise([*firsts.tolist(), len(words)])]
     path = Path(index_path(str(shard_path)))
     text = "\n".join([f"{VERSION} {len(lines)}", *lines, ""])
     write_file(path, text.encode(errors="surrogateescape"))
     return path
 
 
-def duplicate_member(path: str, key: str, extension: str) -> SourceError:
-    """Say that a sample has two members of one extension."""
-    return SourceError(
-        f"{path}: sample {key!r} has two members {extension!r}, expected one; write the shard "
-        "again with names that differ before their first dot"
-    )
+def _words(samples: Samples, member: int, path: str) -> str:
+    """Say in an index where a member is."""
+    name, key_bytes = as_text(samples.names[member]), samples.members.key_bytes[member]
+    if any(character.isspace() for character in name):
+        key = as_text(samples.names[member][:key_bytes])
+        raise SourceError(
+            f"{path}: found white space in the name of sample {key!r}, expected names that an "
+            "index of words can hold; rename its members, or do without the index"
+        )
+    extension = as_text(samples.names[member][key_bytes + 1 :])
+    offset, num_bytes = samples.members.extents()[member]
+    return f"{extension} {offset} {num_bytes} {name}"
 
 
-def _scan(file: StorageFile) -> Iterator[Member]:
-    window = Window(file)
-    window.piece_bytes = HEADER_BYTES
-    for member in walk_members(window):
-        window.piece_bytes = skip_piece_bytes(member.num_bytes)
-        yield member
-
-
-def _samples(path: str, members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
-    """Group members that follow one another under one key."""
-    key: str | None = None
-    group: dict[str, Member] = {}
-    for member in members:
-        if member.key != key:
-            if key is not None:
-                yield key, list(group.values())
-            key, group = member.key, {}
-        if member.extension in group:
-            raise duplicate_member(path, member.key, member.extension)
-        group[member.extension] = member
-    if key is not None:
-        yield key, list(group.values())
-
-
-def _index(path: str, members: Iterable[Member]) -> ShardIndex:
+def _index(path: str, members: Iterable[tuple[str, str, int, int]]) -> ShardIndex:
+    """Group members (key, extension, offset, num_bytes) that follow one another under one key."""
     index = ShardIndex([], [])
-    for key, group in _samples(path, members):
-        index.keys.append(key)
-        index.members.append({m.extension: (m.offset, m.num_bytes) for m in group})
+    for key, extension, offset, num_bytes in members:
+        if not index.keys or key != index.keys[-1]:
+            index.keys.append(key)
+            index.members.append({})
+        if extension in index.members[-1]:
+            raise duplicate_member(path, key, extension)
+        index.members[-1][extension] = (offset, num_bytes)
     return index
 
 
@@ -168,7 +168,7 @@ def _count(path: str, head: str) -> int:
     return int(count)
 
 
-def _parse(path: str, lines: Iterable[str]) -> Iterator[Member]:
+def _parse(path: str, lines: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
     for number, line in enumerate(lines, start=2):
         words = line.split(" ")
         if len(words) % 4:
@@ -180,7 +180,7 @@ def _parse(path: str, lines: Iterable[str]) -> Iterator[Member]:
                     path, f"{offset!r} {num_bytes!r} in line {number}", "offset and size"
                 )
             if parts := split_name(name):
-                yield Member(*parts, int(offset), int(num_bytes), name)
+                yield *parts, int(offset), int(num_bytes)
 
 
 def _bad_index(path: str, found: str, expected: str) -> SourceError:

@@ -1,8 +1,8 @@
-"""A shared filesystem's bandwidth and latency, imitated for all processes of a machine together.
+"""One bandwidth for all processes of a machine together: a limit, or a slow filesystem imitated.
 
 Processes share a small file: each reads and writes it under an flock, which the kernel gives back
 when its owner dies. A request reserves its time under the lock and sleeps after it: they are served
-in their order.
+in their order, whatever their threads and sizes, and none waits for the lock while another sleeps.
 """
 
 import fcntl
@@ -27,12 +27,16 @@ class Throttle:
         path: The file shared by the processes, on a local disk; made if missing. One for each run.
         bytes_per_s: Bandwidth of all processes together; 0: not limited.
         latency_s: Duration of every request on top of it.
+        spaces_only: Whether to wait for the requests before, and not for as long as this one
+            would last: the storage itself takes that time. A limit then costs nothing as long as
+            the storage is slower; off, a fast disk is slowed down like a slow one.
     """
 
     path: str
     _: KW_ONLY
     bytes_per_s: float = 0.0
     latency_s: float = 0.0
+    spaces_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_s", "latency_s"):
@@ -43,14 +47,15 @@ class Throttle:
 
     def take(self, num_bytes: int) -> None:
         """Count a request for ``num_bytes``. Blocks for as long as it would last."""
-        now = time.monotonic()
-        done = now
         with self._locked() as descriptor:
+            now = until = time.monotonic()
             drained, total = self._state(descriptor)
             if self.bytes_per_s:
-                done = drained = max(drained, now - BURST_S) + num_bytes / self.bytes_per_s
+                start = max(drained, now - BURST_S)
+                drained = start + num_bytes / self.bytes_per_s
+                until = start if self.spaces_only else drained
             os.pwrite(descriptor, STATE.pack(drained, total + num_bytes), 0)
-        wait_s = done - now + self.latency_s
+        wait_s = until - now + self.latency_s
         if wait_s > 0:
             time.sleep(wait_s)
 

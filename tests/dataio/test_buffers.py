@@ -3,7 +3,7 @@ import gc
 import numpy as np
 import torch
 
-from dataio.buffers import BufferRing
+from dataio.buffers import MAX_IDLE, BufferRing
 
 
 def test_memory_comes_back_when_the_last_view_dies():
@@ -47,3 +47,29 @@ def test_empty_and_scalar_shapes_work():
     ring = BufferRing()
     assert ring.take((0, 5), np.int64).shape == (0, 5)
     assert ring.take((3,), np.dtype("<f2")).dtype == np.float16
+
+
+def test_idle_memory_is_bounded():
+    ring = BufferRing()
+    kept = [ring.take((1000,), np.uint8) for _ in range(50)]
+    del kept
+    gc.collect()
+    again = [ring.take((1000,), np.uint8) for _ in range(50)]
+    assert ring.num_allocated == 100 - MAX_IDLE
+    del again
+
+
+def test_lengths_that_vary_a_little_share_memory():
+    ring = BufferRing()
+    for length in range(10_000, 11_000):
+        ring.take((length,), np.uint8)[-1] = 1
+    assert ring.num_allocated <= 3
+
+
+def test_an_array_may_outlive_its_ring():
+    ring = BufferRing()
+    array = ring.take((100,), np.int64)
+    array[:] = 3
+    del ring
+    gc.collect()
+    assert (array == 3).all()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataio.decode import decode_image
 from dataio.errors import FieldError
-from dataio.fields import Array, Bytes, Field, Float, Image, Int, Raw, row_schema
+from dataio.fields import Array, Bytes, Field, Float, Image, Int, Raw, Text, Tokens, row_schema
 from dataio.rows import FixedColumn
 
 
@@ -43,6 +44,35 @@ def test_arrays_survive_in_every_form() -> None:
     assert bytes(named.encode(npy(array), "here")) == stored
     with pytest.raises(FieldError, match="expected the bytes of"):
         named.encode(stored, "here")
+
+
+@given(st.lists(st.integers(-(2**15), 2**15 - 1)))
+def test_tokens_survive_in_every_form(numbers: list[int]) -> None:
+    stored = np.array(numbers, "<i2").tobytes()
+    forms: list[Raw] = [stored, npy(np.array(numbers, ">i2")), np.array(numbers, np.int64)]
+    for raw in forms:
+        assert bytes(Tokens("ids", "int16").encode(raw, "here")) == stored
+    assert Tokens("ids.npy", "<i2").encode(forms[1], "here") == stored
+
+
+@given(st.text())
+def test_text_survives(text: str) -> None:
+    for raw in (text, text.encode(), memoryview(text.encode())):
+        assert bytes(Text("txt").encode(raw, "here")) == text.encode()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_pixels_survive_as_an_image(channels: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, channels), np.uint8)
+    kept = Image("jpg", channels=channels).encode(pixels, "here")
+    out = np.empty_like(pixels)
+    decode_image(memoryview(kept), out, where="here")
+    assert (out == pixels).all()
+    decoded = Image("jpg", (4, 5), channels, decoded=True)
+    assert decoded.encode(pixels, "here") == decoded.encode(kept, "here") == pixels.tobytes()
+    assert decoded.column("x") == FixedColumn("x", "|u1", (4, 5, channels))
+    smaller = Image("jpg", 2, channels, decoded=True).encode(kept, "here")
+    assert len(smaller) == 2 * 2 * channels
 
 
 def test_the_schema_keeps_the_order_and_puts_fixed_fields_first() -> None:
@@ -93,6 +123,19 @@ def test_no_field_is_refused() -> None:
         (Array("x", (2,), "int8"), 1, r"found int64\[\], expected int8\[2\]"),
         (Image("jpg"), 3, "found 3, expected bytes; declare Int, Float or Array instead of Image"),
         (Bytes("bin"), 3, "found 3, expected bytes"),
+        (Text("txt"), b"a\xff", r"expected UTF-8 text \(invalid start byte\); declare Bytes"),
+        (Text("txt"), "\ud800", "expected UTF-8 text"),
+        (Text("txt"), 3, "found 3, expected bytes"),
+        (Tokens("ids"), b"12345", "expected numbers of int32 in one dimension, as raw bytes or"),
+        (Tokens("ids"), np.zeros((2, 2)), r"found float64\[2, 2\], expected numbers of int32"),
+        (Tokens("ids"), np.array([0.5]), r"found float64\[1\], expected numbers of int32"),
+        (Tokens("ids"), np.array([2**31]), "expected numbers of int32"),
+        (Tokens("ids", "uint8"), np.array([-1]), "expected numbers of uint8"),
+        (Tokens("ids"), npy(np.zeros(2))[:70], "expected numbers of int32 in one dimension"),
+        (Image("jpg"), np.zeros((2, 2)), r"found float64\[2, 2\], expected a compressed image, or"),
+        (Image("jpg"), np.zeros((2, 2, 5), np.uint8), r"uint8\[2, 2, 5\], expected a compressed"),
+        (Image("jpg", 2, decoded=True), b"torn", "here: 4 bytes beginning b'torn' do not decode"),
+        (Array("x", (2,), "int8"), "text", r"found 'text', expected int8\[2\]; declare Text"),
     ],
 )
 def test_a_wrong_value_is_refused(field: Field, raw: Raw, found: str) -> None:
@@ -118,6 +161,14 @@ def test_wrong_declarations_are_refused() -> None:
             Image("jpg", size=size)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="channels is 2, must be 1, 3 or 4"):
         Image("jpg", channels=2)
+    with pytest.raises(ValueError, match="decoded without size, must have the size"):
+        Image("jpg", decoded=True)
+    with pytest.raises(ValueError, match="dtype 'str' is not one of numbers"):
+        Tokens("x", "str")
+    with pytest.raises(ValueError, match="length is 0, must be >= 1"):
+        Tokens("x", length=0)
+    with pytest.raises(ValueError, match="pad is -1, must be a number of uint8"):
+        Tokens("x", "uint8", pad=-1)
     with pytest.raises(ValueError, match="dtype 'object' is not one of numbers"):
         Array("x", (1,), "object")
     with pytest.raises(ValueError, match=r"shape is \(2, 0\), lengths must be >= 1"):

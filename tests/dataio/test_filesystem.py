@@ -8,7 +8,7 @@ import pytest
 
 import dataio.filesystem
 from dataio.errors import CacheError, SharedFilesystemError
-from dataio.filesystem import cache_directory, filesystem_of
+from dataio.filesystem import cache_directory, filesystem_of, room_for
 
 CLUSTER = """\
 22 27 0:21 / /proc rw,relatime shared:5 - proc proc rw
@@ -126,3 +126,33 @@ def test_auto_refuses_another_users_directory(
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     with pytest.raises(CacheError, match=f"belongs to user {uid}, not to this one"):
         cache_directory("auto")
+
+
+def test_room_is_what_is_free_less_a_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = os.statvfs(tmp_path)
+    free = status.f_bavail * status.f_frsize
+    monkeypatch.setattr(dataio.filesystem, "MOUNTINFO", tmp_path / "none")
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    assert room_for(tmp_path, 1000, reserve_bytes=10) == free - 1010
+    with pytest.raises(CacheError, match=r"needs .* MB, free .* on the filesystem, reserve .*give"):
+        room_for(tmp_path, free, reserve_bytes=1)
+
+
+def test_a_cache_in_memory_counts_against_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"41 1 0:41 / {tmp_path} rw - tmpfs tmpfs rw\n")
+    monkeypatch.setattr(dataio.filesystem, "MOUNTINFO", table)
+    monkeypatch.setattr(dataio.filesystem, "memory_room", lambda: 5_000_000)
+    assert room_for(tmp_path, 1_000_000, reserve_bytes=0) == 4_000_000
+    with pytest.raises(
+        CacheError, match=r"needs 6\.0 MB, free 5\.0 MB in memory, which holds tmpfs"
+    ):
+        room_for(tmp_path, 6_000_000, reserve_bytes=0)
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    monkeypatch.setattr(dataio.filesystem, "memory_room", lambda: free + 1)
+    room_for(tmp_path, free * 2 // 3, reserve_bytes=0)
+    assert "lies in memory (tmpfs)" in caplog.text

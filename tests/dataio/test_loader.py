@@ -477,7 +477,7 @@ def test_padding_is_not_reported(tmp_path):
     with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
         for batch in loader:
             loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
-        scores, ids = loader._pool.scores["loss"], loader._pool.cache.entries.sample_id
+        scores, ids = loader._pool.scores["loss"], loader._pool.cache.entries.sample_id[:]
         assert (batch["slot"] < 0).any(), "the last batch holds padding"
         assert scores.tolist() == ids.astype(np.float32).tolist()
 
@@ -535,3 +535,75 @@ def test_two_loaders_exchange_side_by_side(tmp_path):
     first, second = run_threads(thread_worlds([1, 1], timeout_s=10), run)
     for one, two in zip(first, second, strict=True):
         assert sorted(one + two) == list(range(61))
+
+
+@pytest.mark.parametrize("layout", [[1], [2, 1], [3, 2, 2]])
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 8])
+def test_drop_last_gives_full_batches_alone_as_many_as_len_says(tmp_path, layout, batch_size):
+    def run(world):
+        with make(world, tmp_path, batch_size=batch_size, drop_last=True) as loader:
+            epochs = []
+            for _ in loader.epochs(2):
+                batches = [batch["sample_id"].tolist() for batch in loader]
+                assert len(batches) == len(loader) == loader.max_steps(1)
+                epochs.append([i for batch in batches for i in batch])
+            return epochs
+
+    everyone = run_threads(thread_worlds(layout), run)
+    for epoch in range(2):
+        ids = [i for rank in everyone for i in rank[epoch]]
+        assert min(ids) >= 0, "no padding"
+        assert len(set(ids)) == len(ids)
+        assert len(ids) == 61 // sum(layout) // batch_size * batch_size * sum(layout)
+
+
+def test_overlapped_staging_orders_epoch_0_by_the_seed_alone(tmp_path):
+    def order(root, stage):
+        with make(single_world(), root, stage=stage) as loader:
+            return [
+                [i for batch in loader for i in batch["sample_id"].tolist()]
+                for _ in loader.epochs(2)
+            ]
+
+    cold, warm = (order(tmp_path / "a", "overlap") for _ in range(2))
+    before = order(tmp_path / "b", "before")
+    assert cold == warm
+    assert cold[0] != before[0]
+    assert cold[1] == before[1], "from epoch 1 on all rows are shuffled as one"
+    assert len({i * 16 // 61 for i in cold[0][:5]}) <= 3, "the first rows are of the first groups"
+
+
+def halve(sample):
+    """A transform for staging: a smaller image, and the label doubled."""
+    small = sample["image"][::2, ::3].copy()
+    return {"image": small, "as_array": small, "label": sample["label"] * 2}
+
+
+def test_a_staged_transform_is_applied_once_and_its_arrays_are_delivered(tmp_path):
+    for run in range(2):
+        source = ImageSource(60)
+        with make(
+            single_world(), tmp_path, source=source, fields=IMAGES, stage_transform=halve
+        ) as loader:
+            for _ in loader.epochs(2):
+                for batch in loader:
+                    for row, i in enumerate(batch["sample_id"].tolist()):
+                        pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
+                        small = pixels[::2, ::3]
+                        assert np.array_equal(batch["image"][row], small.transpose(2, 0, 1))
+                        assert np.array_equal(batch["as_array"][row], small)
+                        assert int(batch["label"][row]) == 2 * (i % 4)
+            evaluation = loader.evaluation(ImageSource(7, name="other"))
+            assert {tuple(batch["image"].shape) for batch in evaluation} == {(5, 3, 3, 2)}
+        assert run == 0 or len(source.rows_read) == 0
+
+
+def test_the_profiler_sees_waits_and_turns(tmp_path):
+    with make(single_world(), tmp_path) as loader:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in loader.epochs(2):
+                for _batch in loader:
+                    pass
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["tonari: wait for a batch"] == 26
+    assert counts["tonari: epoch turn"] == 1

@@ -16,7 +16,7 @@ def decks(draw):
 
 def orders(visible, num_replicas, batch_size, epoch):
     dealt = deal(len(visible), num_replicas)
-    steps = num_steps(int(dealt.max()), batch_size)
+    steps = num_steps(dealt, batch_size)
     stream = key(0, "order", epoch=epoch)
     return [Order(visible, stream, dealt, turn, batch_size, steps) for turn in range(num_replicas)]
 
@@ -77,8 +77,7 @@ def test_topping_up_fills_the_steps_that_someone_needs_and_adds_none(nodes, batc
 
     def steps(rows):
         return max(
-            num_steps(int(deal(n, w).max()), batch_size)
-            for n, w in zip(rows.tolist(), replicas, strict=True)
+            num_steps(deal(n, w), batch_size) for n, w in zip(rows.tolist(), replicas, strict=True)
         )
 
     assert steps(shown) == steps(visible)

@@ -1,18 +1,18 @@
 """What a pool does with what it finds on disk."""
 
 import contextlib
+import shutil
 
 import numpy as np
 import pytest
 
 from dataio.cache import Cache
 from dataio.layout import Layout
-from dataio.manifest import empty_entries, from_table, rehome, to_table
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.world import run_threads, single_world, thread_worlds
 from shuffle import ExchangeError, Partial
-from tests.memory_source import FIELDS, MemorySource
+from tests.memory_source import FIELDS, MemorySource, placement_of
 
 POLICY = Partial(0.4)
 SAMPLES = 60
@@ -29,7 +29,7 @@ def open_pool(world, root, source=None):
 
 
 def placement(layout, world, epoch):
-    return POLICY.placement(layout, node=world.node, epoch=epoch, seed=0)
+    return placement_of(POLICY, layout, node=world.node, epoch=epoch, seed=0)
 
 
 def exchange(world, pool, layout, epoch):
@@ -52,12 +52,14 @@ def intact(pool, entries):
 def test_the_epoch_before_stays_readable_until_the_next_commit(tmp_path):
     def run(world):
         pool, layout = open_pool(world, tmp_path)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         found = []
         for epoch in range(5):
             exchange(world, pool, layout, epoch)
             world.barrier(doing="write all arrivals")
-            kept = [pool.cache.entries] + [e for e in [pool.cache.previous] if e is not None]
+            kept = [pool.cache.entries]
+            if pool.cache.can_step_back:
+                kept.append(pool.cache.before())
             found += [intact(pool, entries) for entries in kept]
             pool.commit(epoch + 1)
         pool.close()
@@ -80,7 +82,7 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
     def begin(world):
         pool, layout = open_pool(world, tmp_path)
         with contextlib.closing(pool):
-            pool.ensure(placement(layout, world, 0), epoch=0)
+            pool.ensure(placement(layout, world, 0))
             for epoch in range(2):
                 exchange(world, pool, layout, epoch)
                 pool.commit(epoch + 1)
@@ -95,7 +97,7 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
         source = MemorySource(SAMPLES)
         pool, layout = open_pool(world, tmp_path, source)
         found = pool.cache.epoch
-        pool.ensure(placement(layout, world, 1), epoch=1)
+        pool.ensure(placement(layout, world, 1))
         ids = pool.cache.entries.sample_id.tolist()
         whole = intact(pool, pool.cache.entries)
         pool.close()
@@ -112,7 +114,7 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
 def test_an_older_epoch_reads_only_the_rows_that_left(tmp_path):
     def run(world):
         pool, layout = open_pool(world, tmp_path)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         for epoch in range(3):
             exchange(world, pool, layout, epoch)
             pool.commit(epoch + 1)
@@ -120,10 +122,14 @@ def test_an_older_epoch_reads_only_the_rows_that_left(tmp_path):
         source = pool.source
         before = len(source.rows_read)
         wanted = placement(layout, world, 0)
-        pool.ensure(wanted, epoch=0)
+        pool.ensure(wanted)
         read = source.rows_read[before:]
         pool.close()
-        return sorted(read), sorted(set(wanted.tolist()) - here), intact(pool, pool.cache.entries)
+        return (
+            sorted(read),
+            sorted(set(wanted.sample_ids().tolist()) - here),
+            intact(pool, pool.cache.entries),
+        )
 
     for read, gone, whole in run_threads(thread_worlds([2, 1]), run):
         assert set(read) <= set(gone), "local ranks share the reading"
@@ -132,11 +138,40 @@ def test_an_older_epoch_reads_only_the_rows_that_left(tmp_path):
     assert len(set(reads)) == len(reads)
 
 
+def test_a_node_that_comes_back_empty_leaves_the_others_epoch_before_readable(tmp_path):
+    def begin(world):
+        pool, layout = open_pool(world, tmp_path)
+        with contextlib.closing(pool):
+            pool.ensure(placement(layout, world, 0))
+            for epoch in range(2):
+                exchange(world, pool, layout, epoch)
+                pool.commit(epoch + 1)
+
+    def again(world):
+        pool, layout = open_pool(world, tmp_path)
+        with contextlib.closing(pool):
+            pool.ensure(placement(layout, world, 2))
+            found = [pool.cache.can_step_back == (world.rank == 0)]
+            for epoch in range(2, 5):
+                exchange(world, pool, layout, epoch)
+                if pool.cache.can_step_back:
+                    found.append(intact(pool, pool.cache.before()))
+                pool.commit(epoch + 1)
+                found.append(intact(pool, pool.cache.entries))
+            return found
+
+    run_threads(thread_worlds([1, 1]), begin)
+    (directory,) = tmp_path.glob("*/node1")
+    shutil.rmtree(directory)
+    for found in run_threads(thread_worlds([1, 1]), again):
+        assert all(found)
+
+
 def test_other_numbers_of_ranks_find_the_rows_that_are_here(tmp_path):
     def run(world):
         source = MemorySource(SAMPLES)
         pool, layout = open_pool(world, tmp_path, source)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         good = intact(pool, pool.cache.entries)
         pool.close()
         return len(source.rows_read), good, pool.cache.entries.sample_id.tolist()
@@ -153,7 +188,7 @@ def test_other_numbers_of_ranks_find_the_rows_that_are_here(tmp_path):
 def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
     def run(world):
         pool, layout = open_pool(world, tmp_path)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         if world.rank == 1:
             pool.cache.fixed[0].rows[...] ^= 1
         world.barrier(doing="damage")
@@ -166,7 +201,7 @@ def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
 def test_a_partner_that_never_sends_is_named(tmp_path):
     def run(world):
         pool, layout = open_pool(world, tmp_path)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         if world.rank == 0:
             exchange(world, pool, layout, 0)
 
@@ -174,26 +209,9 @@ def test_a_partner_that_never_sends_is_named(tmp_path):
         run_threads(thread_worlds([1, 1], timeout_s=0.3), run)
 
 
-def test_entries_survive_their_table():
-    entries = empty_entries(4, 2)
-    again = from_table(to_table(entries))
-    for name, value in vars(entries).items():
-        assert np.array_equal(getattr(again, name), value)
-
-
-def test_rehome_keeps_what_is_wanted_wherever_it_lies():
-    held = empty_entries(3, 1)
-    held.sample_id[:] = [7, 5, -1]
-    held.position[:] = [0, 1, -1]
-    found = rehome(held, np.array([5, 9, 7, 8]))
-    assert found.sample_id.tolist() == [5, -1, 7, -1]
-    assert found.position.tolist() == [1, -1, 0, -1]
-    assert found.slot.tolist() == [0, 1, 2, 3]
-
-
 def test_one_rank_alone_exchanges_nothing(tmp_path):
     pool, layout = open_pool(single_world(), tmp_path)
-    pool.ensure(placement(layout, single_world(), 3), epoch=3)
+    pool.ensure(placement(layout, single_world(), 3))
     assert POLICY.num_leaving(layout) == 0
     assert pool.cache.entries.sample_id.tolist() == list(range(SAMPLES))
     pool.close()
@@ -205,10 +223,10 @@ def test_directories_are_private_and_only_files_of_the_cache_are_touched(tmp_pat
 
     def run(world):
         pool, layout = open_pool(world, tmp_path)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         exchange(world, pool, layout, 0)
         pool.commit(1)
-        pool.ensure(placement(layout, world, 0), epoch=0)
+        pool.ensure(placement(layout, world, 0))
         pool.close()
 
     run_threads(thread_worlds([1, 1]), run)

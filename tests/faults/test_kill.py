@@ -10,9 +10,9 @@ RANKS = 4
 SAMPLES = 90
 EPOCHS = 4
 CALLS = {
-    "staging": 2,
+    "staging": 4,
     "exchange": 10,
-    "seal": 6,
+    "seal": 10,
     "commit": 6,
     "turn": 4,
     "replace": 4,

@@ -14,6 +14,7 @@ import numpy as np
 
 import dataio.cache
 import dataio.snapshot
+import dataio.staging
 from dataio.cache import Cache
 from dataio.errors import StateError
 from dataio.layout import Layout
@@ -23,7 +24,7 @@ from dataio.rows import corrupt_rows
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
 from dataio.world import discover_world
 from shuffle.policies import Partial
-from tests.memory_source import FIELDS, MemorySource
+from tests.memory_source import FIELDS, MemorySource, placement_of
 
 POINTS = {
     "staging": (Cache, "write_rows"),
@@ -69,7 +70,8 @@ def main():
     world = discover_world(timeout_s=60)
     arm(json.loads(sys.argv[6]) if sys.argv[6] != "none" else None, world.rank)
     policy, layout = Partial(exchange), Layout(world.replicas_per_node, num_samples)
-    source = MemorySource(num_samples)
+    source = MemorySource(num_samples, block_rows=4)
+    dataio.staging.SEAL_BYTES = 50
     pool = Pool(
         source,
         FIELDS,
@@ -86,7 +88,7 @@ def main():
     except StateError:
         found = None
     started_at = epoch
-    pool.ensure(policy.placement(layout, node=world.node, epoch=epoch, seed=0), epoch=epoch)
+    pool.ensure(placement_of(policy, layout, node=world.node, epoch=epoch, seed=0))
     if found is not None and world.local_rank == 0:
         pool.scores[:] = load_node(found, world.node).scores
     world.barrier(doing="restore scores")
@@ -112,7 +114,8 @@ def main():
             rows += np.array([figures["rows"], policy.num_leaving(layout)], np.int64)
             pool.commit(epoch + 1)
         epoch += 1
-        node = NodeSnapshot(pool.cache.entries.sample_id, pool.scores, Selection())
+        ids = pool.cache.entries.sample_id[:]
+        node = NodeSnapshot(ids, pool.scores, Selection(), np.zeros(len(ids), np.uint8))
         save_snapshot(checkpoint, {"epoch": epoch}, node, world)
     entries = pool.cache.entries
     report = {

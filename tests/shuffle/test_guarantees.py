@@ -13,7 +13,7 @@ from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.world import run_threads, thread_worlds
 from shuffle import Partial
-from tests.memory_source import FIELDS, MemorySource, payload
+from tests.memory_source import FIELDS, MemorySource, payload, placement_of
 
 LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
 
@@ -32,7 +32,7 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
         num_leaving=leaving,
         progress=False,
     )
-    pool.ensure(policy.placement(layout, node=world.node, epoch=0, seed=seed), epoch=0)
+    pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=seed))
     share = slice(*layout.share_slots(world.replica))
     history = []
     for epoch in range(epochs + 1):

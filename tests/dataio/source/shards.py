@@ -1,6 +1,7 @@
 """Small tar shards, and what is read of them."""
 
 import io
+import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dataio.fields import Field
 from dataio.rows import Rows, corrupt_rows, row_offsets
 from dataio.source import Source
+from dataio.source.base import ShardedSource
 
 Members = Sequence[tuple[str, bytes]]
 Row = tuple[int, list[bytes]]
@@ -23,6 +25,13 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]], *, form: int | N
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return path
+
+
+def damage(path: Path, data: bytes | bytearray) -> None:
+    """Change bytes as a bad disk does: nobody wrote, so the time stays."""
+    times = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def numbered(num_samples: int, *, num_bytes: int = 3000, first: int = 0) -> Members:
@@ -46,6 +55,12 @@ def rows_of(blocks: Iterable[Rows]) -> list[Row]:
                 fields.append(column[bound[row] : bound[row + 1]].tobytes())
             found.append((sample_id, fields))
     return found
+
+
+def forget_survey(source: Source) -> None:
+    """Let a shard that changed be opened, for tests of what its reader says."""
+    assert isinstance(source, ShardedSource)
+    source.storage._expected.clear()
 
 
 def read_all(source: Source, fields: Mapping[str, Field]) -> list[Row]:

@@ -74,7 +74,7 @@ def test_a_file_that_shrinks_or_is_missing_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 100)
     with Storage().open(str(path)) as file:
         path.write_bytes(b"x" * 10)
-        with pytest.raises(SourceError, match="ended at byte 10, was 100 bytes long when opened"):
+        with pytest.raises(SourceError, match="is 10 bytes long, was 100 bytes long when opened"):
             file.read_at(0, 100)
     with pytest.raises(SourceError, match=r"none: cannot be opened .*No such file.*check the path"):
         Storage().open(str(tmp_path / "none"))

@@ -4,10 +4,14 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from dataio.errors import SourceError
-from dataio.fields import Field, Int
+from dataio.fields import Bytes, Field, Int
 from dataio.source import Source, open_source, write_index
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import numbered, read_all, write_tar
@@ -83,8 +87,8 @@ def test_an_error_of_one_rank_is_raised_by_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "found"),
     [
-        (["a.tar.gz"], r"a\.tar\.gz: compressed shards are not supported yet.*decompress it"),
-        (["a.zip"], r"found the suffix '\.zip', expected one of \.tar, \.parquet; bring"),
+        (["a.tar.zst"], r"a\.tar\.zst: shards compressed with \.zst are not supported.*decompress"),
+        (["a.zip"], r"found the suffix '\.zip', expected one of \.tar, .*; bring"),
         (["a.tar", "b.parquet"], r"found together with .*a\.tar, expected shards of one format"),
     ],
 )
@@ -93,3 +97,48 @@ def test_other_formats_are_refused(tmp_path: Path, names: list[str], found: str)
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(SourceError, match=found):
         open_source([str(tmp_path / name) for name in names])
+
+
+def test_suffixes_of_one_format_go_together(tmp_path: Path) -> None:
+    table = pa.table({"cls": pa.array(range(5))})
+    for name in ("a.arrow", "b.feather"):
+        feather.write_feather(table, tmp_path / name)
+    source = open_source(str(tmp_path))
+    assert [row for row, _ in read_all(source, FIELDS)] == list(range(10))
+    write_tar(tmp_path / "c.tar", numbered(2))
+    with pytest.raises(SourceError, match=r"c\.tar: found together with .*a\.arrow, expected"):
+        open_source(str(tmp_path))
+
+
+def test_sources_say_where_they_are_cut_best(tmp_path: Path) -> None:
+    shards(tmp_path)
+    assert open_source(str(tmp_path)).shard_starts.tolist() == [0, 3, 7, 12, 18]
+    paths = [str(tmp_path / name) for name in ("a.parquet", "b.parquet")]
+    for path in paths:
+        pq.write_table(pa.table({"cls": pa.array(range(10))}), path, row_group_size=4)
+
+    def work(world: World) -> list[int]:
+        return list(open_source(paths, world=world).shard_starts.tolist())
+
+    assert run_threads(thread_worlds([2, 1]), work) == [[0, 4, 8, 10, 14, 18]] * 3
+
+
+def test_readers_that_meet_at_a_cut_share_no_bytes(tmp_path: Path) -> None:
+    blobs = pa.array([np.random.default_rng(0).bytes(50_000)] * 40, pa.binary())
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"cls": range(40), "x": blobs}), path, row_group_size=10,
+                   use_dictionary=False, compression="none")  # fmt: skip
+    fields: dict[str, Field] = {"x": Bytes("x")}
+
+    def read_bytes(cut: int) -> int:
+        total = 0
+        for part in (np.arange(cut), np.arange(cut, 40)):
+            source = open_source(path)
+            before = source.bytes_read
+            list(source.read(part, fields))
+            total += source.bytes_read - before
+        return total
+
+    at = int(open_source(path).shard_starts[2])
+    assert read_bytes(at) < 1.1 * 40 * 50_000
+    assert read_bytes(at - 5) > 1.2 * 40 * 50_000

@@ -16,7 +16,7 @@ from dataio.errors import FieldError, SourceError
 from dataio.fields import Bytes, Field, Int
 from dataio.source import Storage, open_source, scan_shard, write_index
 from dataio.source.base import ShardedSource
-from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
+from tests.dataio.source.shards import damage, ids, numbered, read_all, rows_of, write_tar
 
 FIELDS: dict[str, Field] = {"data": Bytes("bin"), "label": Int("cls")}
 REUSE = settings(
@@ -344,8 +344,8 @@ def test_a_small_damage_never_reads_as_whole(tmp_path: Path) -> None:
         for at in (3, 100, 124, 150, 156):
             damaged = bytearray(raw)
             damaged[header + at] ^= 0x15
-            path.write_bytes(damaged)
+            damage(path, damaged)
             with pytest.raises(SourceError, match=r"a\.tar: found "):
                 read_all(source, FIELDS)
-    path.write_bytes(raw)
+    damage(path, raw)
     assert read_all(source, FIELDS) == whole

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataio.source import Storage, Throttle
+from dataio.source.throttle import BURST_S
 
 
 def take_many(throttle: Throttle, num_bytes: int, times: int) -> None:
@@ -55,6 +56,26 @@ def test_latency_is_paid_by_every_request_side_by_side(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: throttle.take(0), range(8)))
     assert 0.05 <= time.monotonic() - started < 0.4
+
+
+def test_a_limit_keeps_the_rate_and_costs_a_slow_storage_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = {"s": 100.0}
+    waits_s: list[float] = []
+    monkeypatch.setattr("dataio.source.throttle.time.monotonic", lambda: clock["s"])
+    monkeypatch.setattr("dataio.source.throttle.time.sleep", waits_s.append)
+    throttle = Throttle(str(tmp_path / "bucket"), bytes_per_s=4 << 20, spaces_only=True)
+    # Sixteen threads of two ranks ask at once: one after the other, a second apart.
+    for _ in range(16):
+        throttle.take(4 << 20)
+    assert waits_s == pytest.approx([number - BURST_S for number in range(1, 16)])
+    # A storage that takes as long as the limit is never waited for.
+    waits_s.clear()
+    for second in range(200, 220):
+        clock["s"] = second
+        throttle.take(4 << 20)
+    assert waits_s == []
 
 
 def test_zero_is_off_but_counts(tmp_path: Path) -> None:

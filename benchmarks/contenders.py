@@ -1,0 +1,75 @@
+"""Who is measured, and how each is started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+PEERS = Path(__file__).parent / "peers"
+
+Kind = Literal["ours", "peer", "limit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A loader, or a limit that no loader can pass.
+
+    Attributes:
+        name: On the command line and in reports.
+        kind: Ratios are ours over a limit, and ours over a peer.
+        program: Run by the interpreter that has its packages.
+        packages: What to install for it; empty: it needs what Tonari needs anyway.
+        modules: Packages by the names whose versions are reported.
+        nodes: Nodes that ours pretends to be on; with 2, a set of twice the samples, and the first
+            node alone is measured.
+        no_workers: Whether workers are of no use to it, so that it is measured once without.
+        sets: "jpeg" or "fixed" where it is made for one kind of set only.
+    """
+
+    name: str
+    kind: Kind
+    program: Path
+    packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    nodes: int = 1
+    no_workers: bool = False
+    sets: Literal["all", "fixed", "jpeg"] = "all"
+
+    @property
+    def environment(self) -> str:
+        return self.name if self.packages else ""
+
+    def suits(self, *, is_jpeg: bool, ranks: int, workers: int) -> bool:
+        """Say whether it is measured in such a case."""
+        if self.sets != "all" and (self.sets == "jpeg") != is_jpeg:
+            return False
+        if self.nodes > 1 and ranks > 1:
+            return False
+        return not (self.no_workers and workers)
+
+
+def _peer(name: str, *packages: str, modules: tuple[str, ...]) -> Contender:
+    program = PEERS / f"{name.replace('-', '_')}.py"
+    return Contender(name=name, kind="peer", program=program, packages=packages, modules=modules)
+
+
+CONTENDERS = (
+    Contender(name="limit-gather", kind="limit", program=PEERS / "limit_gather.py",
+              modules=("numpy",), no_workers=True, sets="fixed"),
+    Contender(name="limit-decode", kind="limit", program=PEERS / "limit_decode.py",
+              modules=("simplejpeg",), sets="jpeg"),
+    Contender(name="tonari-exchanged", kind="ours", program=PEERS / "ours_exchanged.py", nodes=2),
+    Contender(name="tonari", kind="ours", program=PEERS / "ours.py"),
+    _peer("torch-packed", modules=("torch",)),
+    _peer("torch-files", modules=("torch",)),
+    _peer("torchdata", "torchdata>=0.11", modules=("torchdata",)),
+    _peer("webdataset", modules=("webdataset",)),
+    _peer("litdata", "litdata>=0.2.76", modules=("litdata",)),
+    _peer("mosaic", "mosaicml-streaming>=0.13", modules=("mosaicml-streaming",)),
+    _peer("grain", "grain>=0.2.18", "array-record>=0.8", "cloudpickle",
+          modules=("grain", "array-record")),
+    _peer("spdl", "spdl-core>=0.8", "spdl-io>=0.8", modules=("spdl-core", "spdl-io")),
+    _peer("hf", "datasets>=5", modules=("datasets",)),
+)  # fmt: skip
+
+HEADLINE = "tonari-exchanged"
+"""Whose ratios a set is judged by."""

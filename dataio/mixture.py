@@ -1,0 +1,225 @@
+"""Several datasets as one: each step's batch comes from one of them, in the proportions asked for.
+
+All ranks draw from the same dataset at a step, so a step's rows are of one kind everywhere and
+the loaders' own collective calls meet.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dataio.atomic import write_json
+from dataio.errors import StateError
+from dataio.gather import Batch
+from dataio.loader import Loader
+from dataio.permutation import permute
+from dataio.seeding import Key, key
+
+Weights = Mapping[str, float]
+
+
+class Mixture:
+    """Draws batches from loaders by weight; an epoch is a number of steps.
+
+    A loader whose epoch is used up begins its next one: every dataset goes round at its own pace,
+    each of its samples once a lap. Collective: as `Loader`'s calls are.
+
+    Args:
+        loaders: By name; closed with the mixture.
+        weights: Share of the steps that each loader gets, in any scale; or a function of the
+            epoch, the same on all ranks.
+        steps: Steps of an epoch; by default as many as one lap of all loaders.
+        seed: Of the order in which they take turns.
+
+    Raises:
+        ValueError: If the names do not match, or a weight is negative or all are 0.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, Loader],
+        weights: Weights | Callable[[int], Weights],
+        *,
+        steps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not loaders:
+            raise ValueError('Mixture: no loaders given; name some, such as {"web": loader}')
+        self.loaders = dict(loaders)
+        self._weights = weights
+        self._steps = steps if steps is not None else sum(map(len, self.loaders.values()))
+        if self._steps < 1:
+            raise ValueError(f"Mixture: steps is {steps}; give a number >= 1")
+        self.seed = seed
+        self.epoch = 0
+        self.step = 0
+        self._open: dict[str, Iterator[Batch]] = {}
+        self._plan = self._planned(0)
+
+    def _planned(self, epoch: int) -> NDArray[np.int64]:
+        """int64[steps]: The loader that each step draws from, by number."""
+        weights = self._weights(epoch) if callable(self._weights) else self._weights
+        if set(weights) != set(self.loaders):
+            raise ValueError(
+                f"Mixture: epoch {epoch} has weights for {', '.join(sorted(weights))}, the loaders "
+                f"are {', '.join(sorted(self.loaders))}; give one weight for each"
+            )
+        shares = np.array([float(weights[name]) for name in self.loaders])
+        if not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
+            raise ValueError(
+                f"Mixture: epoch {epoch} has weights {dict(weights)}, expected numbers >= 0 that "
+                "are not all 0"
+            )
+        counts = _apportion(shares / shares.sum(), self._steps)
+        turns = np.repeat(np.arange(len(counts)), counts)
+        return turns[permute(np.arange(self._steps), self._steps, self._key(epoch))]
+
+    def _key(self, epoch: int) -> Key:
+        return key(self.seed, "mixture", epoch=epoch)
+
+    def __len__(self) -> int:
+        """Count an epoch's steps."""
+        return self._steps
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Yield the epochs that remain of a run; after a restore, first the interrupted one."""
+        if self.step >= self._steps:
+            self.set_epoch(self.epoch + 1)
+        while self.epoch < num_epochs:
+            yield self.epoch
+            if self.epoch + 1 >= num_epochs:
+                return
+            self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, with its weights. The loaders stay where they are in theirs."""
+        if epoch != self.epoch:
+            self._plan = self._planned(epoch)
+            self.epoch, self.step = epoch, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch's batches; ``batch["dataset"]`` is the loader's name."""
+        names = list(self.loaders)
+        while self.step < self._steps:
+            name = names[self._plan[self.step]]
+            batch = self._next(name)
+            self.step += 1
+            yield batch | {"dataset": name}
+
+    def _next(self, name: str) -> Batch:
+        loader = self.loaders[name]
+        while True:
+            if loader.is_used_up():
+                loader.set_epoch(loader.epoch + 1)
+                self._open.pop(name, None)
+            if name not in self._open:
+                self._open[name] = iter(loader)
+            batch = next(self._open[name], None)
+            if batch is not None:
+                return batch
+
+    def report(
+        self,
+        batch: Batch,
+        loss: torch.Tensor,
+        correct: torch.Tensor | None = None,
+        confidence: torch.Tensor | None = None,
+    ) -> None:
+        """Tell the batch's loader what its rows cost; see `Loader.report`."""
+        self.loaders[str(batch["dataset"])].report(batch, loss, correct, confidence)
+
+    def stats(self) -> dict[str, dict[str, float]]:
+        """Each loader's figures, by name; see `Loader.stats`."""
+        return {name: loader.stats() for name, loader in self.loaders.items()}
+
+    def state_dict(self) -> dict[str, object]:
+        """Say where the mixture and its loaders stand, as JSON."""
+        return {**self._mine(), "loaders": {n: one.state_dict() for n, one in self.loaders.items()}}
+
+    def _mine(self) -> dict[str, object]:
+        return {"seed": self.seed, "steps": self._steps, "epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from where `state_dict` was taken; each loader as `Loader.load_state_dict` says.
+
+        Raises:
+            StateError: If it is of other loaders, another seed or number of steps.
+        """
+        states = state.get("loaders")
+        if not isinstance(states, dict) or set(states) != set(self.loaders):
+            raise StateError(
+                f"checkpoint: holds no state of exactly the loaders {', '.join(self.loaders)}; "
+                "make the mixture as it was when the checkpoint was written"
+            )
+        self._go_to(state)
+        for name, loader in self.loaders.items():
+            loader.load_state_dict(states[name])
+
+    def _go_to(self, state: Mapping[str, object]) -> None:
+        for name in ("seed", "steps"):
+            if state.get(name) != self._mine()[name]:
+                raise StateError(
+                    f"checkpoint: the mixture's {name} is {state.get(name)}, this one has "
+                    f"{self._mine()[name]}; make it as it was when the checkpoint was written"
+                )
+        self._open.clear()
+        self.epoch, self.step = int(str(state["epoch"])), int(str(state["step"]))
+        self._plan = self._planned(self.epoch)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all loaders' states into a directory that all nodes see; see `Loader.save`."""
+        root = Path(path)
+        for name, loader in self.loaders.items():
+            loader.save(root / name)
+        first = next(iter(self.loaders.values()))
+        if first.world.rank == 0:
+            write_json(root / "mixture.json", self._mine())
+        first.world.barrier(doing="save the mixture")
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Go on exactly where `save` was called; see `Loader.restore`.
+
+        Raises:
+            StateError: If nothing was saved there, or by another mixture.
+        """
+        found = Path(path) / "mixture.json"
+        if not found.exists():
+            raise StateError(
+                f"{found}: no such file, expected what Mixture.save wrote; give its directory"
+            )
+        self._go_to(json.loads(found.read_text()))
+        for name, loader in self.loaders.items():
+            loader.restore(Path(path) / name)
+
+    def close(self) -> None:
+        """Close all loaders."""
+        self._open.clear()
+        for loader in self.loaders.values():
+            loader.close()
+
+    def __enter__(self) -> "Mixture":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for loader in self.loaders.values():
+            loader.__exit__(kind, error, trace)
+
+
+def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Round shares of a total to whole numbers that add up, largest remainders first."""
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return counts

@@ -1,0 +1,70 @@
+"""How many samples each shard holds, kept on the node so that the next start opens none."""
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+log = logging.getLogger(__name__)
+
+
+class Surveyed(NamedTuple):
+    """A shard: the samples of its pieces, its bytes and time of change."""
+
+    counts: list[int]
+    num_bytes: int
+    mtime_ns: int
+
+
+def read_counts(directory: Path, paths: Sequence[str]) -> list[Surveyed] | None:
+    """Read what an earlier start found in these shards; None if there is nothing, or it is damaged.
+
+    Whoever uses an entry compares bytes and time with the shard's.
+    """
+    file = _file(directory, paths)
+    if not file.exists():
+        return None
+    digest, _, text = file.read_bytes().partition(b"\n")
+    if digest.decode(errors="replace") != xxhash.xxh3_64_hexdigest(text):
+        log.warning(
+            "%s: damaged, expected the counts of %d shards; they are counted again",
+            file,
+            len(paths),
+        )
+        return None
+    return [Surveyed(*entry) for entry in json.loads(text)]
+
+
+def write_counts(directory: Path, paths: Sequence[str], found: Sequence[Surveyed]) -> None:
+    """Keep what was found, atomically. A disk that takes no more only costs the next start."""
+    text = json.dumps(found).encode()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Several jobs of a node may write it at once: no name is shared.
+        descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(f"{xxhash.xxh3_64_hexdigest(text)}\n".encode() + text)
+            os.replace(partial, _file(directory, paths))
+        except OSError:
+            Path(partial).unlink()
+            raise
+    except OSError as error:
+        log.warning(
+            "%s: the counts of %d shards could not be kept (%s); the next start counts them again: "
+            "make the directory writable and free some space",
+            directory,
+            len(paths),
+            error,
+        )
+
+
+def _file(directory: Path, paths: Sequence[str]) -> Path:
+    # A relative path means another shard in another working directory.
+    names = [path if "://" in path else str(Path(path).absolute()) for path in paths]
+    return directory / f"{xxhash.xxh3_64_hexdigest(json.dumps(names).encode())}.counts"

@@ -1,0 +1,239 @@
+"""A source whose samples are decoded and changed once, while they are staged."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dataio.errors import FieldError, SourceError
+from dataio.fields import Array, Bytes, Field, Float, Image, Int, Raw, Text, Tokens
+from dataio.rows import Rows, row_offsets
+from dataio.source.agree import agree
+from dataio.source.base import Source
+from dataio.source.function_hash import describe_function
+from dataio.source.row_block import RowBlock
+from dataio.source.values import raw_value
+from dataio.world import World, single_world
+
+Value = NDArray[np.generic] | np.generic | int | float | bytes | str
+Sample = dict[str, Value]
+StageTransform = Callable[[Sample], Mapping[str, object]]
+
+FIELDS: Mapping[str, Callable[..., Field]] = {
+    kind.__name__: kind for kind in (Array, Bytes, Float, Image, Int, Text, Tokens)
+}
+
+
+class TransformedSource:
+    """A `Source` of what a function makes of another's samples.
+
+    The function gets a sample as a dict: an image as uint8[height, width, channels], numbers as
+    NumPy scalars, arrays and tokens as arrays, bytes and text as they are. It must return the same
+    for the same sample. Of what it returns for the first sample, numbers and arrays are kept with
+    their shapes and dtypes, which all samples must share; bytes and str have any length. An
+    `Image` that stays uint8[height, width, channels] stays an `Image`, decoded; `Tokens` that stay
+    in one dimension stay `Tokens`.
+
+    Args:
+        source: What is transformed.
+        fields: What the function gets of a sample.
+        transform: The function.
+        version: Whatever changes when the function does something else; its own code is looked at,
+            what it calls is not.
+        world: Ranks that all make this source: then one reads the first sample for all, and asking
+            for ``fields`` the first time is collective.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        fields: Mapping[str, Field],
+        transform: StageTransform,
+        *,
+        version: str = "",
+        world: World | None = None,
+    ) -> None:
+        self.name = source.name
+        self.num_samples = source.num_samples
+        self._source = source
+        self._fields = fields
+        self._transform = transform
+        self._version = version
+        self._world = world if world is not None else single_world()
+        self._made_fields: Mapping[str, Field] | None = None
+
+    @property
+    def shard_starts(self) -> NDArray[np.int64]:
+        return self._source.shard_starts
+
+    @property
+    def bytes_read(self) -> int:
+        return self._source.bytes_read
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash the inner fingerprint, the function's name and code, and the version."""
+        marks = [self._source.fingerprint, describe_function(self._transform), self._version]
+        return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """The fields of what the function returns, by the first sample.
+
+        Raises:
+            SourceError: If the function fails.
+            FieldError: If it returns what cannot be kept.
+        """
+
+        def look() -> bytes:
+            if self._world.rank:
+                return b""
+            first = np.zeros(1, np.int64)
+            rows = next(iter(self._source.read(first, self._fields)))
+            (_, sample), *_ = _samples(rows, self._fields)
+            made = self._made(0, sample)
+            return _packed(self._fields_of(0, made))
+
+        # No cached_property: before Python 3.12 it locks out the other ranks of a thread world.
+        if self._made_fields is None:
+            parts = agree(self._world, look, doing="transform the first sample")
+            self._made_fields = _unpacked(parts[0])
+        return self._made_fields
+
+    def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        """Read and transform samples; see `Source.read`.
+
+        Args:
+            sample_ids: int64[n], sorted, distinct.
+            fields: Some of ``self.fields``.
+        """
+        unknown = [field.key for field in fields.values() if field.key not in self.fields]
+        if unknown:
+            raise FieldError(
+                f"{self.name}: the transform returns {', '.join(self.fields)}, expected "
+                f"{unknown[0]!r}; name one of these, or return it too"
+            )
+        return self._read(sample_ids, fields)
+
+    def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        block = RowBlock(fields)
+        keys = {name: field.key for name, field in fields.items()}
+        for rows in self._source.read(sample_ids, self._fields):
+            for sample_id, sample in _samples(rows, self._fields):
+                made = self._made(sample_id, sample)
+                self._check_same(sample_id, made)
+                raw = {name: made[key] for name, key in keys.items()}
+                block.add(sample_id, raw, self._where(sample_id))
+                if block.full:
+                    yield block.take()
+        if len(block):
+            yield block.take()
+
+    def _where(self, sample_id: int) -> str:
+        return f"{self.name}: sample {sample_id}, transformed"
+
+    def _made(self, sample_id: int, sample: Sample) -> dict[str, Raw]:
+        """Call the function, and bring what it returns to what fields take."""
+        try:
+            made = self._transform(sample)
+        except Exception as error:
+            raise SourceError(
+                f"{self.name}: the stage transform failed on sample {sample_id} "
+                f"({type(error).__name__}: {error}), expected a dict; repair it or the sample"
+            ) from error
+        if not isinstance(made, Mapping) or not made:
+            raise FieldError(
+                f"{self._where(sample_id)}: found {type(made).__name__}, expected the sample as a "
+                "dict that is not empty; return it at the end of the transform"
+            )
+        where = self._where(sample_id)
+        return {name: raw_value(value, f"{where}, field {name!r}") for name, value in made.items()}
+
+    def _fields_of(self, sample_id: int, made: Mapping[str, Raw]) -> dict[str, Field]:
+        """Describe what the function returned."""
+        try:
+            return {
+                name: _field_of(name, value, self._fields.get(name)) for name, value in made.items()
+            }
+        except ValueError as error:
+            raise FieldError(
+                f"{self._where(sample_id)}: found what cannot be kept ({error}), expected arrays "
+                "of numbers, bytes or text; return these from the transform"
+            ) from error
+
+    def _check_same(self, sample_id: int, made: Mapping[str, Raw]) -> None:
+        found, expected = self._fields_of(sample_id, made), self.fields
+        if found == expected:
+            return
+        name = next(n for n in [*expected, *found] if found.get(n) != expected.get(n))
+        raise FieldError(
+            f"{self._where(sample_id)}, field {name!r}: found {found.get(name, 'nothing')}, "
+            f"expected {expected.get(name, 'nothing')} as sample 0 has; let the transform return "
+            "the same fields, shapes and dtypes for all"
+        )
+
+
+def _field_of(name: str, value: Raw, before: Field | None) -> Field:
+    if isinstance(value, (bytes, memoryview)):
+        return Bytes(name)
+    if isinstance(value, str):
+        return Text(name)
+    if not isinstance(value, np.ndarray):
+        return Int(name) if isinstance(value, int) else Float(name)
+    kind = value.dtype.name
+    if value.ndim == 0 and kind in ("int64", "float32"):
+        return Int(name) if kind == "int64" else Float(name)
+    if isinstance(before, Image) and kind == "uint8" and value.shape[2:] == (before.channels,):
+        height, width, channels = value.shape
+        return Image(name, size=(height, width), channels=channels, decoded=True)
+    if isinstance(before, Tokens) and value.ndim == 1 and kind == np.dtype(before.dtype).name:
+        return replace(before, key=name)
+    return Array(name, value.shape, kind)
+
+
+def _packed(fields: Mapping[str, Field]) -> bytes:
+    forms = {name: [type(field).__name__, vars(field)] for name, field in fields.items()}
+    return json.dumps(forms).encode()
+
+
+def _unpacked(data: bytes) -> dict[str, Field]:
+    fields = {}
+    for name, (kind, values) in json.loads(data).items():
+        # JSON has no tuples.
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        fields[name] = FIELDS[kind](**values)
+    return fields
+
+
+def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, Sample]]:
+    """Take rows apart into samples, decoded."""
+    fixed = {
+        column.name: np.ascontiguousarray(data).view(column.dtype).reshape(len(rows), *column.shape)
+        for column, data in zip(rows.schema.fixed, rows.fixed, strict=True)
+    }
+    bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
+    for row, sample_id in enumerate(rows.sample_id.tolist()):
+        # Copies: the function may write to what it gets.
+        sample: Sample = {name: values[row].copy() for name, values in fixed.items()}
+        for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
+            where = f"sample {sample_id}, field {name!r}"
+            sample[name] = _decoded(fields[name], data[cuts[row] : cuts[row + 1]], where)
+        yield sample_id, {name: sample[name] for name in fields}
+
+
+def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
+    if isinstance(field, Image):
+        from dataio.decode import decode_image, image_shape
+
+        size = field.size if field.size is not None else image_shape(data, where=where)
+        height, width = (size, size) if isinstance(size, int) else size
+        pixels = np.empty((height, width, field.channels), np.uint8)
+        decode_image(data, pixels, where=where, resize=field.size is not None)
+        return pixels
+    if isinstance(field, Tokens):
+        return np.frombuffer(data.tobytes(), np.dtype(field.dtype).newbyteorder("<")).copy()
+    raw = data.tobytes()
+    return raw.decode() if isinstance(field, Text) else raw

@@ -1,0 +1,77 @@
+"""What datasets and transforms return -> what fields take. Neither torch nor Pillow is imported."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.errors import FieldError
+from dataio.fields import Raw
+
+
+@runtime_checkable
+class _Tensor(Protocol):
+    """A tensor of torch, which is not imported for its sake."""
+
+    def detach(self) -> "_Tensor": ...
+
+    def cpu(self) -> "_Tensor": ...
+
+    def numpy(self) -> NDArray[np.generic]: ...
+
+
+@runtime_checkable
+class _Picture(Protocol):
+    """An image of Pillow."""
+
+    mode: str
+
+    def convert(self, mode: str, /) -> "_Picture": ...
+
+    def getbands(self) -> tuple[str, ...]: ...
+
+
+def raw_value(value: object, where: str) -> Raw:
+    """Bring what a user's code returned to a form that fields take.
+
+    Args:
+        value: A number, bytes, text, an array, a tensor, a sequence of numbers, or an image of
+            Pillow, which becomes its pixels.
+        where: Sample and field, for the message.
+
+    Raises:
+        FieldError: If it is something else.
+    """
+    if isinstance(value, (bytes, memoryview, str, int, float, np.ndarray)):
+        return value
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if isinstance(value, _Tensor):
+        return _array(value, where)
+    if isinstance(value, _Picture):
+        # Every mode of Pillow in one of the three that images are decoded to.
+        transparent = value.mode in ("RGBA", "LA", "PA", "La", "RGBa")
+        gray = value.mode in ("1", "L")
+        mode = "L" if gray else "RGBA" if transparent else "RGB"
+        return np.asarray(value if value.mode == mode else value.convert(mode))
+    if isinstance(value, Sequence):
+        array = np.asarray(value)
+        if array.dtype.kind in "biufc":
+            return array
+    raise FieldError(
+        f"{where}: found {type(value).__name__}, expected a number, bytes, text, a tensor, an "
+        "array or an image of Pillow; return one of these"
+    )
+
+
+def _array(tensor: _Tensor, where: str) -> NDArray[np.generic]:
+    try:
+        return np.asarray(tensor.detach().cpu().numpy())
+    except TypeError as error:
+        raise FieldError(
+            f"{where}: found a tensor that NumPy has no form for ({error}), expected a dtype that "
+            "it has; return tensor.float() or such"
+        ) from error

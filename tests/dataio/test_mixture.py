@@ -1,0 +1,97 @@
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from dataio import StateError
+from dataio.mixture import Mixture
+from dataio.world import run_threads, single_world, thread_worlds
+from tests.dataio.test_loader import digest, make
+from tests.memory_source import MemorySource
+
+WEIGHTS = {"large": 3, "small": 1}
+
+
+def mixed(world, root, *, weights=WEIGHTS, steps=40, seed=5):
+    loaders = {
+        "large": make(world, root / "large", source=MemorySource(61, name="large")),
+        "small": make(world, root / "small", source=MemorySource(22, name="small")),
+    }
+    return Mixture(loaders, weights, steps=steps, seed=seed)
+
+
+def seen(batch):
+    name = batch["dataset"]
+    return name, digest({k: v for k, v in batch.items() if k != "dataset"})
+
+
+@pytest.mark.parametrize("layout", [[1], [2, 1]])
+def test_steps_come_in_the_proportions_asked_for_the_same_on_all_ranks(tmp_path, layout):
+    def run(world):
+        with mixed(world, tmp_path) as mixture:
+            return [[batch["dataset"] for batch in mixture] for _ in mixture.epochs(2)]
+
+    everyone = run_threads(thread_worlds(layout), run)
+    assert all(rank == everyone[0] for rank in everyone)
+    for epoch in everyone[0]:
+        assert Counter(epoch) == {"large": 30, "small": 10}
+    assert everyone[0][0] != everyone[0][1]
+
+
+def test_each_dataset_goes_round_at_its_own_pace(tmp_path):
+    with mixed(single_world(), tmp_path, weights={"large": 0, "small": 1}, steps=15) as mixture:
+        ids = [i for batch in mixture for i in batch["sample_id"].tolist() if i >= 0]
+    assert Counter(ids) == {i: 3 for i in range(22)}, "15 batches are three laps of 22 rows"
+
+
+def test_weights_may_change_between_epochs(tmp_path):
+    def weights(epoch):
+        return {"large": 1, "small": epoch}
+
+    with mixed(single_world(), tmp_path, weights=weights, steps=12) as mixture:
+        counts = [Counter(b["dataset"] for b in mixture)["small"] for _ in mixture.epochs(4)]
+    assert counts == [0, 6, 8, 9]
+
+
+@pytest.mark.parametrize("by_save", [True, False])
+def test_a_mixture_goes_on_from_any_step(tmp_path, by_save):
+    def whole(world):
+        with mixed(world, tmp_path / "whole") as mixture:
+            return [seen(batch) for _ in mixture.epochs(2) for batch in mixture]
+
+    def parts(world, stop):
+        root = tmp_path / f"part{stop}"
+        batches, state = [], None
+        with mixed(world, root) as mixture:
+            for _ in mixture.epochs(2):
+                for batch in mixture:
+                    batches.append(seen(batch))
+                    if len(batches) == stop:
+                        mixture.save(root / "saved")
+                        state = mixture.state_dict()
+                        break
+                if state is not None:
+                    break
+        with mixed(world, root) as mixture:
+            if by_save:
+                mixture.restore(root / "saved")
+            else:
+                mixture.load_state_dict(state)
+            return batches + [seen(batch) for _ in mixture.epochs(2) for batch in mixture]
+
+    uninterrupted = run_threads(thread_worlds([1, 1]), whole)
+    for stop in (1, 9, 17, 40, 63):
+        resumed = run_threads(thread_worlds([1, 1]), partial(parts, stop=stop))
+        assert resumed == uninterrupted, f"stopped after {stop}"
+
+
+def test_wrong_weights_and_states_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"weights for large, the loaders are large, small.*one"):
+        mixed(single_world(), tmp_path / "a", weights={"large": 1})
+    with pytest.raises(ValueError, match=r"expected numbers >= 0 that are not all 0"):
+        mixed(single_world(), tmp_path / "b", weights={"large": 0, "small": 0})
+    with mixed(single_world(), tmp_path / "c") as mixture:
+        with pytest.raises(StateError, match=r"seed is 9, this one has 5; make it as it was"):
+            mixture.load_state_dict(mixture.state_dict() | {"seed": 9})
+        with pytest.raises(StateError, match=r"mixture.json: no such file"):
+            mixture.restore(tmp_path / "nowhere")

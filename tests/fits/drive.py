@@ -1,0 +1,147 @@
+"""Run an example's parts under its framework, and write down all that its loader gave and heard."""
+
+import importlib
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import ClassVar
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import dataio
+from dataio.loader import Loader
+
+EXAMPLES = {
+    "lightning": "examples.lightning_fit",
+    "accelerate": "examples.accelerate_loop",
+    "transformers": "examples.hf_trainer",
+}
+EPOCHS = 5
+
+
+class Heard(Loader):
+    """A loader that remembers.
+
+    ``given`` holds [epoch, sample ids] of each training batch; ``reported`` [epoch, sample ids,
+    losses] of each report, refresh included; ``saves`` how many reports came before each save, by
+    the number of training batches before it; ``factors`` each epoch's ``lr_factor``.
+    """
+
+    made: ClassVar[list[Loader]] = []
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, progress=False, num_threads=0, **options)
+        self.given, self.reported, self.saves, self.factors = [], [], {}, {}
+        self.made.append(self)
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.given.append([self.epoch, batch["sample_id"][batch["slot"] >= 0].tolist()])
+            self.factors[self.epoch] = self.lr_factor
+            yield batch
+
+    def report(self, batch, loss, *outcome):
+        valid = batch["slot"] >= 0
+        self.reported.append(
+            [self.epoch, batch["sample_id"][valid].tolist(), loss.detach()[valid].tolist()]
+        )
+        super().report(batch, loss, *outcome)
+
+    def save(self, path):
+        self.saves.setdefault(len(self.given), len(self.reported))
+        super().save(path)
+
+    def by_epoch(self, events):
+        ids: dict[int, list[int]] = defaultdict(list)
+        for epoch, some, *_ in events:
+            ids[epoch] += some
+        return dict(ids)
+
+
+def run(framework, shards, saved, *, resume=None, ranks=1):
+    """Train with a save after every step, from the start or from a checkpoint.
+
+    Returns:
+        The loader, closed; what the framework measured on the evaluation set; the model; and the
+        learning rate of each optimizer step.
+    """
+    example = importlib.import_module(EXAMPLES[framework])
+    torch.manual_seed(0)
+    rates: list[float] = []
+    with patch.object(dataio, "Loader", Heard), stepping(rates):
+        figure, model = RUNS[framework](example, shards, saved, resume, ranks)
+    return Heard.made.pop(), figure, model, rates
+
+
+@contextmanager
+def stepping(rates):
+    """Note the learning rate of each optimizer step."""
+    handle = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def find_steps(loader):
+    """Numbers of optimizer steps after which something is worth a resume."""
+    epochs = np.array([epoch for epoch, _ in loader.given])
+    ends = np.flatnonzero(np.diff(epochs)) + 1
+    steps = np.bincount(epochs)
+    hidden = int(np.flatnonzero(steps < steps[0])[0])
+    return {
+        "first steps": 4,
+        "end of an epoch": int(ends[0]),
+        "hidden rows": int(ends[hidden - 1]) + 3,
+        "before refresh": int(ends[hidden]),
+    }
+
+
+def run_lightning(example, shards, saved, resume, ranks):
+    trainer = example.make_trainer(
+        saved, EPOCHS, save_steps=1, accelerator="cpu", devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+    )  # fmt: skip
+    model = example.Classifier()
+    trainer.fit(model, datamodule=example.Blobs(shards, saved), ckpt_path=resume)
+    return float(trainer.callback_metrics["accuracy"]), model.network
+
+
+def run_accelerate(example, shards, saved, resume, ranks):
+    accelerator = example.Accelerator(cpu=True)
+    with example.make_loader(shards, accelerator) as loader:
+        evaluation = loader.evaluation(f"{shards}/val/val-{{000000..000000}}.tar")
+        training = example.Training(accelerator, loader, saved)
+        if resume:
+            training.restore(resume)
+        for _ in loader.epochs(EPOCHS):
+            training.epoch(save_every=1)
+        return training.accuracy(evaluation), accelerator.unwrap_model(training.network)
+
+
+def run_transformers(example, shards, saved, resume, ranks):
+    trainer = example.make_trainer(
+        shards, saved, EPOCHS, save_strategy="steps", save_steps=1, lr_scheduler_type="constant"
+    )
+    with trainer.loader as loader:
+        if resume:
+            loader.restore(resume / "loader")
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        measured = trainer.evaluate()
+    assert measured["eval_rows"] == 50
+    return measured["eval_accuracy"], trainer.model
+
+
+RUNS = {
+    "lightning": run_lightning, "accelerate": run_accelerate, "transformers": run_transformers,
+}  # fmt: skip
+
+
+def checkpoint(saved, steps):
+    """Find what a framework saved after so many steps."""
+    names = (f"*-step={steps}.ckpt", f"{steps}", f"checkpoint-{steps}")
+    return next(path for name in names for path in saved.glob(name))

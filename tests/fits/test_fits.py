@@ -1,0 +1,101 @@
+"""The frameworks' own loops, fed by a loader as the examples do it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dataio import Loader
+from examples import blobs
+from tests.fits.drive import EPOCHS, EXAMPLES, checkpoint, find_steps, run
+from tests.multirank import RunRanks
+
+# A framework's own warnings are not ours to forbid.
+pytestmark = pytest.mark.filterwarnings("default")
+
+ALL = list(range(blobs.NUM_TRAIN))
+
+
+@pytest.fixture(scope="module", params=list(EXAMPLES))
+def whole(request, tmp_path_factory):
+    """A whole run: framework, shards, directory of saves, and what `run` returned."""
+    framework = request.param
+    pytest.importorskip(framework, reason="pip install 'tonari[frameworks]'")
+    work = tmp_path_factory.mktemp(framework)
+    blobs.write_blobs(work / "blobs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TONARI_CACHE", str(work / "cache"))
+        yield (
+            framework,
+            work / "blobs",
+            work / "saved",
+            run(framework, work / "blobs", work / "saved"),
+        )
+
+
+def test_no_sample_comes_twice_in_an_epoch_and_all_come_in_the_first(whole):
+    loader = whole[-1][0]
+    given = loader.by_epoch(loader.given)
+    assert sorted(given[0]) == ALL
+    assert list(given) == list(range(EPOCHS))
+    assert all(len(ids) == len(set(ids)) for ids in given.values())
+
+
+def test_reports_hide_rows_and_the_refresh_scores_them_anew(whole):
+    loader = whole[-1][0]
+    given, reported = loader.by_epoch(loader.given), loader.by_epoch(loader.reported)
+    assert any(len(ids) < len(ALL) for ids in given.values())
+    # The last epoch's hidden rows have no later epoch that would need their scores.
+    assert all(sorted(set(reported[epoch])) == ALL for epoch in range(EPOCHS - 1))
+
+
+def test_each_step_is_taken_at_the_rate_that_the_loader_asks_for(whole):
+    loader, _, _, rates = whole[-1]
+    assert any(loader.factors[epoch] > 1 for epoch, _ in loader.given)
+    assert rates == pytest.approx([rates[0] * loader.factors[epoch] for epoch, _ in loader.given])
+
+
+def test_every_sample_is_evaluated_once(whole):
+    _, accuracy, model, _ = whole[-1]
+    samples: list[Any] = list(blobs.samples(blobs.NUM_VAL, seed=1))
+    points = torch.tensor(np.stack([np.frombuffer(sample["bin"], "<f4") for sample in samples]))
+    labels = torch.tensor([int(sample["cls"]) for sample in samples])
+    right = int((model(points).argmax(1) == labels).sum())
+    assert accuracy == pytest.approx(right / blobs.NUM_VAL)
+
+
+@pytest.mark.parametrize(
+    "where", ["first steps", "end of an epoch", "hidden rows", "before refresh"]
+)
+def test_a_resumed_run_reports_the_same_losses(whole, where, tmp_path):
+    framework, shards, saved, (loader, *_) = whole
+    steps = find_steps(loader)[where]
+    resumed, *_ = run(framework, shards, tmp_path, resume=checkpoint(saved, steps))
+    assert resumed.reported == loader.reported[loader.saves[steps] :]
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("framework", EXAMPLES)
+def test_two_ranks_share_the_samples_and_resume_the_same(framework, run_ranks: RunRanks, tmp_path):
+    pytest.importorskip(framework, reason="pip install 'tonari[frameworks]'")
+    blobs.write_blobs(tmp_path / "blobs")
+    ranks = run_ranks(
+        "fit", 2, framework, str(tmp_path), launcher="torchrun", timeout_s=240,
+        env={"TONARI_RANKS_PER_NODE": "1"},
+    ).reports  # fmt: skip
+    assert len({rank["accuracy"] for rank in ranks}) == 1
+    assert len({rank["steps"] for rank in ranks}) == 1
+    for epoch in map(str, range(EPOCHS)):
+        given = [i for rank in ranks for i in rank["given"][epoch]]
+        reported = [i for rank in ranks for i in rank["heard"][epoch]]
+        assert len(given) == len(set(given))
+        assert epoch == str(EPOCHS - 1) or sorted(set(reported)) == ALL
+    assert any(rank["exchanged"] for rank in ranks)
+    assert all(rank["resumed"] and rank["resumed"] == rank["rest"] for rank in ranks)
+
+
+def test_prepare_of_accelerate_leaves_the_loader_as_it_is(tmp_path):
+    accelerate = pytest.importorskip("accelerate", reason="pip install 'tonari[frameworks]'")
+    loader = object.__new__(Loader)
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
