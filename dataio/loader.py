@@ -284,14 +284,15 @@ class Loader:
             "importance": repr(self._importance),
         }
         everyone = self.world.allgather(json.dumps(mine).encode(), doing="compare settings")
-        for rank, theirs in enumerate(everyone):
-            for name, value in json.loads(theirs).items():
-                first = json.loads(everyone[0])[name]
-                if value != first:
-                    raise WorldError(
-                        f"Loader: rank {rank} was made with {name} {value}, rank 0 with {first}; "
-                        f"every rank must be given the same arguments and see the same source"
-                    )
+        other = next((rank for rank, told in enumerate(everyone) if told != everyone[0]), None)
+        if other is None:
+            return
+        first, theirs = json.loads(everyone[0]), json.loads(everyone[other])
+        name = next(name for name in first if first[name] != theirs[name])
+        raise WorldError(
+            f"Loader: rank {other} was made with {name} {theirs[name]}, rank 0 with {first[name]}; "
+            f"every rank must be given the same arguments and see the same source"
+        )
 
     def _stage(self) -> None:
         pool = self._pool

@@ -42,6 +42,7 @@ def build_loader(config: Config, job: Job) -> dataio.Loader:
             stage=data.stage,
             staging_readers=data.staging_readers,
             staging_bandwidth=data.staging_bandwidth,
+            quota=data.quota or None,
         )
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error

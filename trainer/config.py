@@ -64,7 +64,8 @@ class Section:
 class DataConfig(Section):
     """What to train on: shard patterns, and how samples are read; per replica.
 
-    ``staging_bandwidth`` is in bytes/s a node, 0: no limit; see `dataio.Loader` for the others.
+    ``staging_bandwidth`` is in bytes/s a node, 0: no limit; ``quota`` is a size such as "200GB", or
+    empty; see `dataio.Loader` for the others.
     """
 
     train: str | tuple[str, ...]
@@ -82,6 +83,7 @@ class DataConfig(Section):
     stage: Literal["before", "overlap"] = "before"
     staging_readers: Count = 2
     staging_bandwidth: NotNegative = 0.0
+    quota: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
