@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.errors import FieldError
+from dataio.npy_lock import NPY_LOCK
 from dataio.rows import FixedColumn, RowSchema
 
 RESERVED_NAMES = ("weight", "sample_id", "slot", "valid")
@@ -335,7 +336,8 @@ def _read_npy(
     field: Field, raw: bytes | memoryview, where: str, expected: str
 ) -> NDArray[np.generic]:
     try:
-        return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+        with NPY_LOCK:
+            return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
     except (ValueError, EOFError) as error:
         _reject(field, raw, where, expected, "Bytes", error)
 

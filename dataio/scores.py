@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.npy_lock import NPY_LOCK
 from dataio.policies import SCORE_DTYPE, Scores
 from dataio.world import World
 
@@ -34,7 +35,8 @@ def open_scores(directory: Path, num_slots: int, *, world: World) -> Scores:
         path = _create_scores(directory, num_slots)
     names = world.allgather(os.fsencode(path or ""), doing="make room for scores")
     shared = Path(os.fsdecode(names[world.topology.ranks_of_node[world.node][0]]))
-    scores = np.lib.format.open_memmap(shared, "r+").view(np.ndarray)
+    with NPY_LOCK:
+        scores = np.lib.format.open_memmap(shared, "r+").view(np.ndarray)
     world.barrier(doing="map the scores")
     if path is not None:
         path.unlink()

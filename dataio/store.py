@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dataio.atomic import as_open_as_its_directory
 from dataio.errors import CacheError, QuotaError
+from dataio.npy_lock import NPY_LOCK
 from dataio.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
@@ -70,7 +71,8 @@ class FixedFile:
                 return 0
             file.seek(0)
             np.lib.format.read_magic(file)
-            return int(np.lib.format.read_array_header_1_0(file)[0][0])
+            with NPY_LOCK:
+                return int(np.lib.format.read_array_header_1_0(file)[0][0])
 
     def map(self, *, writable: bool = True) -> None:
         """Map the file: ``rows`` is uint8[num_positions, width_bytes], shared by all ranks.
@@ -80,7 +82,8 @@ class FixedFile:
         """
         with open(self.path, "rb") as file:
             np.lib.format.read_magic(file)
-            shape, _, _ = np.lib.format.read_array_header_1_0(file)
+            with NPY_LOCK:
+                shape, _, _ = np.lib.format.read_array_header_1_0(file)
             start = self.start_bytes = file.tell()
         # NumPy would lengthen the file, and zeros would pass for rows.
         check_length(self.path, start + shape[0] * self.column.width_bytes)

@@ -11,6 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.errors import SourceError
+from dataio.npy_lock import NPY_LOCK
 from dataio.source.files import Storage, StorageFile
 
 HEADER_BYTES = 4096
@@ -105,7 +106,8 @@ def _read_header(file: StorageFile) -> tuple[tuple[int, ...], np.dtype[np.generi
             if version == (1, 0)
             else np.lib.format.read_array_header_2_0
         )
-        shape, in_columns, dtype = read(head)
+        with NPY_LOCK:
+            shape, in_columns, dtype = read(head)
     except (ValueError, EOFError) as error:
         raise _refused(file, f"no header of an .npy ({error})", "an .npy file") from error
     if dtype.hasobject or dtype.itemsize == 0:
