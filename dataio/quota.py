@@ -1,7 +1,7 @@
 """Divide the bytes that a cache may take: manifests and scores first, then rows. Pure.
 
 Where not all rows fit, a fixed set of them stays (every row is read once an epoch, so no choice of
-what to evict can beat keeping the same ones) and a quarter of the space takes the others by turns.
+what to evict can beat keeping the same ones) and the rest of the space takes the others by turns.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ MANIFEST_COPIES = 3
 """The base in force, the one that replaces it, and what was sealed meanwhile."""
 
 WINDOW_SHARE = 4
-"""One part in so many is for the rows that do not stay."""
+"""One part in so many, at least, is for the rows that do not stay."""
+
+DENSE_ROW_BYTES = 64 << 10
+"""Rows smaller than this are read with their neighbours: each window is a pass over the shards."""
 
 BLOCK_BYTES = 4096
 """What the last bytes of a file take at least."""
@@ -146,11 +149,12 @@ def _divide(
             # All fixed fields would fit, but no window beside them should a heap be full.
             positions = num_slots - 1
         heap_bytes = (rows_bytes - positions * fixed_bytes) // need.local_size
-    windows = max(positions // WINDOW_SHARE, need.window_rows)
+    windows = min(max(_windows(positions, num_slots, need), need.window_rows), positions)
     # A batch of rows that are larger than most still fits.
     heap_windows = 3 * need.batch_size * need.row_bytes
-    share = WINDOW_SHARE if need.variable_bytes else 2
-    heap_windows = min(max(heap_bytes // share, heap_windows), heap_bytes)
+    whole = num_slots * need.variable_bytes // need.local_size
+    shared = _windows(heap_bytes, whole, need) if need.variable_bytes else heap_bytes // 2
+    heap_windows = min(max(shared, heap_windows), heap_bytes)
     resident = num_slots if positions >= num_slots else max(positions - windows, 0)
     more_manifests = need.manifest_bytes() * (MANIFEST_COPIES - 1) // MANIFEST_COPIES
     scores = num_slots * SCORE_DTYPE.itemsize if need.scored else 0
@@ -165,6 +169,17 @@ def _divide(
         num_seals,
         scores + (more_manifests if need.num_arrivals else 0),
     )
+
+
+def _windows(space: int, whole: int, need: Need) -> int:
+    """Choose how much of the space is for rows that do not stay.
+
+    Where a window is a pass over the shards, an epoch reads (whole - staying) x that / windows,
+    which is least where as much is for windows as the space falls short of the whole. Some rows
+    stay in any case: they tell how large a row is.
+    """
+    dense = need.row_bytes < DENSE_ROW_BYTES
+    return min(max(space // WINDOW_SHARE, whole - space if dense else 0), space - space // 8)
 
 
 def too_small(quota_bytes: int, least_bytes: int, need: Need) -> QuotaError:

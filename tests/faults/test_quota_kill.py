@@ -11,7 +11,7 @@ from dataio.manifest import from_table
 from dataio.world import single_world
 from tests.dataio.test_quota import SAMPLES, Shards, batches, held_bytes, make, run, train
 
-QUOTA = 900_000
+QUOTA = 1_400_000
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def kill(source):
         os.kill(os.getpid(), signal.SIGKILL)
 
 dataio.staging.SEAL_BYTES = 100_000
-train(make(single_world(), Path(sys.argv[1]), "both", Shards(gate=kill), quota=900_000))
+train(make(single_world(), Path(sys.argv[1]), "both", Shards(gate=kill), quota=1_400_000))
 """
 
 
