@@ -254,7 +254,7 @@ class Gather:
             yield block
 
     def _looked_up(self, pick: Pick, steps: range) -> Iterator[LookedUp]:
-        # A short block first, so that the first batch comes soon; then long ones.
+        # Short blocks first: no batch waits long for the look-up of the next.
         num_steps = 4
         while steps:
             block = pick(steps.start, min(num_steps, len(steps)))
@@ -266,7 +266,7 @@ class Gather:
                 slot, sample_id = np.where(padding, PADDING, [slot, sample_id])
             yield LookedUp(steps.start, block, located, small, slot, sample_id)
             steps = steps[len(slot) :]
-            num_steps = max(BLOCK_ROWS // slot.shape[1], 1)
+            num_steps = min(4 * num_steps, max(BLOCK_ROWS // slot.shape[1], 1))
 
     def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
         slots, weight = block.block.slots, block.block.weight
