@@ -171,6 +171,8 @@ class Loader:
         self._drop_last = drop_last
         self._overlaps = stage == "overlap"
         self._metrics = Path(metrics) if metrics is not None else None
+        if self._metrics is not None and self.world.rank == 0:
+            _check_metrics(self._metrics)
         self.fields = dict(fields)
         self.seed = seed
         self.device = torch.device(device) if device is not None else None
@@ -494,8 +496,12 @@ class Loader:
         ranks = self.world.allgather_array(mine.to_array(), doing="bring figures together")
         self._epoch_figures = summarise(self.epoch, ranks)
         if self.world.rank == 0 and self._metrics is not None:
-            with self._metrics.open("a") as file:
-                file.write(json.dumps(self._epoch_figures | {"rank_0": self.stats()}) + "\n")
+            line = json.dumps(self._epoch_figures | {"rank_0": self.stats()})
+            try:
+                _append(self._metrics, line + "\n")
+            except OSError as error:
+                # Weeks of training are worth more than a line of figures.
+                log.warning("[rank 0] %s: the epoch's figures are lost (%s)", self._metrics, error)
 
     def _finish_exchange(self) -> None:
         if self._exchange is None:
@@ -900,6 +906,22 @@ class Loader:
             self.close()
         else:
             self._release()
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def _check_metrics(path: Path) -> None:
+    """Find out now, not at the end of the first epoch, that a file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, "")
+    except OSError as error:
+        raise ValueError(
+            f"metrics: {path} cannot be written ({error}); give a file in a directory that can"
+        ) from error
 
 
 def _check_arguments(

@@ -23,6 +23,9 @@ from dataio.seeding import Key, key
 
 Weights = Mapping[str, float]
 
+EMPTY_EPOCHS = 3
+"""Epochs without a batch, as when all rows are hidden, before it is an error."""
+
 
 class Mixture:
     """Draws batches from loaders by weight; an epoch is a number of steps.
@@ -114,8 +117,15 @@ class Mixture:
 
     def _next(self, name: str) -> Batch:
         loader = self.loaders[name]
+        used_up = 0
         while True:
             if loader.is_used_up():
+                used_up += 1
+                if used_up > EMPTY_EPOCHS:
+                    raise ValueError(
+                        f"Mixture: {EMPTY_EPOCHS} epochs in a row of {name!r} had no batch, "
+                        "expected at least one; lower its batch_size, or hide fewer of its rows"
+                    )
                 loader.set_epoch(loader.epoch + 1)
                 self._open.pop(name, None)
             if name not in self._open:

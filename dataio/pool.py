@@ -18,7 +18,7 @@ from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
-from dataio.quota import WINDOW_SHARE, Budget, Need, plan_budget, too_small
+from dataio.quota import Budget, Need, plan_budget, too_small
 from dataio.rows import Rows, RowSchema
 from dataio.scores import no_scores, open_scores
 from dataio.sizes import format_bytes
@@ -379,24 +379,19 @@ class Pool:
         row_bytes = cache.schema.fixed_bytes + cache.entries.extents_total_bytes / max(present, 1)
         rate = staging.num_bytes / max(self.staging_s, 1e-9) if staging is not None else 0.0
         missing = leads * cache.num_missing
-        mine = np.array([leads * present, missing, missing * row_bytes, rate])
-        rows, missing, num_bytes, rate = self.world.allgather_array(
+        window_bytes = 0
+        if self._halves is not None:
+            half = self._halves[0]
+            window_bytes = len(half.positions) * cache.schema.fixed_bytes + len(half.heap)
+        mine = np.array([leads * present, missing, missing * row_bytes, rate, window_bytes])
+        rows, missing, num_bytes, rate, window_bytes = self.world.allgather_array(
             mine.astype(np.float64), doing="say what does not fit"
         ).sum(axis=0)
         if self.world.rank or not missing or self._has_told:
             return
         self._has_told = True
-        assert self._budget is not None
         # A pass opens every shard that has a missing row: where rows are small it reads them whole.
-        half = (
-            self.world.world_size
-            * (
-                self._budget.positions * cache.schema.fixed_bytes // self.world.local_size
-                + self._budget.heap_bytes
-            )
-            // (2 * WINDOW_SHARE)
-        )
-        passes = max(-(-int(num_bytes) // max(half, 1)), 1)
+        passes = max(-(-int(num_bytes) // max(int(window_bytes), 1)), 1)
         slowest = passes * num_bytes / rate if rate else 0.0
         cost = f", {num_bytes / rate:.1f} to {slowest:.1f} s at the rate of staging" if rate else ""
         log.warning(

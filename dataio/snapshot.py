@@ -146,7 +146,6 @@ def load_samples(path: Path, num_nodes: int, sample_id: NDArray[np.int64]) -> No
         slots = order[np.minimum(place, len(order) - 1)]
         wanted = np.flatnonzero(sample_id[slots] == theirs["sample_id"])
         slots, found = slots[wanted], theirs[wanted]
-        found["trained"] = np.maximum(found["trained"], rows["trained"][slots])
         # Hidden rows keep their order within a node; nodes take turns.
         found["hidden_place"] = np.where(
             found["hidden_place"] >= 0, found["hidden_place"] * num_nodes + node, -1

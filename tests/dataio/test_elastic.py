@@ -147,6 +147,31 @@ def test_scores_follow_their_samples_to_other_ranks(tmp_path):
     assert all(loss == i for i, loss in pairs)
 
 
+def test_where_every_node_holds_all_the_report_of_whoever_trained_a_sample_counts(tmp_path):
+    options = {"batch_size": 4, "num_threads": 0, "policy": shuffle.Global(), "stage": "before"}
+
+    def before(world):
+        with make(world, tmp_path / "a", importance=KAKURENBO, **options) as loader:
+            loader.set_epoch(0)
+            reported = []
+            for _, batch in zip(range(6), loader, strict=False):
+                ids = batch["sample_id"]
+                loader.report(batch, ids.float(), ids >= 0, ids.float())
+                reported += ids.tolist()
+            loader.save(tmp_path / "saved")
+            return reported
+
+    def after(world):
+        with make(world, tmp_path / "b", importance=KAKURENBO, **options) as loader:
+            loader.restore(tmp_path / "saved")
+            return loader._pool.scores.copy()
+
+    trained = sorted(i for rank in run_threads(thread_worlds([2, 1]), before) for i in rank)
+    (scores,) = run_threads(thread_worlds([1]), after)
+    assert np.flatnonzero(scores["epoch"] == 0).tolist() == trained
+    assert scores["loss"][trained].tolist() == trained
+
+
 def test_the_state_stays_small_on_many_nodes():
     many = Stretch((4,) * 4000 + (3,), 256, 0, 17)
     position = Position(5, (many, many, many), 2)
@@ -167,3 +192,14 @@ def test_a_state_within_an_epoch_that_hides_needs_what_save_wrote(tmp_path):
                 loader.load_state_dict(state)
 
     run_threads(thread_worlds([1]), run)
+
+
+def test_another_layout_begins_in_its_epoch_and_another_batch_size_does_not():
+    saved = Position(7, (Stretch((2, 2), 4, 3, 9),), 1)
+    assert saved.resumed((2, 2), 4) is saved
+    smaller = saved.resumed((2, 2), 3)
+    assert (smaller.running.first_epoch, smaller.ended) == (3, saved.stretches)
+    elsewhere = saved.resumed((1,), 4)
+    assert (elsewhere.running.first_epoch, elsewhere.ended) == (7, saved.stretches)
+    assert elsewhere.running.steps == elsewhere.refresh_step == 0
+    assert saved.at(steps=0, refresh_step=0).resumed((1,), 4).ended == ()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dataio.figures import Waits, summarise
-from dataio.world import run_threads, thread_worlds
+from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.test_loader import make
 
 
@@ -55,3 +55,20 @@ def test_rank_0_writes_a_line_an_epoch_for_all_ranks(tmp_path):
     assert stats[0]["straggler_rank"] == stats[1]["straggler_rank"] in (0, 1)
     assert stats[0]["wait_p50_s"] <= stats[0]["wait_p95_s"] <= stats[0]["wait_p99_s"]
     assert stats[0]["peer_bytes"] > 0
+
+
+def test_a_file_of_metrics_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"metrics: .*file/m.jsonl cannot be written .*; give a"):
+        make(single_world(), tmp_path / "cache", metrics=tmp_path / "file" / "m.jsonl")
+    assert not list(tmp_path.glob("cache/*/node*")), "before anything was staged"
+
+
+def test_figures_that_can_no_longer_be_written_do_not_end_the_job(tmp_path, caplog):
+    path = tmp_path / "new" / "m.jsonl"
+    with make(single_world(), tmp_path / "cache", metrics=path) as loader:
+        path.unlink()
+        path.mkdir()
+        epochs = [len(list(loader)) for _ in loader.epochs(2)]
+    assert epochs == [13, 13]
+    assert "the epoch's figures are lost" in caplog.text

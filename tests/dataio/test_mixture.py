@@ -1,10 +1,12 @@
 from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 
 from dataio import StateError
 from dataio.mixture import Mixture
+from dataio.policies import Selection
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.test_loader import digest, make
 from tests.memory_source import MemorySource
@@ -95,3 +97,22 @@ def test_wrong_weights_and_states_are_refused(tmp_path):
             mixture.load_state_dict(mixture.state_dict() | {"seed": 9})
         with pytest.raises(StateError, match=r"mixture.json: no such file"):
             mixture.restore(tmp_path / "nowhere")
+
+
+class HideAll:
+    """A policy that leaves nothing to train on."""
+
+    uses_scores = False
+
+    def select(self, scores, *, epoch, num_epochs, rng):
+        return Selection(np.arange(len(scores)))
+
+    def due(self, hidden, *, epoch):
+        return hidden[:0]
+
+
+def test_a_dataset_that_never_has_a_batch_is_an_error_and_no_endless_loop(tmp_path):
+    loader = make(single_world(), tmp_path, importance=HideAll())
+    with Mixture({"small": loader}, {"small": 1}, steps=5) as mixture:
+        with pytest.raises(ValueError, match=r"3 epochs in a row of 'small' had no batch.*lower"):
+            next(iter(mixture))
