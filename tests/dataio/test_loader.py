@@ -607,3 +607,19 @@ def test_the_profiler_sees_waits_and_turns(tmp_path):
     counts = {event.key: event.count for event in profile.key_averages()}
     assert counts["tonari: wait for a batch"] == 26
     assert counts["tonari: epoch turn"] == 1
+
+
+def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
+    """The slots they took were checked in the epoch before, with other rows in them."""
+
+    def run(world):
+        with make(world, tmp_path, exchange=1.0, num_threads=0) as loader:
+            for epoch in loader.epochs(2):
+                if epoch == 1:
+                    cache = loader._pool.cache
+                    cache.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
+                for batch in loader:
+                    valid = batch["slot"] >= 0
+                    assert torch.equal(batch["label"][valid], batch["sample_id"][valid] % 10)
+
+    run_threads(thread_worlds([1, 1]), run)

@@ -44,6 +44,7 @@ def test_each_dataset_goes_round_at_its_own_pace(tmp_path):
     with mixed(single_world(), tmp_path, weights={"large": 0, "small": 1}, steps=15) as mixture:
         ids = [i for batch in mixture for i in batch["sample_id"].tolist() if i >= 0]
     assert Counter(ids) == {i: 3 for i in range(22)}, "15 batches are three laps of 22 rows"
+    assert ids[:22] != ids[22:44], "each lap in an order of its own"
 
 
 def test_weights_may_change_between_epochs(tmp_path):

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.order import Order, deal, deal_all, num_steps, top_up, valid_rows
+from dataio.order import Order, deal, deal_all, num_steps, stage_groups, top_up, valid_rows
 from dataio.seeding import key
 
 
@@ -90,3 +90,32 @@ def test_dealing_all_decks_is_dealing_each(decks):
     rows, replicas = np.array([n for n, _ in decks]), [width for _, width in decks]
     each = [deal(n, width) for n, width in decks]
     assert deal_all(rows, replicas).tolist() == np.concatenate(each).tolist()
+
+
+@given(decks())
+def test_grouped_rows_are_trained_group_after_group_each_once(deck):
+    visible, num_replicas, batch_size, epoch = deck
+    groups = stage_groups(int(visible.max(initial=0)) + 1, key(0, "stage", epoch=epoch), most=4)
+    dealt = deal(len(visible), num_replicas)
+    steps = num_steps(dealt, batch_size)
+    replicas = [
+        Order(visible, None, dealt, turn, batch_size, steps, groups) for turn in range(num_replicas)
+    ]
+    trained = [order.slots_at(np.arange(order.num_rows)).tolist() for order in replicas]
+    assert sorted(slot for rows in trained for slot in rows) == visible.tolist()
+    place = np.empty(groups.bounds.max(), np.int64)
+    for number, (start, stop) in enumerate(groups.bounds.tolist()):
+        place[start:stop] = number
+    for rows in trained:
+        came = place[rows].tolist()
+        assert came == sorted(came), "no row before those of the groups staged earlier"
+
+
+def test_groups_are_shuffled_each_in_its_own_way():
+    groups = stage_groups(400, key(0, "stage"), most=2)
+    order = Order(range(400), None, np.array([400]), 0, 400, 1, groups)
+    first, second = order.batch(0).slots.reshape(2, 200) % 200
+    assert sorted(first) == sorted(second) == list(range(200))
+    assert (first != second).sum() > 150
+    starts = stage_groups(400, key(0, "stage"), most=16).bounds[:, 0].tolist()
+    assert sorted(starts) == list(range(0, 400, 25)) != starts
