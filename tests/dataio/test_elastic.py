@@ -44,7 +44,7 @@ def make(world, root, *, batch_size, num_threads, policy, importance, stage):
     )
 
 
-def run_legs(root, *, by_save, policy, importance=None, stage="before", legs=LEGS):
+def run_legs(root, *, by_save, policy, importance=None, stage="before", legs=LEGS, caches=(0, 1)):
     """Train leg by leg, each on other ranks: trained and refreshed samples by epoch, and states."""
     trained: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
     refreshed: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
@@ -56,7 +56,7 @@ def run_legs(root, *, by_save, policy, importance=None, stage="before", legs=LEG
             steps: list[tuple[int, int]] = []
             loader = make(
                 world,
-                root / f"cache{number % 2}",
+                root / f"cache{caches[number % len(caches)]}",
                 batch_size=batch_size,
                 num_threads=threads,
                 policy=policy,
@@ -105,6 +105,15 @@ def test_each_sample_of_each_epoch_comes_once_on_changing_ranks(tmp_path, by_sav
     once = Counter(range(NUM_SAMPLES))
     for epoch, counted in enumerate(trained):
         assert counted == once, f"epoch {epoch}"
+
+
+def test_a_cache_of_the_same_ranks_before_they_changed_is_not_taken_for_theirs(tmp_path):
+    """It is of this layout and epoch too, but its rows have moved for longer."""
+    legs = (((1, 1), 4, 0, 30), ((1,), 4, 0, 3), ((1, 1), 4, 0, 5), ((1,), 4, 0, None))
+    trained, _ = run_legs(
+        tmp_path, by_save=False, policy=shuffle.Partial(0.5), legs=legs, caches=("a", "b", "a", "b")
+    )
+    assert trained == [Counter(range(NUM_SAMPLES))] * EPOCHS
 
 
 @pytest.mark.parametrize("importance", [KAKURENBO, RandomPrune(0.25, delta=0.9)])

@@ -613,7 +613,8 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
     """The slots they took were checked in the epoch before, with other rows in them."""
 
     def run(world):
-        with make(world, tmp_path, exchange=1.0, num_threads=0) as loader:
+        source = MemorySource(60)  # halved evenly: every row leaves
+        with make(world, tmp_path, source=source, exchange=1.0, num_threads=0) as loader:
             for epoch in loader.epochs(2):
                 if epoch == 1:
                     cache = loader._pool.cache
