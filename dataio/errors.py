@@ -4,7 +4,13 @@ from pathlib import Path
 
 
 class DataioError(Exception):
-    """Root of every error that dataio raises for something outside the program."""
+    """Root of every error that dataio raises for something outside the program.
+
+    Attributes:
+        all_ranks: Whether every rank raises it, so that rank 0 can speak for all.
+    """
+
+    all_ranks = False
 
 
 class SourceError(DataioError):

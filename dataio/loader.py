@@ -291,10 +291,12 @@ class Loader:
             return
         first, theirs = json.loads(everyone[0]), json.loads(everyone[other])
         name = next(name for name in first if first[name] != theirs[name])
-        raise WorldError(
+        error = WorldError(
             f"Loader: rank {other} was made with {name} {theirs[name]}, rank 0 with {first[name]}; "
             f"every rank must be given the same arguments and see the same source"
         )
+        error.all_ranks = True
+        raise error
 
     def _stage(self) -> None:
         pool = self._pool

@@ -595,7 +595,9 @@ def _agreed_budget(quota_bytes: int, need: Need, world: World) -> Budget:
     least = np.array([need.least_bytes()])
     most = int(world.allreduce(least, op="max", doing="compare quotas")[0])
     if quota_bytes < most:
-        raise too_small(quota_bytes, most, need)
+        error = too_small(quota_bytes, most, need)
+        error.all_ranks = True
+        raise error
     return plan_budget(quota_bytes, need)
 
 

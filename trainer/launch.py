@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from dataio.errors import DataioError
-from dataio.world import World, discover_world
+from dataio.world import World, discover_world, wait_for_rank_0
 from shuffle import ExchangeError
 from trainer.errors import ConfigError
 
@@ -62,6 +62,7 @@ def _ending_together(world: World) -> Iterator[None]:
     except (DataioError, ExchangeError, ConfigError) as error:
         # A command would turn it into an exit status, and the other ranks would wait for ever.
         if world.world_size > 1:
+            wait_for_rank_0(world, error)
             world.abort(f"{type(error).__name__}: {error}")
         raise
 

@@ -26,5 +26,7 @@ def agree(world: World, work: Callable[[], bytes], *, doing: str) -> list[bytes]
     parts = world.allgather(part, doing=doing)
     for found in parts:
         if found[:1] in ERRORS:
-            raise ERRORS[found[:1]](found[1:].decode())
+            everyones = ERRORS[found[:1]](found[1:].decode())
+            everyones.all_ranks = True
+            raise everyones
     return [found[1:] for found in parts]

@@ -1,5 +1,6 @@
 """Who is where, and a few verbs between ranks."""
 
+from dataio.world.abort import wait_for_rank_0
 from dataio.world.base import Request, Transport
 from dataio.world.discover import discover_world
 from dataio.world.single import single_world
@@ -17,4 +18,5 @@ __all__ = [
     "run_threads",
     "single_world",
     "thread_worlds",
+    "wait_for_rank_0",
 ]

@@ -9,13 +9,17 @@ before ``main`` joins a world: there the other ranks' time limits end the job, s
 import atexit
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import NoReturn
 
+from dataio.errors import DataioError
 from dataio.world.world import World
 
 ExitCode = int | str | None
+
+PATIENCE_S = 10.0
 
 
 class _WatchedExit(SystemExit):
@@ -40,6 +44,7 @@ def install_abort_hooks(world: World) -> None:
     def end(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        wait_for_rank_0(world, error)
         lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
         text = "\n".join(f"[rank {world.rank}] {line}" for line in lines)
         print(text, file=sys.stderr, flush=True)
@@ -53,6 +58,15 @@ def install_abort_hooks(world: World) -> None:
     threading.excepthook = end_thread
     sys.exit = _watched_exit
     atexit.register(_end_after_exit, world)
+
+
+def wait_for_rank_0(world: World, error: BaseException | None) -> None:
+    """Let rank 0 speak for all where all ranks have the same error: its message ends this one too.
+
+    Thousands of ranks that say the same would bury it. Should rank 0 not come, this rank speaks.
+    """
+    if world.rank and isinstance(error, DataioError) and error.all_ranks:
+        time.sleep(PATIENCE_S)
 
 
 def _watched_exit(status: ExitCode = None, /) -> NoReturn:

@@ -54,6 +54,17 @@ def test_one_rank_that_fails_ends_the_job(
     assert job.seconds < 30  # The others would have waited 60 s.
 
 
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_of_an_error_that_all_ranks_have_rank_0_alone_speaks(launch: Launch, launcher: str) -> None:
+    job = launch("world_fails", 3, "all", launcher=launcher)
+    assert job.status != 0
+    told = re.findall(
+        r"^\[rank (\d)\].*SourceError: /nowhere/train-0.tar: no such", job.stderr, re.M
+    )
+    assert set(told) == {"0"}, job.stderr
+    assert job.seconds < 30
+
+
 def test_a_traceback_names_its_rank_on_every_line(launch: Launch) -> None:
     stderr = launch("world_fails", 2, "error").stderr
     assert re.search(r"^\[rank 1\] Traceback", stderr, re.M)
