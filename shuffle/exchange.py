@@ -136,8 +136,8 @@ class PlannedExchange:
             raise ExchangeError(
                 f"[rank {self._world.rank}] {len(corrupt)} rows from rank {source} do not match "
                 f"their checksums, the first is sample {rows.sample_id[corrupt[0]]}; the cache on "
-                f"rank {source}'s node is damaged: remove it there and start again, it is staged "
-                "anew"
+                f"rank {source}'s node is damaged: run `tonari cache verify` there and start "
+                "again, only these rows are read anew"
             )
 
     def finish(self, scores: Scores | None) -> dict[str, float]:
