@@ -31,7 +31,7 @@ KAKURENBO = Kakurenbo(0.5, drops=(), alphas=(1.0,), warmup_epochs=0)
 class HeldSource(MemorySource):
     """Gives so many rows to each rank; then waits to be told to go on, or fails.
 
-    One piece after the other, so that the rows it gives are of the first groups.
+    To be read by one thread, so that the rows it gives are of the first groups.
     """
 
     def __init__(self, num_rows, *, fails=False):
@@ -40,17 +40,15 @@ class HeldSource(MemorySource):
         self.go_on = threading.Event()
         self._left = num_rows
         self._fails = fails
-        self._piece = threading.Lock()
 
     def read(self, sample_ids, fields):
-        with self._piece:
-            for rows in super().read(sample_ids, fields):
-                self._left -= len(rows)
-                if self._left < 0 and self._fails:
-                    raise SourceError("memory: the server went away; look at the server")
-                if self._left < 0:
-                    assert self.go_on.wait(20)
-                yield rows
+        for rows in super().read(sample_ids, fields):
+            self._left -= len(rows)
+            if self._left < 0 and self._fails:
+                raise SourceError("memory: the server went away; look at the server")
+            if self._left < 0:
+                assert self.go_on.wait(20)
+            yield rows
 
 
 def make(world, root, source, **options):
@@ -67,7 +65,7 @@ def make(world, root, source, **options):
 def overlapped(world, root, source, **options):
     return make(
         world, root, source, stage="overlap", shuffle=shuffle.Partial(0.3), importance=KAKURENBO,
-        **options,
+        staging_readers=1, **options,
     )  # fmt: skip
 
 
