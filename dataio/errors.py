@@ -57,6 +57,10 @@ class CorruptRowError(DataioError):
     """The bytes of a row do not match its checksum."""
 
 
+class ExchangeError(DataioError):
+    """Rows that travel between nodes did not arrive, or not as they were sent."""
+
+
 class WorkerError(DataioError):
     """A process that transforms samples died, or the transform raised there."""
 

@@ -34,7 +34,7 @@ from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
 from dataio.order import Block, Order, num_steps
 from dataio.placement import Placement
-from dataio.policies import Exchange, Importance, Local, Selection, Shuffle
+from dataio.policies import Exchange, Importance, Local, RowStore, Selection, Shuffle, Turn
 from dataio.pool import Pool, lay_out
 from dataio.replay import groups_of, trained_samples, trained_slots
 from dataio.rows import IdStore
@@ -409,14 +409,20 @@ class Loader:
             self._mean_row_bytes = self._agree_row_bytes()
         self._pool.make_room()
         self._exchange = self._shuffle.begin(
+            self._exchange_turn(self._pool.cache, steps, self._mean_row_bytes)
+        )
+
+    def _exchange_turn(self, store: RowStore, steps: range, mean_row_bytes: int) -> Turn:
+        return Turn(
             self.world,
-            self._pool.cache,
+            store,
             self.layout,
-            epoch=self.epoch,
-            seed=self.seed,
-            steps=steps,
-            mean_row_bytes=self._mean_row_bytes,
-            first_tag=self._first_tag,
+            self.epoch,
+            self.seed,
+            steps,
+            mean_row_bytes,
+            self._first_tag,
+            self._pool.scores if self._pool.keeps_scores else None,
         )
 
     def _ensure_begun(self) -> None:
@@ -520,15 +526,9 @@ class Loader:
         """
         pool = self._pool
         if pool.keeps_scores:
+            ids = IdStore(pool.sample_ids)
             exchange = self._shuffle.begin(
-                self.world,
-                IdStore(pool.sample_ids),
-                self.layout,
-                epoch=self.epoch,
-                seed=self.seed,
-                steps=range(0),
-                mean_row_bytes=IdStore.schema.fixed_bytes,
-                first_tag=self._first_tag,
+                self._exchange_turn(ids, range(0), ids.schema.fixed_bytes)
             )
             if exchange is not None:
                 exchange.finish(pool.scores)

@@ -88,6 +88,33 @@ class RowStore(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The epoch beside which rows travel, to take effect in the next, as one rank sees it.
+
+    Attributes:
+        world: All ranks.
+        store: This node's rows.
+        layout: Replicas and samples.
+        epoch: The running epoch.
+        seed: The run's seed.
+        steps: Its steps that remain.
+        mean_row_bytes: The same on all ranks: it says into how many parcels a chunk is cut.
+        first_tag: Messages use the CHANNEL_TAGS tags from here on.
+        scores: The pool's, as they are when the epoch begins; None if none are kept.
+    """
+
+    world: World
+    store: RowStore
+    layout: Layout
+    epoch: int
+    seed: int
+    steps: range
+    mean_row_bytes: int
+    first_tag: int
+    scores: Scores | None = None
+
+
 class Exchange(Protocol):
     """One epoch's exchange under way, on one replica."""
 
@@ -133,23 +160,8 @@ class Shuffle(Protocol):
         """
         ...
 
-    def begin(
-        self,
-        world: World,
-        store: RowStore,
-        layout: Layout,
-        *,
-        epoch: int,
-        seed: int,
-        steps: range,
-        mean_row_bytes: int,
-        first_tag: int,
-    ) -> Exchange | None:
-        """Start an epoch's exchange, spread over the steps that remain; None if nothing moves.
-
-        ``mean_row_bytes`` must be the same on all ranks: the number of chunks is derived from it.
-        Messages use the CHANNEL_TAGS tags from ``first_tag`` on.
-        """
+    def begin(self, turn: Turn) -> Exchange | None:
+        """Start an epoch's exchange, spread over the steps that remain; None if nothing moves."""
         ...
 
 
@@ -171,16 +183,5 @@ class Local:
         """Every slot holds the sample it was staged with."""
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
 
-    def begin(
-        self,
-        world: World,
-        store: RowStore,
-        layout: Layout,
-        *,
-        epoch: int,
-        seed: int,
-        steps: range,
-        mean_row_bytes: int,
-        first_tag: int,
-    ) -> None:
+    def begin(self, turn: Turn) -> None:
         """Nothing moves."""

@@ -1,7 +1,6 @@
 """Which node holds which row: local, partial and global shuffling."""
 
 from dataio.policies import Local
-from shuffle.errors import ExchangeError
 from shuffle.policies import Global, Partial
 
-__all__ = ["ExchangeError", "Global", "Local", "Partial"]
+__all__ = ["Global", "Local", "Partial"]

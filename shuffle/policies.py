@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
-from dataio.policies import Exchange, RowStore
-from dataio.world import World
-from shuffle.exchange import PlannedExchange
+from dataio.policies import Exchange, Turn
+from dataio.transfer import Parcel, Transfer
 from shuffle.plan import leaving_slots, num_leaving, placement
-from shuffle.schedule import plan_parcels
+from shuffle.schedule import plan_legs
 
 
 @dataclass(frozen=True)
@@ -51,35 +50,38 @@ class Partial:
             first_epoch=first_epoch,
         )
 
-    def begin(
-        self,
-        world: World,
-        store: RowStore,
-        layout: Layout,
-        *,
-        epoch: int,
-        seed: int,
-        steps: range,
-        mean_row_bytes: int,
-        first_tag: int,
-    ) -> Exchange | None:
-        """Start the epoch's exchange, spread over ``steps``; `progress` sends the first."""
-        leaving = self.num_leaving(layout)
+    def begin(self, turn: Turn) -> Exchange | None:
+        """Start the epoch's exchange, spread over its steps; `progress` sends the first."""
+        leaving = self.num_leaving(turn.layout)
         if leaving == 0:
             return None
-        replica = world.replica
-        slots = leaving_slots(layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch)
-        parcels = plan_parcels(
-            layout,
+        replica, rank_of = turn.world.replica, turn.world.rank_of_replica
+        slots = leaving_slots(
+            turn.layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
+        )
+        legs = plan_legs(
+            turn.layout,
             replica=replica,
             num_leaving=leaving,
-            seed=seed,
-            epoch=epoch,
-            steps=steps,
-            mean_row_bytes=mean_row_bytes,
-            first_tag=first_tag,
+            seed=turn.seed,
+            epoch=turn.epoch,
+            steps=turn.steps,
+            mean_row_bytes=turn.mean_row_bytes,
+            first_tag=turn.first_tag,
         )
-        return PlannedExchange(world, store, slots=slots, parcels=parcels)
+        rows = [slots[leg.start : leg.stop] for leg in legs]
+        return Transfer(
+            turn.world,
+            turn.store,
+            sends=[
+                Parcel(part, rank_of(leg.dest), leg.tag, leg.step)
+                for part, leg in zip(rows, legs, strict=True)
+            ],
+            receives=[
+                Parcel(part, rank_of(leg.source), leg.tag, leg.step)
+                for part, leg in zip(rows, legs, strict=True)
+            ],
+        )
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,5 @@ class Global:
         """Slot s holds sample s, on every node, for ever."""
         return np.arange(layout.num_samples, dtype=np.int64)
 
-    def begin(
-        self,
-        world: World,
-        store: RowStore,
-        layout: Layout,
-        *,
-        epoch: int,
-        seed: int,
-        steps: range,
-        mean_row_bytes: int,
-        first_tag: int,
-    ) -> None:
+    def begin(self, turn: Turn) -> None:
         """Nothing moves."""

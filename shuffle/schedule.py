@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataio.errors import ExchangeError
 from dataio.layout import Layout
 from dataio.world import CHANNEL_TAGS
-from shuffle.errors import ExchangeError
 from shuffle.plan import chunk_bounds, chunk_step, parcel_bounds
 from shuffle.ring import make_ring
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Leg:
     """One message of the plan.
 
     Attributes:
@@ -34,7 +34,7 @@ class Parcel:
     tag: int
 
 
-def plan_parcels(
+def plan_legs(
     layout: Layout,
     *,
     replica: int,
@@ -44,7 +44,7 @@ def plan_parcels(
     steps: range,
     mean_row_bytes: int,
     first_tag: int,
-) -> list[Parcel]:
+) -> list[Leg]:
     """Plan a replica's parcels of an epoch, in the order in which they are sent.
 
     Args:
@@ -66,7 +66,7 @@ def plan_parcels(
     shifts = ring.shifts(chunks)
     dests = ring.destinations(np.full(chunks, replica), shifts)
     sources = ring.destinations(np.full(chunks, replica), -shifts)
-    parcels: list[Parcel] = []
+    legs: list[Leg] = []
     for chunk in range(chunks):
         cuts = int(bounds[chunk]) + parcel_bounds(
             int(bounds[chunk + 1] - bounds[chunk]), mean_row_bytes=mean_row_bytes
@@ -74,12 +74,12 @@ def plan_parcels(
         step = chunk_step(chunk, chunks, steps)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             dest, source = int(dests[chunk]), int(sources[chunk])
-            tag = first_tag + len(parcels)
-            parcels.append(Parcel(start, stop, chunk, dest, source, step, tag))
-    if len(parcels) > CHANNEL_TAGS:
+            tag = first_tag + len(legs)
+            legs.append(Leg(start, stop, chunk, dest, source, step, tag))
+    if len(legs) > CHANNEL_TAGS:
         raise ExchangeError(
             f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "
-            f"{len(parcels)} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
+            f"{len(legs)} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
             f"fraction or start more ranks"
         )
-    return parcels
+    return legs

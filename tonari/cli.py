@@ -21,7 +21,6 @@ KNOWN_ERRORS = frozenset(
     {
         "benchmarks.errors.BenchError",
         "dataio.errors.DataioError",
-        "shuffle.errors.ExchangeError",
         "tonari.errors.CommandError",
         "trainer.errors.ConfigError",
     }

@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from dataio.errors import DataioError
 from dataio.world import World, discover_world, wait_for_rank_0
-from shuffle import ExchangeError
 from trainer.errors import ConfigError
 
 
@@ -59,7 +58,7 @@ def _ending_together(world: World) -> Iterator[None]:
     """End the job on an error of ours; the hooks of the world do so on others, with their trace."""
     try:
         yield
-    except (DataioError, ExchangeError, ConfigError) as error:
+    except (DataioError, ConfigError) as error:
         # A command would turn it into an exit status, and the other ranks would wait for ever.
         if world.world_size > 1:
             wait_for_rank_0(world, error)

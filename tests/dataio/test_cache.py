@@ -13,6 +13,7 @@ from dataio.fields import Array, Bytes, Int, row_schema
 from dataio.layout import Layout
 from dataio.manifest import make_entries
 from dataio.placement import Placement
+from dataio.policies import Turn
 from dataio.pool import Pool
 from dataio.rows import Rows
 from dataio.world import run_threads, single_world, thread_worlds
@@ -88,8 +89,7 @@ def test_what_is_free_is_known_without_looking_at_all_rows_again(tmp_path):
         pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=0))
         cache, found = pool.cache, []
         for epoch in range(6):
-            running = policy.begin(world, cache, layout, epoch=epoch, seed=0, steps=range(1),
-                                   mean_row_bytes=20, first_tag=0)  # fmt: skip
+            running = policy.begin(Turn(world, cache, layout, epoch, 0, range(1), 20, 0))
             assert running is not None
             running.progress(0)
             running.finish(pool.scores)

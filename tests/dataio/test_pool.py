@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from dataio.cache import Cache
+from dataio.errors import ExchangeError
 from dataio.layout import Layout
+from dataio.policies import Turn
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.world import run_threads, single_world, thread_worlds
-from shuffle import ExchangeError, Partial
+from shuffle import Partial
 from tests.memory_source import FIELDS, MemorySource, placement_of
 
 POLICY = Partial(0.4)
@@ -33,8 +35,7 @@ def placement(layout, world, epoch):
 
 
 def exchange(world, pool, layout, epoch):
-    running = POLICY.begin(world, pool.cache, layout, epoch=epoch, seed=0, steps=range(3),
-                           mean_row_bytes=20, first_tag=0)  # fmt: skip
+    running = POLICY.begin(Turn(world, pool.cache, layout, epoch, 0, range(3), 20, 0))
     assert running is not None
     for step in range(3):
         running.progress(step)

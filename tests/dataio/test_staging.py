@@ -12,6 +12,7 @@ from dataio import CacheError
 from dataio.cache import Cache
 from dataio.errors import CorruptRowError, SourceError, StallError
 from dataio.layout import Layout
+from dataio.policies import Turn
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.source.throttle import Throttle
@@ -206,8 +207,7 @@ def test_rows_that_arrive_while_others_are_staged_keep_apart(tmp_path):
         half = layout.pool_rows(world.node) // 2
         pool.ensure(placement(layout, world), groups=[(0, half), (half, 2 * half)])
         pool.make_room()
-        running = POLICY.begin(world, pool.cache, layout, epoch=0, seed=0, steps=range(3),
-                               mean_row_bytes=20, first_tag=0)  # fmt: skip
+        running = POLICY.begin(Turn(world, pool.cache, layout, 0, 0, range(3), 20, 0))
         assert running is not None
         pool.await_rows(np.arange(2 * half))
         running.progress(0)

@@ -18,7 +18,7 @@ import dataio.staging
 from dataio.cache import Cache
 from dataio.errors import StateError
 from dataio.layout import Layout
-from dataio.policies import Selection
+from dataio.policies import Selection, Turn
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
@@ -97,16 +97,7 @@ def main():
     while epoch < epochs:
         pool.scores["loss"][share] = score_of(pool.cache.entries.sample_id[share], epoch)
         world.barrier(doing="score")
-        running = policy.begin(
-            world,
-            pool.cache,
-            layout,
-            epoch=epoch,
-            seed=0,
-            steps=range(4),
-            mean_row_bytes=20,
-            first_tag=0,
-        )
+        running = policy.begin(Turn(world, pool.cache, layout, epoch, 0, range(4), 20, 0))
         if running is not None:
             for step in range(4):
                 running.progress(step)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.layout import Layout
+from dataio.policies import Turn
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.world import run_threads, thread_worlds
@@ -62,16 +63,7 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
         if epoch == epochs or not leaving:
             continue
         steps = range(7)
-        running = policy.begin(
-            world,
-            pool.cache,
-            layout,
-            epoch=epoch,
-            seed=seed,
-            steps=steps,
-            mean_row_bytes=20,
-            first_tag=0,
-        )
+        running = policy.begin(Turn(world, pool.cache, layout, epoch, seed, steps, 20, 0))
         assert running is not None
         for step in steps:
             running.progress(step)

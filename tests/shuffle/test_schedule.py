@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataio.errors import ExchangeError
 from dataio.layout import Layout
 from dataio.world import CHANNEL_TAGS
-from shuffle.errors import ExchangeError
 from shuffle.ring import partners
-from shuffle.schedule import plan_parcels
+from shuffle.schedule import plan_legs
 
 LAYOUT = Layout((2, 1, 2), 1000)
 
 
 def plan(replica=0, *, leaving=100, first_tag=0, row_bytes=100, steps=range(20)):
-    return plan_parcels(
+    return plan_legs(
         LAYOUT, replica=replica, num_leaving=leaving, seed=3, epoch=2, steps=steps,
         mean_row_bytes=row_bytes, first_tag=first_tag,
     )  # fmt: skip
@@ -60,5 +60,5 @@ def test_no_step_left_sends_at_once():
 def test_more_parcels_than_tags_are_refused():
     big = Layout((1, 1), 20_000)
     with pytest.raises(ExchangeError, match=r"9000 parcels an epoch, expected at most 4096; lower"):
-        plan_parcels(big, replica=0, num_leaving=9000, seed=0, epoch=0, steps=range(5),
+        plan_legs(big, replica=0, num_leaving=9000, seed=0, epoch=0, steps=range(5),
                      mean_row_bytes=10**8, first_tag=0)  # fmt: skip

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dataio.errors import StallError
-from shuffle.errors import ExchangeError
+from dataio.errors import ExchangeError, StallError
 from tests.multirank import RunRanks
 from tonari import cli
 from tonari.errors import CommandError

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.rows import FixedColumn, Rows, RowSchema, corrupt_rows, make_rows
-from shuffle.errors import ExchangeError
-from shuffle.parcel import (
+from dataio.errors import ExchangeError
+from dataio.parcel import (
     pack_lengths,
     pack_parcel,
     parcel_bytes,
     unpack_lengths,
     unpack_parcel,
 )
+from dataio.rows import FixedColumn, Rows, RowSchema, corrupt_rows, make_rows
 
 COLUMNS = st.tuples(
     st.sampled_from(["|u1", "<i4", "<f8"]), st.lists(st.integers(0, 3), max_size=2).map(tuple)

@@ -9,8 +9,8 @@ schema says what they are.
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.errors import ExchangeError
 from dataio.rows import Rows, RowSchema
-from shuffle.errors import ExchangeError
 
 ALIGN_BYTES = 8
 
