@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch) -> Path:
+def study(tmp_path, monkeypatch):
     """A study of two arms beside its data, in the current directory."""
     rng = np.random.default_rng(0)
     for name, count in (("train", 60), ("test", 30)):

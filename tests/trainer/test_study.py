@@ -20,7 +20,7 @@ from trainer.study_data import LabelledImages, draw_subset, load_images
 from trainer.study_model import StudyResNet
 from trainer.study_order import epoch_batches, number_samples
 from trainer.study_replicas import ManyModels, OneModel
-from trainer.study_run import train_cell
+from trainer.study_run import Point, train_cell
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shuffle_study.toml"
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
@@ -193,7 +193,7 @@ def test_a_cell_learns_and_depends_on_its_seed_alone(arm):
     )
     settings = SettingsConfig(**{**vars(settings), **arm})
     train, test = blobs(130), blobs(200, seed=1)
-    points = []
+    points: list[Point] = []
     first, again, other = (
         train_cell(settings, train, test, num_classes=4, seed=seed, on_point=points.append)
         for seed in (0, 0, 1)
