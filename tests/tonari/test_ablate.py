@@ -240,9 +240,10 @@ def test_what_cannot_be_trained_is_one_message(study, capsys, args, message):
     assert message in error
 
 
-def test_a_failed_process_is_told(study, capfd):
-    assert run("study.toml", "--out", "out", "--jobs", "2", "data.num_classes=2") == 1
-    assert "2 of 2 training processes ended with status 1, 1" in capfd.readouterr().err
+def test_a_failed_process_is_told(study, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "false")
+    assert run("study.toml", "--out", "out", "--jobs", "2") == 1
+    assert "2 of 2 training processes ended with status 1, 1" in capsys.readouterr().err
 
 
 def test_a_broken_cell_is_named_with_its_cure(study, capsys):
