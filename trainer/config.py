@@ -195,7 +195,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ) from error
     try:
         for override in overrides:
-            _override(tables, override)
+            apply_override(tables, override)
         return _build(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -206,7 +206,8 @@ def section_name(section: type[Section]) -> str:
     return section.__name__.removesuffix("Config").lower()
 
 
-def _override(tables: dict[str, object], override: str) -> None:
+def apply_override(tables: dict[str, object], override: str) -> None:
+    """Set what ``section.key=value`` says in tables as TOML gives them."""
     key, equals, text = override.partition("=")
     section, dot, name = key.partition(".")
     if not (equals and dot and name):
@@ -224,20 +225,21 @@ def _override(tables: dict[str, object], override: str) -> None:
 
 def _build(tables: Mapping[str, object]) -> Config:
     for section in tables:
-        _check_known(section, SECTIONS)
+        check_known(section, SECTIONS)
     made = {
-        name: _build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
+        name: build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
     }
     return Config(**made)  # type: ignore[arg-type]
 
 
-def _build_section(section: type[Section], table: object) -> Section:
+def build_section(section: type[Section], table: object) -> Section:
+    """Make one table's settings; unknown and missing keys are errors."""
     name = section_name(section)
     if not isinstance(table, dict):
         raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
     known = {f"{name}.{f.name}": f for f in dataclasses.fields(section)}
     for key in table:
-        _check_known(f"{name}.{key}", known)
+        check_known(f"{name}.{key}", known)
     for key, its in known.items():
         missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
         if missing and its.name not in table:
@@ -245,7 +247,8 @@ def _build_section(section: type[Section], table: object) -> Section:
     return section(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-def _check_known(key: str, known: Mapping[str, object]) -> None:
+def check_known(key: str, known: Mapping[str, object]) -> None:
+    """Refuse a key that is not among the known ones, and guess which was meant."""
     if key not in known:
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)
         raise ConfigError(
