@@ -11,8 +11,9 @@ from dataio.policies import Exchange, Turn
 from dataio.seeding import key
 from dataio.transfer import Parcel, Transfer
 from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
-from shuffle.homes import begin_moves, deal
+from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement
+from shuffle.relocation import begin_moves
 from shuffle.ring import Ring, make_ring
 from shuffle.schedule import plan_legs
 

@@ -268,7 +268,7 @@ def test_a_placement_by_scores_is_not_guessed():
 @pytest.mark.parametrize("name", ["rows", "partners"])
 def test_an_unknown_choice_is_refused(name):
     with pytest.raises(ValueError, match=f'{name} is \'loss\'; give "uniform" or "scores"'):
-        Partial(0.1, **{name: "loss"})
+        Partial(0.1, **{name: "loss"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", [Global(moves=True), Partial(0.5, rows="scores")])

@@ -18,8 +18,9 @@ def shards(tmp_path):
     return str(tmp_path / "0.tar")
 
 
-@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(2, 1), (3, 2), (4, 2)])
-@pytest.mark.parametrize("by", ["scores", "dealing"])
+@pytest.mark.parametrize(
+    ("by", "ranks", "ranks_per_node"), [("scores", 2, 1), ("scores", 4, 2), ("dealing", 3, 2)]
+)
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
     run_ranks, shards, tmp_path, by, ranks, ranks_per_node
 ):

@@ -1,11 +1,14 @@
 """Loaders whose shuffle goes by scores, or deals all rows anew: resumed, they do the same."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import shuffle
 from dataio import Loader, StateError
 from dataio.errors import QuotaError
+from dataio.policies import Shuffle
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.test_loader import digest, jitter, loss_of
@@ -13,7 +16,7 @@ from tests.memory_source import FIELDS, MemorySource
 
 EPOCHS = 4
 HIDES = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
-SHUFFLES = {
+SHUFFLES: dict[str, Shuffle] = {
     "rows": shuffle.Partial(0.3, rows="scores"),
     "partners": shuffle.Partial(0.3, partners="scores"),
     "both": shuffle.Partial(0.5, rows="scores", partners="scores"),
@@ -22,15 +25,16 @@ SHUFFLES = {
 BY_SCORES = ["rows", "partners", "both"]
 
 
-def make(world, root, name, **options):
+def make(world, root, name, *, num_samples=61, **options):
+    chosen: dict[str, Any] = {"importance": HIDES, "batch_size": 5, "fields": FIELDS, "seed": 7}
+    chosen |= {"progress": False, "transform": jitter, "num_threads": 1}
     return Loader(
-        MemorySource(61),
+        MemorySource(num_samples),
         cache=root,
         world=world,
         shuffle=SHUFFLES[name],
-        **({"importance": HIDES, "batch_size": 5, "fields": FIELDS, "seed": 7, "progress": False,
-            "transform": jitter, "num_threads": 1} | options),
-    )  # fmt: skip
+        **(chosen | options),
+    )
 
 
 def train(loader, epochs=EPOCHS, *, on_step=None):
@@ -147,7 +151,7 @@ def test_another_layout_goes_on_from_its_first_placement_each_row_once(tmp_path,
                         return ids
 
     def go_on(world):
-        epochs = []
+        epochs: list[list[int]] = []
         with make(world, tmp_path / "two", name) as loader:
             loader.restore(tmp_path / "saved")
             for epoch in loader.epochs(3):
@@ -210,12 +214,8 @@ def test_a_shuffle_by_scores_needs_a_policy_that_keeps_them(tmp_path, importance
 @pytest.mark.parametrize("name", ["rows", "moves"])
 def test_a_quota_without_room_for_arrivals_is_an_error_only_where_scores_place_rows(tmp_path, name):
     def job(world):
-        with Loader(
-            MemorySource(4000), cache=tmp_path, world=world, shuffle=SHUFFLES[name],
-            importance=HIDES, batch_size=5, fields=FIELDS, seed=7, progress=False, num_threads=1,
-            quota=350_000,
-        ) as loader:  # fmt: skip
-            seen = []
+        with make(world, tmp_path, name, num_samples=4000, quota=350_000) as loader:
+            seen: list[list[int]] = []
             for epoch in loader.epochs(2):
                 seen.append([])
                 for batch in loader:
