@@ -122,6 +122,8 @@ class Cache:
         # The entries that the last delta replaced: what stepping back needs.
         self._undo: Entries | None = None
         self._arrived: list[Entries] = []
+        # Rows that only change slot at the next turn.
+        self._kept: list[Entries] = []
         self._staged: list[Entries] = []
         # Beyond what may stay in the heap: sealed only if in the end all rows fit.
         self._held_back: list[Entries] = []
@@ -349,7 +351,7 @@ class Cache:
             CacheError: If they are not what the cache wrote.
         """
         self._undo = None
-        self._arrived, self._staged, self._held_back = [], [], []
+        self._arrived, self._kept, self._staged, self._held_back = [], [], [], []
         self._free = self._free_positions = None
         with self.named("open the cache"), self._readable("the manifest"):
             self._read_manifest()
@@ -361,7 +363,7 @@ class Cache:
         with self.named("read the manifest"), self._readable("the manifest"):
             if int(json.loads(self._head_path.read_text())["serial"]) == self._serial:
                 return
-            self._release(self._undo)
+            self._release(self._left_behind())
             self._undo = None
             self._read_manifest()
 
@@ -441,6 +443,24 @@ class Cache:
             used = [self.entries] if self._undo is None else [self.entries, self._undo]
             self._free = find_free_extents(used, heap=self.local_rank)
         return self._free
+
+    def _left_behind(self) -> Entries | None:
+        """The rows of the epoch before that left the node; those that changed slot still lie there.
+
+        Sorts the rows that moved.
+        """
+        if self._undo is None:
+            return None
+        now = self.entries.take(self._undo.slot[:])
+        return self._undo.take(~np.isin(self._places(self._undo), self._places(now)))
+
+    def _places(self, entries: Entries) -> NDArray[np.int64]:
+        """int64[n]: A number for where each row lies; of rows without bytes, for their samples."""
+        if self.fixed:
+            return entries.position[:]
+        # Heaps are few and below 2**48 bytes. Rows without bytes all lie at 0: nothing is released.
+        place = entries.heap[:] << np.int64(48) | entries.offset[:]
+        return np.where(entries.extent_bytes > 0, place, -1 - entries.sample_id[:])
 
     def _release(self, entries: Entries | None) -> None:
         """Give back the space of entries that no manifest in use mentions any more."""
@@ -696,10 +716,21 @@ class Cache:
         self._arrived.append(self.write_rows(slots, positions, rows))
         self._sync_later()
 
+    def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
+        """Let the rows of ``held_in`` live in ``slots`` from the next epoch on; no byte moves."""
+        held = self.entries.take(held_in)
+        held.slot.put(np.arange(len(slots)), slots)
+        self._kept.append(held)
+
+    def arrived_ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Name the slots that this rank's arrivals will live in, and their samples."""
+        arrived = self._joined(self._arrived)
+        return arrived.slot[:], arrived.sample_id[:]
+
     def forget_arrivals(self) -> None:
         """Drop what arrived since the last commit: the epoch is not going to take effect."""
         with self._guard:
-            arrived, self._arrived = self._arrived, []
+            arrived, self._arrived, self._kept = self._arrived, [], []
             if self._free is not None:
                 for part in arrived:
                     self._free.give_back(part.offset[:], part.extent_bytes)
@@ -741,7 +772,8 @@ class Cache:
                 sync.result()
             self._syncs = []
             self._sync()
-            self._write_table(self._delta(epoch, self.local_rank), self._joined(self._arrived))
+            changed = self._joined([*self._arrived, *self._kept])
+            self._write_table(self._delta(epoch, self.local_rank), changed)
 
     def seal_staged(self, *, hold_back: bool = True) -> None:
         """Make the staged rows durable, and known to whoever opens the cache after a kill.
@@ -784,7 +816,7 @@ class Cache:
     def commit(self, epoch: int) -> None:
         """Make the sealed deltas the truth. Leader only, when all ranks have sealed."""
         head = json.loads(self._head_path.read_text())
-        head["moved"] += self.local_size * sum(len(part) for part in self._arrived)
+        head["moved"] += self.local_size * sum(map(len, [*self._arrived, *self._kept]))
         obsolete: list[str] = []
         grown = head["moved"] > MOVED_PER_BASE * len(self.entries)
         if head["deltas"] and (grown or len(head["deltas"]) >= DELTAS_PER_BASE):
@@ -810,7 +842,7 @@ class Cache:
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
-        before = self._undo
+        before = self._left_behind()
         delta = self._apply([self._delta(epoch, share) for share in range(self.local_size)])
         self._release(before)
         if self._free_positions is not None and self.fixed:
@@ -818,7 +850,7 @@ class Cache:
                 self._free_positions, delta.position[:], assume_unique=True
             )
         self.epoch = epoch
-        self._arrived = []
+        self._arrived, self._kept = [], []
         self._map_growth()
         return delta.slot[:]
 

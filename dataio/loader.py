@@ -26,7 +26,7 @@ from torch.profiler import record_function
 from dataio.assemble import OnError, Transform
 from dataio.deliver import Delivery
 from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refresh
-from dataio.errors import StateError, WorldError
+from dataio.errors import QuotaError, StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
 from dataio.figures import Figures, summarise
@@ -157,6 +157,7 @@ class Loader:
             batch_size=batch_size, prefetch=prefetch, num_threads=num_threads, stage=stage
         )
         quota_bytes = _parse_quota(quota, stage=stage)
+        _check_scores(shuffle, importance)
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache), read_only=True)
@@ -190,6 +191,11 @@ class Loader:
             self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
         )
         self._num_leaving = self._shuffle.num_leaving(self.layout)
+        self._traced = self._shuffle.traced or not self._num_leaving
+        # Of a placement that no seed tells: what it was restored from, and a digest of it.
+        self._given: Placement | None = None
+        self._placed = ""
+        self._losses: NDArray[np.float32] | None = None
         self._position = self._start_of(0)
         self._pool = Pool(
             self._source,
@@ -355,10 +361,14 @@ class Loader:
         position: Position,
         restored: Selection | None = None,
         seen: NDArray[np.bool_] | None = None,
+        losses: NDArray[np.float32] | None = None,
     ) -> None:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
         decks, epoch = self._decks, position.epoch
         self._position, self._seen = position, seen
+        if not self._traced:
+            # Copied before ranks meet below, after which any of them may report again.
+            self._losses = losses if losses is not None else self._pool.scores["loss"].copy()
         self.epoch, self._refresh_step = epoch, position.refresh_step
         self.step = position.running.steps
         selection = restored if restored is not None else self._select(epoch)
@@ -422,7 +432,8 @@ class Loader:
             steps,
             mean_row_bytes,
             self._first_tag,
-            self._pool.scores if self._pool.keeps_scores else None,
+            self._position.running.first_epoch,
+            self._losses,
         )
 
     def _ensure_begun(self) -> None:
@@ -435,12 +446,16 @@ class Loader:
         groups = None
         if position.running.grouped and not position.running.steps:
             groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
-        self._pool.ensure(self._placement(position.epoch), groups=groups)
+        given, self._given = self._given, None
+        if given is None:
+            self._placed = ""
+        self._pool.ensure(given or self._placement(position.epoch), groups=groups)
         if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
         selection = node.selection if node is not None else None
-        self._begin(position, selection, self._seen_before(position, node))
+        losses = node.losses if node is not None else None
+        self._begin(position, selection, self._seen_before(position, node), losses)
         self._open_epoch()
 
     def _seen_before(
@@ -474,6 +489,17 @@ class Loader:
             return
         if self._pool.agree_to_move():
             self._start_exchange(range(self.step, self._plan.order.steps))
+        elif not self._traced:
+            raise self._no_room()
+
+    def _no_room(self) -> QuotaError:
+        error = QuotaError(
+            f"quota: leaves no room for the rows that arrive, and {self._shuffle} cannot do "
+            "without: nothing but the exchange knows the next placement; raise the quota, or "
+            'shuffle with rows="uniform", partners="uniform"'
+        )
+        error.all_ranks = True
+        return error
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
@@ -489,6 +515,8 @@ class Loader:
             self.world.barrier(doing="report the epoch's scores")
         if self._num_leaving and self._pool.moves:
             self._finish_exchange()
+            if not self._traced:
+                self._name_placement()
             self._gather.forget(self._pool.commit(self.epoch + 1))
         elif self._num_leaving:
             self._refill()
@@ -519,12 +547,37 @@ class Loader:
         self._figures.take_in(self._exchange.finish(kept))
         self._exchange = None
 
+    def _name_placement(self) -> None:
+        """Name what the pool is about to hold, where no seed tells it. Collective."""
+        cache, (start, stop) = self._pool.cache, self.layout.share_slots(self.world.replica)
+        ids = np.array(cache.entries.sample_id[start:stop], np.int64)
+        slots, arrived = cache.arrived_ids()
+        ids[slots - start] = arrived
+        self._placed = self._digest_shares(ids)
+        cache.placement = self._placed_here()
+
+    def _placed_here(self) -> str:
+        return f"{self._placed} on node {self.world.node}"
+
+    def _digest_shares(self, ids: NDArray[np.int64]) -> str:
+        """Digest all ranks' shares, given this one's samples, slot by slot. Collective.
+
+        Equal digests are equal placements, whatever run they come from.
+        """
+        mine = _digest(ids.astype("<i8").tobytes()).encode()
+        everyone = self.world.allgather(mine, doing="agree on what was exchanged")
+        replicas = range(self.layout.num_replicas)
+        shares = [everyone[self.world.rank_of_replica(replica)] for replica in replicas]
+        return _digest(f"{self.layout} {b' '.join(shares).decode()}")
+
     def _refill(self) -> None:
         """Go to the next epoch's rows by way of the source: a quota leaves no room for arrivals.
 
         Collective. The scores follow their rows as after an exchange, with the ids for bytes.
         """
         pool = self._pool
+        if not self._traced:
+            raise self._no_room()
         if pool.keeps_scores:
             ids = IdStore(pool.sample_ids)
             exchange = self._shuffle.begin(
@@ -595,9 +648,14 @@ class Loader:
 
         Any other epoch than the next rebuilds that epoch's placement, from the source where need
         be, and forgets the scores.
+
+        Raises:
+            StateError: If the shuffle goes by scores, and placed the rows of that epoch.
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
+        if epoch != self.epoch and (not self._begun or epoch != self.epoch + 1):
+            self._check_traced(epoch, self._position.running.first_epoch, "set_epoch")
         if not self._begun and self._position == self._start_of(0):
             self._position = self._start_of(epoch)
         self._ensure_begun()
@@ -742,6 +800,7 @@ class Loader:
             "seed": self.seed,
             "num_samples": self.num_samples,
             "shuffle": _digest(repr(self._shuffle)),
+            **({} if self._traced else {"placement": self._placed}),
             **position.to_json(),
         }
 
@@ -753,7 +812,8 @@ class Loader:
 
         Raises:
             StateError: If the state is of another dataset, seed or shuffle; or it is from the
-                middle of an epoch with hidden rows, and the layout or batch size is another.
+                middle of an epoch with hidden rows, and the layout or batch size is another; or
+                the shuffle goes by scores, and placed the rows of that epoch.
         """
         position = self._position_in(state)
         if self._importance is not None and position.ended:
@@ -762,6 +822,7 @@ class Loader:
                 "batch size, and state_dict does not say which rows it hid; use loader.save and "
                 "loader.restore"
             )
+        self._check_traced(position.epoch, position.running.first_epoch, "load_state_dict")
         if self._importance is not None and self._importance.uses_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
@@ -770,6 +831,13 @@ class Loader:
             )
         self._abandon()
         self._position = position
+
+    def _check_traced(self, epoch: int, first_epoch: int, call: str) -> None:
+        if not self._traced and epoch > first_epoch:
+            raise StateError(
+                f"{call}: {self._shuffle} placed the rows of epoch {epoch} by scores, so the seed "
+                "does not tell where they are; use loader.save and loader.restore, which do"
+            )
 
     def _position_in(self, state: dict[str, object]) -> Position:
         """Check a saved state, and find where this loader goes on from it."""
@@ -792,7 +860,9 @@ class Loader:
         if self._seen is not None:
             trained[self._seen] = 1
         trained[trained_slots(self._plan.order, self.step)] = 2
-        node = NodeSnapshot(self._held_ids(), self._pool.scores, self._plan.selection, trained)
+        node = NodeSnapshot(
+            self._held_ids(), self._pool.scores, self._plan.selection, trained, self._losses
+        )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -810,19 +880,35 @@ class Loader:
         position = self._position_in(state)
         self._abandon()
         self._position = position
-        wanted = self._sample_ids(position.epoch)
+        traced = self._traced or position.epoch == position.running.first_epoch
+        wanted = self._sample_ids(position.epoch) if traced else None
         if saved.running.replicas == self.layout.replicas:
             node = load_node(found, self.world.node)
         else:
+            assert wanted is not None, "another layout begins where its first placement is known"
             node = load_samples(found, len(saved.running.replicas), wanted)
-        if not np.array_equal(node.sample_id, wanted):
+        if not self._is_as_saved(node, wanted, state):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
                 f"{position.epoch}; the checkpoint is damaged or of another run: restore an older "
                 "one"
             )
+        if wanted is None:
+            self._placed = str(state["placement"])
+            self._given = Placement(
+                self._placed_here(), position.epoch, len(node.sample_id), lambda: node.sample_id
+            )
         self._restored = node
         self._ensure_begun()
+
+    def _is_as_saved(
+        self, node: NodeSnapshot, wanted: NDArray[np.int64] | None, state: dict[str, object]
+    ) -> bool:
+        """Whether a node's part has the right rows. Collective, where only a digest tells."""
+        if wanted is not None:
+            return np.array_equal(node.sample_id, wanted)
+        share = slice(*self.layout.share_slots(self.world.replica))
+        return self._digest_shares(node.sample_id[share]) == state.get("placement")
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
@@ -878,7 +964,7 @@ class Loader:
             self._exchange.finish(None)
             self._exchange = None
         self._pool.cache.forget_arrivals()
-        self._begun = False
+        self._begun, self._given = False, None
 
     def close(self) -> None:
         """Stop threads, complete messages under way, release the cache. Collective; idempotent."""
@@ -938,6 +1024,16 @@ def _check_arguments(
     if num_threads is not None and num_threads < 0:
         raise ValueError(
             f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
+        )
+
+
+def _check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
+    keeps_scores = importance is not None and importance.uses_scores
+    if shuffle is not None and not shuffle.traced and not keeps_scores:
+        raise ValueError(
+            f"shuffle: {shuffle} goes by scores, and importance is {importance}, which keeps none; "
+            "give a policy that does, such as Kakurenbo (of fraction 0 it hides nothing), or "
+            'rows="uniform", partners="uniform"'
         )
 
 

@@ -87,6 +87,10 @@ class RowStore(Protocol):
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
         ...
 
+    def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
+        """Let the rows of ``held_in`` live in ``slots`` from the next epoch on; no byte moves."""
+        ...
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -101,7 +105,9 @@ class Turn:
         steps: Its steps that remain.
         mean_row_bytes: The same on all ranks: it says into how many parcels a chunk is cut.
         first_tag: Messages use the CHANNEL_TAGS tags from here on.
-        scores: The pool's, as they are when the epoch begins; None if none are kept.
+        first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
+        losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
+            began: the same after a restore in the middle of it. None where the shuffle is traced.
     """
 
     world: World
@@ -112,7 +118,8 @@ class Turn:
     steps: range
     mean_row_bytes: int
     first_tag: int
-    scores: Scores | None = None
+    first_epoch: int = 0
+    losses: NDArray[np.float32] | None = None
 
 
 class Exchange(Protocol):
@@ -145,8 +152,19 @@ class Shuffle(Protocol):
         """Whether every node's pool is the whole dataset, so that nothing moves."""
         ...
 
+    @property
+    def traced(self) -> bool:
+        """Whether every placement follows from the seed.
+
+        If not, it depends on scores too: only the loader that trained knows it, and `save`.
+        """
+        ...
+
     def num_leaving(self, layout: Layout) -> int:
-        """Rows that every replica gives and takes an epoch."""
+        """Rows that every replica gives and takes an epoch, at most; the cache has room for them.
+
+        0: nothing ever moves.
+        """
         ...
 
     def placement(
@@ -157,6 +175,9 @@ class Shuffle(Protocol):
         A pure function: any rank can ask for any node. ``first_epoch`` is the epoch in which this
         layout began, with the rows where `Layout` puts them at first. Time O(pool rows x epochs
         since then), memory O(pool rows).
+
+        Raises:
+            ValueError: If the shuffle is not traced, and the epoch is later than ``first_epoch``.
         """
         ...
 
@@ -172,6 +193,10 @@ class Local:
     @property
     def holds_all(self) -> bool:
         return False
+
+    @property
+    def traced(self) -> bool:
+        return True
 
     def num_leaving(self, layout: Layout) -> int:
         """Nothing leaves."""

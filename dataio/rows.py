@@ -160,3 +160,6 @@ class IdStore:
 
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Keep nothing: what the slots hold next is known."""
+
+    def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
+        """Keep nothing, likewise."""

@@ -29,6 +29,7 @@ ROW_DTYPE = np.dtype(
         ("weight", "<f4"),
         ("trained", "u1"),
         ("scores", SCORE_DTYPE),
+        ("begun_loss", "<f4"),
     ]
 )
 
@@ -42,12 +43,15 @@ class NodeSnapshot:
         scores: SCORE_DTYPE[num_slots].
         selection: The running epoch's choice, after topping up.
         trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
+        losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
+            exchange.
     """
 
     sample_id: NDArray[np.int64]
     scores: Scores
     selection: Selection
     trained: NDArray[np.uint8]
+    losses: NDArray[np.float32] | None = None
 
 
 def save_snapshot(path: Path, state: dict[str, object], node: NodeSnapshot, world: World) -> None:
@@ -138,7 +142,7 @@ def load_samples(path: Path, num_nodes: int, sample_id: NDArray[np.int64]) -> No
     order = np.argsort(sample_id, kind="stable")
     rows = np.zeros(len(sample_id), ROW_DTYPE)
     rows["scores"] = unscored(len(sample_id))
-    rows["hidden_place"], rows["weight"] = -1, 1
+    rows["hidden_place"], rows["weight"], rows["begun_loss"] = -1, 1, np.inf
     meta: dict[str, Any] = {}
     for node in range(num_nodes):
         theirs, meta = _read_rows(path, node)
@@ -162,6 +166,8 @@ def _read_rows(path: Path, node: int) -> tuple[NDArray[np.void], dict[str, Any]]
     rows = np.zeros(table.num_rows, ROW_DTYPE)
     for name in ("sample_id", "hidden_place", "weight", "trained"):
         rows[name] = table.column(name).to_numpy()
+    if "begun_loss" in table.column_names:
+        rows["begun_loss"] = table.column("begun_loss").to_numpy()
     for name in SCORE_DTYPE.names or ():
         rows["scores"][name] = table.column(name).to_numpy()
     return rows, json.loads(table.schema.metadata[b"selection"])
@@ -174,7 +180,11 @@ def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
     weights = rows["weight"].copy() if meta["weighted"] else None
     selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"])
     return NodeSnapshot(
-        rows["sample_id"].copy(), rows["scores"].copy(), selection, rows["trained"].copy()
+        rows["sample_id"].copy(),
+        rows["scores"].copy(),
+        selection,
+        rows["trained"].copy(),
+        rows["begun_loss"].copy() if meta.get("losses") else None,
     )
 
 
@@ -186,10 +196,13 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     columns |= {name: np.ascontiguousarray(node.scores[name]) for name in SCORE_DTYPE.names or ()}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
     columns["trained"] = node.trained
+    if node.losses is not None:
+        columns["begun_loss"] = node.losses
     meta = {
         "weighted": weights is not None,
         "lr_factor": node.selection.lr_factor,
         "top_up": node.selection.top_up,
+        "losses": node.losses is not None,
     }
     return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})
 

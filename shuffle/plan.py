@@ -169,7 +169,7 @@ def _homes_before(
     layout: Layout, homes: NDArray[np.int64], *, num_leaving: int, seed: int, epoch: int
 ) -> NDArray[np.int64]:
     """Find where the rows of these homes stood during the epoch before they came there."""
-    replicas = _replica_of_home(layout, homes)
+    replicas = replica_of_home(layout, homes)
     starts, _ = _shares(layout, replicas)
     places = _leaving_order(layout, replicas, homes - starts, seed=seed, epoch=epoch, inverse=True)
     arrived = np.flatnonzero(places < num_leaving)
@@ -219,7 +219,8 @@ def _shares(
     return replicas * quotient + np.minimum(replicas, remainder), quotient + (replicas < remainder)
 
 
-def _replica_of_home(layout: Layout, homes: NDArray[np.int64]) -> NDArray[np.int64]:
+def replica_of_home(layout: Layout, homes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[...]: The replicas to whose shares these homes belong."""
     quotient, remainder = divmod(layout.num_samples, layout.num_replicas)
     # The first shares have a row more; with those rows taken off, the others are all alike
     large = remainder * (quotient + 1)

@@ -25,6 +25,7 @@ class Ring:
         epoch: The epoch whose chunks it sends.
         nodes: int64[num_nodes]: Nodes in the order in which they stand.
         starts: int64[num_nodes]: Position of the first replica of each node of ``nodes``.
+        halfway: Whether every chunk goes half way round, instead of a drawn number of places.
     """
 
     layout: Layout
@@ -32,6 +33,7 @@ class Ring:
     epoch: int
     nodes: NDArray[np.int64]
     starts: NDArray[np.int64]
+    halfway: bool = False
 
     def replica_at(self, positions: ArrayLike) -> NDArray[np.int64]:
         """int64[...]: Replicas that stand at these positions, each in [0, num_replicas)."""
@@ -55,6 +57,10 @@ class Ring:
 
     def shift(self, chunk: int) -> int:
         """Draw how many places on a chunk of this epoch goes, the same for all replicas."""
+        if self.halfway:
+            # Chunks of an odd ring go by turns a little less and a little more than half way
+            half = self.layout.num_replicas // 2
+            return half if chunk % 2 == 0 else self.layout.num_replicas - half
         low, high = _shift_bounds(self.layout)
         # 128 random bits: what the remainder favours is below anything measurable
         return low + key(self.seed, f"shift of chunk {chunk}", epoch=self.epoch) % (high - low + 1)
@@ -67,8 +73,15 @@ class Ring:
 def make_ring(layout: Layout, *, seed: int, epoch: int) -> Ring:
     """Line the nodes up in the order keyed by seed and epoch."""
     nodes = permute(np.arange(layout.num_nodes), layout.num_nodes, key(seed, "ring", epoch=epoch))
+    return line_up(layout, nodes, seed=seed, epoch=epoch)
+
+
+def line_up(
+    layout: Layout, nodes: NDArray[np.int64], *, seed: int, epoch: int, halfway: bool = False
+) -> Ring:
+    """Line the nodes up in this order, int64[num_nodes]."""
     widths = np.diff(layout.first_replica)[nodes]
-    return Ring(layout, seed, epoch, nodes, np.cumsum(widths) - widths)
+    return Ring(layout, seed, epoch, nodes, np.cumsum(widths) - widths, halfway)
 
 
 def ring_positions(layout: Layout, *, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from trainer.errors import ConfigError
 
@@ -88,10 +88,35 @@ class DataConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleConfig(Section):
-    """Which node holds which row; ``exchange`` is for partial shuffling."""
+    """Which node holds which row; see `shuffle.Partial` and `shuffle.Global`.
+
+    ``exchange``, ``rows`` and ``partners`` are for partial shuffling, ``moves`` for global: true
+    gives each node its part, dealt anew every epoch, in place of the whole dataset.
+    """
 
     kind: Literal["local", "partial", "global"] = "partial"
     exchange: Fraction = 0.1
+    rows: Literal["uniform", "scores"] = "uniform"
+    partners: Literal["uniform", "scores"] = "uniform"
+    moves: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by_scores and self.kind != "partial":
+            self._refuse("rows and shuffle.partners by scores are", "partial")
+        if self.moves and self.kind != "global":
+            self._refuse("moves is", "global")
+
+    @property
+    def by_scores(self) -> bool:
+        """Whether scores decide where rows go."""
+        return "scores" in (self.rows, self.partners)
+
+    def _refuse(self, setting: str, kind: str) -> NoReturn:
+        raise ConfigError(
+            f'shuffle.{setting} for shuffle.kind "{kind}", which is "{self.kind}"; leave it out, '
+            f"or give shuffle.kind={kind}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +196,14 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if self.shuffle.by_scores and self.importance.kind != "kakurenbo":
+            raise ConfigError(
+                f'importance.kind is "{self.importance.kind}", which keeps no scores, and the '
+                "shuffle goes by them; give importance.kind=kakurenbo (importance.fraction=0 hides "
+                "nothing), or shuffle.rows=uniform and shuffle.partners=uniform"
+            )
 
 
 SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
@@ -274,7 +307,8 @@ def _fits(value: object, hint: object) -> bool:
 
 
 def _words(hint: object) -> str:
-    plain = {int: "a whole number", float: "a number", str: "text", type(None): "leaving it out"}
+    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    plain |= {type(None): "leaving it out"}
     if get_origin(hint) is Annotated:
         base, bounds = get_args(hint)
         return f"{_words(base)} {bounds}"
