@@ -2,9 +2,11 @@
 
 import copy
 import io
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from shuffle import ModelExchange, equal_exchange
 from shuffle.model_plan import partner_of
 from shuffle.model_state import cut_pieces, find_tensors, pack, settle
 from shuffle.pairwise import Handover
+from tests.multirank import ROOT, RunRanks, launch_command, run_job
 
 SEED = 5
 
@@ -752,3 +755,51 @@ def test_exchanging_models_ends_nearer_the_optimum_of_all_rows_than_training_apa
 ) -> None:
     apart = distance_to_optimum(4, None)
     assert distance_to_optimum(4, mode) < 0.5 * apart
+
+
+# On real ranks
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_real_ranks_exchange_and_resume_in_the_middle_of_a_round(
+    run_ranks: RunRanks, num_ranks: int
+) -> None:
+    reports = run_ranks("model_exchange", num_ranks, timeout_s=90).reports
+    for mode in ("average", "swap"):
+        ended = [report[mode] for report in reports]
+        assert len({told["whole"] for told in ended}) == num_ranks, "they train apart"
+        assert len({told["mean"] for told in ended}) == 1
+        for told in ended:
+            assert told["resumed"] == told["whole"]
+            assert told["stats"]["rounds"] + told["stats"]["rounds_alone"] == 4
+            if num_ranks == 2:
+                assert told["stats"]["sent_bytes"] > 4 * 2 * 400 * 400 * 4
+
+
+@pytest.mark.multirank
+def test_a_silent_partner_on_real_ranks_is_named_within_the_limit(run_ranks: RunRanks) -> None:
+    ended = run_ranks("model_exchange_dies", 2, check=False, timeout_s=60)
+    assert ended.returncode != 0
+    assert "waited 2 s for rank 1 while exchanging models in round 2" in ended.output
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("mode", ["average", "swap"])
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
+    def run(*arguments: str) -> list[str]:
+        script = str(ROOT / "examples" / "local_sgd.py")
+        status, output = run_job(
+            [*launch_command("mpiexec", 2), script, f"--mode={mode}", *arguments],
+            env={"TONARI_CACHE": str(tmp_path / "cache"), "TONARI_RANKS_PER_NODE": "1"},
+            timeout_s=90,
+        )
+        assert status == 0, output
+        return re.findall(r"(?:epoch \d|mean model): accuracy \d\.\d+", output)
+
+    saved = f"--saved={tmp_path / 'saved'}"
+    whole = run()
+    assert len(whole) == 6
+    assert float(whole[-1].split()[-1]) > 0.7, "each sees half of the classes"
+    assert run(saved, "--epochs=2")[:2] == whole[:2]
+    assert run(saved, "--resume")[-1] == whole[-1]
