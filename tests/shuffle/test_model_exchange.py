@@ -685,10 +685,11 @@ def test_a_partner_that_is_gone_is_named_within_the_limit(overlap: int) -> None:
     def act(world: World) -> None:
         replica = Replica(world, every=2, overlap=overlap).run(3)
         if world.rank == 0:
+            world.timeout_s = 0.2
             with pytest.raises(StallError, match="for rank 1 while exchanging models in round 2"):
                 replica.run(5)
 
-    run_threads(thread_worlds([2], timeout_s=1.0), act)
+    run_threads(thread_worlds([2]), act)
 
 
 def test_partners_at_different_rounds_are_told_so() -> None:
@@ -785,14 +786,13 @@ def test_a_silent_partner_on_real_ranks_is_named_within_the_limit(run_ranks: Run
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("mode", ["average", "swap"])
-def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     def run(*arguments: str) -> list[str]:
         script = str(ROOT / "examples" / "local_sgd.py")
         status, output = run_job(
-            [*launch_command("mpiexec", 2), script, f"--mode={mode}", *arguments],
+            [*launch_command("mpiexec", 2), script, *arguments],
             env={"TONARI_CACHE": str(tmp_path / "cache"), "TONARI_RANKS_PER_NODE": "1"},
-            timeout_s=90,
+            timeout_s=120,
         )
         assert status == 0, output
         return re.findall(r"(?:epoch \d|mean model): accuracy \d\.\d+", output)
