@@ -3,6 +3,7 @@
 ``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
+from dataio.parcel import ParcelBuffers
 from dataio.rows import Rows, RowSchema
 from dataio.world import World
 
@@ -83,6 +85,13 @@ class RowStore(Protocol):
         """Copy rows out, in the order of ``slots``."""
         ...
 
+    def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
+        """Copy rows, in the order of ``slots``, to where there is room for rows of their lengths.
+
+        Any thread may call it, as ``lengths`` and ``write_arrivals``, one at a time.
+        """
+        ...
+
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
         ...
@@ -102,6 +111,9 @@ class Turn:
         mean_row_bytes: The same on all ranks: it says into how many parcels a chunk is cut.
         first_tag: Messages use the CHANNEL_TAGS tags from here on.
         scores: The pool's, as they are when the epoch begins; None if none are kept.
+        repair: Writes slots' rows anew where their bytes do not match their checksums; any thread
+            may call it. None if nothing can.
+        buffers: Memory for parcels, which one exchange after the other uses.
     """
 
     world: World
@@ -113,6 +125,8 @@ class Turn:
     mean_row_bytes: int
     first_tag: int
     scores: Scores | None = None
+    repair: Callable[[NDArray[np.int64]], None] | None = None
+    buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
 
 class Exchange(Protocol):
@@ -120,6 +134,10 @@ class Exchange(Protocol):
 
     def progress(self, step: int) -> None:
         """Send and take in what is due by this step. Never blocks."""
+        ...
+
+    def stop(self) -> None:
+        """Let go after an error, without the other ranks: nothing is read or written any more."""
         ...
 
     def finish(self, scores: Scores | None) -> dict[str, float]:

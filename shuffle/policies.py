@@ -81,6 +81,8 @@ class Partial:
                 Parcel(part, rank_of(leg.source), leg.tag, leg.step)
                 for part, leg in zip(rows, legs, strict=True)
             ],
+            repair=turn.repair,
+            buffers=turn.buffers,
         )
 
 
