@@ -93,9 +93,8 @@ class Carrier:
         self._world, self._store, self._repair = world, store, repair
         self._buffers = buffers
         self._to_send, self._to_receive = deque(sends), deque(receives)
-        self._outgoing: dict[int, Way] = {}
-        self._incoming: dict[int, Way] = {}
-        self._parcels: dict[int, Parcel] = {}
+        self._outgoing: list[tuple[Parcel, Way]] = []
+        self._incoming: list[tuple[Parcel, Way]] = []
         # How long each partner has been silent, on a clock of its own that stops while we work.
         self._clock, self._seen_s, self._now_s = clock, clock.elapsed_s, 0.0
         self._heard_s: dict[int, float] = {}
@@ -134,31 +133,36 @@ class Carrier:
         self._seen_s = seen_s
         posted = self._post(self._to_receive, self._incoming, self._receive)
         posted |= self._post(self._to_send, self._outgoing, self._send)
-        moved = [self._move(ways) for ways in (self._incoming, self._outgoing)]
-        if self.busy:
-            self._check_silence()
-        return posted or any(moved)
-
-    def _post(
-        self, waiting: deque[Parcel], ways: dict[int, Way], begin: Callable[[Parcel], Way]
-    ) -> bool:
-        before = len(ways)
-        while waiting and waiting[0].step <= self.due_step and len(ways) < MAX_IN_FLIGHT:
-            parcel = waiting.popleft()
-            if not any(under_way.peer == parcel.peer for under_way in self._parcels.values()):
-                self._heard_s[parcel.peer] = self._now_s
-            ways[id(parcel)], self._parcels[id(parcel)] = begin(parcel), parcel
-        return len(ways) > before
-
-    def _move(self, ways: dict[int, Way]) -> bool:
-        moved = False
-        for number, way in list(ways.items()):
+        moved = posted
+        for parcel, way in [*self._incoming, *self._outgoing]:
             went_on = next(way, None)
             if went_on is not False:
-                moved, self._heard_s[self._parcels[number].peer] = True, self._now_s
+                moved, self._heard_s[parcel.peer] = True, self._now_s
             if went_on is None:
-                del ways[number], self._parcels[number]
+                self._forget(way)
+        self._check_silence()
         return moved
+
+    def _post(
+        self,
+        waiting: deque[Parcel],
+        under_way: list[tuple[Parcel, Way]],
+        begin: Callable[[Parcel], Way],
+    ) -> bool:
+        before = len(under_way)
+        while waiting and waiting[0].step <= self.due_step and len(under_way) < MAX_IN_FLIGHT:
+            parcel = waiting.popleft()
+            if parcel.peer not in self._peers():
+                self._heard_s[parcel.peer] = self._now_s
+            under_way.append((parcel, begin(parcel)))
+        return len(under_way) > before
+
+    def _forget(self, ended: Way) -> None:
+        for under_way in (self._incoming, self._outgoing):
+            under_way[:] = [(parcel, way) for parcel, way in under_way if way is not ended]
+
+    def _peers(self) -> set[int]:
+        return {parcel.peer for parcel, _ in [*self._incoming, *self._outgoing]}
 
     def _send(self, parcel: Parcel) -> Way:
         schema = self._store.schema
@@ -250,8 +254,9 @@ class Carrier:
 
     def _check_silence(self) -> None:
         limit_s = self._world.timeout_s
-        ranks = {parcel.peer for parcel in self._parcels.values()}
-        silent = sorted(rank for rank in ranks if self._now_s - self._heard_s[rank] > limit_s)
+        silent = [
+            rank for rank in sorted(self._peers()) if self._now_s - self._heard_s[rank] > limit_s
+        ]
         if silent:
             raise ExchangeError(
                 f"[rank {self._world.rank}] exchange: ranks {silent} did not answer within "
