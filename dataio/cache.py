@@ -513,9 +513,27 @@ class Cache:
         for file, column in zip(self.fixed, into.fixed, strict=True):
             np.take(file.rows, entries.position[slots], axis=0, out=column, mode="wrap")
         if self.schema.variable and len(slots):
-            views = self.variable_fields(slots)
-            for number, column in enumerate(into.variable):
-                np.concatenate([row[number] for row in views], out=column)
+            self._read_extents(slots, into)
+
+    def _read_extents(self, slots: NDArray[np.int64], into: Rows) -> None:
+        entries = self.entries
+        heaps, begins = entries.heap[slots], entries.offset[slots]
+        ends = begins + into.lengths.sum(axis=1)
+        views = {
+            heap: self._heap(heap).view(int(ends[heaps == heap].max())).data
+            for heap in np.unique(heaps).tolist()
+        }
+        for number, column in enumerate(into.variable):
+            lengths, room = into.lengths[:, number], column.data
+            bounds = row_offsets(lengths).tolist()
+            # Slices of plain memory: half the time of views of arrays.
+            places = zip(
+                heaps.tolist(), begins.tolist(), (begins + lengths).tolist(), pairwise(bounds),
+                strict=True,
+            )  # fmt: skip
+            for heap, begin, end, (start, stop) in places:
+                room[start:stop] = views[heap][begin:end]
+            begins = begins + lengths
 
     def _heap(self, number: int) -> HeapFile:
         if number not in self._heaps:

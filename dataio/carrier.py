@@ -134,12 +134,16 @@ class Carrier:
         posted = self._post(self._to_receive, self._incoming, self._receive)
         posted |= self._post(self._to_send, self._outgoing, self._send)
         moved = posted
-        for parcel, way in [*self._incoming, *self._outgoing]:
-            went_on = next(way, None)
-            if went_on is not False:
-                moved, self._heard_s[parcel.peer] = True, self._now_s
-            if went_on is None:
-                self._forget(way)
+        for under_way in (self._incoming, self._outgoing):
+            for parcel, way in list(under_way):
+                went_on = next(way, None)
+                if went_on is not False:
+                    moved, self._heard_s[parcel.peer] = True, self._now_s
+                if went_on is None:
+                    under_way.remove((parcel, way))
+                elif went_on:
+                    # One after the other: the first is soon on its way, its buffer soon free.
+                    break
         self._check_silence()
         return moved
 
@@ -156,10 +160,6 @@ class Carrier:
                 self._heard_s[parcel.peer] = self._now_s
             under_way.append((parcel, begin(parcel)))
         return len(under_way) > before
-
-    def _forget(self, ended: Way) -> None:
-        for under_way in (self._incoming, self._outgoing):
-            under_way[:] = [(parcel, way) for parcel, way in under_way if way is not ended]
 
     def _peers(self) -> set[int]:
         return {parcel.peer for parcel, _ in [*self._incoming, *self._outgoing]}

@@ -171,14 +171,14 @@ def _fixed_checksums(fixed: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
     num_rows = len(fixed[0])
     step = max(1, HASH_BYTES // max(1, sum(column.shape[1] for column in fixed)))
     sums = np.empty(num_rows, np.uint64)
+    joined = np.empty((min(step, num_rows), sum(c.shape[1] for c in fixed)), np.uint8)
     for first in range(0, num_rows, step):
         part = slice(first, min(first + step, num_rows))
         # uint8[rows of the block, fixed_bytes]
-        head = (
-            np.concatenate([column[part] for column in fixed], axis=1)
-            if len(fixed) > 1
-            else (np.ascontiguousarray(fixed[0][part]))
-        )
+        head = np.ascontiguousarray(fixed[0][part])
+        if len(fixed) > 1:
+            columns = [column[part] for column in fixed]
+            head = np.concatenate(columns, axis=1, out=joined[: len(head)])
         sums[part] = np.fromiter(map(xxh3_64_intdigest, head), np.uint64, len(head))
     return sums
 
