@@ -17,7 +17,7 @@ from dataio.rows import Rows, RowSchema, copy_rows
 ALIGN_BYTES = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Parcel:
     """Rows that go to a rank, or come from one, in one message.
 

@@ -195,7 +195,7 @@ def test_a_row_that_was_damaged_on_disk_is_found_before_it_leaves(tmp_path):
         world.barrier(doing="damage")
         exchange(world, pool, layout, 0)
 
-    with pytest.raises(ExchangeError, match=r"\[rank 1\].*leave for rank 0 do not match.*on this node"):
+    with pytest.raises(ExchangeError, match=r"\[rank 1\].*leave for rank 0 do not match"):
         run_threads(thread_worlds([1, 1]), run)
 
 
