@@ -182,7 +182,8 @@ def measure(
             run(way)
         rounds = [{way: run(way) for way in WAYS} for _ in range(repeats)]
         records.append(_record(name, positions, num_leaving * row_bytes, rounds, figures))
-    bare.close(), ours.close()
+    bare.close()
+    ours.close()
     return records
 
 

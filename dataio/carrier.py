@@ -109,14 +109,6 @@ class Carrier:
         """Whether anything is under way."""
         return bool(self._outgoing or self._incoming)
 
-    @property
-    def has_due(self) -> bool:
-        """Whether a parcel waits to be posted by now. Any thread may ask."""
-        return any(
-            waiting and waiting[0].step <= self.due_step
-            for waiting in (self._to_send, self._to_receive)
-        )
-
     def advance(self) -> bool:
         """Take every parcel under way one piece further, and post what is due. Never blocks.
 

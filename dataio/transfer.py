@@ -56,6 +56,9 @@ class Transfer:
     ) -> None:
         self._world = world
         self._sends, self._receives = sends, receives
+        # Those at which parcels are posted, last first.
+        self._steps = sorted({parcel.step for parcel in [*sends, *receives]}, reverse=True)
+        self._last_step = self._steps[0] if self._steps else 0
         self._clock = Clock()
         self._carrier = Carrier(
             world, store, sends=sends, receives=receives, clock=self._clock, repair=repair,
@@ -79,12 +82,18 @@ class Transfer:
         self._clock.tick()
         self._carrier.due_step = step
         if self._threaded:
-            if self._carrier.has_due:
+            if self._begins_any(step):
                 self._start()
                 self._wake.set()
         else:
             self._drive(lambda: False)
         self._raise()
+
+    def _begins_any(self, step: int) -> bool:
+        before = len(self._steps)
+        while self._steps and self._steps[-1] <= step:
+            self._steps.pop()
+        return len(self._steps) < before
 
     def _start(self) -> None:
         if self._thread is None:
@@ -126,8 +135,7 @@ class Transfer:
         started = time.perf_counter()
         self._clock.tick(longest_gap_s=float("inf"))
         self._hurried = True
-        last = max((parcel.step for parcel in [*self._sends, *self._receives]), default=0)
-        carrier.due_step = max(carrier.due_step, last)
+        carrier.due_step = self._last_step
         if self._thread is None:
             self._drive(self._pause)
         else:

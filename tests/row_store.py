@@ -25,7 +25,7 @@ class MemoryStore:
         self.rows.fixed[0][slots] = self.intact[0][slots]
 
     def lengths(self, slots: np.ndarray) -> np.ndarray:
-        return self.rows.lengths[slots]
+        return np.asarray(self.rows.lengths[slots], np.int64)
 
     def read_rows(self, slots: np.ndarray) -> Rows:
         ends = np.cumsum(self.rows.lengths[:, 0])
