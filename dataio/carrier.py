@@ -128,7 +128,7 @@ class Carrier:
         moved = posted
         for under_way in (self._incoming, self._outgoing):
             for parcel, way in list(under_way):
-                went_on = next(way, None)
+                went_on = self._step(parcel, way)
                 if went_on is not False:
                     moved, self._heard_s[parcel.peer] = True, self._now_s
                 if went_on is None:
@@ -169,7 +169,7 @@ class Carrier:
             self._read(parcel.slots[part], block, parcel)
             yield True
         requests.append(self._post_send(buffer, parcel))
-        yield from self._until(requests, parcel)
+        yield from _until(requests)
         self._buffers.give_back(buffer)
 
     def _post_send(self, data: NDArray[np.uint8], parcel: Parcel) -> Request:
@@ -209,10 +209,10 @@ class Carrier:
         if schema.variable:
             num_variable = len(schema.variable)
             ahead = np.empty(8 * num_rows * num_variable, np.uint8)
-            yield from self._until([self._post_receive(ahead, parcel)], parcel)
+            yield from _until([self._post_receive(ahead, parcel)])
             lengths = unpack_lengths(ahead, num_rows, num_variable)
         buffer = self._buffers.take(parcel_bytes(schema, num_rows, lengths))
-        yield from self._until([self._post_receive(buffer, parcel)], parcel)
+        yield from _until([self._post_receive(buffer, parcel)])
         rows = unpack_parcel(buffer, schema, num_rows)
         for _, block in row_blocks(rows, BLOCK_BYTES):
             self._check(block, parcel)
@@ -225,10 +225,9 @@ class Carrier:
     def _post_receive(self, into: NDArray[np.uint8], parcel: Parcel) -> Request:
         return self._world.irecv(into, source=parcel.peer, tag=parcel.tag)
 
-    def _until(self, requests: list[Request], parcel: Parcel) -> Way:
+    def _step(self, parcel: Parcel, way: Way) -> bool | None:
         try:
-            while requests := [request for request in requests if not request.test()]:
-                yield False
+            return next(way, None)
         except WorldError as error:
             raise ExchangeError(
                 f"[rank {self._world.rank}] exchange with rank {parcel.peer} failed: {error}"
@@ -255,3 +254,8 @@ class Carrier:
                 f"{limit_s:.0f} s; look at their logs for the first error, or raise the world's "
                 "timeout_s if they are only slow"
             )
+
+
+def _until(requests: list[Request]) -> Way:
+    while requests := [request for request in requests if not request.test()]:
+        yield False
