@@ -51,6 +51,7 @@ class Figures:
     exchanged_bytes: int = 0
     exchange_messages: int = 0
     exchange_blocked_s: float = 0.0
+    exchange_cpu_s: float = 0.0
     exchange_overlap_fraction: float = 0.0
     waits: Waits = field(default_factory=Waits)
     started: float = field(default_factory=time.perf_counter)
@@ -102,6 +103,7 @@ class Figures:
         self.exchanged_bytes += int(exchange["sent_bytes"])
         self.exchange_messages += int(exchange["messages"])
         self.exchange_blocked_s += exchange["blocked_s"]
+        self.exchange_cpu_s += exchange.get("cpu_s", 0.0)
         self.exchange_overlap_fraction = exchange["overlap_fraction"]
 
 

@@ -33,6 +33,7 @@ from dataio.figures import Figures, summarise
 from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
 from dataio.order import Block, Order, num_steps
+from dataio.parcel import ParcelBuffers
 from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, RowStore, Selection, Shuffle, Turn
 from dataio.pool import Pool, lay_out
@@ -239,6 +240,7 @@ class Loader:
         self._begun = False
         self._restored: NodeSnapshot | None = None
         self._exchange: Exchange | None = None
+        self._parcel_buffers = ParcelBuffers()
         self._mean_row_bytes = 0
         self._first_tag = self.world.open_channel()
         self._figures = Figures()
@@ -434,6 +436,8 @@ class Loader:
             self._first_tag,
             self._position.running.first_epoch,
             self._losses,
+            self._pool.repair,
+            self._parcel_buffers,
         )
 
     def _ensure_begun(self) -> None:
@@ -922,7 +926,8 @@ class Loader:
         Returns:
             Times in seconds, sizes in bytes: ``wait_s`` blocked on batches and its percentiles
             ``wait_p50_s``, ``wait_p95_s``, ``wait_p99_s``; ``turn_s`` in epoch turns,
-            ``exchange_blocked_s`` of it waiting for partners, ``exchange_overlap_fraction`` of the
+            ``exchange_blocked_s`` of it waiting for partners, ``exchange_cpu_s`` of a core,
+            ``exchange_overlap_fraction`` of the
             last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
             came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
             counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
@@ -973,6 +978,8 @@ class Loader:
 
     def _release(self) -> None:
         self._stop_prefetch()
+        if self._exchange is not None:
+            self._exchange.stop()
         for evaluation in self._evaluations:
             evaluation.close()
         self._gather.close()

@@ -3,6 +3,7 @@
 ``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
+from dataio.parcel import ParcelBuffers
 from dataio.rows import Rows, RowSchema
 from dataio.world import World
 
@@ -83,6 +85,13 @@ class RowStore(Protocol):
         """Copy rows out, in the order of ``slots``."""
         ...
 
+    def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
+        """Copy rows, in the order of ``slots``, to where there is room for rows of their lengths.
+
+        Any thread may call it, as ``lengths`` and ``write_arrivals``, one at a time.
+        """
+        ...
+
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
         ...
@@ -108,6 +117,9 @@ class Turn:
         first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
         losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
             began: the same after a restore in the middle of it. None where the shuffle is traced.
+        repair: Writes slots' rows anew where their bytes do not match their checksums; any thread
+            may call it. None if nothing can.
+        buffers: Memory for parcels, which one exchange after the other uses.
     """
 
     world: World
@@ -120,6 +132,8 @@ class Turn:
     first_tag: int
     first_epoch: int = 0
     losses: NDArray[np.float32] | None = None
+    repair: Callable[[NDArray[np.int64]], None] | None = None
+    buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
 
 class Exchange(Protocol):
@@ -127,6 +141,10 @@ class Exchange(Protocol):
 
     def progress(self, step: int) -> None:
         """Send and take in what is due by this step. Never blocks."""
+        ...
+
+    def stop(self) -> None:
+        """Let go after an error, without the other ranks: nothing is read or written any more."""
         ...
 
     def finish(self, scores: Scores | None) -> dict[str, float]:

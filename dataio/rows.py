@@ -4,7 +4,7 @@ A field is stored in one of two forms: *fixed*, every row the same number of byt
 Bytes are kept as the source had them; nothing here decodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,6 +12,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
+
+HASH_BYTES = 1 << 18
+"""Rows hashed together: what a core's cache holds while their fields are joined."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,51 @@ class Rows:
         )
 
 
+def empty_rows(schema: RowSchema, lengths: NDArray[np.int64]) -> Rows:
+    """Make room for rows of these lengths; what it holds is for the caller to write."""
+    num_rows = len(lengths)
+    return Rows(
+        schema,
+        np.empty(num_rows, np.int64),
+        np.empty(num_rows, np.uint64),
+        tuple(np.empty((num_rows, column.width_bytes), np.uint8) for column in schema.fixed),
+        lengths,
+        tuple(np.empty(int(total), np.uint8) for total in lengths.sum(axis=0)),
+    )
+
+
+def copy_rows(rows: Rows, into: Rows) -> None:
+    """Copy rows to where there is room for them, of the same schema and lengths."""
+    into.sample_id[:] = rows.sample_id
+    into.checksum[:] = rows.checksum
+    for column, room in zip(rows.fixed + rows.variable, into.fixed + into.variable, strict=True):
+        room[:] = column
+
+
+def row_blocks(rows: Rows, block_bytes: int) -> Iterator[tuple[slice, Rows]]:
+    """View rows in blocks of about ``block_bytes``, each of one row at least, and say which."""
+    num_rows = len(rows)
+    total_bytes = sum(column.nbytes for column in rows.fixed + rows.variable)
+    step = max(1, num_rows * block_bytes // max(total_bytes, 1))
+    bounds = [row_offsets(rows.lengths[:, field]) for field in range(len(rows.variable))]
+    for first in range(0, num_rows, step):
+        part = slice(first, min(first + step, num_rows))
+        yield (
+            part,
+            Rows(
+                rows.schema,
+                rows.sample_id[part],
+                rows.checksum[part],
+                tuple(column[part] for column in rows.fixed),
+                rows.lengths[part],
+                tuple(
+                    column[bound[part.start] : bound[part.stop]]
+                    for column, bound in zip(rows.variable, bounds, strict=True)
+                ),
+            ),
+        )
+
+
 def row_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Turn the lengths of back-to-back rows, int64[n], into int64[n + 1] bounds."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -94,6 +142,8 @@ def checksums(
         uint64[num_rows]: xxh3_64 over the row's fixed fields, then its variable fields.
     """
     num_rows = len(lengths)
+    if fixed and not variable:
+        return _fixed_checksums(fixed)
     columns = [
         (column.data, row_offsets(lengths[:, field]).tolist())
         for field, column in enumerate(variable)
@@ -114,6 +164,23 @@ def checksums(
         for digest, (a, b) in zip(digests, pairwise(bound), strict=True):
             digest.update(column[a:b])
     return np.array([digest.intdigest() for digest in digests], np.uint64)
+
+
+def _fixed_checksums(fixed: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
+    """Hash rows without variable fields, joined a few at a time."""
+    num_rows = len(fixed[0])
+    step = max(1, HASH_BYTES // max(1, sum(column.shape[1] for column in fixed)))
+    sums = np.empty(num_rows, np.uint64)
+    joined = np.empty((min(step, num_rows), sum(c.shape[1] for c in fixed)), np.uint8)
+    for first in range(0, num_rows, step):
+        part = slice(first, min(first + step, num_rows))
+        # uint8[rows of the block, fixed_bytes]
+        head = np.ascontiguousarray(fixed[0][part])
+        if len(fixed) > 1:
+            columns = [column[part] for column in fixed]
+            head = np.concatenate(columns, axis=1, out=joined[: len(head)])
+        sums[part] = np.fromiter(map(xxh3_64_intdigest, head), np.uint64, len(head))
+    return sums
 
 
 def make_rows(
@@ -150,6 +217,10 @@ class IdStore:
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[len(slots), 0]."""
         return np.empty((len(slots), 0), np.int64)
+
+    def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
+        """Copy `read_rows` to where there is room for them."""
+        copy_rows(self.read_rows(slots), into)
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
         """Make rows of the ids of slots."""

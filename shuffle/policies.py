@@ -112,6 +112,8 @@ class Partial:
                 Parcel(part, rank_of(leg.source), leg.tag, leg.step)
                 for part, leg in zip(rows, legs, strict=True)
             ],
+            repair=turn.repair,
+            buffers=turn.buffers,
         )
 
     def _leaving_slots(self, turn: Turn, leaving: int) -> NDArray[np.int64]:

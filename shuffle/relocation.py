@@ -29,6 +29,8 @@ def begin_moves(turn: Turn) -> Exchange:
         turn.store,
         sends=_parcels(turn, moves.leaving, moves.receivers, ahead),
         receives=_parcels(turn, moves.arriving, moves.senders, behind),
+        repair=turn.repair,
+        buffers=turn.buffers,
     )
     return Relocation(turn.world, transfer, moves.kept, moves.held_in)
 
@@ -85,6 +87,10 @@ class Relocation:
     def progress(self, step: int) -> None:
         """Send and take in what is due by this step. Never blocks."""
         self._transfer.progress(step)
+
+    def stop(self) -> None:
+        """Let go after an error, without the other ranks."""
+        self._transfer.stop()
 
     def finish(self, scores: Scores | None) -> dict[str, float]:
         """Complete the transfer; scores follow their rows. Collective where scores are kept."""

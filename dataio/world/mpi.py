@@ -66,6 +66,10 @@ class MPITransport:
     def world_size(self) -> int:
         return self._communicator.Get_size()
 
+    @property
+    def threaded(self) -> bool:
+        return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         return _MPIRequest(self._communicator.Isend([data, MPI.BYTE], dest, tag), data, source=None)
 

@@ -186,7 +186,7 @@ def test_other_numbers_of_ranks_find_the_rows_that_are_here(tmp_path):
     assert wider[0][2] == list(range(SAMPLES))
 
 
-def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
+def test_a_row_that_was_damaged_on_disk_is_found_before_it_leaves(tmp_path):
     def run(world):
         pool, layout = open_pool(world, tmp_path)
         pool.ensure(placement(layout, world, 0))
@@ -195,7 +195,7 @@ def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
         world.barrier(doing="damage")
         exchange(world, pool, layout, 0)
 
-    with pytest.raises(ExchangeError, match=r"rows from rank 1 do not match.*on rank 1's node"):
+    with pytest.raises(ExchangeError, match=r"\[rank 1\].*leave for rank 0 do not match"):
         run_threads(thread_worlds([1, 1]), run)
 
 
