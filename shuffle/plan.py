@@ -163,8 +163,27 @@ def trace(
     found, num_rows = np.asarray(slots, np.int64), layout.pool_rows(node)
     if found.size and (found.min() < 0 or found.max() >= num_rows):
         raise ValueError(f"node {node}: a slot lies outside its pool [0, {num_rows})")
+    return trace_homes(
+        layout,
+        layout.pool_start(node) + found,
+        exchange=exchange,
+        seed=seed,
+        epoch=epoch,
+        first_epoch=first_epoch,
+    )
+
+
+def trace_homes(
+    layout: Layout,
+    homes: NDArray[np.int64],
+    *,
+    exchange: float,
+    seed: int,
+    epoch: int,
+    first_epoch: int = 0,
+) -> NDArray[np.int64]:
+    """Name the samples in some homes, of any nodes, at the start of an epoch; see ``trace``."""
     leaving = num_leaving(layout, exchange)
-    homes = layout.pool_start(node) + found
     for past in reversed(range(first_epoch, epoch) if leaving else range(0)):
         homes = homes_before(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
     return homes
@@ -239,7 +258,8 @@ class _LeavingOrder:
         sizes = _share_rows(self.layout, replicas)
         turned = _wrap(rows - self._turns(replicas), sizes)
         if self.is_table:
-            return self._tables[1][turned + self._smallest * (sizes - self._smallest)]
+            found = self._tables[1][turned + self._smallest * (sizes - self._smallest)]
+            return np.asarray(found, np.int64)
         return self._by_size(unpermute, turned, sizes)
 
     def _by_size(

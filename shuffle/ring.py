@@ -59,7 +59,8 @@ class Ring:
         """int64[...]: Replicas that stand ``shifts`` places on; negative shifts find the source."""
         if np.size(replicas) > self.layout.num_replicas:
             standing, positions = self._tables
-            return standing[(positions[replicas] + shifts) % self.layout.num_replicas]
+            places = positions[np.asarray(replicas, np.int64)] + shifts
+            return np.asarray(standing[places % self.layout.num_replicas], np.int64)
         places = self.position_of(replicas) + shifts
         return self.replica_at(places % self.layout.num_replicas)
 
