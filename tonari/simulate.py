@@ -2,6 +2,7 @@
 
 import json as json_module
 import math
+import statistics
 import sys
 import time
 import tracemalloc
@@ -68,7 +69,7 @@ class Simulate:
     nothing about it, as with batches drawn at random. Pairs are consecutive steps of one rank, or
     the same step of one rank in consecutive epochs.
 
-    MB/s/node: what a node's link has to carry, each way, for the exchange to end with the epoch.
+    MB/s a node: what a node's link has to carry, each way, for the exchange to end with the epoch.
 
     Errors: whole pools are followed where --rows suffice, so only nodes are a sample; "+-" is the
     standard error that this leaves. More: docs/simulate.md.
@@ -151,7 +152,14 @@ def main(argv: list[str]) -> int:
         Simulate, args=argv, prog="tonari simulate", config=(tyro.conf.FlagCreatePairsOff,)
     )
     if options.plot is not None:
-        import matplotlib  # noqa: F401  # missing: say so before the work, not after it
+        # What is missing is said before the work, not after it
+        import matplotlib  # noqa: F401
+
+        if not options.plot.absolute().parent.is_dir():
+            raise CommandError(
+                f"--plot {options.plot}: found no directory {options.plot.absolute().parent}, "
+                f"expected one to write into; make it first"
+            )
 
     layout, labels = make_inputs(options)
     report = simulate(options, layout, labels)
@@ -204,7 +212,7 @@ def simulate(options: Simulate, layout: Layout, labels: Labels) -> Report:
     look = choose_look(
         layout, num_nodes=options.nodes, num_rows=int(options.rows), seed=options.seed
     )
-    expected = random_distance(labels.sizes, len(look.homes[0]))
+    expected = statistics.fmean(random_distance(labels.sizes, len(h)) for h in look.homes)
     with _progress(options.epochs * (len(fractions) + 1)) as shown:
         lines = []
         for fraction, cost in zip(fractions, costs, strict=True):

@@ -111,13 +111,21 @@ def print_report(out: Console, report: Report) -> None:
     out.print(_costs(report))
     epochs = shown_epochs(report.num_epochs)
     for title, cell in (
-        ("distance from the dataset's classes: mean +- standard error", _distance),
+        (
+            f"distance from the dataset's classes: mean{_error(report)}",
+            lambda c, e: _number(c.distance, e, 4),
+        ),
         ("distance: worst node looked at", lambda c, e: _number(c.distance_worst, e, 4)),
         ("nodes visited: mean", lambda c, e: _number(c.nodes_visited, e, 2)),
         ("correlation of consecutive steps", lambda c, e: _number(c.step_correlation, e, 3)),
         ("correlation of consecutive epochs", lambda c, e: _number(c.epoch_correlation, e, 3)),
     ):
         out.print(_by_epoch(title, report, epochs, cell))
+
+
+def _error(report: Report) -> str:
+    errors = [error for line in report.lines for error in line.curves.distance_error if error]
+    return f" +- {max(errors):.4f} at most" if errors else ""
 
 
 def shown_epochs(num_epochs: int) -> list[int]:
@@ -134,22 +142,25 @@ def needed_rate(cost: Cost, step_s: float | None) -> float | None:
 
 
 def _costs(report: Report) -> Table:
+    """Figures as lines, policies as columns: that fits a terminal of 80 columns."""
     table = Table(title="an epoch's exchange, each way", title_justify="left")
     table.add_column("", no_wrap=True)
-    names = ["rows/rank", "bytes/rank", "bytes/node", "MB/s/node", "crosses nodes", "messages"]
-    for name in (*names, "largest", "storage/node", "as random at", "planned in", "memory"):
-        table.add_column(name, justify="right")
     for line in report.lines:
-        near = line.curves.epochs_to_random
-        table.add_row(line.name, *_cells(line, report, "-" if near is None else f"epoch {near}"))
+        table.add_column(line.name, justify="right")
+    names = ["rows a rank", "bytes a rank", "bytes a node", "MB/s a node", "crosses nodes"]
+    names += ["messages a rank", "largest message", "storage a node", "planned in", "memory"]
+    columns = [_cells(line.cost, report) for line in report.lines]
+    for name, *cells in zip(names, *columns, strict=True):
+        table.add_row(name, *cells)
+    near = [line.curves.epochs_to_random for line in report.lines]
+    table.add_row("as random from", *("-" if e is None else f"epoch {e}" for e in near))
     return table
 
 
-def _cells(line: Line, report: Report, near: str) -> list[str]:
-    if line.cost is None:
-        return [*["-"] * 7, format_bytes(report.global_storage_bytes), near, "-", "-"]
-    cost, traffic = line.cost, line.cost.traffic
-    rate = needed_rate(cost, report.step_s)
+def _cells(cost: Cost | None, report: Report) -> list[str]:
+    if cost is None:
+        return [*["-"] * 7, format_bytes(report.global_storage_bytes), "-", "-"]
+    traffic, rate = cost.traffic, needed_rate(cost, report.step_s)
     return [
         f"{traffic.num_leaving:,}",
         format_bytes(traffic.rank_bytes),
@@ -159,7 +170,6 @@ def _cells(line: Line, report: Report, near: str) -> list[str]:
         f"{traffic.num_messages:,}",
         format_bytes(traffic.message_bytes),
         format_bytes(traffic.storage_bytes),
-        near,
         f"{cost.plan_s:.2g} s",
         format_bytes(cost.plan_bytes),
     ]
@@ -175,12 +185,6 @@ def _by_epoch(
     for line in report.lines:
         table.add_row(line.name, *(cell(line.curves, epoch) for epoch in epochs))
     return table
-
-
-def _distance(curves: Curves, epoch: int) -> str:
-    error = curves.distance_error[epoch]
-    reach = "" if error is None else f" +-{error:.4f}"
-    return f"{curves.distance[epoch]:.4f}{reach}"
 
 
 def _number(curve: Curve, epoch: int, digits: int) -> str:
