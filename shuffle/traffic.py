@@ -51,22 +51,21 @@ def plan_replica(
         stream=key(seed, "order", epoch=epoch, replica=decks.leader),
         batch_size=batch_size,
     ).order
+    leaving, legs = num_leaving(layout, exchange), list[Leg]()
+    if leaving:
+        legs = plan_legs(
+            layout,
+            replica=replica,
+            num_leaving=leaving,
+            seed=seed,
+            epoch=epoch,
+            steps=range(order.steps),
+            mean_row_bytes=mean_row_bytes,
+            first_tag=0,
+        )
+        leaving_slots(layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch)
     for step in range(0, order.steps, BLOCK_STEPS):
         order.block(step, min(BLOCK_STEPS, order.steps - step))
-    leaving = num_leaving(layout, exchange)
-    if leaving == 0:
-        return ReplicaPlan(0, order.steps, [])
-    leaving_slots(layout, replica=replica, num_leaving=leaving, seed=seed, epoch=epoch)
-    legs = plan_legs(
-        layout,
-        replica=replica,
-        num_leaving=leaving,
-        seed=seed,
-        epoch=epoch,
-        steps=range(order.steps),
-        mean_row_bytes=mean_row_bytes,
-        first_tag=0,
-    )
     return ReplicaPlan(leaving, order.steps, legs)
 
 

@@ -207,8 +207,9 @@ def simulate(options: Simulate, layout: Layout, labels: Labels) -> Report:
         measure_plan(
             layout, exchange=q, batch_size=batch_size, row_bytes=row_bytes, seed=options.seed
         )
-        for q in fractions
-    ]
+        # The one with the most messages first: it is the one that may be refused
+        for q in reversed(fractions)
+    ][::-1]
     look = choose_look(
         layout, num_nodes=options.nodes, num_rows=int(options.rows), seed=options.seed
     )

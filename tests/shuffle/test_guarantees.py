@@ -186,6 +186,7 @@ def exchange_epochs(world, root, source, *, exchange, epochs, look):
     for epoch in range(epochs):
         mean_bytes = 4000 if isinstance(source, UnevenSource) else 20
         running = policy.begin(Turn(world, pool.cache, layout, epoch, 7, range(4), mean_bytes, 0))
+        assert running is not None
         for step in range(4):
             running.progress(step)
         running.finish(pool.scores)

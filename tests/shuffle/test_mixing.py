@@ -160,9 +160,9 @@ def test_full_batches_are_the_first_rows_that_the_replicas_of_a_node_train() -> 
 
 
 def test_sorted_classes_mix_as_rows_are_exchanged_and_never_without() -> None:
-    layout, labels = Layout((2,) * 20, 40_000), sorted_labels(40_000, 20)
+    layout, labels = Layout((2,) * 20, 20_000), sorted_labels(20_000, 20)
     look = choose_look(layout, num_nodes=20, num_rows=10**6, seed=0)
-    expected = random_distance(labels.sizes, 2000)
+    expected = random_distance(labels.sizes, 1000)
     last = {}
     for exchange in (0.0, 0.1, 1.0):
         *_, last[exchange] = mix(

@@ -107,7 +107,7 @@ def test_wrong_arguments_exit_2_and_are_named(
         (np.zeros((5, 2), int), "", "found int64[5, 2], expected one whole number a sample"),
         (np.array([-1, 3, 3, 3]), "", "found labels from -1 to 3, expected [0, 10000000); number"),
         (np.arange(8), "--samples 9", "found 8 labels for --samples 9; leave --samples out"),
-        (None, "--ranks 8 --samples 1e9 --sample-bytes 100MB", "expected at most 4096; lower"),
+        (None, "--ranks 8 --samples 1e6 --sample-bytes 100MB", "expected at most 4096; lower"),
     ],
 )
 def test_inputs_that_do_not_fit_exit_1_with_the_cure(
