@@ -54,7 +54,7 @@ class Simulate:
 
     Calls the functions that training calls, for ranks and samples that this machine need not have.
     Every fraction given with --exchange is one line, between Local (rows never move) and Global
-    (every node holds all rows). Example, some 1.5 minutes on two cores:
+    (every node holds all rows). Example, some minutes on two cores:
 
       tonari simulate --ranks 4096 --samples 1.3e9 --exchange 0.05 0.1 0.3
 
