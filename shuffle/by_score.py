@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dataio.layout import Layout
 from dataio.permutation import permute
 from dataio.seeding import Key, generator, key
-from shuffle.ring import Ring, line_up
+from shuffle.ring import Ring
 
 LEAST_LOSS = 1 / 1024
 """What a row of no loss weighs, so that any row may leave: the step losses are rounded to."""
@@ -69,4 +69,4 @@ def facing_ring(layout: Layout, richness: NDArray[np.float64], *, seed: int, epo
     # Of nodes of unequal widths, those that begin in the first half stand there
     num_first = int(np.searchsorted(np.cumsum(widths) - widths, layout.num_replicas / 2))
     nodes = np.concatenate([richest[:num_first], richest[num_first:][::-1]])
-    return line_up(layout, nodes, seed=seed, epoch=epoch, halfway=True)
+    return Ring(layout, seed, epoch, facing=nodes)

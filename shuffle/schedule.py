@@ -1,6 +1,7 @@
 """One replica's epoch as a list of parcels: which rows, to and from whom, before which step."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,20 +69,22 @@ def plan_legs(
     shifts = ring.shifts(chunks)
     dests = ring.destinations(np.full(chunks, replica), shifts)
     sources = ring.destinations(np.full(chunks, replica), -shifts)
-    legs: list[Leg] = []
-    for chunk in range(chunks):
-        cuts = int(bounds[chunk]) + parcel_bounds(
-            int(bounds[chunk + 1] - bounds[chunk]), mean_row_bytes=mean_row_bytes
+    cuts = [
+        start + parcel_bounds(stop - start, mean_row_bytes=mean_row_bytes)
+        for start, stop in pairwise(bounds.tolist())
+    ]
+    num_parcels = sum(len(cut) - 1 for cut in cuts)
+    if num_parcels > CHANNEL_TAGS:
+        raise ExchangeError(
+            f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "
+            f"{num_parcels} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
+            f"fraction or start more ranks"
         )
+    legs: list[Leg] = []
+    for chunk, cut in enumerate(cuts):
         step = chunk_step(chunk, chunks, steps)
-        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+        for start, stop in pairwise(cut.tolist()):
             dest, source = int(dests[chunk]), int(sources[chunk])
             tag = first_tag + len(legs)
             legs.append(Leg(start, stop, chunk, dest, source, step, tag))
-    if len(legs) > CHANNEL_TAGS:
-        raise ExchangeError(
-            f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "
-            f"{len(legs)} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
-            f"fraction or start more ranks"
-        )
     return legs

@@ -14,6 +14,7 @@ COMMANDS = {
     "ablate": ("tonari.ablate", "compare ways to train, by accuracy over seeds"),
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
     "bench": ("tonari.bench", "measure the loader beside other loaders and the machine's limits"),
+    "simulate": ("tonari.simulate", "say what an exchange would do at any scale, moving no data"),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 
