@@ -107,10 +107,10 @@ def find_holders(
     """
     order = np.argsort(held, kind="stable")
     # The lowest bit tells whether it leaves.
-    parts = _by_books(world, held[order], num_samples, 2 * held[order] + ~stays[order])
+    parts = by_books(world, held[order], num_samples, 2 * held[order] + ~stays[order])
     announced = all_to_all(world, parts, tag=tag, doing="say which rows are held")
     order = np.argsort(missing, kind="stable")
-    parts = _by_books(world, missing[order], num_samples, missing[order])
+    parts = by_books(world, missing[order], num_samples, missing[order])
     asked = all_to_all(world, parts, tag=tag, doing="say which rows are missing")
     answers = all_to_all(world, _choose(announced, asked), tag=tag, doing="say who holds rows")
     holders = np.empty(len(missing), np.int64)
@@ -118,10 +118,10 @@ def find_holders(
     return holders
 
 
-def _by_books(
+def by_books(
     world: World, sorted_ids: NDArray[np.int64], num_samples: int, values: NDArray[Element]
 ) -> list[NDArray[Element]]:
-    """Cut values that are sorted by sample at the bounds of the ranks' books."""
+    """Cut values that are sorted by sample at the bounds of the ranks' books: a part a rank."""
     books = books_of(world, sorted_ids, num_samples)
     return np.split(values, np.searchsorted(books, np.arange(1, world.world_size)))
 

@@ -817,7 +817,14 @@ class Loader:
         if saved.running.replicas == self.layout.replicas:
             node = load_node(found, self.world.node)
         else:
-            node = load_samples(found, len(saved.running.replicas), wanted)
+            node = load_samples(
+                found,
+                len(saved.running.replicas),
+                wanted,
+                world=self.world,
+                num_samples=self.num_samples,
+                tag=self._first_tag,
+            )
         if not np.array_equal(node.sample_id, wanted):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "

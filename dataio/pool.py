@@ -279,6 +279,8 @@ class Pool:
         self.world.barrier(doing="commit the rows that were pulled")
         self.cache.refresh()
         self.cache.forget_surplus()
+        # Who looked late would take rows that were staged since for rows that never missed.
+        self.world.barrier(doing="see the rows that were pulled")
 
     def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
         """Find what the manifest must become; None if it is right, but for missing rows."""

@@ -161,6 +161,8 @@ class Pull:
             if before:
                 bar.add(before - total, num_bytes=num_bytes - seen)
             before, seen = total, num_bytes
+            # Between the two nobody seals: local ranks see the same rows, hence the same room.
+            cache.adopt_staged()
             self._let_go()
             world.barrier(doing="free rows that were pulled")
             self._round(left[list(world.topology.ranks_of_node[world.node]), 0])
@@ -228,7 +230,6 @@ class Pull:
     def _positions(self, left: NDArray[np.int64]) -> int:
         """Choose how many rows to take now, and where: the node's room by what its ranks lack."""
         cache, rank = self._cache, self._world.local_rank
-        cache.adopt_staged()
         cache.adopt_given()
         room = cache.room()
         total = int(left.sum())

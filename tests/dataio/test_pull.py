@@ -20,7 +20,7 @@ from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
 from tests.dataio.test_loader import loss_of
-from tests.memory_source import FIELDS, MemorySource, placed, placement_of
+from tests.memory_source import FIELDS, MemorySource, placed
 
 SAMPLES = 83
 
@@ -38,8 +38,10 @@ def whole(pool):
 
 
 def make(world, root, source, **options):
-    given = {"batch_size": 4, "num_threads": 0, "seed": 3, "progress": False, "fields": FIELDS}
-    return Loader(source, cache=root, world=world, **(given | options))
+    return Loader(
+        source, cache=root, world=world, batch_size=4, fields=FIELDS, num_threads=0, seed=3,
+        progress=False, **options,
+    )  # fmt: skip
 
 
 def lose(root, node):
@@ -144,3 +146,200 @@ def test_every_node_gets_its_placement_and_the_source_is_read_for_what_nobody_he
         # Without spare positions, nodes that wait for one another in a circle read the source.
         assert set(nowhere) <= set(read)
         assert len(read) == len(set(read)) == len(nowhere) + moved - sum(r[4] for r in ended)
+
+
+KAKURENBO = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
+
+
+def train(world, root, source, *, epochs, at=None, save=(), until=None, **options):
+    """Train; returns each epoch's sample ids in order, and what came from where."""
+    seen = {}
+    with make(world, root, source, **options) as loader:
+        if at is not None:
+            loader.restore(at)
+        for epoch in loader.epochs(epochs):
+            batches = []
+            for batch in loader:
+                batches.append(batch["sample_id"].tolist())
+                loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            for batch in loader.refresh():
+                loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            seen[epoch] = batches
+            if epoch in save:
+                loader.save(save[epoch])
+            if epoch == until:
+                break
+        stats = loader.stats()
+    return seen, list(source.rows_read), stats
+
+
+def test_a_checkpoint_three_epochs_older_than_the_caches_reads_nothing_from_the_source(tmp_path):
+    options = {"shuffle": Partial(0.3), "importance": KAKURENBO, "epochs": 7}
+
+    def first(world):
+        save = {1: tmp_path / "saved"}
+        return train(world, tmp_path / "a", MemorySource(SAMPLES), save=save, **options)
+
+    def again(world):
+        return train(
+            world, tmp_path / "a", MemorySource(SAMPLES), at=tmp_path / "saved", until=3, **options
+        )
+
+    whole_run = run_threads(thread_worlds([2, 1, 2]), first)
+    resumed = run_threads(thread_worlds([2, 1, 2]), again)
+    for (expected, _, _), (found, read, _) in zip(whole_run, resumed, strict=True):
+        assert read == []
+        assert found.keys() >= {2, 3}
+        assert all(found[epoch] == expected[epoch] for epoch in (2, 3))
+    assert sum(stats["pulled_rows"] for _, _, stats in resumed) > 0
+    assert all(stats["peer_bytes"] > 0 for _, _, stats in resumed)
+
+
+def held_by(world, root, policy):
+    """Every sample whose bytes lie on this rank's node."""
+    layout = Layout(world.replicas_per_node, SAMPLES)
+    pool = open_pool(
+        world, root, MemorySource(SAMPLES), layout.pool_rows(world.node),
+        num_leaving=policy.num_leaving(layout),
+    )  # fmt: skip
+    with contextlib.closing(pool):
+        return set(pool.cache.held().sample_id.tolist())
+
+
+def test_a_lost_cache_is_rebuilt_from_the_epoch_before_and_the_source(tmp_path):
+    options = {"shuffle": Partial(0.3), "epochs": 4}
+
+    def run(world, at=None, save=()):
+        source = MemorySource(SAMPLES)
+        return train(world, tmp_path / "a", source, at=at, save=save, until=2, **options)
+
+    run_threads(thread_worlds([2, 1, 1]), lambda world: run(world, save={2: tmp_path / "saved"}))
+    found = run_threads(
+        thread_worlds([2, 1, 1]), lambda world: held_by(world, tmp_path / "a", Partial(0.3))
+    )
+    lose(tmp_path / "a", 1)
+    held = {i for rank, ids in enumerate(found) if rank != 2 for i in ids}
+    ended = run_threads(thread_worlds([2, 1, 1]), lambda world: run(world, at=tmp_path / "saved"))
+    read = sorted(i for _, rows, _ in ended for i in rows)
+    assert read == sorted(set(range(SAMPLES)) - held), "only what no node held"
+    assert len(read) < SAMPLES // 4, "rows that left last still lay where they were"
+
+
+@pytest.mark.parametrize("policy", [Local(), Partial(0.3)])
+def test_a_smaller_job_and_back_reads_only_what_the_missing_node_held(tmp_path, policy):
+    """Four nodes, then three, then four again, on caches that are left standing."""
+
+    def run(nodes, number, at):
+        def rank(world):
+            source = MemorySource(SAMPLES)
+            seen, read, _ = train(
+                world, tmp_path / "a", source, epochs=6, at=at, until=2 * number + 1,
+                shuffle=policy, save={2 * number + 1: tmp_path / f"saved{number}"},
+            )  # fmt: skip
+            return seen, read
+
+        ended = run_threads(thread_worlds(nodes), rank)
+        for epoch in range(2 * number, 2 * number + 2):
+            ids = [i for seen, _ in ended for batch in seen[epoch] for i in batch if i >= 0]
+            assert set(ids) == set(range(SAMPLES)), f"epoch {epoch}"
+        return sorted(i for _, read in ended for i in read)
+
+    assert run([1] * 4, 0, None) == list(range(SAMPLES))
+    held = run_threads(thread_worlds([1] * 4), lambda world: held_by(world, tmp_path / "a", policy))
+    fewer = run([1] * 3, 1, tmp_path / "saved0")
+    assert fewer == sorted(held[3] - held[0] - held[1] - held[2])
+    assert run([1] * 4, 2, tmp_path / "saved1") == [], "three nodes held all"
+
+
+def test_going_back_and_forth_between_epochs_reads_each_row_from_the_source_once(tmp_path):
+    def run(world):
+        source = MemorySource(SAMPLES)
+        seen: dict[int, list[list[int]]] = {}
+        with make(world, tmp_path, source, shuffle=Partial(0.4)) as loader:
+            for epoch in (0, 5, 2, 3, 0, 5):
+                loader.set_epoch(epoch)
+                ids = [batch["sample_id"].tolist() for batch in loader]
+                assert seen.setdefault(epoch, ids) == ids, f"epoch {epoch}"
+        return source.rows_read
+
+    read = [i for rows in run_threads(thread_worlds([1, 2, 1]), run) for i in rows]
+    assert sorted(read) == list(range(SAMPLES))
+
+
+def test_where_every_node_holds_all_a_lost_cache_comes_from_the_others_by_turns(tmp_path):
+    def run(world):
+        source = MemorySource(SAMPLES)
+        with make(world, tmp_path, source, shuffle=Global()) as loader:
+            return source.rows_read, loader.stats()["pulled_rows"]
+
+    # Every node reads all of it at a first start.
+    assert sum(len(read) for read, _ in run_threads(thread_worlds([1] * 3), run)) == 3 * SAMPLES
+    lose(tmp_path, 1)
+    assert run_threads(thread_worlds([1] * 3), run) == [([], 0), ([], SAMPLES), ([], 0)]
+
+
+def test_a_damaged_row_is_not_pulled_but_read_from_the_source(tmp_path):
+    damaged = [2, 30]
+
+    def begin(world):
+        pool = open_pool(world, tmp_path, MemorySource(40), 40, num_leaving=0)
+        with contextlib.closing(pool):
+            pool.ensure(placed(np.arange(40)))
+            if world.rank == 0:
+                pool.cache.begin_writing()
+                pool.cache.load(writable=True)
+                pool.cache.fixed[0].rows[damaged] ^= 1
+                pool.cache.fixed[0].sync()
+
+    def again(world):
+        source = MemorySource(40)
+        pool = open_pool(world, tmp_path, source, 40, num_leaving=0)
+        with contextlib.closing(pool):
+            pool.ensure(placed(np.arange(40)))
+            return source.rows_read, pool.pulled_rows, whole(pool)
+
+    run_threads(thread_worlds([1, 1]), begin)
+    lose(tmp_path, 1)
+    first, second = run_threads(thread_worlds([1, 1]), again)
+    assert first[:2] == ([], 0)
+    assert second == (damaged, 38, True)
+
+
+@pytest.mark.parametrize("lap", range(4))
+def test_a_pull_that_is_killed_goes_on_and_reads_nothing_from_the_source(
+    tmp_path, monkeypatch, lap
+):
+    """Two nodes change all their rows for one another's; one falls in between."""
+    monkeypatch.setattr(dataio.pull, "ROUND_BYTES", 4 * 40)
+    rng = np.random.default_rng(lap)
+    shuffled = rng.permutation(SAMPLES)
+    half = SAMPLES // 2
+    seal, calls = Cache.seal_staged, []
+
+    def killed(self, **options):
+        seal(self, **options)
+        calls.append(self.local_rank)
+        if len(calls) == 3 * lap + 2:
+            raise SystemExit("killed")
+
+    def run(world, ids):
+        mine = ids[:half] if world.node == 0 else ids[half:]
+        source = MemorySource(SAMPLES)
+        pool = open_pool(world, tmp_path, source, len(mine), num_leaving=2)
+        with contextlib.closing(pool):
+            pool.ensure(placed(mine))
+            found = pool.cache.entries.sample_id.tolist()
+            names = [path.name for path in pool.cache.directory.iterdir()]
+            world.barrier(doing="look")
+            return source.rows_read, found == mine.tolist(), whole(pool), names
+
+    run_threads(thread_worlds([2, 1]), lambda world: run(world, np.arange(SAMPLES)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "seal_staged", killed)
+        with pytest.raises(SystemExit):
+            run_threads(thread_worlds([2, 1]), lambda world: run(world, shuffled))
+    for read, right, good, names in run_threads(
+        thread_worlds([2, 1]), lambda world: run(world, shuffled)
+    ):
+        assert (read, right, good) == ([], True, True)
+        assert not [name for name in names if name.startswith(("surplus", "given", "staged"))]
