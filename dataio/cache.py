@@ -6,6 +6,7 @@ See docs/cache_format.md.
 """
 
 import contextlib
+import copy
 import errno
 import json
 import logging
@@ -85,6 +86,7 @@ class Cache:
         placement: Name of the placement that they follow.
         num_missing: Slots whose rows are not there.
         entries: The manifest.
+        surplus: Rows that lie here and belong to no slot, until other nodes have pulled them.
         bytes_written: Bytes that this process wrote to the node's disk, manifests included.
     """
 
@@ -113,6 +115,7 @@ class Cache:
         self.num_missing = num_slots
         self.bytes_written = 0
         self.entries = empty_entries(num_slots, len(self.schema.variable))
+        self.surplus = empty_entries(0, len(self.schema.variable))
         self.fixed = [
             FixedFile(directory / f"fixed-{number}.npy", column)
             for number, column in enumerate(self.schema.fixed)
@@ -128,6 +131,7 @@ class Cache:
         # Beyond what may stay in the heap: sealed only if in the end all rows fit.
         self._held_back: list[Entries] = []
         self._adopted: set[str] = set()
+        self._given: set[str] = set()
         # Derived when first a row must be written; None until then.
         self._free: FreeExtents | None = None
         self._free_positions: NDArray[np.int64] | None = None
@@ -365,6 +369,7 @@ class Cache:
                 return
             self._release(self._left_behind())
             self._undo = None
+            self._release(self.surplus)
             self._read_manifest()
 
     def _read_manifest(self) -> None:
@@ -377,6 +382,7 @@ class Cache:
         for deltas in head["deltas"]:
             self._apply(deltas)
         self.adopt_staged()
+        self._read_surplus(head.get("surplus"))
 
     def _apply(self, names: Sequence[str]) -> Entries:
         """Take in an epoch's deltas; what they replace is kept, to step back."""
@@ -416,6 +422,76 @@ class Cache:
                 self._adopted.add(path.name)
             return bool(new)
 
+    def _read_surplus(self, name: str | None) -> None:
+        self.surplus = empty_entries(0, len(self.schema.variable))
+        self._given = set()
+        if name is not None:
+            self.surplus = from_table(read_table(self.directory / name))
+            self.adopt_given()
+
+    def held(self) -> Entries:
+        """Every row that lies here: of the slots, of the epoch before, then the surplus."""
+        parts = [self.entries.take(self.entries.present)]
+        if self._undo is not None:
+            parts.append(self._undo.take(self._undo.present))
+        return self._joined([*parts, self.surplus])
+
+    def with_entries(self, entries: Entries) -> "Cache":
+        """View the same files with other books, to read rows that belong to no slot."""
+        other = copy.copy(self)
+        other.entries = entries
+        return other
+
+    def give(self, sample_ids: NDArray[np.int64]) -> None:
+        """Write down that surplus rows are durable elsewhere, or wanted nowhere.
+
+        What `adopt_given` then frees may be overwritten, so it must be known after a kill.
+        """
+        gone = self.surplus.take(np.isin(self.surplus.sample_id[:], sample_ids))
+        with self.named("free rows that were pulled"):
+            # After a kill the files of the pull before are still there.
+            share = f"given-{self._serial}-{self.local_rank}"
+            lap = len(list(self.directory.glob(f"{share}-*.arrow")))
+            self._write_table(f"{share}-{lap}.arrow", gone)
+
+    def adopt_given(self) -> None:
+        """Free the surplus rows that any local rank gave."""
+        paths = sorted(self.directory.glob(f"given-{self._serial}-*.arrow"))
+        for path in [path for path in paths if path.name not in self._given]:
+            gone = from_table(read_table(path))
+            left = ~np.isin(self.surplus.sample_id[:], gone.sample_id[:])
+            self._release(self.surplus.take(~left))
+            self.surplus = self.surplus.take(left)
+            self._given.add(path.name)
+
+    def forget_surplus(self) -> None:
+        """Free all surplus rows. Every local rank, when no manifest in force names them."""
+        self._release(self.surplus)
+        self.surplus = empty_entries(0, len(self.schema.variable))
+        self._free_positions = None
+
+    def open_spare(self) -> None:
+        """Let the fixed fields have room beside the pool. Every local rank.
+
+        Raises:
+            CacheError: If the disk is full.
+        """
+        with self._guard, self.named("make room for rows of other nodes"):
+            for file in self.fixed:
+                file.reserve(self.num_positions)
+            self._map_growth()
+
+    def room(self) -> NDArray[np.int64]:
+        """int64[n]: Positions for more rows beside those held, the same on all local ranks.
+
+        -1 where nothing is fixed: there the rows are only counted, to bound the heaps.
+        """
+        if self.fixed:
+            self._free_positions = None
+            return self.free_positions
+        live = len(self.entries) - self.num_missing + len(self.surplus)
+        return np.full(max(self.num_positions - live, 0), -1, np.int64)
+
     @property
     def free_positions(self) -> NDArray[np.int64]:
         """int64[n]: Positions that no manifest in use mentions, ascending; the same on all ranks.
@@ -426,6 +502,8 @@ class Cache:
             used = [self.entries.position]
             if self._undo is not None:
                 used.append(self._undo.position)
+            if len(self.surplus):
+                used.append(self.surplus.position)
             num_positions = len(self.fixed[0].rows) if self.fixed else 0
             self._free_positions = find_free_positions(num_positions, used)
         return self._free_positions
@@ -441,6 +519,7 @@ class Cache:
     def _free_extents(self) -> FreeExtents:
         if self._free is None:
             used = [self.entries] if self._undo is None else [self.entries, self._undo]
+            used.append(self.surplus)
             self._free = find_free_extents(used, heap=self.local_rank)
         return self._free
 
@@ -880,14 +959,28 @@ class Cache:
         return delta.slot[:]
 
     def fill_commit(self) -> None:
-        """Make sealed rows part of the base, after staging. Leader only, when all have sealed."""
+        """Make sealed rows part of the base, and let go of the surplus.
+
+        After staging or a pull. Leader only, when all have sealed.
+        """
         self.adopt_staged()
-        if self._adopted:
+        if self._adopted or len(self.surplus) or self._given:
             self.rewrite(self.entries, epoch=self.epoch, placement=self.placement)
 
-    def rewrite(self, entries: Entries, *, epoch: int, placement: str) -> None:
-        """Replace the manifest by a new base. Leader only; nobody else writes the manifest."""
-        serial, obsolete = 0, [path.name for path in self.directory.glob("staged-*")]
+    def rewrite(
+        self, entries: Entries, *, epoch: int, placement: str, surplus: Entries | None = None
+    ) -> None:
+        """Replace the manifest by a new base. Leader only; nobody else writes the manifest.
+
+        Args:
+            entries: Of every slot.
+            epoch: Whose rows they are.
+            placement: Name of what they follow.
+            surplus: Other rows that are to be kept until they were pulled.
+        """
+        serial, obsolete = 0, []
+        for kind in ("staged-*", "surplus-*", "given-*"):
+            obsolete += [path.name for path in self.directory.glob(kind)]
         if self._head_path.exists():
             head = json.loads(self._head_path.read_text())
             serial = head["serial"] + 1
@@ -895,6 +988,10 @@ class Cache:
         base = f"base-{serial}.arrow"
         with self.named("write the manifest"):
             self._write_table(base, entries)
+            more: dict[str, object] = {}
+            if surplus is not None and len(surplus):
+                more["surplus"] = f"surplus-{serial}.arrow"
+                self._write_table(f"surplus-{serial}.arrow", surplus)
             self._write_head(
                 {
                     "format": FORMAT_VERSION,
@@ -906,6 +1003,7 @@ class Cache:
                     "base": base,
                     "deltas": [],
                     "moved": 0,
+                    **more,
                 }
                 | ({"quota": self.budget.quota_bytes} if self.budget is not None else {})
             )

@@ -60,11 +60,12 @@ class Figures:
         default_factory=lambda: (time.perf_counter(), 0.0, 0, 0)
     )
 
-    def to_stats(self, *, cache_bytes: int) -> dict[str, float]:
+    def to_stats(self, *, cache_bytes: int, pulled_bytes: int = 0) -> dict[str, float]:
         """Everything as plain numbers; seconds, bytes, rows.
 
         Args:
             cache_bytes: Of the rows that batches were made of.
+            pulled_bytes: Of the rows that came from other nodes outside of an exchange.
         """
         stats = {
             name: value for name, value in vars(self).items() if isinstance(value, (int, float))
@@ -80,7 +81,7 @@ class Figures:
             "samples_per_s": self.rows / max(time.perf_counter() - self.started, 1e-9),
             "disk_bytes": disk,
             "page_cache_bytes": max(cache_bytes - disk, 0),
-            "peer_bytes": self.exchanged_bytes,
+            "peer_bytes": self.exchanged_bytes + pulled_bytes,
         }
 
     def add_batch(self, wait_s: float, rows: int) -> None:

@@ -59,6 +59,7 @@ from dataio.world import World, discover_world
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 2
+NO_EPOCH = 1 << 62
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What `Loader.stats` tells of the last epoch over all ranks."""
@@ -314,14 +315,16 @@ class Loader:
             # Rows that never leave lie in the same slots whatever is restored.
             pool.ensure(self._placement(0))
             return
-        missing = np.array([pool.cache.num_missing])
-        if self.world.allreduce(missing, op="max", doing="look for caches")[0]:
-            # Caches that hold rows keep them: a restore may want just that placement.
-            begun = self._placement(pool.cache.epoch)
-            if not missing[0]:
-                pool.ensure(pool.held())
-            else:
-                pool.ensure(begun if begun.name == pool.cache.placement else self._placement(0))
+        missing = pool.cache.num_missing
+        # Caches that hold rows keep them: a restore may want just that placement.
+        begun = self._placement(pool.cache.epoch)
+        follows = begun.name == pool.cache.placement and not pool.holds_nothing()
+        mine = np.array([-missing, pool.cache.epoch if follows else NO_EPOCH])
+        least, epoch = self.world.allreduce(mine, op="min", doing="look for caches").tolist()
+        if least:
+            # A node that lost its cache joins the others where they are.
+            joined = self._placement(epoch if epoch < NO_EPOCH else 0)
+            pool.ensure(pool.held() if not missing else begun if follows else joined)
 
     def _agree_row_bytes(self) -> int:
         entries = self._pool.cache.entries
@@ -650,8 +653,8 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, as `DistributedSampler` would. Collective; cheap for the next epoch.
 
-        Any other epoch than the next rebuilds that epoch's placement, from the source where need
-        be, and forgets the scores.
+        Any other epoch than the next rebuilds that epoch's placement, from the other nodes' caches,
+        and forgets the scores.
 
         Raises:
             StateError: If the shuffle goes by scores, and placed the rows of that epoch.
@@ -890,7 +893,14 @@ class Loader:
             node = load_node(found, self.world.node)
         else:
             assert wanted is not None, "another layout begins where its first placement is known"
-            node = load_samples(found, len(saved.running.replicas), wanted)
+            node = load_samples(
+                found,
+                len(saved.running.replicas),
+                wanted,
+                world=self.world,
+                num_samples=self.num_samples,
+                tag=self._first_tag,
+            )
         if not self._is_as_saved(node, wanted, state):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
@@ -930,7 +940,8 @@ class Loader:
             ``exchange_overlap_fraction`` of the
             last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
             came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
-            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
+            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``; ``pulled_rows``
+            that came from other nodes because a cache was lost, older or laid out otherwise;
             with a quota ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and
             ``streamed_bytes`` read from the source because they do not, ``window_wait_s`` (part of
             ``wait_s``) blocked on them;
@@ -942,13 +953,16 @@ class Loader:
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
         return {
-            **self._figures.to_stats(cache_bytes=self._gather.num_bytes),
+            **self._figures.to_stats(
+                cache_bytes=self._gather.num_bytes, pulled_bytes=self._pool.pulled_bytes
+            ),
             **spread,
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
             "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
+            "pulled_rows": self._pool.pulled_rows,
             "source_bytes": self._source.bytes_read,
             "resident_fraction": self._pool.resident_fraction,
             "streamed_rows": self._pool.streamed.rows,

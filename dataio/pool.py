@@ -18,6 +18,7 @@ from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
+from dataio.pull import Pull
 from dataio.quota import Budget, Need, plan_budget, too_small
 from dataio.rows import Rows, RowSchema
 from dataio.scores import no_scores, open_scores
@@ -65,6 +66,8 @@ class Pool:
         scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
         keeps_scores: Whether they can be written.
         staging_s: Seconds that this rank spent reading from the source.
+        pulled_rows: Rows that came to this rank from other nodes, outside of an exchange.
+        pulled_bytes: Their bytes.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class Pool:
         self.fields = fields
         self.world = world
         self.staging_s = 0.0
+        self.pulled_rows = self.pulled_bytes = 0
+        # Of messages; no channel is taken before one is needed.
+        self._first_tag = -1
         self._progress = progress
         self._readers = readers
         self._bandwidth = bandwidth
@@ -183,7 +189,8 @@ class Pool:
 
         Collective. A cache that says it holds this placement, whole, is taken at its word. Else
         rows are kept wherever they lie; one epoch too far, as after a kill between two nodes'
-        commits, is stepped back; only what no slot holds is read from the source, each row once.
+        commits, is stepped back; rows that another node holds come from there; only what no node
+        holds is read from the source, each row once.
 
         Args:
             placement: The samples that the slots are to hold.
@@ -197,24 +204,83 @@ class Pool:
         self.close_windows()
         self._placement, self._sample_ids = placement, None
         kept = self._kept(placement)
-        work = np.array([kept is not None, cache.num_missing > 0])
-        if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
+        entries = None if kept is None else kept()
+        num_missing = cache.num_missing if entries is None else entries.count_missing()
+        works = entries is not None or num_missing > 0 or len(cache.surplus) > 0
+        lacks = num_missing > 0 and (entries is not None or not cache.is_filled)
+        mine = np.array([works, lacks, not self.holds_nothing(), len(cache.surplus) > 0])
+        found = world.allreduce(mine.astype(np.int64), op="max", doing="compare placements")
+        if not found[0]:
             self._share()
             self._settle_quota()
             return
-        if work.any():
+        pulls = world.num_nodes > 1 and bool(found[1] and found[2])
+        if works:
             cache.begin_writing()
-        if world.local_rank == 0 and work.any():
+        self._rewrite(placement, entries, pulls=pulls)
+        if pulls:
+            self._pull(placement)
+        if pulls or found[3]:
+            self._let_go()
+        self._fill(placement, groups)
+
+    def _rewrite(self, placement: Placement, entries: Entries | None, *, pulls: bool) -> None:
+        """Make these entries the manifest, if any are given. Collective.
+
+        Where rows are to be pulled, those that belong to no slot any more are kept for it.
+        """
+        cache, world = self.cache, self.world
+        surplus = None
+        if entries is not None and pulls:
+            surplus = self._surplus(placement.sample_ids())
+        if world.local_rank == 0 and (entries is not None or cache.num_missing):
             (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
-            if kept is not None:
-                cache.rewrite(kept(), epoch=placement.epoch, placement=placement.name)
+        if world.local_rank == 0 and entries is not None:
+            # Under a quota there is no room for more books: after a kill such rows are read anew.
+            books = surplus if self._budget is None else None
+            cache.rewrite(entries, epoch=placement.epoch, placement=placement.name, surplus=books)
         world.barrier(doing="settle the placement")
-        if kept is not None:
+        if entries is not None:
             cache.num_slots = placement.num_slots
             cache.load()
+            if surplus is not None:
+                cache.surplus = surplus
         # Who opened it late would take rows that were staged since for rows that never missed.
         world.barrier(doing="open the settled cache")
-        self._fill(placement, groups)
+
+    def _surplus(self, wanted: NDArray[np.int64]) -> Entries:
+        """Find the rows that lie here and are not wanted here, each sample once."""
+        held = self.cache.held()
+        leaving = np.flatnonzero(~np.isin(held.sample_id[:], wanted))
+        _, first = np.unique(held.sample_id[leaving], return_index=True)
+        return held.take(leaving[np.sort(first)])
+
+    def _pull(self, placement: Placement) -> None:
+        """Take in the missing rows that other nodes hold. Collective."""
+        if self._first_tag < 0:
+            self._first_tag = self.world.open_channel()
+        slots, ids = self._lacking(placement)
+        pulled = Pull(
+            self.world,
+            self.cache,
+            slots=slots,
+            sample_ids=ids,
+            num_samples=self.source.num_samples,
+            first_tag=self._first_tag,
+            shown=self._progress and self.world.rank == 0,
+        ).run()
+        self.pulled_rows += pulled.rows
+        self.pulled_bytes += pulled.num_bytes
+
+    def _let_go(self) -> None:
+        """Commit what was pulled, and free what was only kept to be pulled. Collective."""
+        if self.world.local_rank == 0:
+            self.cache.fill_commit()
+        self.world.barrier(doing="commit the rows that were pulled")
+        self.cache.refresh()
+        self.cache.forget_surplus()
+        # Who looked late would take rows that were staged since for rows that never missed.
+        self.world.barrier(doing="see the rows that were pulled")
 
     def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
         """Find what the manifest must become; None if it is right, but for missing rows."""
@@ -243,7 +309,7 @@ class Pool:
         """The rows that may stay where they lie."""
         cache = self.cache
         if self._budget is None or (self.moves and not cache.num_missing):
-            return cache.entries
+            return cache.held()
         return cache.entries.take(~cache.beyond_budget())
 
     def _fill(self, placement: Placement, groups: Sequence[tuple[int, int]] | None) -> None:
@@ -262,8 +328,9 @@ class Pool:
         else:
             self._settle(staging)
 
-    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
-        cache, world = self.cache, self.world
+    def _lacking(self, placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find the slots whose rows are missing and may stay, and their samples."""
+        cache = self.cache
         missing = np.empty(0, np.int64)
         if cache.num_missing and not cache.is_filled:
             missing = np.flatnonzero(~cache.entries.present)
@@ -273,6 +340,11 @@ class Pool:
             # Whole shards, so that later as few as possible are read for what is missing.
             chosen = np.sort(np.argsort(ids, kind="stable")[: max(room, 0)])
             missing, ids = missing[chosen], ids[chosen]
+        return missing, ids
+
+    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
+        cache, world = self.cache, self.world
+        missing, ids = self._lacking(placement)
         positions = cache.set_aside(len(missing))
         starts = self.source.shard_starts
         pieces: list[Piece] = []
