@@ -12,7 +12,10 @@ COMMANDS = {
     "pack": ("tonari.pack", "turn a Parquet file or an image folder into tar shards"),
     "train": ("tonari.train", "train a model as a TOML file says, alone or on many ranks"),
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
-    "bench": ("tonari.bench", "measure the loader beside other loaders and the machine's limits"),
+    "bench": (
+        "tonari.bench",
+        "measure the loader beside others and the machine's limits; the exchange",
+    ),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 
