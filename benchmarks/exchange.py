@@ -201,8 +201,8 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
     if silent.is_set() or status != 0:
         found = f"wrote nothing for {timeout_s:g} s" if silent.is_set() else f"ended with {status}"
         raise BenchError(
-            f"{' '.join(command[-3:])}: {found}; its last error: {last_words(log)}; the whole is "
-            f"in {log}"
+            f"{' '.join(command[-3:])}: {found}; its last errors: {last_words(log, 3)}; try a "
+            "small part alone with --scale 0.1 --exchanges 0.1 --get 0 --shared-rate 0"
         )
 
 

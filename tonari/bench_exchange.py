@@ -96,7 +96,15 @@ def bench_exchange(options: Exchange) -> int:
     parent = options.directory or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="tonari-exchange-", dir=parent.absolute()))
-    settings = Settings(
+    try:
+        return run(options, settings_of(options, directory))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def settings_of(options: Exchange, directory: Path) -> Settings:
+    """Turn flags into settings; all files go below a directory."""
+    return Settings(
         sets=[SETS[name].scaled(options.scale) for name in options.sets],
         ranks=options.ranks,
         exchanges=options.exchanges,
@@ -109,11 +117,10 @@ def bench_exchange(options: Exchange) -> int:
         directory=directory / "node",
         shared=directory / "shared",
     )
-    return run(options, settings)
 
 
 def run(options: Exchange, settings: Settings) -> int:
-    """Measure, write what was asked for, and remove the directories of the settings."""
+    """Measure, and write what was asked for."""
     cases: list[Case] = []
     bandwidth: Sequence[Mapping[str, object]] = []
     try:
@@ -124,8 +131,6 @@ def run(options: Exchange, settings: Settings) -> int:
     finally:
         # An interrupted run keeps what it finished.
         _write(options, settings, [case for case in cases if case.epochs], bandwidth)
-        for directory in (settings.directory, settings.shared):
-            shutil.rmtree(directory, ignore_errors=True)
     wrong = [row for case in cases for row in rows(case) if not row["exact"]]
     for row in wrong:
         sys.stderr.write(
