@@ -206,10 +206,12 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
         )
 
 
-def measure_bandwidth(directory: Path, say: Callable[[str], None]) -> list[Mapping[str, object]]:
-    """Measure rows to rows against a bare ring, where that benchmark is installed."""
+def measure_bandwidth(settings: Settings, say: Callable[[str], None]) -> list[Mapping[str, object]]:
+    """Measure rows to rows against a bare ring on two ranks, where that benchmark is there."""
     if importlib.util.find_spec(BANDWIDTH) is None:
         return []
     say("bandwidth, rows to rows")
-    command = [sys.executable, "-m", BANDWIDTH, "--json"]
-    return list(lines(command, directory / "bandwidth.log", BANDWIDTH_TIMEOUT_S))
+    settings.directory.mkdir(parents=True, exist_ok=True)
+    command = [*settings.launch(2), sys.executable, "-m", BANDWIDTH, "--json"]
+    command += ["--directory", str(settings.directory)]
+    return list(lines(command, settings.shared / "bandwidth.log", BANDWIDTH_TIMEOUT_S))

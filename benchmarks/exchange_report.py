@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.exchange import Case, Settings
+from benchmarks.exchange import SETS, Case, Settings
 from benchmarks.exchange_task import Epoch, Step
 from benchmarks.loader_report import Json, spread
 from benchmarks.machine import describe_machine
@@ -78,6 +78,8 @@ def goals(found: Sequence[Json]) -> list[Json]:
         for row in found:
             asked = (row["set"], row["fraction"], row["step"], row["ranks"], row["way"])
             ratio = row["ratio_to_local"]
+            if row["steps_per_epoch"] != SETS[name].num_steps:
+                continue  # a part of the set says nothing about the goal
             if asked == (name, fraction, "sleep", 2, "exchange") and isinstance(ratio, dict):
                 reached.append({
                     "set": name, "fraction": fraction, "goal": most, "ratio": ratio["median"],
@@ -125,8 +127,8 @@ def _flat(row: Json) -> Json:
     return flat
 
 
-def table(cases: Sequence[Case]) -> str:
-    """Write a table a case and step, and the goals."""
+def table(cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]] = ()) -> str:
+    """Write a table a case and step, the goals, and the bandwidth's records as they are."""
     lines: list[str] = []
     for case in cases:
         found = rows(case)
@@ -145,7 +147,17 @@ def table(cases: Sequence[Case]) -> str:
             f"{goal['set']}, Q={goal['fraction']}: {goal['ratio']:.3f} x local, goal "
             f"{goal['goal']}: {verdict}"
         )
+    lines += [_words(record) for record in bandwidth]
     return "\n".join(lines)
+
+
+def _words(record: Mapping[str, object]) -> str:
+    said = [f"bandwidth: {record.get('set')}"]
+    for name, value in record.items():
+        figure = value["median"] if isinstance(value, dict) and "median" in value else value
+        if isinstance(figure, (int, float)):
+            said.append(f"{name} {figure:.4g}")
+    return ", ".join(said)
 
 
 def _line(row: Json) -> str:

@@ -66,8 +66,8 @@ class Exchange:
     timeout: float = 300.0
     """Seconds without a sign of life after which a job is ended."""
     directory: Path | None = None
-    """For caches and the shared file, on a local disk. Left out: a temporary one. What is measured
-    is removed in either case."""
+    """For caches and the shared file, on a local disk; they are removed. Left out: the temporary
+    directory."""
     bandwidth: bool = True
     """Measure bytes from rows to rows too, against a bare ring of messages."""
     json: bool = False
@@ -127,7 +127,7 @@ def run(options: Exchange, settings: Settings) -> int:
         for case in measure_exchange(settings, say_on_stderr):
             cases.append(case)
         if options.bandwidth:
-            bandwidth = measure_bandwidth(settings.shared, say_on_stderr)
+            bandwidth = measure_bandwidth(settings, say_on_stderr)
     finally:
         # An interrupted run keeps what it finished.
         _write(options, settings, [case for case in cases if case.epochs], bandwidth)
@@ -151,4 +151,4 @@ def _write(
         write_csv(cases, options.csv)
     if options.plot is not None:
         plot(cases, options.plot)
-    print(json.dumps(document) if options.json else table(cases))
+    print(json.dumps(document) if options.json else table(cases, bandwidth))

@@ -169,11 +169,11 @@ class Lab:
         return ["nsenter", "-n", "-m", "-u", "-i", "-t", str(self._holders[node].pid), "--"]
 
     def mpiexec(self, num_ranks: int) -> list[str]:
-        """Begin a command line of ranks, the same number on every node, started from node 0."""
-        if num_ranks % self.num_nodes:
-            raise ValueError(f"lab: {num_ranks} ranks cannot lie evenly on {self.num_nodes} nodes")
-        each = num_ranks // self.num_nodes
-        hosts = ",".join(f"{node}:{each}" for node in self.nodes)
+        """Begin a command line of ranks, started from node 0; fewer than nodes: one on each."""
+        nodes = self.nodes[:num_ranks]
+        if num_ranks % len(nodes):
+            raise ValueError(f"lab: {num_ranks} ranks cannot lie evenly on {len(nodes)} nodes")
+        hosts = ",".join(f"{node}:{num_ranks // len(nodes)}" for node in nodes)
         mpiexec, *count = mpiexec_command(num_ranks)
         launcher = ["-launcher", "ssh", "-launcher-exec", str(self._launcher)]
         return [

@@ -8,9 +8,6 @@ of an epoch's steps; one Q is measured at a time then, since each has its own ra
 """
 
 import argparse
-import importlib.util
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,8 +16,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.exchange import BANDWIDTH, BANDWIDTH_TIMEOUT_S, SETS
-from benchmarks.launch import ROOT
+from benchmarks.exchange import SETS
 from tests.lab.cluster import Lab, what_is_missing
 from tonari.bench_exchange import Exchange, run, settings_of
 
@@ -68,17 +64,7 @@ def measure(options: Exchange, num_nodes: int, rate: str) -> int:
             settings = replace(
                 settings, ranks=(num_nodes,), directory=lab.scratch, launch=lab.mpiexec
             )
-            status = run(replace(options, bandwidth=False), settings)
-            if options.bandwidth and importlib.util.find_spec(BANDWIDTH) is not None:
-                status = max(status, bandwidth(lab))
-            return status
-
-
-def bandwidth(lab: Lab) -> int:
-    """Measure rows to rows against the bare ring, on the same nodes."""
-    command = [*lab.mpiexec(lab.num_nodes), sys.executable, "-m", BANDWIDTH]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=env, timeout=BANDWIDTH_TIMEOUT_S).returncode
+            return run(options, settings)
 
 
 if __name__ == "__main__":
