@@ -141,6 +141,7 @@ class Cache:
         self._lock = CacheLock(directory)
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
+        self._unsynced = False
 
     def prepare(
         self,
@@ -855,10 +856,14 @@ class Cache:
         # Beside training, so that little is left to wait for at the epoch turn.
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, thread_name_prefix="tonari-sync")
-        # One that has not begun sees these rows too.
-        if self._syncs and not self._syncs[-1].running() and not self._syncs[-1].done():
-            return
-        self._syncs.append(self._syncer.submit(self._sync))
+        self._unsynced = True
+        self._syncs.append(self._syncer.submit(self._sync_arrivals))
+
+    def _sync_arrivals(self) -> None:
+        # A flush serves all that was written before it began: those asked for meanwhile are one.
+        if self._unsynced:
+            self._unsynced = False
+            self._sync()
 
     def _sync(self) -> None:
         for file in self.fixed:
@@ -875,9 +880,9 @@ class Cache:
             for sync in self._syncs:
                 sync.result()
             self._syncs = []
-            self._sync()
             changed = self._joined([*self._arrived, *self._kept])
-            self._write_table(self._delta(epoch, self.local_rank), changed)
+            # Its name becomes durable with the manifest that refers to it.
+            self._write_table(self._delta(epoch, self.local_rank), changed, sync_name=False)
 
     def seal_staged(self, *, hold_back: bool = True) -> None:
         """Make the staged rows durable, and known to whoever opens the cache after a kill.
@@ -903,8 +908,8 @@ class Cache:
         share = f"staged-{self._serial}-{self.local_rank}"
         return len(list(self.directory.glob(f"{share}-*.arrow")))
 
-    def _write_table(self, name: str, entries: Entries) -> None:
-        write_table(self.directory / name, to_table(entries))
+    def _write_table(self, name: str, entries: Entries, *, sync_name: bool = True) -> None:
+        write_table(self.directory / name, to_table(entries), sync_name=sync_name)
         self.bytes_written += (self.directory / name).stat().st_size
 
     def _write_head(self, head: dict[str, object]) -> None:
