@@ -138,6 +138,9 @@ class Gets:
         """Fetch what is due before this step. Blocks for the partners, as a plain get does."""
         self._move(int(np.searchsorted(self._steps, step, side="right")))
 
+    def stop(self) -> None:
+        """Let go: nothing of it runs between two calls."""
+
     def finish(self, scores: Scores | None) -> dict[str, float]:
         """Fetch the rest."""
         before, started = self._got, time.perf_counter()
