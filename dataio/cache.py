@@ -610,8 +610,10 @@ class Cache:
         entries = self.entries
         into.sample_id[:] = entries.sample_id[slots]
         into.checksum[:] = entries.checksum[slots]
+        positions = entries.position[slots]
         for file, column in zip(self.fixed, into.fixed, strict=True):
-            np.take(file.rows, entries.position[slots], axis=0, out=column, mode="wrap")
+            # "wrap" alone copies straight into the room.
+            np.take(file.rows, positions, axis=0, out=column, mode="wrap")
         if self.schema.variable and len(slots):
             self._read_extents(slots, into)
 

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 4
 """Parcels that may be under way in each direction: bounds memory at 2 x 4 x 64 MiB."""
-BLOCK_BYTES = 4 << 20
-"""Rows read, or checked and written, in one piece: a millisecond or two, and large pages."""
+BLOCK_BYTES = 16 << 20
+"""Rows read, or checked and written, in one piece: a few milliseconds, and few calls."""
 LONGEST_GAP_S = 1.0
 """What counts at most of the time in which nobody looked."""
 

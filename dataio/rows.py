@@ -15,6 +15,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 HASH_BYTES = 1 << 18
 """Rows hashed together: what a core's cache holds while their fields are joined."""
+WIDE_BYTES = 1 << 14
+"""From here on joining a row's fields costs more than hashing them one after the other."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,17 @@ def checksums(
 
 
 def _fixed_checksums(fixed: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
-    """Hash rows without variable fields, joined a few at a time."""
-    num_rows = len(fixed[0])
-    step = max(1, HASH_BYTES // max(1, sum(column.shape[1] for column in fixed)))
+    """Hash rows without variable fields: narrow ones joined a few at a time, wide ones in place."""
+    num_rows, width = len(fixed[0]), sum(column.shape[1] for column in fixed)
+    if len(fixed) > 1 and width >= WIDE_BYTES:
+        digests = list(map(xxh3_64, np.ascontiguousarray(fixed[0])))
+        for column in fixed[1:]:
+            for digest, row in zip(digests, np.ascontiguousarray(column), strict=True):
+                digest.update(row)
+        return np.array([digest.intdigest() for digest in digests], np.uint64)
+    step = max(1, HASH_BYTES // max(1, width))
     sums = np.empty(num_rows, np.uint64)
-    joined = np.empty((min(step, num_rows), sum(c.shape[1] for c in fixed)), np.uint8)
+    joined = np.empty((min(step, num_rows), width), np.uint8)
     for first in range(0, num_rows, step):
         part = slice(first, min(first + step, num_rows))
         # uint8[rows of the block, fixed_bytes]
