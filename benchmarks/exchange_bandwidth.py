@@ -9,8 +9,9 @@ comes. Interleaved in each repeat, the same bytes in parcels of the same size:
 - ``steps``: gather from a mapped array, the ring, write to a file, one after the other.
 
 Warm. Nobody waits for a flush: a thread of the cache begins it while rows still come, and only the
-epoch turn waits for it. ``fresh`` positions lie side by side, as in the first exchange of a cache;
-``scattered`` ones are what rows that left before leave behind.
+epoch turn waits for it. All is flushed before the next way is measured, which would pay for it
+otherwise. ``fresh`` positions lie side by side, as in the first exchange of a cache; ``scattered``
+ones are what rows that left before leave behind.
 
     TONARI_RANKS_PER_NODE=1 mpiexec -n 2 python -m benchmarks.exchange_bandwidth --json
 """
@@ -92,6 +93,10 @@ class Bare:
                 written = os.pwrite(self._target, left, offset)
                 left, offset = left[written:], offset + written
 
+    def settle(self) -> None:
+        """Wait until the disk has what was written."""
+        os.fdatasync(self._target)
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._target)
@@ -135,8 +140,13 @@ class Ours:
         return transfer.finish(None)
 
     def forget(self) -> None:
-        """Be ready for the same again."""
+        """Be ready for the same again, and wait until the disk has what was written."""
         self._pool.cache.forget_arrivals()
+        # Behind the flush that the cache has begun.
+        for pattern in ("fixed-*", "heap-*"):
+            for path in self._pool.cache.directory.glob(pattern):
+                with path.open("r+b") as file:
+                    os.fdatasync(file.fileno())
 
     def turn(self) -> None:
         """Let what came take effect, so that what left leaves scattered room."""
@@ -170,6 +180,7 @@ def measure(
             figures[way] = ours.exchange(threaded=way == "thread")
         mine = np.array([time.perf_counter() - started])
         ours.forget()
+        bare.settle()
         return float(world.allreduce(mine, op="max", doing="compare times")[0])
 
     records = []

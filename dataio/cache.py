@@ -610,8 +610,10 @@ class Cache:
         entries = self.entries
         into.sample_id[:] = entries.sample_id[slots]
         into.checksum[:] = entries.checksum[slots]
+        positions = entries.position[slots]
         for file, column in zip(self.fixed, into.fixed, strict=True):
-            np.take(file.rows, entries.position[slots], axis=0, out=column, mode="wrap")
+            # "wrap" alone copies straight into the room.
+            np.take(file.rows, positions, axis=0, out=column, mode="wrap")
         if self.schema.variable and len(slots):
             self._read_extents(slots, into)
 
@@ -806,12 +808,16 @@ class Cache:
 
         Called again and again within an epoch; takes this local rank's free positions in turn.
         """
+        if not len(slots):
+            return
         self.make_room()
         with self._guard:
-            taken = sum(len(part) for part in self._arrived)
-            room = len(self.free_positions) // self.local_size
-            first = self.local_rank * room + taken
-            positions = self.free_positions[first : first + len(slots)]
+            free = self.free_positions
+            first = self.local_rank * (len(free) // self.local_size)
+            if self._arrived and self.fixed:
+                # Behind the last: to count what came would take longer with every call.
+                first = int(np.searchsorted(free, self._arrived[-1].position[-1:][0])) + 1
+            positions = free[first : first + len(slots)]
         if not self.fixed:
             positions = np.full(len(slots), -1, np.int64)
         assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
@@ -856,8 +862,10 @@ class Cache:
         # Beside training, so that little is left to wait for at the epoch turn.
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, thread_name_prefix="tonari-sync")
-        self._unsynced = True
-        self._syncs.append(self._syncer.submit(self._sync_arrivals))
+        # One that has not begun serves these rows too.
+        if not self._unsynced:
+            self._unsynced = True
+            self._syncs.append(self._syncer.submit(self._sync_arrivals))
 
     def _sync_arrivals(self) -> None:
         # A flush serves all that was written before it began: those asked for meanwhile are one.

@@ -22,15 +22,15 @@ from dataio.parcel import (
     unpack_parcel,
 )
 from dataio.policies import RowStore
-from dataio.rows import Rows, corrupt_rows, row_blocks
+from dataio.rows import Fetch, Rows, corrupt_rows, replace_rows, row_blocks
 from dataio.world import Request, World
 
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 4
 """Parcels that may be under way in each direction: bounds memory at 2 x 4 x 64 MiB."""
-BLOCK_BYTES = 1 << 19
-"""Rows read and checked in one piece: they are checked while a core's cache holds them."""
+BLOCK_BYTES = 16 << 20
+"""Rows read, or checked and written, in one piece: a few milliseconds, and few calls."""
 LONGEST_GAP_S = 1.0
 """What counts at most of the time in which nobody looked."""
 
@@ -66,7 +66,7 @@ class Carrier:
         sends: What leaves; the receiver has a parcel of the same rows, in the same order.
         receives: What comes in.
         clock: Seconds that count against a silent partner.
-        repair: Writes slots' rows anew; None if nothing can.
+        fetch: Reads samples from the source; None if nothing can.
         buffers: Memory for parcels.
 
     Attributes:
@@ -85,12 +85,12 @@ class Carrier:
         sends: Sequence[Parcel],
         receives: Sequence[Parcel],
         clock: Clock,
-        repair: Callable[[NDArray[np.int64]], None] | None,
+        fetch: Fetch | None,
         buffers: ParcelBuffers,
     ) -> None:
         self.due_step = -1
         self.sent_bytes = self.messages = self.received_rows = self.received_bytes = 0
-        self._world, self._store, self._repair = world, store, repair
+        self._world, self._store, self._fetch = world, store, fetch
         self._buffers = buffers
         self._to_send, self._to_receive = deque(sends), deque(receives)
         self._outgoing: list[tuple[Parcel, Way]] = []
@@ -117,8 +117,7 @@ class Carrier:
 
         Raises:
             ExchangeError: If a partner failed, is silent for longer than the world's time limit, or
-                sent rows that do not match their checksums; or if rows here do not and cannot be
-                repaired.
+                sent rows that do not match their checksums and cannot be fetched.
         """
         seen_s = self._clock.elapsed_s
         self._now_s += min(seen_s - self._seen_s, LONGEST_GAP_S)
@@ -166,7 +165,8 @@ class Carrier:
         buffer = self._buffers.take(parcel_bytes(schema, len(parcel.slots), lengths))
         rows = lay_parcel(buffer, schema, lengths)
         for part, block in row_blocks(rows, BLOCK_BYTES):
-            self._read(parcel.slots[part], block, parcel)
+            # Not checked here: the receiver does, and fetches what was damaged on either side.
+            self._store.read_into(parcel.slots[part], block)
             yield True
         requests.append(self._post_send(buffer, parcel))
         yield from _until(requests)
@@ -177,32 +177,6 @@ class Carrier:
         self.messages += 1
         return self._world.isend(data, dest=parcel.peer, tag=parcel.tag)
 
-    def _read(self, slots: NDArray[np.int64], into: Rows, parcel: Parcel) -> None:
-        """Copy rows into a parcel; what does not match its checksum is repaired first."""
-        self._store.read_into(slots, into)
-        corrupt = corrupt_rows(into)
-        if not len(corrupt):
-            return
-        cause: DataioError | None = None
-        if self._repair is not None:
-            log.warning(
-                "[rank %d] rows of slots %s leave and do not match their checksums: reading them "
-                "from the source again", self._world.rank, slots[corrupt].tolist(),
-            )  # fmt: skip
-            try:
-                self._repair(slots[corrupt])
-            except DataioError as error:
-                cause = error
-            self._store.read_into(slots, into)
-            corrupt = corrupt_rows(into)
-        if len(corrupt):
-            raise ExchangeError(
-                f"[rank {self._world.rank}] {len(corrupt)} rows that leave for rank {parcel.peer} "
-                f"do not match their checksums, the first is sample {into.sample_id[corrupt[0]]}"
-                f"{f' ({cause})' if cause else ''}; the cache on this node is damaged: run `tonari "
-                "cache verify` here and start again, only these rows are read anew"
-            ) from cause
-
     def _receive(self, parcel: Parcel) -> Way:
         schema, num_rows = self._store.schema, len(parcel.slots)
         lengths: NDArray[np.int64] | None = None
@@ -211,14 +185,23 @@ class Carrier:
             ahead = np.empty(8 * num_rows * num_variable, np.uint8)
             yield from _until([self._post_receive(ahead, parcel)])
             lengths = unpack_lengths(ahead, num_rows, num_variable)
-        buffer = self._buffers.take(parcel_bytes(schema, num_rows, lengths))
+        num_bytes = parcel_bytes(schema, num_rows, lengths)
+        try:
+            buffer = self._buffers.take(num_bytes)
+        except MemoryError as error:
+            raise ExchangeError(
+                f"[rank {self._world.rank}] rank {parcel.peer} announces {num_rows} rows of "
+                f"{num_bytes} bytes, expected what fits into memory beside the other parcels; the "
+                "message is damaged, or samples differ too much in size: exchange less at a time, "
+                "or restart from the last checkpoint"
+            ) from error
         yield from _until([self._post_receive(buffer, parcel)])
         rows = unpack_parcel(buffer, schema, num_rows)
-        for _, block in row_blocks(rows, BLOCK_BYTES):
+        for part, block in row_blocks(rows, BLOCK_BYTES):
             self._check(block, parcel)
+            self._store.write_arrivals(parcel.slots[part], block)
+            self.received_rows += len(block)
             yield True
-        self._store.write_arrivals(parcel.slots, rows)
-        self.received_rows += num_rows
         self.received_bytes += len(buffer)
         self._buffers.give_back(buffer)
 
@@ -234,14 +217,31 @@ class Carrier:
             ) from error
 
     def _check(self, rows: Rows, parcel: Parcel) -> None:
+        """Put right, in place, the rows that were damaged where they lay or on their way."""
         corrupt = corrupt_rows(rows)
+        if not len(corrupt):
+            return
+        cause: DataioError | None = None
+        if self._fetch is not None:
+            log.warning(
+                "[rank %d] rows of samples %s from rank %d do not match their checksums: reading "
+                "them from the source again",
+                self._world.rank, rows.sample_id[corrupt].tolist(), parcel.peer,
+            )  # fmt: skip
+            try:
+                for others in self._fetch(np.unique(rows.sample_id[corrupt])):
+                    replace_rows(rows, others, corrupt)
+            except DataioError as error:
+                cause = error
+            corrupt = corrupt_rows(rows)
         if len(corrupt):
             raise ExchangeError(
                 f"[rank {self._world.rank}] {len(corrupt)} rows from rank {parcel.peer} do not "
-                f"match their checksums, the first is sample {rows.sample_id[corrupt[0]]}; they "
-                f"matched when they left: the memory or network of that rank or this one is "
-                "damaged; take that node out and start again, nothing of them was kept"
-            )
+                f"match their checksums, the first is sample {rows.sample_id[corrupt[0]]}, and the "
+                f"source has no such rows{f' ({cause})' if cause else ''}; that rank's cache is "
+                "damaged, or memory or network between the two: run `tonari cache verify` there "
+                "and start again, only these rows are read anew"
+            ) from cause
 
     def _check_silence(self) -> None:
         limit_s = self._world.timeout_s

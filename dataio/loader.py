@@ -439,7 +439,7 @@ class Loader:
             self._first_tag,
             self._position.running.first_epoch,
             self._losses,
-            self._pool.repair,
+            self._pool.fetch,
             self._parcel_buffers,
         )
 

@@ -15,6 +15,8 @@ from dataio.errors import ExchangeError
 from dataio.rows import Rows, RowSchema, copy_rows
 
 ALIGN_BYTES = 8
+MOST_BYTES = 1 << 36
+"""More than any parcel can be: a thousand times the size into which rows of mean size are cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +151,7 @@ def unpack_lengths(
     """
     _check_size(buffer, num_rows, ALIGN_BYTES * num_rows * num_variable, exact=True)
     lengths = buffer.view(np.int64).reshape(num_rows, num_variable)
-    _check_lengths(lengths, np.iinfo(np.int64).max // max(1, lengths.size))
+    _check_lengths(lengths, MOST_BYTES)
     return lengths
 
 
@@ -192,4 +194,11 @@ def _check_lengths(lengths: NDArray[np.int64], most_bytes: int) -> None:
         raise ExchangeError(
             f"lengths of {len(lengths)} rows: found {wrong[0]} bytes for a field, expected a "
             f"number in [0, {most_bytes}]; the message is damaged: restart from the last checkpoint"
+        )
+    # As floats: the sum of damaged lengths may have no place in an integer.
+    total = float(lengths.sum(dtype=np.float64))
+    if total > most_bytes:
+        raise ExchangeError(
+            f"lengths of {len(lengths)} rows: found {total:.0f} bytes in all, expected at most "
+            f"{most_bytes}; the message is damaged: restart from the last checkpoint"
         )

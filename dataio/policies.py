@@ -3,7 +3,6 @@
 ``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from dataio.layout import Layout
 from dataio.parcel import ParcelBuffers
-from dataio.rows import Rows, RowSchema
+from dataio.rows import Fetch, Rows, RowSchema
 from dataio.world import World
 
 SCORE_DTYPE = np.dtype(
@@ -117,8 +116,8 @@ class Turn:
         first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
         losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
             began: the same after a restore in the middle of it. None where the shuffle is traced.
-        repair: Writes slots' rows anew where their bytes do not match their checksums; any thread
-            may call it. None if nothing can.
+        fetch: Reads samples from the source, for rows that come damaged; any thread may call it.
+            None if nothing can.
         buffers: Memory for parcels, which one exchange after the other uses.
     """
 
@@ -132,7 +131,7 @@ class Turn:
     first_tag: int
     first_epoch: int = 0
     losses: NDArray[np.float32] | None = None
-    repair: Callable[[NDArray[np.int64]], None] | None = None
+    fetch: Fetch | None = None
     buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -585,6 +585,15 @@ class Pool:
             done += len(rows)
             self._check_repair(part, rows)
             self.cache.rewrite_rows(part, rows)
+
+    def fetch(self, sample_ids: NDArray[np.int64]) -> Iterator[Rows]:
+        """Read samples from the source, to go in the place of rows that were damaged elsewhere.
+
+        Args:
+            sample_ids: int64[n], sorted, distinct; those that no sample has are left out.
+        """
+        known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
+        return self.source.read(sample_ids[known], self.fields)
 
     def _check_repair(self, slots: NDArray[np.int64], rows: Rows) -> None:
         expected = self.cache.entries.checksum[slots]

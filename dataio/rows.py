@@ -4,7 +4,7 @@ A field is stored in one of two forms: *fixed*, every row the same number of byt
 Bytes are kept as the source had them; nothing here decodes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +15,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 HASH_BYTES = 1 << 18
 """Rows hashed together: what a core's cache holds while their fields are joined."""
+WIDE_BYTES = 1 << 14
+"""From here on joining a row's fields costs more than hashing them one after the other."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class Rows:
         )
 
 
+Fetch = Callable[[NDArray[np.int64]], Iterator[Rows]]
+"""Reads samples from the source, by their ids: sorted, distinct."""
+
+
 def empty_rows(schema: RowSchema, lengths: NDArray[np.int64]) -> Rows:
     """Make room for rows of these lengths; what it holds is for the caller to write."""
     num_rows = len(lengths)
@@ -99,6 +105,27 @@ def copy_rows(rows: Rows, into: Rows) -> None:
     into.checksum[:] = rows.checksum
     for column, room in zip(rows.fixed + rows.variable, into.fixed + into.variable, strict=True):
         room[:] = column
+
+
+def replace_rows(rows: Rows, others: Rows, numbers: NDArray[np.int64]) -> None:
+    """Copy the bytes of the same samples over those of rows ``numbers``.
+
+    A row that ``others`` has not, or not of the same lengths and checksum, stays as it is.
+    """
+    ends, other_ends = (np.cumsum(part.lengths, axis=0) for part in (rows, others))
+    places = {sample: row for row, sample in enumerate(others.sample_id.tolist())}
+    for row in numbers.tolist():
+        place = places.get(int(rows.sample_id[row]))
+        if place is None or others.checksum[place] != rows.checksum[row]:
+            continue
+        lengths = rows.lengths[row]
+        if not np.array_equal(lengths, others.lengths[place]):
+            continue
+        for column, other in zip(rows.fixed, others.fixed, strict=True):
+            column[row] = other[place]
+        for field, (column, other) in enumerate(zip(rows.variable, others.variable, strict=True)):
+            end, other_end, length = ends[row, field], other_ends[place, field], lengths[field]
+            column[end - length : end] = other[other_end - length : other_end]
 
 
 def row_blocks(rows: Rows, block_bytes: int) -> Iterator[tuple[slice, Rows]]:
@@ -167,11 +194,17 @@ def checksums(
 
 
 def _fixed_checksums(fixed: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
-    """Hash rows without variable fields, joined a few at a time."""
-    num_rows = len(fixed[0])
-    step = max(1, HASH_BYTES // max(1, sum(column.shape[1] for column in fixed)))
+    """Hash rows without variable fields: narrow ones joined a few at a time, wide ones in place."""
+    num_rows, width = len(fixed[0]), sum(column.shape[1] for column in fixed)
+    if len(fixed) > 1 and width >= WIDE_BYTES:
+        digests = list(map(xxh3_64, np.ascontiguousarray(fixed[0])))
+        for column in fixed[1:]:
+            for digest, row in zip(digests, np.ascontiguousarray(column), strict=True):
+                digest.update(row)
+        return np.array([digest.intdigest() for digest in digests], np.uint64)
+    step = max(1, HASH_BYTES // max(1, width))
     sums = np.empty(num_rows, np.uint64)
-    joined = np.empty((min(step, num_rows), sum(c.shape[1] for c in fixed)), np.uint8)
+    joined = np.empty((min(step, num_rows), width), np.uint8)
     for first in range(0, num_rows, step):
         part = slice(first, min(first + step, num_rows))
         # uint8[rows of the block, fixed_bytes]

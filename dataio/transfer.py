@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dataio.carrier import MAX_IN_FLIGHT, Carrier, Clock
 from dataio.parcel import Parcel, ParcelBuffers
 from dataio.policies import RowStore, Scores
+from dataio.rows import Fetch
 from dataio.world import Request, World
 
 __all__ = ["MAX_IN_FLIGHT", "Parcel", "Transfer"]
@@ -38,7 +39,7 @@ class Transfer:
         store: This node's rows.
         sends: What leaves; the receiver has a parcel of the same rows, in the same order.
         receives: What comes in.
-        repair: Writes slots' rows anew where their bytes do not match their checksums.
+        fetch: Reads samples from the source, whose rows came damaged.
         buffers: Memory for parcels, to use again for the next transfer.
         threaded: Whether a thread of its own drives it; None: where the world lets it.
     """
@@ -50,7 +51,7 @@ class Transfer:
         *,
         sends: Sequence[Parcel],
         receives: Sequence[Parcel],
-        repair: Callable[[NDArray[np.int64]], None] | None = None,
+        fetch: Fetch | None = None,
         buffers: ParcelBuffers | None = None,
         threaded: bool | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class Transfer:
         self._last_step = self._steps[0] if self._steps else 0
         self._clock = Clock()
         self._carrier = Carrier(
-            world, store, sends=sends, receives=receives, clock=self._clock, repair=repair,
+            world, store, sends=sends, receives=receives, clock=self._clock, fetch=fetch,
             buffers=buffers or ParcelBuffers(),
         )  # fmt: skip
         self._threaded = world.threaded if threaded is None else threaded

@@ -112,7 +112,7 @@ class Partial:
                 Parcel(part, rank_of(leg.source), leg.tag, leg.step)
                 for part, leg in zip(rows, legs, strict=True)
             ],
-            repair=turn.repair,
+            fetch=turn.fetch,
             buffers=turn.buffers,
         )
 

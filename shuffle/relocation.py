@@ -29,7 +29,7 @@ def begin_moves(turn: Turn) -> Exchange:
         turn.store,
         sends=_parcels(turn, moves.leaving, moves.receivers, ahead),
         receives=_parcels(turn, moves.arriving, moves.senders, behind),
-        repair=turn.repair,
+        fetch=turn.fetch,
         buffers=turn.buffers,
     )
     return Relocation(turn.world, transfer, moves.kept, moves.held_in)

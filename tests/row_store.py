@@ -14,15 +14,11 @@ class MemoryStore:
         self.schema = row_schema(fields or FIELDS)
         source = MemorySource(first + num_rows, block_rows=num_rows)
         (self.rows,) = source.read(np.arange(first, first + num_rows), fields or FIELDS)
-        self.intact = tuple(column.copy() for column in self.rows.fixed)
         self.arrived: dict[int, tuple[int, bytes]] = {}
         self.read = 0
 
     def damage(self, slot: int) -> None:
         self.rows.fixed[0][slot] ^= 1
-
-    def repair(self, slots: np.ndarray) -> None:
-        self.rows.fixed[0][slots] = self.intact[0][slots]
 
     def lengths(self, slots: np.ndarray) -> np.ndarray:
         return np.asarray(self.rows.lengths[slots], np.int64)
