@@ -863,6 +863,8 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
+        # A checkpoint is never ahead of the caches: they cannot step forward.
+        self._pool.settle()
         trained = np.zeros(self._decks.num_rows, np.uint8)
         if self._seen is not None:
             trained[self._seen] = 1
