@@ -609,9 +609,17 @@ class Pool:
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
+        self.seal(epoch)
+        self.world.barrier(doing="make arrivals durable")
+        return self.turn(epoch)
+
+    def seal(self, epoch: int) -> None:
+        """Make this rank's part of a `commit` durable; collective while rows are being staged."""
         self.finish_staging()
         self.cache.seal(epoch)
-        self.world.barrier(doing="make arrivals durable")
+
+    def turn(self, epoch: int) -> NDArray[np.int64]:
+        """Do the rest of a `commit`, when every rank has sealed."""
         changed = self.cache.turn(epoch)
         if self.world.local_rank == 0:
             self.cache.commit()

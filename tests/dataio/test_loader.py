@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image as PillowImage
 
-import dataio.loader
 import dataio.snapshot
 import shuffle
 from dataio import Bytes, Image, Int, Loader, StateError, WorldError
@@ -631,8 +630,9 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
 
 def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
     """The manifest that is written beside training is there before anything is saved."""
-    write_head, settle, save = Cache._write_head, Cache.settle, dataio.loader.save_snapshot
-    asked, heads = threading.Event(), []
+    write_head, settle, save = Cache._write_head, Cache.settle, dataio.snapshot.save_snapshot
+    asked = threading.Event()
+    heads: list[int] = []
 
     def late(self, head):
         if head["epoch"] == 1:
@@ -651,7 +651,7 @@ def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Cache, "_write_head", late)
     monkeypatch.setattr(Cache, "settle", settled)
-    monkeypatch.setattr(dataio.loader, "save_snapshot", saved)
+    monkeypatch.setattr("dataio.loader.save_snapshot", saved)
 
     def run(world):
         with make(world, tmp_path) as loader:
