@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dataio.atomic import read_table, write_json, write_table
 from dataio.cache_lock import CacheLock, Mode, make_private, owners
 from dataio.errors import CacheError, CacheStagingError, OtherDatasetError
-from dataio.extents import FreeExtents, find_free_extents, find_free_positions
+from dataio.extents import FreeExtents, find_free_extents, find_free_positions, join_positions
 from dataio.filesystem import room_for
 from dataio.manifest import (
     Entries,
@@ -579,7 +579,7 @@ class Cache:
         if entries is None:
             return
         if self._free_positions is not None and self.fixed:
-            self._free_positions = np.union1d(self._free_positions, entries.position[:])
+            self._free_positions = join_positions(self._free_positions, entries.position[:])
         if self._free is not None:
             mine = entries.heap[:] == self.local_rank
             self._free.give_back(entries.offset[:][mine], entries.extent_bytes[mine])
