@@ -11,9 +11,10 @@ import errno
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from dataio.atomic import read_table, write_json, write_table
 from dataio.cache_lock import CacheLock, Mode, make_private, owners
 from dataio.errors import CacheError, CacheStagingError, OtherDatasetError
-from dataio.extents import FreeExtents, find_free_extents, find_free_positions
+from dataio.extents import FreeExtents, find_free_extents, find_free_positions, join_positions
 from dataio.filesystem import room_for
 from dataio.manifest import (
     Entries,
@@ -36,13 +37,14 @@ from dataio.manifest import (
 )
 from dataio.placement import Placement
 from dataio.quota import Budget
-from dataio.rows import Rows, RowSchema, empty_rows, row_offsets
+from dataio.rows import Rows, RowSchema, corrupt_rows, empty_rows, row_offsets
 from dataio.store import FixedFile, HeapFile, map_table
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 DELTAS_PER_BASE = 16
+CHECKED_ROWS = 64
 MOVED_PER_BASE = 0.25
 """Fraction of the rows that deltas may name: what opening reads stays small beside the base."""
 
@@ -79,6 +81,8 @@ class Cache:
         local_rank: This rank's number on the node; 0 leads.
         local_size: Ranks on the node.
         budget: What its files may take; None: what the disk has.
+        num_arriving: Rows that come to this rank in an epoch, where it is known: with the last of
+            them the epoch is sealed beside training. -1: it is not.
 
     Attributes:
         is_filled: Whether as many rows are there as the budget lets stay.
@@ -100,8 +104,10 @@ class Cache:
         local_rank: int,
         local_size: int,
         budget: Budget | None = None,
+        num_arriving: int = -1,
     ) -> None:
         self.budget = budget
+        self.num_arriving = num_arriving
         self.is_filled = False
         self.directory = directory
         self.identity = identity
@@ -139,9 +145,13 @@ class Cache:
         self._guard = threading.RLock()
         self._has_room = False
         self._lock = CacheLock(directory)
-        self._syncer: ThreadPoolExecutor | None = None
+        # One thread for what need not be waited for: it flushes, seals and commits in this order.
+        self._background: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
         self._unsynced = False
+        # Epoch and rows of the delta that was last asked for.
+        self._sealed = (-1, 0)
+        self._committing: Future[None] | None = None
 
     def prepare(
         self,
@@ -355,8 +365,10 @@ class Cache:
         Raises:
             CacheError: If they are not what the cache wrote.
         """
+        self.settle()
         self._undo = None
-        self._arrived, self._kept, self._staged, self._held_back = [], [], [], []
+        self._forget_epoch()
+        self._staged, self._held_back = [], []
         self._free = self._free_positions = None
         with self.named("open the cache"), self._readable("the manifest"):
             self._read_manifest()
@@ -365,6 +377,7 @@ class Cache:
 
     def refresh(self) -> None:
         """Read the base that replaced the one in use, if one did; arrivals of the epoch stay."""
+        self.settle()
         with self.named("read the manifest"), self._readable("the manifest"):
             if int(json.loads(self._head_path.read_text())["serial"]) == self._serial:
                 return
@@ -403,7 +416,25 @@ class Cache:
         assert self._undo is not None
         entries = self.entries.copy()
         entries.put(self._undo)
+        entries.forget(self._overwritten().slot[:])
         return entries
+
+    def _overwritten(self) -> Entries:
+        """The entries of the epoch before whose bytes are another row's by now.
+
+        The next epoch's arrivals may take their place before the manifest that lets go of them has
+        replaced the one in force. Its deltas are there then: without them nothing is read.
+        """
+        assert self._undo is not None
+        sealed = [self._delta(self.epoch + 1, share) for share in range(self.local_size)]
+        if not all((self.directory / name).exists() for name in sealed):
+            return self._undo.take(slice(0))
+        view, gone = self.with_entries(self._undo), np.zeros(len(self._undo), np.bool_)
+        present = np.flatnonzero(self._undo.present)
+        for first in range(0, len(present), CHECKED_ROWS):
+            rows = present[first : first + CHECKED_ROWS]
+            gone[rows[corrupt_rows(view.read_rows(rows))]] = True
+        return self._undo.take(gone)
 
     def _staged_files(self, serial: int) -> list[Path]:
         return sorted(self.directory.glob(f"staged-{serial}-*.arrow"))
@@ -434,7 +465,8 @@ class Cache:
         """Every row that lies here: of the slots, of the epoch before, then the surplus."""
         parts = [self.entries.take(self.entries.present)]
         if self._undo is not None:
-            parts.append(self._undo.take(self._undo.present))
+            gone = np.isin(self._undo.slot[:], self._overwritten().slot[:])
+            parts.append(self._undo.take(self._undo.present & ~gone))
         return self._joined([*parts, self.surplus])
 
     def with_entries(self, entries: Entries) -> "Cache":
@@ -547,7 +579,7 @@ class Cache:
         if entries is None:
             return
         if self._free_positions is not None and self.fixed:
-            self._free_positions = np.union1d(self._free_positions, entries.position[:])
+            self._free_positions = join_positions(self._free_positions, entries.position[:])
         if self._free is not None:
             mine = entries.heap[:] == self.local_rank
             self._free.give_back(entries.offset[:][mine], entries.extent_bytes[mine])
@@ -822,7 +854,12 @@ class Cache:
             positions = np.full(len(slots), -1, np.int64)
         assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
         self._arrived.append(self.write_rows(slots, positions, rows))
-        self._sync_later()
+        # One that has not begun serves these rows too.
+        if not self._unsynced:
+            self._unsynced = True
+            self._syncs.append(self._later(self._sync_arrivals))
+        if self.num_arriving == sum(map(len, self._arrived)):
+            self._seal_later(self.epoch + 1)
 
     def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
         """Let the rows of ``held_in`` live in ``slots`` from the next epoch on; no byte moves."""
@@ -838,7 +875,8 @@ class Cache:
     def forget_arrivals(self) -> None:
         """Drop what arrived since the last commit: the epoch is not going to take effect."""
         with self._guard:
-            arrived, self._arrived, self._kept = self._arrived, [], []
+            arrived = self._arrived
+            self._forget_epoch()
             if self._free is not None:
                 for part in arrived:
                     self._free.give_back(part.offset[:], part.extent_bytes)
@@ -858,14 +896,14 @@ class Cache:
                     offset = entries.offset[slots[row : row + 1]]
                     self._heap(heap).write(offset, np.array([len(extent)]), extent)
 
-    def _sync_later(self) -> None:
+    def _forget_epoch(self) -> None:
+        self._arrived, self._kept, self._sealed = [], [], (-1, 0)
+
+    def _later(self, work: Callable[[], None]) -> Future[None]:
         # Beside training, so that little is left to wait for at the epoch turn.
-        if self._syncer is None:
-            self._syncer = ThreadPoolExecutor(1, thread_name_prefix="tonari-sync")
-        # One that has not begun serves these rows too.
-        if not self._unsynced:
-            self._unsynced = True
-            self._syncs.append(self._syncer.submit(self._sync_arrivals))
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="tonari-cache")
+        return self._background.submit(work)
 
     def _sync_arrivals(self) -> None:
         # A flush serves all that was written before it began: those asked for meanwhile are one.
@@ -881,16 +919,25 @@ class Cache:
     def seal(self, epoch: int) -> None:
         """Make this rank's arrivals durable, and the delta that names them.
 
-        Blocks on the disk. Nothing is committed: the next `commit` of the leader counts only after
-        every rank of every node has sealed.
+        Blocks on the disk, unless all of ``num_arriving`` came a while ago. Nothing is committed:
+        the next `commit` of the leader counts only after every rank of every node has sealed. The
+        commit before is settled, which lets rows of the epoch before that be written over.
         """
+        self.settle()
+        if self._sealed != (epoch, sum(map(len, [*self._arrived, *self._kept]))):
+            self._seal_later(epoch)
         with self.named("make arrivals durable"):
             for sync in self._syncs:
                 sync.result()
             self._syncs = []
-            changed = self._joined([*self._arrived, *self._kept])
-            # Its name becomes durable with the manifest that refers to it.
-            self._write_table(self._delta(epoch, self.local_rank), changed, sync_name=False)
+
+    def _seal_later(self, epoch: int) -> None:
+        changed = self._joined([*self._arrived, *self._kept])
+        self._sealed = epoch, len(changed)
+        name = self._delta(epoch, self.local_rank)
+        # Its name becomes durable with the manifest that refers to it.
+        write = partial(self._write_table, name, changed, sync_name=False)
+        self._syncs.append(self._later(write))
 
     def seal_staged(self, *, hold_back: bool = True) -> None:
         """Make the staged rows durable, and known to whoever opens the cache after a kill.
@@ -918,11 +965,15 @@ class Cache:
 
     def _write_table(self, name: str, entries: Entries, *, sync_name: bool = True) -> None:
         write_table(self.directory / name, to_table(entries), sync_name=sync_name)
-        self.bytes_written += (self.directory / name).stat().st_size
+        self._count_written(self.directory / name)
 
     def _write_head(self, head: dict[str, object]) -> None:
         write_json(self._head_path, head)
-        self.bytes_written += self._head_path.stat().st_size
+        self._count_written(self._head_path)
+
+    def _count_written(self, path: Path) -> None:
+        with self._guard:
+            self.bytes_written += path.stat().st_size
 
     def _delta(self, epoch: int, share: int) -> str:
         return f"delta-{epoch}-{share}.arrow"
@@ -930,10 +981,30 @@ class Cache:
     def _joined(self, parts: Sequence[Entries]) -> Entries:
         return join_entries(parts, len(self.schema.variable))
 
-    def commit(self, epoch: int) -> None:
-        """Make the sealed deltas the truth. Leader only, when all ranks have sealed."""
+    def commit(self) -> None:
+        """Make the epoch that `turn` began the truth, beside training; `settle` waits for it.
+
+        Leader only, when all ranks have sealed. Until it is settled a kill leaves this node one
+        epoch behind.
+        """
+        assert self._committing is None, "seal settles the commit before"
+        self._committing = self._later(self._commit)
+
+    def settle(self) -> None:
+        """Wait until what was last committed is durable: at once, but for the leader.
+
+        Raises:
+            CacheError: If it could not be written; once.
+        """
+        committing, self._committing = self._committing, None
+        if committing is not None:
+            with self.named("commit"):
+                committing.result()
+
+    def _commit(self) -> None:
+        assert self._undo is not None
         head = json.loads(self._head_path.read_text())
-        head["moved"] += self.local_size * sum(map(len, [*self._arrived, *self._kept]))
+        head["moved"] += len(self._undo)
         obsolete: list[str] = []
         grown = head["moved"] > MOVED_PER_BASE * len(self.entries)
         if head["deltas"] and (grown or len(head["deltas"]) >= DELTAS_PER_BASE):
@@ -942,12 +1013,12 @@ class Cache:
             head["serial"] += 1
             head["base"] = f"base-{head['serial']}.arrow"
             head["deltas"], head["moved"] = [], 0
-            with self.named("rewrite the manifest"):
-                self._write_table(head["base"], self.entries)
-        head["epoch"], head["placement"] = epoch, self.placement
-        head["deltas"].append([self._delta(epoch, share) for share in range(self.local_size)])
-        with self.named("commit"):
-            self._write_head(head)
+            before = self.entries.copy()
+            before.put(self._undo)
+            self._write_table(head["base"], before)
+        head["epoch"], head["placement"] = self.epoch, self.placement
+        head["deltas"].append([self._delta(self.epoch, share) for share in range(self.local_size)])
+        self._write_head(head)
         self._unlink(obsolete)
 
     def turn(self, epoch: int) -> NDArray[np.int64]:
@@ -967,7 +1038,7 @@ class Cache:
                 self._free_positions, delta.position[:], assume_unique=True
             )
         self.epoch = epoch
-        self._arrived, self._kept = [], []
+        self._forget_epoch()
         self._map_growth()
         return delta.slot[:]
 
@@ -976,6 +1047,7 @@ class Cache:
 
         After staging or a pull. Leader only, when all have sealed.
         """
+        self.settle()
         self.adopt_staged()
         if self._adopted or len(self.surplus) or self._given:
             self.rewrite(self.entries, epoch=self.epoch, placement=self.placement)
@@ -991,6 +1063,7 @@ class Cache:
             placement: Name of what they follow.
             surplus: Other rows that are to be kept until they were pulled.
         """
+        self.settle()
         serial, obsolete = 0, []
         for kind in ("staged-*", "surplus-*", "given-*"):
             obsolete += [path.name for path in self.directory.glob(kind)]
@@ -1032,11 +1105,14 @@ class Cache:
             self._heap(self.local_rank).trim(self._free.end)
 
     def close(self) -> None:
-        """Release the lock and the mappings; idempotent."""
-        if self._syncer is not None:
-            self._syncer.shutdown()
-            self._syncer = None
-        self._lock.release()
+        """Release the lock and the mappings, when the last commit is settled; idempotent."""
+        try:
+            self.settle()
+        finally:
+            if self._background is not None:
+                self._background.shutdown()
+                self._background = None
+            self._lock.release()
 
     @contextlib.contextmanager
     def _readable(self, name: str) -> Iterator[None]:

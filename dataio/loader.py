@@ -29,7 +29,7 @@ from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refres
 from dataio.errors import QuotaError, StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
-from dataio.figures import Figures, summarise
+from dataio.figures import EpochFigures, Figures, summarise
 from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
 from dataio.order import Block, Order, num_steps
@@ -379,11 +379,8 @@ class Loader:
         selection = restored if restored is not None else self._select(epoch)
         counts = Counts(decks.sizes, decks.sizes)
         if self._importance is not None or position.ended:
-            unseen, visible = count_rows(decks, selection, seen)
-            counts = Counts(
-                self._count(unseen, "count the epoch's rows"),
-                self._count(visible, "count visible rows"),
-            )
+            mine = np.array(count_rows(decks, selection, seen))
+            counts = Counts(*self._count(mine, "count visible rows").T)
         self._plan = plan_epoch(
             decks,
             selection,
@@ -398,8 +395,8 @@ class Loader:
         due, most = selection.hidden[:0], 0
         if self._importance is not None:
             due = np.sort(self._importance.due(self._plan.selection.hidden, epoch=epoch))
-            mine = -(-len(due) // decks.replicas[decks.mine])
-            most = int(self._count(mine, "count rows to refresh").max())
+            num_due = np.array([-(-len(due) // decks.replicas[decks.mine])])
+            most = int(self._count(num_due, "count rows to refresh").max())
         self._refresh_order = plan_refresh(decks, due, most, batch_size=self.batch_size)
         self._begun = True
 
@@ -411,12 +408,12 @@ class Loader:
             self._pool.scores, epoch=epoch, num_epochs=self._num_epochs, rng=generator(stream)
         )
 
-    def _count(self, mine: int, doing: str) -> NDArray[np.int64]:
-        """int64[num_decks]: One number of every deck. Collective.
+    def _count(self, mine: NDArray[np.int64], doing: str) -> NDArray[np.int64]:
+        """int64[num_decks, len(mine)]: The numbers of every deck. Collective.
 
         Also the point that no rank passes, to report again, before all have read the scores.
         """
-        everyone = self.world.allgather_array(np.array([mine]), doing=doing)[:, 0]
+        everyone = self.world.allgather_array(mine, doing=doing)
         return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
 
     def _start_exchange(self, steps: range) -> None:
@@ -517,14 +514,19 @@ class Loader:
         started = time.perf_counter()
         self._stop_prefetch()
         self._pool.finish_staging()
-        self._summarise()
+        figures = self._end_figures()
+        exchanges = self._num_leaving > 0 and self._pool.moves
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
-        if self._num_leaving and self._pool.moves:
+        if exchanges:
             self._finish_exchange()
             if not self._traced:
                 self._name_placement()
-            self._gather.forget(self._pool.commit(self.epoch + 1))
+            self._pool.seal(self.epoch + 1)
+        # Past this point all ranks have sealed.
+        self._summarise(figures, "make arrivals durable" if exchanges else "end the epoch")
+        if exchanges:
+            self._gather.forget(self._pool.turn(self.epoch + 1))
         elif self._num_leaving:
             self._refill()
         if self._shuffle.holds_all and self._pool.keeps_scores:
@@ -533,10 +535,12 @@ class Loader:
         self._open_epoch()
         self._figures.turn_s += time.perf_counter() - started
 
-    def _summarise(self) -> None:
+    def _end_figures(self) -> EpochFigures:
+        return self._figures.end_epoch(source_bytes=self._source.bytes_read)
+
+    def _summarise(self, mine: EpochFigures, doing: str) -> None:
         """Bring the ranks' figures of the epoch together; rank 0 speaks for all. Collective."""
-        mine = self._figures.end_epoch(source_bytes=self._source.bytes_read)
-        ranks = self.world.allgather_array(mine.to_array(), doing="bring figures together")
+        ranks = self.world.allgather_array(mine.to_array(), doing=doing)
         self._epoch_figures = summarise(self.epoch, ranks)
         if self.world.rank == 0 and self._metrics is not None:
             line = json.dumps(self._epoch_figures | {"rank_0": self.stats()})
@@ -627,7 +631,7 @@ class Loader:
         while self.epoch < num_epochs:
             yield self.epoch
             if self.epoch + 1 >= num_epochs:
-                self._summarise()
+                self._summarise(self._end_figures(), "end the epoch")
                 return
             self._turn()
 
@@ -863,6 +867,8 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
+        # A checkpoint is never ahead of the caches: they cannot step forward.
+        self._pool.settle()
         trained = np.zeros(self._decks.num_rows, np.uint8)
         if self._seen is not None:
             trained[self._seen] = 1

@@ -144,6 +144,7 @@ class Pool:
                 local_rank=world.local_rank,
                 local_size=world.local_size,
                 budget=self._budget,
+                num_arriving=num_leaving,
             )
 
         # Whoever catches an error may try again in this process: nothing may stay locked.
@@ -202,6 +203,7 @@ class Pool:
         assert groups is None or self._budget is None, "what does not fit comes in no group"
         self.finish_staging()
         self.close_windows()
+        self.settle()
         self._placement, self._sample_ids = placement, None
         kept = self._kept(placement)
         entries = None if kept is None else kept()
@@ -609,18 +611,36 @@ class Pool:
         """Make the arrivals written since the last commit this pool's rows, from ``epoch`` on.
 
         Collective, in two phases: when every rank's arrivals are durable each node replaces its
-        manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
-        steps back one.
+        manifest, beside what comes next; the next commit waits for it first, and so does `settle`.
+        A kill before, between or after leaves nodes at most one epoch apart, and `ensure` steps
+        back one.
 
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
+        self.seal(epoch)
+        self.world.barrier(doing="make arrivals durable")
+        return self.turn(epoch)
+
+    def seal(self, epoch: int) -> None:
+        """Make this rank's part of a `commit` durable; collective while rows are being staged."""
         self.finish_staging()
         self.cache.seal(epoch)
-        self.world.barrier(doing="make arrivals durable")
+
+    def turn(self, epoch: int) -> NDArray[np.int64]:
+        """Do the rest of a `commit`, when every rank has sealed."""
+        changed = self.cache.turn(epoch)
         if self.world.local_rank == 0:
-            self.cache.commit(epoch)
-        return self.cache.turn(epoch)
+            self.cache.commit()
+        return changed
+
+    def settle(self) -> None:
+        """Wait until this node's part of the last `commit` is durable. Blocks on the disk.
+
+        Raises:
+            CacheError: If it could not be written.
+        """
+        self.cache.settle()
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""

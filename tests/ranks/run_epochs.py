@@ -107,6 +107,7 @@ def main():
             pool.commit(epoch + 1)
         epoch += 1
         ids = pool.cache.entries.sample_id[:]
+        pool.settle()
         node = NodeSnapshot(ids, pool.scores, Selection(), np.zeros(len(ids), np.uint8))
         save_snapshot(checkpoint, {"epoch": epoch}, node, world)
     entries = pool.cache.entries
