@@ -295,3 +295,15 @@ def test_a_callers_end_ends_its_exchange():
         if thread.name == "tonari-exchange":
             thread.join(20)
     assert "tonari-exchange" not in names()
+
+
+def test_what_a_caller_that_ended_left_is_carried_by_the_one_that_finishes():
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        transfer = ring(world, store, threaded=True)
+        transfer._owner = threading.Thread()
+        transfer.progress(0)
+        transfer._thread.join(20)
+        return transfer.finish(None)["rows"], len(store.arrived)
+
+    assert run_threads(thread_worlds([1, 1]), run) == [(ROWS, ROWS)] * 2
