@@ -154,7 +154,9 @@ def test_scores_stay_with_their_samples_over_epochs_and_resizes(tmp_path, policy
 
     at = None
     for number, nodes in enumerate(([1, 1, 1], [2, 1], [1, 2, 2])):
-        for wrong, at in on_all(nodes, leg(number, at)):
+        ends = on_all(nodes, leg(number, at))
+        at = ends[0][1]
+        for wrong, _ in ends:
             assert wrong == []
 
 
