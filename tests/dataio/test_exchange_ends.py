@@ -40,6 +40,15 @@ class Fault(Exception):
     """An error of the training loop."""
 
 
+def train_until(loader, fault):
+    with loader:
+        for epoch in loader.epochs(3):
+            for batch in loader:
+                loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                if (epoch, loader.step) == (1, 2):
+                    raise fault
+
+
 @pytest.mark.parametrize("policy", SHUFFLES)
 @pytest.mark.parametrize("fault", [Fault, KeyboardInterrupt])
 def test_an_error_in_the_loop_ends_threads_frees_the_cache_and_writes_nothing_more(
@@ -61,13 +70,9 @@ def test_an_error_in_the_loop_ends_threads_frees_the_cache_and_writes_nothing_mo
     monkeypatch.setattr(Cache, "close", closed)
 
     def on_rank(world):
+        loader = make(world, tmp_path, policy)
         with pytest.raises(fault):
-            with make(world, tmp_path, policy) as loader:
-                for epoch in loader.epochs(3):
-                    for batch in loader:
-                        loader.report(batch, *loss_of(batch["sample_id"], epoch))
-                        if (epoch, loader.step) == (1, 2):
-                            raise fault
+            train_until(loader, fault)
         # What a `finally` of the program may do as well.
         loader.close()
         world.barrier(doing="let go")
