@@ -997,6 +997,7 @@ class Loader:
         self._stop_prefetch()
         if self._exchange is not None:
             self._exchange.stop()
+            self._exchange = None
         for evaluation in self._evaluations:
             evaluation.close()
         self._gather.close()

@@ -1,7 +1,9 @@
 """Parcels by either driver: the same rows, bounded memory, and partners that fail are named."""
 
 import contextlib
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -282,6 +284,36 @@ def test_stopping_leaves_no_thread_and_writes_nothing_more():
     assert "tonari-exchange" in names()
     transfer.stop()
     assert "tonari-exchange" not in names()
+
+
+def test_what_a_medium_may_still_write_into_outlives_a_stop():
+    world = thread_worlds([1, 1])[0]
+    transfer = ring(world, MemoryStore(0, ROWS), threaded=False)
+    transfer.progress(0)
+    carrier = weakref.ref(transfer._carrier)
+    transfer.stop()
+    del transfer
+    gc.collect()
+    assert carrier() is not None
+
+
+def test_no_parcel_leaves_before_its_step(monkeypatch):
+    """Else a receiver's memory fills with what it has not asked for, and none of it is spread."""
+
+    def run(world):
+        sent = []
+        transfer = ring(world, MemoryStore(ROWS * world.rank, ROWS), threaded=False)
+        send = world.isend
+        monkeypatch.setattr(
+            world, "isend", lambda data, **route: sent.append(route["tag"]) or send(data, **route)
+        )
+        for step in range(PARCELS):
+            for _ in range(4):
+                transfer.progress(step)
+            assert max(sent) <= step
+        return transfer.finish(None)["rows"]
+
+    assert run_threads(thread_worlds([1, 1]), run) == [ROWS] * 2
 
 
 def test_a_callers_end_ends_its_exchange():
