@@ -304,9 +304,12 @@ def test_no_parcel_leaves_before_its_step(monkeypatch):
         sent = []
         transfer = ring(world, MemoryStore(ROWS * world.rank, ROWS), threaded=False)
         send = world.isend
-        monkeypatch.setattr(
-            world, "isend", lambda data, **route: sent.append(route["tag"]) or send(data, **route)
-        )
+
+        def counted(data, *, dest, tag):
+            sent.append(tag)
+            return send(data, dest=dest, tag=tag)
+
+        monkeypatch.setattr(world, "isend", counted)
         for step in range(PARCELS):
             for _ in range(4):
                 transfer.progress(step)

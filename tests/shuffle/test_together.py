@@ -88,7 +88,7 @@ def test_a_pull_under_a_quota_changes_no_batch(tmp_path, kind, quota):
     """A cache is lost, and the others are two epochs ahead; with room for arrivals and without."""
 
     def on_rank(world, root, *, at=None, quota=quota):
-        seen = {}
+        seen: dict[int, list[list[object]]] = {}
         source = Shards()
         with Loader(
             source, cache=tmp_path / root, world=world, batch_size=6, fields=KINDS[kind], seed=3,
@@ -137,10 +137,10 @@ def test_scores_stay_with_their_samples_over_epochs_and_resizes(tmp_path, policy
                 for epoch in loader.epochs(9):
                     scores = loader._pool.scores
                     known = np.isfinite(scores["loss"])
-                    ids = np.array(loader._pool.sample_ids)
+                    held = np.array(loader._pool.sample_ids)
+                    wrong += held[known][scores["loss"][known] != held[known]].tolist()
+                    wrong += held[~known].tolist() if epoch else []
                     world.barrier(doing="look")
-                    wrong += ids[known][scores["loss"][known] != ids[known]].tolist()
-                    wrong += ids[~known].tolist() if epoch else []
                     for pass_ in (loader, loader.refresh()):
                         for batch in pass_:
                             ids = batch["sample_id"]
