@@ -161,3 +161,22 @@ def test_jumps_in_the_middle_of_epochs_give_each_epoch_its_batches(tmp_path, pol
 
     read = [i for rows in on_both(on_rank) for i in rows]
     assert sorted(read) == list(range(SAMPLES)), "each from the source once"
+
+
+@pytest.mark.parametrize("policy", [Partial(0.5), Global(moves=True)])
+def test_beginning_an_epoch_again_and_again_takes_no_more_room(tmp_path, policy):
+    """What arrived for an epoch that does not take effect gives its space back."""
+
+    def on_rank(world):
+        ends, ids = [], []
+        with make(world, tmp_path, policy) as loader:
+            early = loader.state_dict()
+            for _ in range(6):
+                ids.append([batch["sample_id"].tolist() for batch in loader])
+                loader.load_state_dict(early)
+                ends.append(loader._pool.cache._free_extents().end)
+        assert ids == ids[:1] * 6
+        return ends
+
+    for ends in on_both(on_rank):
+        assert ends == ends[:1] * 6
