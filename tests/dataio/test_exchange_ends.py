@@ -175,6 +175,7 @@ def test_beginning_an_epoch_again_and_again_takes_no_more_room(tmp_path, policy)
                 ids.append([batch["sample_id"].tolist() for batch in loader])
                 loader.load_state_dict(early)
                 ends.append(loader._pool.cache._free_extents().end)
+                assert loader._pool.cache._kept == [], "nor is a change of slot left over"
         assert ids == ids[:1] * 6
         return ends
 
