@@ -993,13 +993,17 @@ class Loader:
 
     def close(self) -> None:
         """Stop threads, complete messages under way, release the cache. Collective; idempotent."""
-        self._abandon()
-        self._release()
+        try:
+            self._abandon()
+        finally:
+            # Whoever catches what a partner's end raises may go on: the cache must not stay locked.
+            self._release()
 
     def _release(self) -> None:
         self._stop_prefetch()
         if self._exchange is not None:
             self._exchange.stop()
+            self._exchange = None
         for evaluation in self._evaluations:
             evaluation.close()
         self._gather.close()

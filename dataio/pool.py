@@ -324,7 +324,8 @@ class Pool:
         ready = min(1, last) if groups else last
         self._drive(staging, num_groups=ready)
         self.staging_s += time.perf_counter() - started
-        if groups and len(groups) > 1:
+        if groups:
+            # Even where the first was the last: other nodes may have more, and all settle at once.
             self.cache.adopt_staged()
             staging.go_on_alone()
         else:

@@ -137,12 +137,14 @@ class Transfer:
         self._clock.tick(longest_gap_s=float("inf"))
         self._hurried = True
         carrier.due_step = self._last_step
-        if self._thread is None:
-            self._drive(self._pause)
-        else:
+        if self._thread is not None:
             self._wake.set()
             # Not for ever: the carrier's own limit ends the thread.
             self._thread.join()
+            self._raise()
+        # All of it, or what a thread has left whose owner has ended.
+        self._owner = threading.current_thread()
+        self._drive(self._pause)
         self._raise()
         messages = carrier.messages
         if scores is not None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from dataio.directory import all_to_all, find_holders
 from dataio.layout import Layout
 from dataio.policies import Local
 from dataio.pool import Pool
+from dataio.pull import Pull
 from dataio.rows import corrupt_rows
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
@@ -343,3 +346,36 @@ def test_a_pull_that_is_killed_goes_on_and_reads_nothing_from_the_source(
     ):
         assert (read, right, good) == ([], True, True)
         assert not [name for name in names if name.startswith(("surplus", "given", "staged"))]
+
+
+def test_no_rank_looks_for_room_before_all_of_its_node_have_let_go(tmp_path, monkeypatch):
+    """Else two ranks of a node see different room, and take the same positions."""
+    monkeypatch.setattr(dataio.pull, "ROUND_BYTES", 2 * 40)
+    let_go, room, early = Pull._let_go, Cache.room, []
+    done: Counter[tuple[str, int]] = Counter()
+    last = threading.Event()
+
+    def letting_go(self):
+        if self._world.local_rank:
+            # The other rank is let past first, should anything let it past.
+            last.wait(0.02)
+        let_go(self)
+        done[self._cache.directory.name, self._world.local_rank] += 1
+
+    def looking(self):
+        mine, other = (done[self.directory.name, r] for r in (self.local_rank, 1 - self.local_rank))
+        early.extend([(mine, other)] * (mine > other))
+        return room(self)
+
+    def run(world, ids):
+        mine = ids[:40] if world.node == 0 else ids[40:]
+        pool = open_pool(world, tmp_path, MemorySource(80), len(mine), num_leaving=2)
+        with contextlib.closing(pool):
+            pool.ensure(placed(mine))
+
+    run_threads(thread_worlds([2, 2]), lambda world: run(world, np.arange(80)))
+    monkeypatch.setattr(Pull, "_let_go", letting_go)
+    monkeypatch.setattr(Cache, "room", looking)
+    run_threads(thread_worlds([2, 2]), lambda world: run(world, np.arange(80)[::-1].copy()))
+    assert min(done.values()) > 2, "several rounds"
+    assert early == []

@@ -1,7 +1,9 @@
 """Parcels by either driver: the same rows, bounded memory, and partners that fail are named."""
 
 import contextlib
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -354,6 +356,39 @@ def test_stopping_leaves_no_thread_and_writes_nothing_more():
     assert "tonari-exchange" not in names()
 
 
+def test_what_a_medium_may_still_write_into_outlives_a_stop():
+    world = thread_worlds([1, 1])[0]
+    transfer = ring(world, MemoryStore(0, ROWS), threaded=False)
+    transfer.progress(0)
+    carrier = weakref.ref(transfer._carrier)
+    transfer.stop()
+    del transfer
+    gc.collect()
+    assert carrier() is not None
+
+
+def test_no_parcel_leaves_before_its_step(monkeypatch):
+    """Else a receiver's memory fills with what it has not asked for, and none of it is spread."""
+
+    def run(world):
+        sent = []
+        transfer = ring(world, MemoryStore(ROWS * world.rank, ROWS), threaded=False)
+        send = world.isend
+
+        def counted(data, *, dest, tag):
+            sent.append(tag)
+            return send(data, dest=dest, tag=tag)
+
+        monkeypatch.setattr(world, "isend", counted)
+        for step in range(PARCELS):
+            for _ in range(4):
+                transfer.progress(step)
+            assert max(sent) <= step
+        return transfer.finish(None)["rows"]
+
+    assert run_threads(thread_worlds([1, 1]), run) == [ROWS] * 2
+
+
 def test_a_callers_end_ends_its_exchange():
     world = thread_worlds([1, 1])[0]
     caller = threading.Thread(
@@ -365,3 +400,15 @@ def test_a_callers_end_ends_its_exchange():
         if thread.name == "tonari-exchange":
             thread.join(20)
     assert "tonari-exchange" not in names()
+
+
+def test_what_a_caller_that_ended_left_is_carried_by_the_one_that_finishes():
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        transfer = ring(world, store, threaded=True)
+        transfer._owner = threading.Thread()
+        transfer.progress(0)
+        transfer._thread.join(20)
+        return transfer.finish(None)["rows"], len(store.arrived)
+
+    assert run_threads(thread_worlds([1, 1]), run) == [(ROWS, ROWS)] * 2

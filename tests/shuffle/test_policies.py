@@ -18,6 +18,7 @@ from shuffle import Global, Partial
 from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal, plan_moves
 from tests.memory_source import FIELDS, MemorySource, payload, placed, placement_of
+from tests.row_store import MemoryStore
 
 LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
 POLICIES = [
@@ -309,3 +310,20 @@ def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
         assert held
         assert corrupt == corrupt_after == 0
     assert sorted(results[0][4] + results[2][4]) == list(range(120))
+
+
+def test_another_layout_begins_with_rows_where_a_first_layout_puts_them():
+    layout, homes = Layout((2, 1), 60), np.arange(60)
+    assert deal(layout, seed=1, epoch=5, first_epoch=5).samples(homes).tolist() == homes.tolist()
+    assert deal(layout, seed=1, epoch=6, first_epoch=5).samples(homes).tolist() != homes.tolist()
+
+
+def test_replicas_of_equal_losses_do_not_give_the_same_rows():
+    layout, losses = Layout((1, 1), 200), np.ones(100, np.float32)
+
+    def leaving(world):
+        turn = Turn(world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, 0, losses)
+        return Partial(0.3, rows="scores")._leaving_slots(turn, 30).tolist()
+
+    first, second = run_threads(thread_worlds([1, 1]), leaving)
+    assert first != second
