@@ -62,7 +62,7 @@ def commands(
         return [([*program, replace(task, rank=rank).to_json()], env) for rank in range(num_ranks)]
     if contender.nodes > 1:
         env["TONARI_RANKS_PER_NODE"] = "1"
-    launch = [_mpiexec(), "-n", str(num_ranks)] if num_ranks > 1 else []
+    launch = [mpiexec(), "-n", str(num_ranks)] if num_ranks > 1 else []
     return [([*launch, *program, task.to_json()], env)]
 
 
@@ -78,7 +78,8 @@ def _import_root(contender: Contender, directory: Path) -> Path:
     return only
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
+    """Find the MPI launcher: beside this Python, else on PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:

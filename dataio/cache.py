@@ -6,13 +6,15 @@ See docs/cache_format.md.
 """
 
 import contextlib
+import copy
 import errno
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from dataio.atomic import read_table, write_json, write_table
 from dataio.cache_lock import CacheLock, Mode, make_private, owners
 from dataio.errors import CacheError, CacheStagingError, OtherDatasetError
-from dataio.extents import FreeExtents, find_free_extents, find_free_positions
+from dataio.extents import FreeExtents, find_free_extents, find_free_positions, join_positions
 from dataio.filesystem import room_for
 from dataio.manifest import (
     Entries,
@@ -35,13 +37,14 @@ from dataio.manifest import (
 )
 from dataio.placement import Placement
 from dataio.quota import Budget
-from dataio.rows import Rows, RowSchema, row_offsets
+from dataio.rows import Rows, RowSchema, corrupt_rows, empty_rows, row_offsets
 from dataio.store import FixedFile, HeapFile, map_table
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 DELTAS_PER_BASE = 16
+CHECKED_ROWS = 64
 MOVED_PER_BASE = 0.25
 """Fraction of the rows that deltas may name: what opening reads stays small beside the base."""
 
@@ -78,6 +81,8 @@ class Cache:
         local_rank: This rank's number on the node; 0 leads.
         local_size: Ranks on the node.
         budget: What its files may take; None: what the disk has.
+        num_arriving: Rows that come to this rank in an epoch, where it is known: with the last of
+            them the epoch is sealed beside training. -1: it is not.
 
     Attributes:
         is_filled: Whether as many rows are there as the budget lets stay.
@@ -85,6 +90,7 @@ class Cache:
         placement: Name of the placement that they follow.
         num_missing: Slots whose rows are not there.
         entries: The manifest.
+        surplus: Rows that lie here and belong to no slot, until other nodes have pulled them.
         bytes_written: Bytes that this process wrote to the node's disk, manifests included.
     """
 
@@ -98,8 +104,10 @@ class Cache:
         local_rank: int,
         local_size: int,
         budget: Budget | None = None,
+        num_arriving: int = -1,
     ) -> None:
         self.budget = budget
+        self.num_arriving = num_arriving
         self.is_filled = False
         self.directory = directory
         self.identity = identity
@@ -113,6 +121,7 @@ class Cache:
         self.num_missing = num_slots
         self.bytes_written = 0
         self.entries = empty_entries(num_slots, len(self.schema.variable))
+        self.surplus = empty_entries(0, len(self.schema.variable))
         self.fixed = [
             FixedFile(directory / f"fixed-{number}.npy", column)
             for number, column in enumerate(self.schema.fixed)
@@ -122,10 +131,13 @@ class Cache:
         # The entries that the last delta replaced: what stepping back needs.
         self._undo: Entries | None = None
         self._arrived: list[Entries] = []
+        # Rows that only change slot at the next turn.
+        self._kept: list[Entries] = []
         self._staged: list[Entries] = []
         # Beyond what may stay in the heap: sealed only if in the end all rows fit.
         self._held_back: list[Entries] = []
         self._adopted: set[str] = set()
+        self._given: set[str] = set()
         # Derived when first a row must be written; None until then.
         self._free: FreeExtents | None = None
         self._free_positions: NDArray[np.int64] | None = None
@@ -133,8 +145,13 @@ class Cache:
         self._guard = threading.RLock()
         self._has_room = False
         self._lock = CacheLock(directory)
-        self._syncer: ThreadPoolExecutor | None = None
+        # One thread for what need not be waited for: it flushes, seals and commits in this order.
+        self._background: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
+        self._unsynced = False
+        # Epoch and rows of the delta that was last asked for.
+        self._sealed = (-1, 0)
+        self._committing: Future[None] | None = None
 
     def prepare(
         self,
@@ -348,8 +365,10 @@ class Cache:
         Raises:
             CacheError: If they are not what the cache wrote.
         """
+        self.settle()
         self._undo = None
-        self._arrived, self._staged, self._held_back = [], [], []
+        self._forget_epoch()
+        self._staged, self._held_back = [], []
         self._free = self._free_positions = None
         with self.named("open the cache"), self._readable("the manifest"):
             self._read_manifest()
@@ -358,11 +377,13 @@ class Cache:
 
     def refresh(self) -> None:
         """Read the base that replaced the one in use, if one did; arrivals of the epoch stay."""
+        self.settle()
         with self.named("read the manifest"), self._readable("the manifest"):
             if int(json.loads(self._head_path.read_text())["serial"]) == self._serial:
                 return
-            self._release(self._undo)
+            self._release(self._left_behind())
             self._undo = None
+            self._release(self.surplus)
             self._read_manifest()
 
     def _read_manifest(self) -> None:
@@ -375,6 +396,7 @@ class Cache:
         for deltas in head["deltas"]:
             self._apply(deltas)
         self.adopt_staged()
+        self._read_surplus(head.get("surplus"))
 
     def _apply(self, names: Sequence[str]) -> Entries:
         """Take in an epoch's deltas; what they replace is kept, to step back."""
@@ -394,7 +416,25 @@ class Cache:
         assert self._undo is not None
         entries = self.entries.copy()
         entries.put(self._undo)
+        entries.forget(self._overwritten().slot[:])
         return entries
+
+    def _overwritten(self) -> Entries:
+        """The entries of the epoch before whose bytes are another row's by now.
+
+        The next epoch's arrivals may take their place before the manifest that lets go of them has
+        replaced the one in force. Its deltas are there then: without them nothing is read.
+        """
+        assert self._undo is not None
+        sealed = [self._delta(self.epoch + 1, share) for share in range(self.local_size)]
+        if not all((self.directory / name).exists() for name in sealed):
+            return self._undo.take(slice(0))
+        view, gone = self.with_entries(self._undo), np.zeros(len(self._undo), np.bool_)
+        present = np.flatnonzero(self._undo.present)
+        for first in range(0, len(present), CHECKED_ROWS):
+            rows = present[first : first + CHECKED_ROWS]
+            gone[rows[corrupt_rows(view.read_rows(rows))]] = True
+        return self._undo.take(gone)
 
     def _staged_files(self, serial: int) -> list[Path]:
         return sorted(self.directory.glob(f"staged-{serial}-*.arrow"))
@@ -414,6 +454,77 @@ class Cache:
                 self._adopted.add(path.name)
             return bool(new)
 
+    def _read_surplus(self, name: str | None) -> None:
+        self.surplus = empty_entries(0, len(self.schema.variable))
+        self._given = set()
+        if name is not None:
+            self.surplus = from_table(read_table(self.directory / name))
+            self.adopt_given()
+
+    def held(self) -> Entries:
+        """Every row that lies here: of the slots, of the epoch before, then the surplus."""
+        parts = [self.entries.take(self.entries.present)]
+        if self._undo is not None:
+            gone = np.isin(self._undo.slot[:], self._overwritten().slot[:])
+            parts.append(self._undo.take(self._undo.present & ~gone))
+        return self._joined([*parts, self.surplus])
+
+    def with_entries(self, entries: Entries) -> "Cache":
+        """View the same files with other books, to read rows that belong to no slot."""
+        other = copy.copy(self)
+        other.entries = entries
+        return other
+
+    def give(self, sample_ids: NDArray[np.int64]) -> None:
+        """Write down that surplus rows are durable elsewhere, or wanted nowhere.
+
+        What `adopt_given` then frees may be overwritten, so it must be known after a kill.
+        """
+        gone = self.surplus.take(np.isin(self.surplus.sample_id[:], sample_ids))
+        with self.named("free rows that were pulled"):
+            # After a kill the files of the pull before are still there.
+            share = f"given-{self._serial}-{self.local_rank}"
+            lap = len(list(self.directory.glob(f"{share}-*.arrow")))
+            self._write_table(f"{share}-{lap}.arrow", gone)
+
+    def adopt_given(self) -> None:
+        """Free the surplus rows that any local rank gave."""
+        paths = sorted(self.directory.glob(f"given-{self._serial}-*.arrow"))
+        for path in [path for path in paths if path.name not in self._given]:
+            gone = from_table(read_table(path))
+            left = ~np.isin(self.surplus.sample_id[:], gone.sample_id[:])
+            self._release(self.surplus.take(~left))
+            self.surplus = self.surplus.take(left)
+            self._given.add(path.name)
+
+    def forget_surplus(self) -> None:
+        """Free all surplus rows. Every local rank, when no manifest in force names them."""
+        self._release(self.surplus)
+        self.surplus = empty_entries(0, len(self.schema.variable))
+        self._free_positions = None
+
+    def open_spare(self) -> None:
+        """Let the fixed fields have room beside the pool. Every local rank.
+
+        Raises:
+            CacheError: If the disk is full.
+        """
+        with self._guard, self.named("make room for rows of other nodes"):
+            for file in self.fixed:
+                file.reserve(self.num_positions)
+            self._map_growth()
+
+    def room(self) -> NDArray[np.int64]:
+        """int64[n]: Positions for more rows beside those held, the same on all local ranks.
+
+        -1 where nothing is fixed: there the rows are only counted, to bound the heaps.
+        """
+        if self.fixed:
+            self._free_positions = None
+            return self.free_positions
+        live = len(self.entries) - self.num_missing + len(self.surplus)
+        return np.full(max(self.num_positions - live, 0), -1, np.int64)
+
     @property
     def free_positions(self) -> NDArray[np.int64]:
         """int64[n]: Positions that no manifest in use mentions, ascending; the same on all ranks.
@@ -424,6 +535,8 @@ class Cache:
             used = [self.entries.position]
             if self._undo is not None:
                 used.append(self._undo.position)
+            if len(self.surplus):
+                used.append(self.surplus.position)
             num_positions = len(self.fixed[0].rows) if self.fixed else 0
             self._free_positions = find_free_positions(num_positions, used)
         return self._free_positions
@@ -439,15 +552,34 @@ class Cache:
     def _free_extents(self) -> FreeExtents:
         if self._free is None:
             used = [self.entries] if self._undo is None else [self.entries, self._undo]
+            used.append(self.surplus)
             self._free = find_free_extents(used, heap=self.local_rank)
         return self._free
+
+    def _left_behind(self) -> Entries | None:
+        """The rows of the epoch before that left the node; those that changed slot still lie there.
+
+        Sorts the rows that moved.
+        """
+        if self._undo is None:
+            return None
+        now = self.entries.take(self._undo.slot[:])
+        return self._undo.take(~np.isin(self._places(self._undo), self._places(now)))
+
+    def _places(self, entries: Entries) -> NDArray[np.int64]:
+        """int64[n]: A number for where each row lies; of rows without bytes, for their samples."""
+        if self.fixed:
+            return entries.position[:]
+        # Heaps are few and below 2**48 bytes. Rows without bytes all lie at 0: nothing is released.
+        place = entries.heap[:] << np.int64(48) | entries.offset[:]
+        return np.where(entries.extent_bytes > 0, place, -1 - entries.sample_id[:])
 
     def _release(self, entries: Entries | None) -> None:
         """Give back the space of entries that no manifest in use mentions any more."""
         if entries is None:
             return
         if self._free_positions is not None and self.fixed:
-            self._free_positions = np.union1d(self._free_positions, entries.position[:])
+            self._free_positions = join_positions(self._free_positions, entries.position[:])
         if self._free is not None:
             mine = entries.heap[:] == self.local_rank
             self._free.give_back(entries.offset[:][mine], entries.extent_bytes[mine])
@@ -498,22 +630,44 @@ class Cache:
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
         """Copy rows out, in the order of ``slots``."""
+        rows = empty_rows(self.schema, self.lengths(slots))
+        self.read_into(slots, rows)
+        return rows
+
+    def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
+        """Copy rows, in the order of ``slots``, to where there is room for rows of their lengths.
+
+        Any thread may call it while no epoch turns.
+        """
         entries = self.entries
-        fixed = tuple(file.rows[entries.position[slots]] for file in self.fixed)
-        variable = []
-        if self.schema.variable:
-            views = self.variable_fields(slots)
-            for number in range(len(self.schema.variable)):
-                parts = [row[number] for row in views]
-                variable.append(np.concatenate(parts) if parts else np.empty(0, np.uint8))
-        return Rows(
-            self.schema,
-            entries.sample_id[slots],
-            entries.checksum[slots],
-            fixed,
-            entries.lengths[slots],
-            tuple(variable),
-        )
+        into.sample_id[:] = entries.sample_id[slots]
+        into.checksum[:] = entries.checksum[slots]
+        positions = entries.position[slots]
+        for file, column in zip(self.fixed, into.fixed, strict=True):
+            # "wrap" alone copies straight into the room.
+            np.take(file.rows, positions, axis=0, out=column, mode="wrap")
+        if self.schema.variable and len(slots):
+            self._read_extents(slots, into)
+
+    def _read_extents(self, slots: NDArray[np.int64], into: Rows) -> None:
+        entries = self.entries
+        heaps, begins = entries.heap[slots], entries.offset[slots]
+        ends = begins + into.lengths.sum(axis=1)
+        views = {
+            heap: self._heap(heap).view(int(ends[heaps == heap].max())).data
+            for heap in np.unique(heaps).tolist()
+        }
+        for number, column in enumerate(into.variable):
+            lengths, room = into.lengths[:, number], column.data
+            bounds = row_offsets(lengths).tolist()
+            # Slices of plain memory: half the time of views of arrays.
+            places = zip(
+                heaps.tolist(), begins.tolist(), (begins + lengths).tolist(), pairwise(bounds),
+                strict=True,
+            )  # fmt: skip
+            for heap, begin, end, (start, stop) in places:
+                room[start:stop] = views[heap][begin:end]
+            begins = begins + lengths
 
     def _heap(self, number: int) -> HeapFile:
         if number not in self._heaps:
@@ -550,14 +704,15 @@ class Cache:
             if self.schema.variable:
                 self._heap(self.local_rank).write(offsets, extents, _interleave(rows))
                 self.bytes_written += int(extents.sum())
+        # Copies: the rows may lie in a buffer that is used again.
         return make_entries(
             slot=slots,
-            sample_id=rows.sample_id,
-            checksum=rows.checksum,
+            sample_id=rows.sample_id.copy(),
+            checksum=rows.checksum.copy(),
             position=positions,
             heap=np.full(len(slots), self.local_rank, np.int64),
             offset=offsets,
-            lengths=rows.lengths,
+            lengths=rows.lengths.copy(),
         )
 
     def stage_rows(self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> int:
@@ -685,21 +840,43 @@ class Cache:
 
         Called again and again within an epoch; takes this local rank's free positions in turn.
         """
+        if not len(slots):
+            return
         self.make_room()
-        taken = sum(len(part) for part in self._arrived)
-        room = len(self.free_positions) // self.local_size
-        first = self.local_rank * room + taken
-        positions = self.free_positions[first : first + len(slots)]
+        with self._guard:
+            free = self.free_positions
+            first = self.local_rank * (len(free) // self.local_size)
+            if self._arrived and self.fixed:
+                # Behind the last: to count what came would take longer with every call.
+                first = int(np.searchsorted(free, self._arrived[-1].position[-1:][0])) + 1
+            positions = free[first : first + len(slots)]
         if not self.fixed:
             positions = np.full(len(slots), -1, np.int64)
         assert len(positions) == len(slots), "the pool was sized for fewer arrivals"
         self._arrived.append(self.write_rows(slots, positions, rows))
-        self._sync_later()
+        # One that has not begun serves these rows too.
+        if not self._unsynced:
+            self._unsynced = True
+            self._syncs.append(self._later(self._sync_arrivals))
+        if self.num_arriving == sum(map(len, self._arrived)):
+            self._seal_later(self.epoch + 1)
+
+    def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
+        """Let the rows of ``held_in`` live in ``slots`` from the next epoch on; no byte moves."""
+        held = self.entries.take(held_in)
+        held.slot.put(np.arange(len(slots)), slots)
+        self._kept.append(held)
+
+    def arrived_ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Name the slots that this rank's arrivals will live in, and their samples."""
+        arrived = self._joined(self._arrived)
+        return arrived.slot[:], arrived.sample_id[:]
 
     def forget_arrivals(self) -> None:
         """Drop what arrived since the last commit: the epoch is not going to take effect."""
         with self._guard:
-            arrived, self._arrived = self._arrived, []
+            arrived = self._arrived
+            self._forget_epoch()
             if self._free is not None:
                 for part in arrived:
                     self._free.give_back(part.offset[:], part.extent_bytes)
@@ -719,11 +896,20 @@ class Cache:
                     offset = entries.offset[slots[row : row + 1]]
                     self._heap(heap).write(offset, np.array([len(extent)]), extent)
 
-    def _sync_later(self) -> None:
+    def _forget_epoch(self) -> None:
+        self._arrived, self._kept, self._sealed = [], [], (-1, 0)
+
+    def _later(self, work: Callable[[], None]) -> Future[None]:
         # Beside training, so that little is left to wait for at the epoch turn.
-        if self._syncer is None:
-            self._syncer = ThreadPoolExecutor(1, thread_name_prefix="tonari-sync")
-        self._syncs.append(self._syncer.submit(self._sync))
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="tonari-cache")
+        return self._background.submit(work)
+
+    def _sync_arrivals(self) -> None:
+        # A flush serves all that was written before it began: those asked for meanwhile are one.
+        if self._unsynced:
+            self._unsynced = False
+            self._sync()
 
     def _sync(self) -> None:
         for file in self.fixed:
@@ -733,15 +919,25 @@ class Cache:
     def seal(self, epoch: int) -> None:
         """Make this rank's arrivals durable, and the delta that names them.
 
-        Blocks on the disk. Nothing is committed: the next `commit` of the leader counts only after
-        every rank of every node has sealed.
+        Blocks on the disk, unless all of ``num_arriving`` came a while ago. Nothing is committed:
+        the next `commit` of the leader counts only after every rank of every node has sealed. The
+        commit before is settled, which lets rows of the epoch before that be written over.
         """
+        self.settle()
+        if self._sealed != (epoch, sum(map(len, [*self._arrived, *self._kept]))):
+            self._seal_later(epoch)
         with self.named("make arrivals durable"):
             for sync in self._syncs:
                 sync.result()
             self._syncs = []
-            self._sync()
-            self._write_table(self._delta(epoch, self.local_rank), self._joined(self._arrived))
+
+    def _seal_later(self, epoch: int) -> None:
+        changed = self._joined([*self._arrived, *self._kept])
+        self._sealed = epoch, len(changed)
+        name = self._delta(epoch, self.local_rank)
+        # Its name becomes durable with the manifest that refers to it.
+        write = partial(self._write_table, name, changed, sync_name=False)
+        self._syncs.append(self._later(write))
 
     def seal_staged(self, *, hold_back: bool = True) -> None:
         """Make the staged rows durable, and known to whoever opens the cache after a kill.
@@ -767,13 +963,17 @@ class Cache:
         share = f"staged-{self._serial}-{self.local_rank}"
         return len(list(self.directory.glob(f"{share}-*.arrow")))
 
-    def _write_table(self, name: str, entries: Entries) -> None:
-        write_table(self.directory / name, to_table(entries))
-        self.bytes_written += (self.directory / name).stat().st_size
+    def _write_table(self, name: str, entries: Entries, *, sync_name: bool = True) -> None:
+        write_table(self.directory / name, to_table(entries), sync_name=sync_name)
+        self._count_written(self.directory / name)
 
     def _write_head(self, head: dict[str, object]) -> None:
         write_json(self._head_path, head)
-        self.bytes_written += self._head_path.stat().st_size
+        self._count_written(self._head_path)
+
+    def _count_written(self, path: Path) -> None:
+        with self._guard:
+            self.bytes_written += path.stat().st_size
 
     def _delta(self, epoch: int, share: int) -> str:
         return f"delta-{epoch}-{share}.arrow"
@@ -781,10 +981,30 @@ class Cache:
     def _joined(self, parts: Sequence[Entries]) -> Entries:
         return join_entries(parts, len(self.schema.variable))
 
-    def commit(self, epoch: int) -> None:
-        """Make the sealed deltas the truth. Leader only, when all ranks have sealed."""
+    def commit(self) -> None:
+        """Make the epoch that `turn` began the truth, beside training; `settle` waits for it.
+
+        Leader only, when all ranks have sealed. Until it is settled a kill leaves this node one
+        epoch behind.
+        """
+        assert self._committing is None, "seal settles the commit before"
+        self._committing = self._later(self._commit)
+
+    def settle(self) -> None:
+        """Wait until what was last committed is durable: at once, but for the leader.
+
+        Raises:
+            CacheError: If it could not be written; once.
+        """
+        committing, self._committing = self._committing, None
+        if committing is not None:
+            with self.named("commit"):
+                committing.result()
+
+    def _commit(self) -> None:
+        assert self._undo is not None
         head = json.loads(self._head_path.read_text())
-        head["moved"] += self.local_size * sum(len(part) for part in self._arrived)
+        head["moved"] += len(self._undo)
         obsolete: list[str] = []
         grown = head["moved"] > MOVED_PER_BASE * len(self.entries)
         if head["deltas"] and (grown or len(head["deltas"]) >= DELTAS_PER_BASE):
@@ -793,12 +1013,12 @@ class Cache:
             head["serial"] += 1
             head["base"] = f"base-{head['serial']}.arrow"
             head["deltas"], head["moved"] = [], 0
-            with self.named("rewrite the manifest"):
-                self._write_table(head["base"], self.entries)
-        head["epoch"], head["placement"] = epoch, self.placement
-        head["deltas"].append([self._delta(epoch, share) for share in range(self.local_size)])
-        with self.named("commit"):
-            self._write_head(head)
+            before = self.entries.copy()
+            before.put(self._undo)
+            self._write_table(head["base"], before)
+        head["epoch"], head["placement"] = self.epoch, self.placement
+        head["deltas"].append([self._delta(self.epoch, share) for share in range(self.local_size)])
+        self._write_head(head)
         self._unlink(obsolete)
 
     def turn(self, epoch: int) -> NDArray[np.int64]:
@@ -810,7 +1030,7 @@ class Cache:
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
-        before = self._undo
+        before = self._left_behind()
         delta = self._apply([self._delta(epoch, share) for share in range(self.local_size)])
         self._release(before)
         if self._free_positions is not None and self.fixed:
@@ -818,19 +1038,35 @@ class Cache:
                 self._free_positions, delta.position[:], assume_unique=True
             )
         self.epoch = epoch
-        self._arrived = []
+        self._forget_epoch()
         self._map_growth()
         return delta.slot[:]
 
     def fill_commit(self) -> None:
-        """Make sealed rows part of the base, after staging. Leader only, when all have sealed."""
+        """Make sealed rows part of the base, and let go of the surplus.
+
+        After staging or a pull. Leader only, when all have sealed.
+        """
+        self.settle()
         self.adopt_staged()
-        if self._adopted:
+        if self._adopted or len(self.surplus) or self._given:
             self.rewrite(self.entries, epoch=self.epoch, placement=self.placement)
 
-    def rewrite(self, entries: Entries, *, epoch: int, placement: str) -> None:
-        """Replace the manifest by a new base. Leader only; nobody else writes the manifest."""
-        serial, obsolete = 0, [path.name for path in self.directory.glob("staged-*")]
+    def rewrite(
+        self, entries: Entries, *, epoch: int, placement: str, surplus: Entries | None = None
+    ) -> None:
+        """Replace the manifest by a new base. Leader only; nobody else writes the manifest.
+
+        Args:
+            entries: Of every slot.
+            epoch: Whose rows they are.
+            placement: Name of what they follow.
+            surplus: Other rows that are to be kept until they were pulled.
+        """
+        self.settle()
+        serial, obsolete = 0, []
+        for kind in ("staged-*", "surplus-*", "given-*"):
+            obsolete += [path.name for path in self.directory.glob(kind)]
         if self._head_path.exists():
             head = json.loads(self._head_path.read_text())
             serial = head["serial"] + 1
@@ -838,6 +1074,10 @@ class Cache:
         base = f"base-{serial}.arrow"
         with self.named("write the manifest"):
             self._write_table(base, entries)
+            more: dict[str, object] = {}
+            if surplus is not None and len(surplus):
+                more["surplus"] = f"surplus-{serial}.arrow"
+                self._write_table(f"surplus-{serial}.arrow", surplus)
             self._write_head(
                 {
                     "format": FORMAT_VERSION,
@@ -849,6 +1089,7 @@ class Cache:
                     "base": base,
                     "deltas": [],
                     "moved": 0,
+                    **more,
                 }
                 | ({"quota": self.budget.quota_bytes} if self.budget is not None else {})
             )
@@ -864,11 +1105,14 @@ class Cache:
             self._heap(self.local_rank).trim(self._free.end)
 
     def close(self) -> None:
-        """Release the lock and the mappings; idempotent."""
-        if self._syncer is not None:
-            self._syncer.shutdown()
-            self._syncer = None
-        self._lock.release()
+        """Release the lock and the mappings, when the last commit is settled; idempotent."""
+        try:
+            self.settle()
+        finally:
+            if self._background is not None:
+                self._background.shutdown()
+                self._background = None
+            self._lock.release()
 
     @contextlib.contextmanager
     def _readable(self, name: str) -> Iterator[None]:

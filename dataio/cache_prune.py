@@ -14,7 +14,8 @@ from dataio.errors import CacheError
 
 WRITTEN = re.compile(
     r"(meta\.json|manifest\.json|lock|throttle|scores.*\.npy|fixed-\d+\.npy|heap-\d+\.bin|"
-    r"base-\d+\.arrow|delta-\d+-\d+\.arrow|staged-\d+-\d+\.arrow)(\.partial)?"
+    r"base-\d+\.arrow|delta-\d+-\d+\.arrow|staged-\d+-\d+-\d+\.arrow|surplus-\d+\.arrow|"
+    r"given-\d+-\d+-\d+\.arrow)(\.partial)?"
 )
 """Names of all files that a cache writes."""
 

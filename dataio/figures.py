@@ -51,6 +51,7 @@ class Figures:
     exchanged_bytes: int = 0
     exchange_messages: int = 0
     exchange_blocked_s: float = 0.0
+    exchange_cpu_s: float = 0.0
     exchange_overlap_fraction: float = 0.0
     waits: Waits = field(default_factory=Waits)
     started: float = field(default_factory=time.perf_counter)
@@ -59,11 +60,12 @@ class Figures:
         default_factory=lambda: (time.perf_counter(), 0.0, 0, 0)
     )
 
-    def to_stats(self, *, cache_bytes: int) -> dict[str, float]:
+    def to_stats(self, *, cache_bytes: int, pulled_bytes: int = 0) -> dict[str, float]:
         """Everything as plain numbers; seconds, bytes, rows.
 
         Args:
             cache_bytes: Of the rows that batches were made of.
+            pulled_bytes: Of the rows that came from other nodes outside of an exchange.
         """
         stats = {
             name: value for name, value in vars(self).items() if isinstance(value, (int, float))
@@ -79,7 +81,7 @@ class Figures:
             "samples_per_s": self.rows / max(time.perf_counter() - self.started, 1e-9),
             "disk_bytes": disk,
             "page_cache_bytes": max(cache_bytes - disk, 0),
-            "peer_bytes": self.exchanged_bytes,
+            "peer_bytes": self.exchanged_bytes + pulled_bytes,
         }
 
     def add_batch(self, wait_s: float, rows: int) -> None:
@@ -102,6 +104,7 @@ class Figures:
         self.exchanged_bytes += int(exchange["sent_bytes"])
         self.exchange_messages += int(exchange["messages"])
         self.exchange_blocked_s += exchange["blocked_s"]
+        self.exchange_cpu_s += exchange.get("cpu_s", 0.0)
         self.exchange_overlap_fraction = exchange["overlap_fraction"]
 
 

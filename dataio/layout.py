@@ -44,6 +44,16 @@ class Layout:
         return sum(self.replicas)
 
     @cached_property
+    def widest(self) -> int:
+        """Most replicas on one node."""
+        return max(self.replicas)
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all nodes have equally many replicas."""
+        return min(self.replicas) == self.widest
+
+    @cached_property
     def first_replica(self) -> NDArray[np.int64]:
         """int64[num_nodes + 1]: First replica of each node, and the number of replicas."""
         return np.concatenate([[0], np.cumsum(self.replicas)]).astype(np.int64)

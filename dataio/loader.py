@@ -26,13 +26,14 @@ from torch.profiler import record_function
 from dataio.assemble import OnError, Transform
 from dataio.deliver import Delivery
 from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refresh
-from dataio.errors import StateError, WorldError
+from dataio.errors import QuotaError, StateError, WorldError
 from dataio.evaluation import Evaluation
 from dataio.fields import Field
-from dataio.figures import Figures, summarise
+from dataio.figures import EpochFigures, Figures, summarise
 from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
 from dataio.order import Block, Order, num_steps
+from dataio.parcel import ParcelBuffers
 from dataio.placement import Placement
 from dataio.policies import Exchange, Importance, Local, RowStore, Selection, Shuffle, Turn
 from dataio.pool import Pool, lay_out
@@ -58,6 +59,7 @@ from dataio.world import World, discover_world
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 2
+NO_EPOCH = 1 << 62
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What `Loader.stats` tells of the last epoch over all ranks."""
@@ -157,6 +159,7 @@ class Loader:
             batch_size=batch_size, prefetch=prefetch, num_threads=num_threads, stage=stage
         )
         quota_bytes = _parse_quota(quota, stage=stage)
+        _check_scores(shuffle, importance)
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache), read_only=True)
@@ -190,6 +193,11 @@ class Loader:
             self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
         )
         self._num_leaving = self._shuffle.num_leaving(self.layout)
+        self._traced = self._shuffle.traced or not self._num_leaving
+        # Of a placement that no seed tells: what it was restored from, and a digest of it.
+        self._given: Placement | None = None
+        self._placed = ""
+        self._losses: NDArray[np.float32] | None = None
         self._position = self._start_of(0)
         self._pool = Pool(
             self._source,
@@ -233,6 +241,7 @@ class Loader:
         self._begun = False
         self._restored: NodeSnapshot | None = None
         self._exchange: Exchange | None = None
+        self._parcel_buffers = ParcelBuffers()
         self._mean_row_bytes = 0
         self._first_tag = self.world.open_channel()
         self._figures = Figures()
@@ -306,14 +315,16 @@ class Loader:
             # Rows that never leave lie in the same slots whatever is restored.
             pool.ensure(self._placement(0))
             return
-        missing = np.array([pool.cache.num_missing])
-        if self.world.allreduce(missing, op="max", doing="look for caches")[0]:
-            # Caches that hold rows keep them: a restore may want just that placement.
-            begun = self._placement(pool.cache.epoch)
-            if not missing[0]:
-                pool.ensure(pool.held())
-            else:
-                pool.ensure(begun if begun.name == pool.cache.placement else self._placement(0))
+        missing = pool.cache.num_missing
+        # Caches that hold rows keep them: a restore may want just that placement.
+        begun = self._placement(pool.cache.epoch)
+        follows = begun.name == pool.cache.placement and not pool.holds_nothing()
+        mine = np.array([-missing, pool.cache.epoch if follows else NO_EPOCH])
+        least, epoch = self.world.allreduce(mine, op="min", doing="look for caches").tolist()
+        if least:
+            # A node that lost its cache joins the others where they are.
+            joined = self._placement(epoch if epoch < NO_EPOCH else 0)
+            pool.ensure(pool.held() if not missing else begun if follows else joined)
 
     def _agree_row_bytes(self) -> int:
         entries = self._pool.cache.entries
@@ -355,20 +366,21 @@ class Loader:
         position: Position,
         restored: Selection | None = None,
         seen: NDArray[np.bool_] | None = None,
+        losses: NDArray[np.float32] | None = None,
     ) -> None:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
         decks, epoch = self._decks, position.epoch
         self._position, self._seen = position, seen
+        if not self._traced:
+            # Copied before ranks meet below, after which any of them may report again.
+            self._losses = losses if losses is not None else self._pool.scores["loss"].copy()
         self.epoch, self._refresh_step = epoch, position.refresh_step
         self.step = position.running.steps
         selection = restored if restored is not None else self._select(epoch)
         counts = Counts(decks.sizes, decks.sizes)
         if self._importance is not None or position.ended:
-            unseen, visible = count_rows(decks, selection, seen)
-            counts = Counts(
-                self._count(unseen, "count the epoch's rows"),
-                self._count(visible, "count visible rows"),
-            )
+            mine = np.array(count_rows(decks, selection, seen))
+            counts = Counts(*self._count(mine, "count visible rows").T)
         self._plan = plan_epoch(
             decks,
             selection,
@@ -383,8 +395,8 @@ class Loader:
         due, most = selection.hidden[:0], 0
         if self._importance is not None:
             due = np.sort(self._importance.due(self._plan.selection.hidden, epoch=epoch))
-            mine = -(-len(due) // decks.replicas[decks.mine])
-            most = int(self._count(mine, "count rows to refresh").max())
+            num_due = np.array([-(-len(due) // decks.replicas[decks.mine])])
+            most = int(self._count(num_due, "count rows to refresh").max())
         self._refresh_order = plan_refresh(decks, due, most, batch_size=self.batch_size)
         self._begun = True
 
@@ -396,12 +408,12 @@ class Loader:
             self._pool.scores, epoch=epoch, num_epochs=self._num_epochs, rng=generator(stream)
         )
 
-    def _count(self, mine: int, doing: str) -> NDArray[np.int64]:
-        """int64[num_decks]: One number of every deck. Collective.
+    def _count(self, mine: NDArray[np.int64], doing: str) -> NDArray[np.int64]:
+        """int64[num_decks, len(mine)]: The numbers of every deck. Collective.
 
         Also the point that no rank passes, to report again, before all have read the scores.
         """
-        everyone = self.world.allgather_array(np.array([mine]), doing=doing)[:, 0]
+        everyone = self.world.allgather_array(mine, doing=doing)
         return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
 
     def _start_exchange(self, steps: range) -> None:
@@ -422,7 +434,10 @@ class Loader:
             steps,
             mean_row_bytes,
             self._first_tag,
-            self._pool.scores if self._pool.keeps_scores else None,
+            self._position.running.first_epoch,
+            self._losses,
+            self._pool.fetch,
+            self._parcel_buffers,
         )
 
     def _ensure_begun(self) -> None:
@@ -435,12 +450,16 @@ class Loader:
         groups = None
         if position.running.grouped and not position.running.steps:
             groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
-        self._pool.ensure(self._placement(position.epoch), groups=groups)
+        given, self._given = self._given, None
+        if given is None:
+            self._placed = ""
+        self._pool.ensure(given or self._placement(position.epoch), groups=groups)
         if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
         selection = node.selection if node is not None else None
-        self._begin(position, selection, self._seen_before(position, node))
+        losses = node.losses if node is not None else None
+        self._begin(position, selection, self._seen_before(position, node), losses)
         self._open_epoch()
 
     def _seen_before(
@@ -474,6 +493,17 @@ class Loader:
             return
         if self._pool.agree_to_move():
             self._start_exchange(range(self.step, self._plan.order.steps))
+        elif not self._traced:
+            raise self._no_room()
+
+    def _no_room(self) -> QuotaError:
+        error = QuotaError(
+            f"quota: leaves no room for the rows that arrive, and {self._shuffle} cannot do "
+            "without: nothing but the exchange knows the next placement; raise the quota, or "
+            'shuffle with rows="uniform", partners="uniform"'
+        )
+        error.all_ranks = True
+        return error
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
@@ -484,12 +514,19 @@ class Loader:
         started = time.perf_counter()
         self._stop_prefetch()
         self._pool.finish_staging()
-        self._summarise()
+        figures = self._end_figures()
+        exchanges = self._num_leaving > 0 and self._pool.moves
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
-        if self._num_leaving and self._pool.moves:
+        if exchanges:
             self._finish_exchange()
-            self._gather.forget(self._pool.commit(self.epoch + 1))
+            if not self._traced:
+                self._name_placement()
+            self._pool.seal(self.epoch + 1)
+        # Past this point all ranks have sealed.
+        self._summarise(figures, "make arrivals durable" if exchanges else "end the epoch")
+        if exchanges:
+            self._gather.forget(self._pool.turn(self.epoch + 1))
         elif self._num_leaving:
             self._refill()
         if self._shuffle.holds_all and self._pool.keeps_scores:
@@ -498,10 +535,12 @@ class Loader:
         self._open_epoch()
         self._figures.turn_s += time.perf_counter() - started
 
-    def _summarise(self) -> None:
+    def _end_figures(self) -> EpochFigures:
+        return self._figures.end_epoch(source_bytes=self._source.bytes_read)
+
+    def _summarise(self, mine: EpochFigures, doing: str) -> None:
         """Bring the ranks' figures of the epoch together; rank 0 speaks for all. Collective."""
-        mine = self._figures.end_epoch(source_bytes=self._source.bytes_read)
-        ranks = self.world.allgather_array(mine.to_array(), doing="bring figures together")
+        ranks = self.world.allgather_array(mine.to_array(), doing=doing)
         self._epoch_figures = summarise(self.epoch, ranks)
         if self.world.rank == 0 and self._metrics is not None:
             line = json.dumps(self._epoch_figures | {"rank_0": self.stats()})
@@ -519,12 +558,37 @@ class Loader:
         self._figures.take_in(self._exchange.finish(kept))
         self._exchange = None
 
+    def _name_placement(self) -> None:
+        """Name what the pool is about to hold, where no seed tells it. Collective."""
+        cache, (start, stop) = self._pool.cache, self.layout.share_slots(self.world.replica)
+        ids = np.array(cache.entries.sample_id[start:stop], np.int64)
+        slots, arrived = cache.arrived_ids()
+        ids[slots - start] = arrived
+        self._placed = self._digest_shares(ids)
+        cache.placement = self._placed_here()
+
+    def _placed_here(self) -> str:
+        return f"{self._placed} on node {self.world.node}"
+
+    def _digest_shares(self, ids: NDArray[np.int64]) -> str:
+        """Digest all ranks' shares, given this one's samples, slot by slot. Collective.
+
+        Equal digests are equal placements, whatever run they come from.
+        """
+        mine = _digest(ids.astype("<i8").tobytes()).encode()
+        everyone = self.world.allgather(mine, doing="agree on what was exchanged")
+        replicas = range(self.layout.num_replicas)
+        shares = [everyone[self.world.rank_of_replica(replica)] for replica in replicas]
+        return _digest(f"{self.layout} {b' '.join(shares).decode()}")
+
     def _refill(self) -> None:
         """Go to the next epoch's rows by way of the source: a quota leaves no room for arrivals.
 
         Collective. The scores follow their rows as after an exchange, with the ids for bytes.
         """
         pool = self._pool
+        if not self._traced:
+            raise self._no_room()
         if pool.keeps_scores:
             ids = IdStore(pool.sample_ids)
             exchange = self._shuffle.begin(
@@ -567,7 +631,7 @@ class Loader:
         while self.epoch < num_epochs:
             yield self.epoch
             if self.epoch + 1 >= num_epochs:
-                self._summarise()
+                self._summarise(self._end_figures(), "end the epoch")
                 return
             self._turn()
 
@@ -593,11 +657,16 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, as `DistributedSampler` would. Collective; cheap for the next epoch.
 
-        Any other epoch than the next rebuilds that epoch's placement, from the source where need
-        be, and forgets the scores.
+        Any other epoch than the next rebuilds that epoch's placement, from the other nodes' caches,
+        and forgets the scores.
+
+        Raises:
+            StateError: If the shuffle goes by scores, and placed the rows of that epoch.
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
+        if epoch != self.epoch and (not self._begun or epoch != self.epoch + 1):
+            self._check_traced(epoch, self._position.running.first_epoch, "set_epoch")
         if not self._begun and self._position == self._start_of(0):
             self._position = self._start_of(epoch)
         self._ensure_begun()
@@ -742,6 +811,7 @@ class Loader:
             "seed": self.seed,
             "num_samples": self.num_samples,
             "shuffle": _digest(repr(self._shuffle)),
+            **({} if self._traced else {"placement": self._placed}),
             **position.to_json(),
         }
 
@@ -753,7 +823,8 @@ class Loader:
 
         Raises:
             StateError: If the state is of another dataset, seed or shuffle; or it is from the
-                middle of an epoch with hidden rows, and the layout or batch size is another.
+                middle of an epoch with hidden rows, and the layout or batch size is another; or
+                the shuffle goes by scores, and placed the rows of that epoch.
         """
         position = self._position_in(state)
         if self._importance is not None and position.ended:
@@ -762,6 +833,7 @@ class Loader:
                 "batch size, and state_dict does not say which rows it hid; use loader.save and "
                 "loader.restore"
             )
+        self._check_traced(position.epoch, position.running.first_epoch, "load_state_dict")
         if self._importance is not None and self._importance.uses_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
@@ -770,6 +842,13 @@ class Loader:
             )
         self._abandon()
         self._position = position
+
+    def _check_traced(self, epoch: int, first_epoch: int, call: str) -> None:
+        if not self._traced and epoch > first_epoch:
+            raise StateError(
+                f"{call}: {self._shuffle} placed the rows of epoch {epoch} by scores, so the seed "
+                "does not tell where they are; use loader.save and loader.restore, which do"
+            )
 
     def _position_in(self, state: dict[str, object]) -> Position:
         """Check a saved state, and find where this loader goes on from it."""
@@ -788,11 +867,15 @@ class Loader:
         A directory of that name is replaced only when the new one is whole.
         """
         self._ensure_begun()
+        # A checkpoint is never ahead of the caches: they cannot step forward.
+        self._pool.settle()
         trained = np.zeros(self._decks.num_rows, np.uint8)
         if self._seen is not None:
             trained[self._seen] = 1
         trained[trained_slots(self._plan.order, self.step)] = 2
-        node = NodeSnapshot(self._held_ids(), self._pool.scores, self._plan.selection, trained)
+        node = NodeSnapshot(
+            self._held_ids(), self._pool.scores, self._plan.selection, trained, self._losses
+        )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -810,19 +893,42 @@ class Loader:
         position = self._position_in(state)
         self._abandon()
         self._position = position
-        wanted = self._sample_ids(position.epoch)
+        traced = self._traced or position.epoch == position.running.first_epoch
+        wanted = self._sample_ids(position.epoch) if traced else None
         if saved.running.replicas == self.layout.replicas:
             node = load_node(found, self.world.node)
         else:
-            node = load_samples(found, len(saved.running.replicas), wanted)
-        if not np.array_equal(node.sample_id, wanted):
+            assert wanted is not None, "another layout begins where its first placement is known"
+            node = load_samples(
+                found,
+                len(saved.running.replicas),
+                wanted,
+                world=self.world,
+                num_samples=self.num_samples,
+                tag=self._first_tag,
+            )
+        if not self._is_as_saved(node, wanted, state):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
                 f"{position.epoch}; the checkpoint is damaged or of another run: restore an older "
                 "one"
             )
+        if wanted is None:
+            self._placed = str(state["placement"])
+            self._given = Placement(
+                self._placed_here(), position.epoch, len(node.sample_id), lambda: node.sample_id
+            )
         self._restored = node
         self._ensure_begun()
+
+    def _is_as_saved(
+        self, node: NodeSnapshot, wanted: NDArray[np.int64] | None, state: dict[str, object]
+    ) -> bool:
+        """Whether a node's part has the right rows. Collective, where only a digest tells."""
+        if wanted is not None:
+            return np.array_equal(node.sample_id, wanted)
+        share = slice(*self.layout.share_slots(self.world.replica))
+        return self._digest_shares(node.sample_id[share]) == state.get("placement")
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
@@ -836,10 +942,12 @@ class Loader:
         Returns:
             Times in seconds, sizes in bytes: ``wait_s`` blocked on batches and its percentiles
             ``wait_p50_s``, ``wait_p95_s``, ``wait_p99_s``; ``turn_s`` in epoch turns,
-            ``exchange_blocked_s`` of it waiting for partners, ``exchange_overlap_fraction`` of the
+            ``exchange_blocked_s`` of it waiting for partners, ``exchange_cpu_s`` of a core,
+            ``exchange_overlap_fraction`` of the
             last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
             came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
-            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
+            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``; ``pulled_rows``
+            that came from other nodes because a cache was lost, older or laid out otherwise;
             with a quota ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and
             ``streamed_bytes`` read from the source because they do not, ``window_wait_s`` (part of
             ``wait_s``) blocked on them;
@@ -851,13 +959,16 @@ class Loader:
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
         return {
-            **self._figures.to_stats(cache_bytes=self._gather.num_bytes),
+            **self._figures.to_stats(
+                cache_bytes=self._gather.num_bytes, pulled_bytes=self._pool.pulled_bytes
+            ),
             **spread,
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
             "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
+            "pulled_rows": self._pool.pulled_rows,
             "source_bytes": self._source.bytes_read,
             "resident_fraction": self._pool.resident_fraction,
             "streamed_rows": self._pool.streamed.rows,
@@ -878,15 +989,21 @@ class Loader:
             self._exchange.finish(None)
             self._exchange = None
         self._pool.cache.forget_arrivals()
-        self._begun = False
+        self._begun, self._given = False, None
 
     def close(self) -> None:
         """Stop threads, complete messages under way, release the cache. Collective; idempotent."""
-        self._abandon()
-        self._release()
+        try:
+            self._abandon()
+        finally:
+            # Whoever catches what a partner's end raises may go on: the cache must not stay locked.
+            self._release()
 
     def _release(self) -> None:
         self._stop_prefetch()
+        if self._exchange is not None:
+            self._exchange.stop()
+            self._exchange = None
         for evaluation in self._evaluations:
             evaluation.close()
         self._gather.close()
@@ -938,6 +1055,16 @@ def _check_arguments(
     if num_threads is not None and num_threads < 0:
         raise ValueError(
             f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
+        )
+
+
+def _check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
+    keeps_scores = importance is not None and importance.uses_scores
+    if shuffle is not None and not shuffle.traced and not keeps_scores:
+        raise ValueError(
+            f"shuffle: {shuffle} goes by scores, and importance is {importance}, which keeps none; "
+            "give a policy that does, such as Kakurenbo (of fraction 0 it hides nothing), or "
+            'rows="uniform", partners="uniform"'
         )
 
 

@@ -6,13 +6,63 @@ num_variable], then every fixed field, then every variable field. It holds no ty
 schema says what they are.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.errors import ExchangeError
-from dataio.rows import Rows, RowSchema
+from dataio.rows import Rows, RowSchema, copy_rows
 
 ALIGN_BYTES = 8
+MOST_BYTES = 1 << 36
+"""More than any parcel can be: a thousand times the size into which rows of mean size are cut."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """Rows that go to a rank, or come from one, in one message.
+
+    Attributes:
+        slots: int64[num_rows]: Where they lie, or are to live from the next epoch on.
+        peer: The other rank.
+        tag: The same at sender and receiver.
+        step: Step of the epoch before which it is posted.
+    """
+
+    slots: NDArray[np.int64]
+    peer: int
+    tag: int
+    step: int
+
+
+class ParcelBuffers:
+    """Memory for parcels, used again: fresh memory costs a page fault every 4 KiB.
+
+    What is idle fits what comes next or makes room for it, so there are never more than were under
+    way together. One thread at a time uses it.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[NDArray[np.uint8]] = []
+        self.num_allocated = 0
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Hand out uint8[num_bytes], with whatever it holds."""
+        self._idle.sort(key=len)
+        fits = [place for place, buffer in enumerate(self._idle) if len(buffer) >= num_bytes]
+        if fits:
+            return self._idle.pop(fits[0])[:num_bytes]
+        if self._idle:
+            self._idle.pop()
+        self.num_allocated += 1
+        # An eighth more: the next parcel of variable rows is a little larger.
+        return np.empty(num_bytes + num_bytes // 8, np.uint8)[:num_bytes]
+
+    def give_back(self, buffer: NDArray[np.uint8]) -> None:
+        """Take back what was handed out, once nobody looks at it any more."""
+        assert isinstance(buffer.base, np.ndarray), "a view of what was allocated"
+        self._idle.append(buffer.base)
 
 
 def parcel_bytes(schema: RowSchema, num_rows: int, lengths: NDArray[np.int64] | None = None) -> int:
@@ -28,14 +78,27 @@ def parcel_bytes(schema: RowSchema, num_rows: int, lengths: NDArray[np.int64] | 
 
 def pack_parcel(rows: Rows) -> NDArray[np.uint8]:
     """Copy rows into a new parcel: uint8[parcel_bytes]."""
-    columns = (rows.sample_id, rows.checksum, rows.lengths, *rows.fixed, *rows.variable)
-    sizes = _sizes(rows.schema, len(rows), _totals(rows.schema, rows.lengths))
-    bounds = _bounds(sizes)
-    # Zeros, not empty: the padding travels, and must not carry what memory held before
-    buffer = np.zeros(bounds[-1], np.uint8)
-    for column, start, size in zip(columns, bounds, sizes, strict=False):
-        buffer[start : start + size] = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+    buffer = np.empty(parcel_bytes(rows.schema, len(rows), rows.lengths), np.uint8)
+    copy_rows(rows, lay_parcel(buffer, rows.schema, rows.lengths))
     return buffer
+
+
+def lay_parcel(buffer: NDArray[np.uint8], schema: RowSchema, lengths: NDArray[np.int64]) -> Rows:
+    """Lay out a parcel, and view it as rows whose bytes, ids and checksums are to be written.
+
+    Args:
+        buffer: uint8[parcel_bytes]: Contiguous, its start aligned to 8 bytes.
+        schema: Fields of the rows.
+        lengths: int64[num_rows, num_variable].
+    """
+    num_rows = len(lengths)
+    sizes = _sizes(schema, num_rows, _totals(schema, lengths))
+    bounds = _bounds(sizes).tolist()
+    # The padding travels, and must not carry what memory held before
+    for start, size, end in zip(bounds, sizes, bounds[1:], strict=False):
+        buffer[start + size : end] = 0
+    buffer[bounds[2] : bounds[3]].view(np.int64)[:] = lengths.reshape(-1)
+    return unpack_parcel(buffer, schema, num_rows)
 
 
 def unpack_parcel(buffer: NDArray[np.uint8], schema: RowSchema, num_rows: int) -> Rows:
@@ -88,7 +151,7 @@ def unpack_lengths(
     """
     _check_size(buffer, num_rows, ALIGN_BYTES * num_rows * num_variable, exact=True)
     lengths = buffer.view(np.int64).reshape(num_rows, num_variable)
-    _check_lengths(lengths, np.iinfo(np.int64).max // max(1, lengths.size))
+    _check_lengths(lengths, MOST_BYTES)
     return lengths
 
 
@@ -131,4 +194,11 @@ def _check_lengths(lengths: NDArray[np.int64], most_bytes: int) -> None:
         raise ExchangeError(
             f"lengths of {len(lengths)} rows: found {wrong[0]} bytes for a field, expected a "
             f"number in [0, {most_bytes}]; the message is damaged: restart from the last checkpoint"
+        )
+    # As floats: the sum of damaged lengths may have no place in an integer.
+    total = float(lengths.sum(dtype=np.float64))
+    if total > most_bytes:
+        raise ExchangeError(
+            f"lengths of {len(lengths)} rows: found {total:.0f} bytes in all, expected at most "
+            f"{most_bytes}; the message is damaged: restart from the last checkpoint"
         )

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
-from dataio.rows import Rows, RowSchema
+from dataio.parcel import ParcelBuffers
+from dataio.rows import Fetch, Rows, RowSchema
 from dataio.world import World
 
 SCORE_DTYPE = np.dtype(
@@ -83,8 +84,19 @@ class RowStore(Protocol):
         """Copy rows out, in the order of ``slots``."""
         ...
 
+    def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
+        """Copy rows, in the order of ``slots``, to where there is room for rows of their lengths.
+
+        Any thread may call it, as ``lengths`` and ``write_arrivals``, one at a time.
+        """
+        ...
+
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
+        ...
+
+    def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
+        """Let the rows of ``held_in`` live in ``slots`` from the next epoch on; no byte moves."""
         ...
 
 
@@ -101,7 +113,12 @@ class Turn:
         steps: Its steps that remain.
         mean_row_bytes: The same on all ranks: it says into how many parcels a chunk is cut.
         first_tag: Messages use the CHANNEL_TAGS tags from here on.
-        scores: The pool's, as they are when the epoch begins; None if none are kept.
+        first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
+        losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
+            began: the same after a restore in the middle of it. None where the shuffle is traced.
+        fetch: Reads samples from the source, for rows that come damaged; any thread may call it.
+            None if nothing can.
+        buffers: Memory for parcels, which one exchange after the other uses.
     """
 
     world: World
@@ -112,7 +129,10 @@ class Turn:
     steps: range
     mean_row_bytes: int
     first_tag: int
-    scores: Scores | None = None
+    first_epoch: int = 0
+    losses: NDArray[np.float32] | None = None
+    fetch: Fetch | None = None
+    buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
 
 class Exchange(Protocol):
@@ -120,6 +140,10 @@ class Exchange(Protocol):
 
     def progress(self, step: int) -> None:
         """Send and take in what is due by this step. Never blocks."""
+        ...
+
+    def stop(self) -> None:
+        """Let go after an error, without the other ranks: nothing is read or written any more."""
         ...
 
     def finish(self, scores: Scores | None) -> dict[str, float]:
@@ -145,8 +169,19 @@ class Shuffle(Protocol):
         """Whether every node's pool is the whole dataset, so that nothing moves."""
         ...
 
+    @property
+    def traced(self) -> bool:
+        """Whether every placement follows from the seed.
+
+        If not, it depends on scores too: only the loader that trained knows it, and `save`.
+        """
+        ...
+
     def num_leaving(self, layout: Layout) -> int:
-        """Rows that every replica gives and takes an epoch."""
+        """Rows that every replica gives and takes an epoch, at most; the cache has room for them.
+
+        0: nothing ever moves.
+        """
         ...
 
     def placement(
@@ -157,6 +192,9 @@ class Shuffle(Protocol):
         A pure function: any rank can ask for any node. ``first_epoch`` is the epoch in which this
         layout began, with the rows where `Layout` puts them at first. Time O(pool rows x epochs
         since then), memory O(pool rows).
+
+        Raises:
+            ValueError: If the shuffle is not traced, and the epoch is later than ``first_epoch``.
         """
         ...
 
@@ -172,6 +210,10 @@ class Local:
     @property
     def holds_all(self) -> bool:
         return False
+
+    @property
+    def traced(self) -> bool:
+        return True
 
     def num_leaving(self, layout: Layout) -> int:
         """Nothing leaves."""

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
 from dataio.progress import Progress
+from dataio.pull import Pull
 from dataio.quota import Budget, Need, plan_budget, too_small
 from dataio.rows import Rows, RowSchema
 from dataio.scores import no_scores, open_scores
@@ -65,6 +66,8 @@ class Pool:
         scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
         keeps_scores: Whether they can be written.
         staging_s: Seconds that this rank spent reading from the source.
+        pulled_rows: Rows that came to this rank from other nodes, outside of an exchange.
+        pulled_bytes: Their bytes.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class Pool:
         self.fields = fields
         self.world = world
         self.staging_s = 0.0
+        self.pulled_rows = self.pulled_bytes = 0
+        # Of messages; no channel is taken before one is needed.
+        self._first_tag = -1
         self._progress = progress
         self._readers = readers
         self._bandwidth = bandwidth
@@ -138,6 +144,7 @@ class Pool:
                 local_rank=world.local_rank,
                 local_size=world.local_size,
                 budget=self._budget,
+                num_arriving=num_leaving,
             )
 
         # Whoever catches an error may try again in this process: nothing may stay locked.
@@ -183,7 +190,8 @@ class Pool:
 
         Collective. A cache that says it holds this placement, whole, is taken at its word. Else
         rows are kept wherever they lie; one epoch too far, as after a kill between two nodes'
-        commits, is stepped back; only what no slot holds is read from the source, each row once.
+        commits, is stepped back; rows that another node holds come from there; only what no node
+        holds is read from the source, each row once.
 
         Args:
             placement: The samples that the slots are to hold.
@@ -195,26 +203,86 @@ class Pool:
         assert groups is None or self._budget is None, "what does not fit comes in no group"
         self.finish_staging()
         self.close_windows()
+        self.settle()
         self._placement, self._sample_ids = placement, None
         kept = self._kept(placement)
-        work = np.array([kept is not None, cache.num_missing > 0])
-        if not world.allreduce(work.astype(np.int64), op="max", doing="compare placements").any():
+        entries = None if kept is None else kept()
+        num_missing = cache.num_missing if entries is None else entries.count_missing()
+        works = entries is not None or num_missing > 0 or len(cache.surplus) > 0
+        lacks = num_missing > 0 and (entries is not None or not cache.is_filled)
+        mine = np.array([works, lacks, not self.holds_nothing(), len(cache.surplus) > 0])
+        found = world.allreduce(mine.astype(np.int64), op="max", doing="compare placements")
+        if not found[0]:
             self._share()
             self._settle_quota()
             return
-        if work.any():
+        pulls = world.num_nodes > 1 and bool(found[1] and found[2])
+        if works:
             cache.begin_writing()
-        if world.local_rank == 0 and work.any():
+        self._rewrite(placement, entries, pulls=pulls)
+        if pulls:
+            self._pull(placement)
+        if pulls or found[3]:
+            self._let_go()
+        self._fill(placement, groups)
+
+    def _rewrite(self, placement: Placement, entries: Entries | None, *, pulls: bool) -> None:
+        """Make these entries the manifest, if any are given. Collective.
+
+        Where rows are to be pulled, those that belong to no slot any more are kept for it.
+        """
+        cache, world = self.cache, self.world
+        surplus = None
+        if entries is not None and pulls:
+            surplus = self._surplus(placement.sample_ids())
+        if world.local_rank == 0 and (entries is not None or cache.num_missing):
             (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
-            if kept is not None:
-                cache.rewrite(kept(), epoch=placement.epoch, placement=placement.name)
+        if world.local_rank == 0 and entries is not None:
+            # Under a quota there is no room for more books: after a kill such rows are read anew.
+            books = surplus if self._budget is None else None
+            cache.rewrite(entries, epoch=placement.epoch, placement=placement.name, surplus=books)
         world.barrier(doing="settle the placement")
-        if kept is not None:
+        if entries is not None:
             cache.num_slots = placement.num_slots
             cache.load()
+            if surplus is not None:
+                cache.surplus = surplus
         # Who opened it late would take rows that were staged since for rows that never missed.
         world.barrier(doing="open the settled cache")
-        self._fill(placement, groups)
+
+    def _surplus(self, wanted: NDArray[np.int64]) -> Entries:
+        """Find the rows that lie here and are not wanted here, each sample once."""
+        held = self.cache.held()
+        leaving = np.flatnonzero(~np.isin(held.sample_id[:], wanted))
+        _, first = np.unique(held.sample_id[leaving], return_index=True)
+        return held.take(leaving[np.sort(first)])
+
+    def _pull(self, placement: Placement) -> None:
+        """Take in the missing rows that other nodes hold. Collective."""
+        if self._first_tag < 0:
+            self._first_tag = self.world.open_channel()
+        slots, ids = self._lacking(placement)
+        pulled = Pull(
+            self.world,
+            self.cache,
+            slots=slots,
+            sample_ids=ids,
+            num_samples=self.source.num_samples,
+            first_tag=self._first_tag,
+            shown=self._progress and self.world.rank == 0,
+        ).run()
+        self.pulled_rows += pulled.rows
+        self.pulled_bytes += pulled.num_bytes
+
+    def _let_go(self) -> None:
+        """Commit what was pulled, and free what was only kept to be pulled. Collective."""
+        if self.world.local_rank == 0:
+            self.cache.fill_commit()
+        self.world.barrier(doing="commit the rows that were pulled")
+        self.cache.refresh()
+        self.cache.forget_surplus()
+        # Who looked late would take rows that were staged since for rows that never missed.
+        self.world.barrier(doing="see the rows that were pulled")
 
     def _kept(self, placement: Placement) -> Callable[[], Entries] | None:
         """Find what the manifest must become; None if it is right, but for missing rows."""
@@ -243,7 +311,7 @@ class Pool:
         """The rows that may stay where they lie."""
         cache = self.cache
         if self._budget is None or (self.moves and not cache.num_missing):
-            return cache.entries
+            return cache.held()
         return cache.entries.take(~cache.beyond_budget())
 
     def _fill(self, placement: Placement, groups: Sequence[tuple[int, int]] | None) -> None:
@@ -256,14 +324,16 @@ class Pool:
         ready = min(1, last) if groups else last
         self._drive(staging, num_groups=ready)
         self.staging_s += time.perf_counter() - started
-        if groups and len(groups) > 1:
+        if groups:
+            # Even where the first was the last: other nodes may have more, and all settle at once.
             self.cache.adopt_staged()
             staging.go_on_alone()
         else:
             self._settle(staging)
 
-    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
-        cache, world = self.cache, self.world
+    def _lacking(self, placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find the slots whose rows are missing and may stay, and their samples."""
+        cache = self.cache
         missing = np.empty(0, np.int64)
         if cache.num_missing and not cache.is_filled:
             missing = np.flatnonzero(~cache.entries.present)
@@ -273,6 +343,11 @@ class Pool:
             # Whole shards, so that later as few as possible are read for what is missing.
             chosen = np.sort(np.argsort(ids, kind="stable")[: max(room, 0)])
             missing, ids = missing[chosen], ids[chosen]
+        return missing, ids
+
+    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
+        cache, world = self.cache, self.world
+        missing, ids = self._lacking(placement)
         positions = cache.set_aside(len(missing))
         starts = self.source.shard_starts
         pieces: list[Piece] = []
@@ -514,6 +589,15 @@ class Pool:
             self._check_repair(part, rows)
             self.cache.rewrite_rows(part, rows)
 
+    def fetch(self, sample_ids: NDArray[np.int64]) -> Iterator[Rows]:
+        """Read samples from the source, to go in the place of rows that were damaged elsewhere.
+
+        Args:
+            sample_ids: int64[n], sorted, distinct; those that no sample has are left out.
+        """
+        known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
+        return self.source.read(sample_ids[known], self.fields)
+
     def _check_repair(self, slots: NDArray[np.int64], rows: Rows) -> None:
         expected = self.cache.entries.checksum[slots]
         for row in np.flatnonzero(rows.checksum != expected)[:1].tolist():
@@ -528,18 +612,36 @@ class Pool:
         """Make the arrivals written since the last commit this pool's rows, from ``epoch`` on.
 
         Collective, in two phases: when every rank's arrivals are durable each node replaces its
-        manifest. A kill before, between or after leaves nodes at most one epoch apart, and `ensure`
-        steps back one.
+        manifest, beside what comes next; the next commit waits for it first, and so does `settle`.
+        A kill before, between or after leaves nodes at most one epoch apart, and `ensure` steps
+        back one.
 
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
+        self.seal(epoch)
+        self.world.barrier(doing="make arrivals durable")
+        return self.turn(epoch)
+
+    def seal(self, epoch: int) -> None:
+        """Make this rank's part of a `commit` durable; collective while rows are being staged."""
         self.finish_staging()
         self.cache.seal(epoch)
-        self.world.barrier(doing="make arrivals durable")
+
+    def turn(self, epoch: int) -> NDArray[np.int64]:
+        """Do the rest of a `commit`, when every rank has sealed."""
+        changed = self.cache.turn(epoch)
         if self.world.local_rank == 0:
-            self.cache.commit(epoch)
-        return self.cache.turn(epoch)
+            self.cache.commit()
+        return changed
+
+    def settle(self) -> None:
+        """Wait until this node's part of the last `commit` is durable. Blocks on the disk.
+
+        Raises:
+            CacheError: If it could not be written.
+        """
+        self.cache.settle()
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""

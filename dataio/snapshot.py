@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio.atomic import read_table, sync_directory, write_json, write_table
+from dataio.directory import all_to_all, by_books
 from dataio.errors import StateError
 from dataio.policies import SCORE_DTYPE, Scores, Selection
 from dataio.scores import unscored
@@ -29,6 +30,7 @@ ROW_DTYPE = np.dtype(
         ("weight", "<f4"),
         ("trained", "u1"),
         ("scores", SCORE_DTYPE),
+        ("begun_loss", "<f4"),
     ]
 )
 
@@ -42,12 +44,15 @@ class NodeSnapshot:
         scores: SCORE_DTYPE[num_slots].
         selection: The running epoch's choice, after topping up.
         trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
+        losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
+            exchange.
     """
 
     sample_id: NDArray[np.int64]
     scores: Scores
     selection: Selection
     trained: NDArray[np.uint8]
+    losses: NDArray[np.float32] | None = None
 
 
 def save_snapshot(path: Path, state: dict[str, object], node: NodeSnapshot, world: World) -> None:
@@ -125,36 +130,75 @@ def load_node(path: Path, node: int) -> NodeSnapshot:
     return _from_rows(*_read_rows(path, node))
 
 
-def load_samples(path: Path, num_nodes: int, sample_id: NDArray[np.int64]) -> NodeSnapshot:
-    """Read what any node saved of some samples, as another layout needs it.
+def load_samples(
+    path: Path,
+    num_nodes: int,
+    sample_id: NDArray[np.int64],
+    *,
+    world: World,
+    num_samples: int,
+    tag: int,
+) -> NodeSnapshot:
+    """Read what any node saved of some samples, as another layout needs it. Collective.
 
-    Where every node holds all rows, the report of the latest epoch counts. Reads every node's file.
+    Each file is read by one rank; its rows go by way of the ranks that keep the books of their
+    samples. Where every node holds all rows, the report of the latest epoch counts.
 
     Args:
         path: The directory.
         num_nodes: Nodes that saved.
         sample_id: int64[num_slots]: The samples, slot by slot.
+        world: All ranks.
+        num_samples: Of the dataset.
+        tag: Of the messages.
     """
-    order = np.argsort(sample_id, kind="stable")
-    rows = np.zeros(len(sample_id), ROW_DTYPE)
-    rows["scores"] = unscored(len(sample_id))
-    rows["hidden_place"], rows["weight"] = -1, 1
+    rank, size = world.rank, world.world_size
+    first, stop = (-(-book * num_samples // size) for book in (rank, rank + 1))
+    books = _unsaved(np.arange(first, stop))
     meta: dict[str, Any] = {}
-    for node in range(num_nodes):
-        theirs, meta = _read_rows(path, node)
-        place = np.searchsorted(sample_id, theirs["sample_id"], sorter=order)
-        slots = order[np.minimum(place, len(order) - 1)]
-        wanted = np.flatnonzero(sample_id[slots] == theirs["sample_id"])
-        slots, found = slots[wanted], theirs[wanted]
-        # Hidden rows keep their order within a node; nodes take turns.
-        found["hidden_place"] = np.where(
-            found["hidden_place"] >= 0, found["hidden_place"] * num_nodes + node, -1
-        )
-        older = found["scores"]["epoch"] < rows["scores"]["epoch"][slots]
-        found["scores"][older] = rows["scores"][slots][older]
-        rows[slots] = found
+    # A lap reads one file on every rank: in the order of the files, and memory stays small.
+    for lap in range(0, num_nodes, size):
+        node = lap + rank
+        rows = books[:0]
+        if node < num_nodes:
+            rows, meta = _read_rows(path, node)
+            _take_turns(rows, node, num_nodes)
+        order = np.argsort(rows["sample_id"], kind="stable")
+        leaving = by_books(world, rows["sample_id"][order], num_samples, rows[order])
+        for theirs in all_to_all(world, leaving, tag=tag, doing="tell what was saved"):
+            _take_in(books, theirs, first)
+    order = np.argsort(sample_id, kind="stable")
+    asking = by_books(world, sample_id[order], num_samples, sample_id[order])
+    asked = all_to_all(world, asking, tag=tag, doing="ask for what was saved")
+    answers = [books[ids - first] for ids in asked]
+    found = all_to_all(world, answers, tag=tag, doing="answer what was saved")
+    mine = np.empty(len(sample_id), ROW_DTYPE)
+    mine[order] = np.concatenate(found)
+    # Any file's: rank 0 has read one.
+    told = world.allgather(json.dumps(meta).encode(), doing="tell what was selected")
+    return _from_rows(mine, json.loads(told[0]))
+
+
+def _unsaved(sample_id: NDArray[np.int64]) -> NDArray[np.void]:
+    rows = np.zeros(len(sample_id), ROW_DTYPE)
+    rows["scores"] = unscored(len(rows))
+    rows["hidden_place"], rows["weight"], rows["begun_loss"] = -1, 1, np.inf
     rows["sample_id"] = sample_id
-    return _from_rows(rows, meta)
+    return rows
+
+
+def _take_turns(rows: NDArray[np.void], node: int, num_nodes: int) -> None:
+    """Let hidden rows keep their order within a node, and nodes take turns."""
+    place = rows["hidden_place"]
+    rows["hidden_place"] = np.where(place >= 0, place * num_nodes + node, -1)
+
+
+def _take_in(books: NDArray[np.void], theirs: NDArray[np.void], first: int) -> None:
+    """Put rows into the books of samples from ``first`` on; a newer score stays."""
+    places, found = theirs["sample_id"] - first, theirs.copy()
+    older = found["scores"]["epoch"] < books["scores"]["epoch"][places]
+    found["scores"][older] = books["scores"][places][older]
+    books[places] = found
 
 
 def _read_rows(path: Path, node: int) -> tuple[NDArray[np.void], dict[str, Any]]:
@@ -162,6 +206,8 @@ def _read_rows(path: Path, node: int) -> tuple[NDArray[np.void], dict[str, Any]]
     rows = np.zeros(table.num_rows, ROW_DTYPE)
     for name in ("sample_id", "hidden_place", "weight", "trained"):
         rows[name] = table.column(name).to_numpy()
+    if "begun_loss" in table.column_names:
+        rows["begun_loss"] = table.column("begun_loss").to_numpy()
     for name in SCORE_DTYPE.names or ():
         rows["scores"][name] = table.column(name).to_numpy()
     return rows, json.loads(table.schema.metadata[b"selection"])
@@ -174,7 +220,11 @@ def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
     weights = rows["weight"].copy() if meta["weighted"] else None
     selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"])
     return NodeSnapshot(
-        rows["sample_id"].copy(), rows["scores"].copy(), selection, rows["trained"].copy()
+        rows["sample_id"].copy(),
+        rows["scores"].copy(),
+        selection,
+        rows["trained"].copy(),
+        rows["begun_loss"].copy() if meta.get("losses") else None,
     )
 
 
@@ -186,10 +236,13 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     columns |= {name: np.ascontiguousarray(node.scores[name]) for name in SCORE_DTYPE.names or ()}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
     columns["trained"] = node.trained
+    if node.losses is not None:
+        columns["begun_loss"] = node.losses
     meta = {
         "weighted": weights is not None,
         "lr_factor": node.selection.lr_factor,
         "top_up": node.selection.top_up,
+        "losses": node.losses is not None,
     }
     return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})
 

@@ -1,61 +1,34 @@
 """Carry rows from store to store while training runs: read, pack, send; receive, check, write.
 
-Every call comes from the loader's own thread: messages are posted and polled between steps, never
-waited for before the epoch's end. Nothing here decides what goes where: the parcels say it.
+Two drivers of one engine. Where the transport may be called from several threads, a thread of the
+transfer's own advances the `Carrier`: the loader's thread writes ``due_step``, the clock and two
+flags, and reads the figures when that thread has ended. Elsewhere the loader's thread does all of
+it, between steps.
 """
 
+import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.errors import ExchangeError
-from dataio.parcel import pack_lengths, pack_parcel, parcel_bytes, unpack_lengths, unpack_parcel
+from dataio.carrier import MAX_IN_FLIGHT, Carrier, Clock
+from dataio.parcel import Parcel, ParcelBuffers
 from dataio.policies import RowStore, Scores
-from dataio.rows import Rows, corrupt_rows
+from dataio.rows import Fetch
 from dataio.world import Request, World
 
-MAX_IN_FLIGHT = 4
-"""Parcels that may be under way in each direction: bounds memory at 2 x 4 x 64 MiB."""
+__all__ = ["MAX_IN_FLIGHT", "Parcel", "Transfer"]
 
-
-@dataclass(frozen=True)
-class Parcel:
-    """Rows that go to a rank, or come from one, in one message.
-
-    Attributes:
-        slots: int64[num_rows]: Where they lie, or are to live from the next epoch on.
-        peer: The other rank.
-        tag: The same at sender and receiver.
-        step: Step of the epoch before which it is posted.
-    """
-
-    slots: NDArray[np.int64]
-    peer: int
-    tag: int
-    step: int
-
-
-@dataclass
-class _Incoming:
-    """A parcel being received: first its lengths, where fields are variable, then its rows."""
-
-    parcel: Parcel
-    buffer: NDArray[np.uint8]
-    request: Request
-    lengths: NDArray[np.int64] | None
-
-
-@dataclass
-class _Outgoing:
-    """A parcel being sent; the buffers are kept until the requests are done."""
-
-    parcel: Parcel
-    buffers: list[NDArray[np.uint8]]
-    requests: list[Request]
+FIRST_PAUSE_S = 20e-6
+LONGEST_PAUSE_S = 2e-3
+"""Between two looks at messages under way, beside training."""
+FINISH_PAUSE_S = 2e-4
+"""The same when the loader waits for them."""
+IDLE_PAUSE_S = 0.25
+"""With nothing under way; a step that has something to send cuts it short."""
 
 
 class Transfer:
@@ -66,6 +39,9 @@ class Transfer:
         store: This node's rows.
         sends: What leaves; the receiver has a parcel of the same rows, in the same order.
         receives: What comes in.
+        fetch: Reads samples from the source, whose rows came damaged.
+        buffers: Memory for parcels, to use again for the next transfer.
+        threaded: Whether a thread of its own drives it; None: where the world lets it.
     """
 
     def __init__(
@@ -75,116 +51,123 @@ class Transfer:
         *,
         sends: Sequence[Parcel],
         receives: Sequence[Parcel],
+        fetch: Fetch | None = None,
+        buffers: ParcelBuffers | None = None,
+        threaded: bool | None = None,
     ) -> None:
         self._world = world
-        self._store = store
         self._sends, self._receives = sends, receives
-        self._to_send, self._to_receive = deque(sends), deque(receives)
-        self._outgoing: list[_Outgoing] = []
-        self._incoming: list[_Incoming] = []
-        self._sent_bytes = 0
-        self._messages = 0
-        self._received_rows = 0
+        # Those at which parcels are posted, last first.
+        self._steps = sorted({parcel.step for parcel in [*sends, *receives]}, reverse=True)
+        self._last_step = self._steps[0] if self._steps else 0
+        self._clock = Clock()
+        self._carrier = Carrier(
+            world, store, sends=sends, receives=receives, clock=self._clock, fetch=fetch,
+            buffers=buffers or ParcelBuffers(),
+        )  # fmt: skip
+        self._threaded = world.threaded if threaded is None else threaded
+        self._thread: threading.Thread | None = None
+        self._owner = threading.current_thread()
+        self._wake = threading.Event()
+        self._hurried = self._stopped = False
+        self._error: Exception | None = None
+        self._cpu_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
 
     def progress(self, step: int) -> None:
-        """Post what is due by this step, take in what has come. Never blocks."""
-        self._outgoing = [sent for sent in self._outgoing if not _done(sent.requests)]
-        self._incoming = [coming for coming in map(self._advance, self._incoming) if coming]
-        while (
-            self._to_receive and self._to_receive[0].step <= step and self._has_room(self._incoming)
-        ):
-            self._incoming.append(self._begin_receive(self._to_receive.popleft()))
-        while self._to_send and self._to_send[0].step <= step and self._has_room(self._outgoing):
-            self._outgoing.append(self._begin_send(self._to_send.popleft()))
+        """Post what is due by this step, take in what has come. Never blocks.
 
-    def _has_room(self, under_way: "list[_Incoming] | list[_Outgoing]") -> bool:
-        return len(under_way) < MAX_IN_FLIGHT
+        Raises:
+            ExchangeError: If a partner failed or was silent for too long; see `Carrier.advance`.
+        """
+        self._clock.tick()
+        self._carrier.due_step = step
+        if self._threaded:
+            if self._begins_any(step):
+                self._start()
+                self._wake.set()
+        else:
+            self._drive(lambda: False)
+        self._raise()
 
-    def _begin_send(self, parcel: Parcel) -> _Outgoing:
-        rows = self._store.read_rows(parcel.slots)
-        buffers = [pack_parcel(rows)]
-        if rows.schema.variable:
-            buffers.insert(0, pack_lengths(rows.lengths))
-        requests = [self._world.isend(data, dest=parcel.peer, tag=parcel.tag) for data in buffers]
-        self._sent_bytes += sum(len(data) for data in buffers)
-        self._messages += len(buffers)
-        return _Outgoing(parcel, buffers, requests)
+    def _begins_any(self, step: int) -> bool:
+        before = len(self._steps)
+        while self._steps and self._steps[-1] <= step:
+            self._steps.pop()
+        return len(self._steps) < before
 
-    def _begin_receive(self, parcel: Parcel) -> _Incoming:
-        num_variable = len(self._store.schema.variable)
-        num_rows = len(parcel.slots)
-        if num_variable == 0:
-            return self._receive_rows(parcel, np.empty((num_rows, 0), np.int64))
-        buffer = np.empty(8 * num_rows * num_variable, np.uint8)
-        return _Incoming(parcel, buffer, self._receive(buffer, parcel), None)
-
-    def _receive_rows(self, parcel: Parcel, lengths: NDArray[np.int64]) -> _Incoming:
-        num_rows = len(parcel.slots)
-        buffer = np.empty(parcel_bytes(self._store.schema, num_rows, lengths), np.uint8)
-        return _Incoming(parcel, buffer, self._receive(buffer, parcel), lengths)
-
-    def _receive(self, buffer: NDArray[np.uint8], parcel: Parcel) -> Request:
-        return self._world.irecv(buffer, source=parcel.peer, tag=parcel.tag)
-
-    def _advance(self, coming: _Incoming) -> _Incoming | None:
-        """Take a parcel one message further; None once its rows are written."""
-        if not coming.request.test():
-            return coming
-        parcel = coming.parcel
-        num_rows = len(parcel.slots)
-        if coming.lengths is None:
-            num_variable = len(self._store.schema.variable)
-            return self._receive_rows(parcel, unpack_lengths(coming.buffer, num_rows, num_variable))
-        rows = unpack_parcel(coming.buffer, self._store.schema, num_rows)
-        self._check(rows, parcel)
-        self._store.write_arrivals(parcel.slots, rows)
-        self._received_rows += num_rows
-        return None
-
-    def _check(self, rows: Rows, parcel: Parcel) -> None:
-        corrupt = corrupt_rows(rows)
-        if len(corrupt):
-            raise ExchangeError(
-                f"[rank {self._world.rank}] {len(corrupt)} rows from rank {parcel.peer} do not "
-                f"match their checksums, the first is sample {rows.sample_id[corrupt[0]]}; the "
-                f"cache on rank {parcel.peer}'s node is damaged: run `tonari cache verify` there "
-                "and start again, only these rows are read anew"
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._drive, args=(self._pause,), name="tonari-exchange"
             )
+            self._thread.start()
+
+    def _drive(self, pause: Callable[[], bool]) -> None:
+        """Advance until all is done, or ``pause`` says no, asked where others have to go on."""
+        carrier, started = self._carrier, time.thread_time()
+        try:
+            while not carrier.done and not self._stopped:
+                self._wake.clear()
+                if carrier.advance():
+                    self._pause_s = FIRST_PAUSE_S
+                elif not pause():
+                    break
+        except Exception as error:
+            # Raised by `_raise`, on the loader's thread.
+            self._error = error
+            self._world.keep(carrier)
+        self._cpu_s += time.thread_time() - started
+
+    def _pause(self) -> bool:
+        longest_s = FINISH_PAUSE_S if self._hurried else LONGEST_PAUSE_S
+        pause_s = self._pause_s = min(2 * self._pause_s, longest_s)
+        self._wake.wait(pause_s if self._carrier.busy else IDLE_PAUSE_S)
+        # A loader's thread that has ended waits for nothing; nobody may be left behind.
+        return self._owner.is_alive()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def finish(self, scores: Scores | None) -> dict[str, float]:
         """Complete the exchange; then the scores of the rows that moved follow, if any are kept."""
-        before = self._received_rows
+        carrier, before = self._carrier, self._carrier.received_bytes
         started = time.perf_counter()
-        last = max((parcel.step for parcel in [*self._sends, *self._receives]), default=0)
-        pause_s = 0.0
-        while self._to_send or self._to_receive or self._outgoing or self._incoming:
-            self.progress(last)
-            if time.perf_counter() - started > self._world.timeout_s:
-                raise self._stalled()
-            time.sleep(pause_s)
-            pause_s = min(pause_s + 2e-5, 5e-4)
+        self._clock.tick(longest_gap_s=float("inf"))
+        self._hurried = True
+        carrier.due_step = self._last_step
+        if self._thread is not None:
+            self._wake.set()
+            # Not for ever: the carrier's own limit ends the thread.
+            self._thread.join()
+            self._raise()
+        # All of it, or what a thread has left whose owner has ended.
+        self._owner = threading.current_thread()
+        self._drive(self._pause)
+        self._raise()
+        messages = carrier.messages
         if scores is not None:
-            self._move_scores(scores)
+            messages += self._move_scores(scores)
         return {
-            "rows": self._received_rows,
-            "sent_bytes": self._sent_bytes,
-            "messages": self._messages,
+            "rows": carrier.received_rows,
+            "sent_bytes": carrier.sent_bytes,
+            "messages": messages,
             "blocked_s": time.perf_counter() - started,
-            "overlap_fraction": before / max(self._received_rows, 1),
+            "overlap_fraction": before / max(carrier.received_bytes, 1),
+            "cpu_s": self._cpu_s,
         }
 
-    def _stalled(self) -> ExchangeError:
-        world = self._world
-        parcels = [coming.parcel for coming in self._incoming]
-        parcels += [sent.parcel for sent in self._outgoing]
-        ranks = sorted({parcel.peer for parcel in parcels})
-        return ExchangeError(
-            f"[rank {world.rank}] exchange: ranks {ranks} did not answer within "
-            f"{world.timeout_s:.0f} s; look at their logs for the first error, or raise the "
-            "world's timeout_s if they are only slow"
-        )
+    def stop(self) -> None:
+        """Let go after an error, without the other ranks: nothing is read or written any more."""
+        self._stopped = True
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join()
+        if self._carrier.busy:
+            self._world.keep(self._carrier)
 
-    def _move_scores(self, scores: Scores) -> None:
+    def _move_scores(self, scores: Scores) -> int:
         """Send every partner the scores of the rows that went to it, in one message."""
         world = self._world
         requests: list[Request] = []
@@ -194,14 +177,15 @@ class Transfer:
             arriving.append((slots, np.empty(len(slots) * scores.dtype.itemsize, np.uint8)))
             requests.append(world.irecv(arriving[-1][1], source=peer, tag=tag))
             peers.append(peer)
-        for peer, (slots, tag) in _by_peer(self._sends).items():
-            leaving = np.frombuffer(scores[slots].tobytes(), np.uint8)
-            requests.append(world.isend(leaving, dest=peer, tag=tag))
+        leaving = _by_peer(self._sends)
+        for peer, (slots, tag) in leaving.items():
+            data = np.frombuffer(scores[slots].tobytes(), np.uint8)
+            requests.append(world.isend(data, dest=peer, tag=tag))
             peers.append(peer)
-            self._messages += 1
         world.wait(requests, peers=peers, doing="exchange scores")
-        for slots, data in arriving:
-            scores[slots] = data.view(scores.dtype)
+        for slots, arrived in arriving:
+            scores[slots] = arrived.view(scores.dtype)
+        return len(leaving)
 
 
 def _by_peer(parcels: Sequence[Parcel]) -> dict[int, tuple[NDArray[np.int64], int]]:
@@ -213,7 +197,3 @@ def _by_peer(parcels: Sequence[Parcel]) -> dict[int, tuple[NDArray[np.int64], in
         peer: (np.concatenate([parcel.slots for parcel in group]), group[0].tag)
         for peer, group in groups.items()
     }
-
-
-def _done(requests: list[Request]) -> bool:
-    return all([request.test() for request in requests])

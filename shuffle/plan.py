@@ -8,14 +8,17 @@ was resumed, or whose batches changed, traces to the same samples.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataio.layout import Layout
 from dataio.permutation import permute, unpermute
-from dataio.seeding import key
+from dataio.seeding import Key, key
 from shuffle.ring import make_ring
 
 MAX_CHUNKS = 16
@@ -24,6 +27,9 @@ MAX_CHUNKS = 16
 MAX_PARCEL_BYTES = 64 * 2**20
 
 TURN_RANGE = 2**60
+
+BLOCK = 1 << 15
+"""Rows traced at once: what stays in a core's cache."""
 
 
 def num_leaving(layout: Layout, exchange: float) -> int:
@@ -103,9 +109,8 @@ def leaving_slots(
             f"replica {replica}: num_leaving is {num_leaving}, its share has {stop - start} rows; "
             f"take num_leaving from the layout and the exchange fraction"
         )
-    places = np.arange(num_leaving)
-    replicas = np.full(num_leaving, replica)
-    return start + _leaving_order(layout, replicas, places, seed=seed, epoch=epoch)
+    order = _LeavingOrder(layout, num_leaving, seed, epoch)
+    return start + order.rows(np.array([replica]), np.arange(num_leaving))
 
 
 def placement(
@@ -158,68 +163,171 @@ def trace(
     found, num_rows = np.asarray(slots, np.int64), layout.pool_rows(node)
     if found.size and (found.min() < 0 or found.max() >= num_rows):
         raise ValueError(f"node {node}: a slot lies outside its pool [0, {num_rows})")
+    return trace_homes(
+        layout,
+        layout.pool_start(node) + found,
+        exchange=exchange,
+        seed=seed,
+        epoch=epoch,
+        first_epoch=first_epoch,
+    )
+
+
+def trace_homes(
+    layout: Layout,
+    homes: NDArray[np.int64],
+    *,
+    exchange: float,
+    seed: int,
+    epoch: int,
+    first_epoch: int = 0,
+) -> NDArray[np.int64]:
+    """Name the samples in some homes, of any nodes, at the start of an epoch; see ``trace``."""
     leaving = num_leaving(layout, exchange)
-    homes = layout.pool_start(node) + found
     for past in reversed(range(first_epoch, epoch) if leaving else range(0)):
-        homes = _homes_before(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
+        homes = homes_before(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
     return homes
 
 
-def _homes_before(
+def homes_before(
     layout: Layout, homes: NDArray[np.int64], *, num_leaving: int, seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """Find where the rows of these homes stood during the epoch before they came there."""
-    replicas = _replica_of_home(layout, homes)
-    starts, _ = _shares(layout, replicas)
-    places = _leaving_order(layout, replicas, homes - starts, seed=seed, epoch=epoch, inverse=True)
-    arrived = np.flatnonzero(places < num_leaving)
-    places = places[arrived]
-    bounds = chunk_bounds(num_leaving)
-    chunks = np.searchsorted(bounds, places, side="right") - 1
+    """Find where the rows of these homes stood during the epoch before they came there.
+
+    Time O(homes + rows that one replica sends) where homes are many; each by itself where few.
+
+    Args:
+        layout: Replicas and samples.
+        homes: int64[n], of any nodes.
+        num_leaving: Rows that every replica sends, >= 1.
+        seed: The run's seed.
+        epoch: After which the rows came there.
+
+    Returns:
+        int64[n]: A row that did not move has its home of before; one that moved has another.
+    """
+    order = _LeavingOrder(layout, num_leaving, seed, epoch, is_table=len(homes) > num_leaving)
     ring = make_ring(layout, seed=seed, epoch=epoch)
-    sources = ring.destinations(replicas[arrived], -ring.shifts(len(bounds) - 1)[chunks])
+    bounds = chunk_bounds(num_leaving)
+    back = -ring.shifts(len(bounds) - 1)
     before = homes.copy()
-    before[arrived] = _shares(layout, sources)[0] + _leaving_order(
-        layout, sources, places, seed=seed, epoch=epoch
-    )
+    for block in range(0, len(homes), BLOCK):
+        here = before[block : block + BLOCK]
+        replicas = replica_of_home(layout, here)
+        places = order.places(replicas, here - _share_starts(layout, replicas))
+        arrived = np.flatnonzero(places < num_leaving)
+        places = places[arrived]
+        chunks = np.searchsorted(bounds, places, side="right") - 1
+        sources = ring.destinations(replicas[arrived], back[chunks])
+        here[arrived] = _share_starts(layout, sources) + order.rows(sources, places)
     return before
 
 
-def _leaving_order(
-    layout: Layout,
-    replicas: NDArray[np.int64],
-    places: NDArray[np.int64],
-    *,
-    seed: int,
-    epoch: int,
-    inverse: bool = False,
-) -> NDArray[np.int64]:
-    """Map places in the order of leaving to rows of the replica's share, or back, one by one.
+@dataclass(frozen=True)
+class _LeavingOrder:
+    """In which order the rows of every replica's share leave after an epoch.
 
-    All replicas share one permutation, each turned by its own random amount: a key for each
-    replica would cost a call for each, and a pool's rows come from thousands of replicas.
+    All replicas share one permutation, each turned by its own random amount: a key for each replica
+    would cost a call for each, and a pool's rows come from thousands of replicas.
+
+    Attributes:
+        layout: Replicas and samples.
+        num_leaving: Rows that leave.
+        seed: The run's seed.
+        epoch: The epoch.
+        is_table: Whether to lay the permutation out once, as pays for more rows than leave.
     """
-    _, sizes = _shares(layout, replicas)
-    # Drawn from a range so wide that turns are as good as uniform and independent
-    turns = permute(replicas, TURN_RANGE, key(seed, "leaving turn", epoch=epoch)) % sizes
-    stream = key(seed, "leaving", epoch=epoch)
-    result = (places - turns) % sizes if inverse else places.copy()
-    smallest = layout.num_samples // layout.num_replicas
-    for size in (smallest, smallest + 1):
-        alike = np.flatnonzero(sizes == size)
-        result[alike] = (unpermute if inverse else permute)(result[alike], size, stream)
-    return result if inverse else (result + turns) % sizes
+
+    layout: Layout
+    num_leaving: int
+    seed: int
+    epoch: int
+    is_table: bool = False
+
+    def rows(self, replicas: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find the rows of the replicas' shares that leave at some places of the order."""
+        sizes = _share_rows(self.layout, replicas)
+        if self.is_table:
+            rows = self._tables[0][places + self.num_leaving * (sizes - self._smallest)]
+        else:
+            rows = self._by_size(permute, places, sizes)
+        return _wrap(rows + self._turns(replicas) - sizes, sizes)
+
+    def places(self, replicas: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find when rows of the replicas' shares leave; num_leaving or more for one that stays."""
+        sizes = _share_rows(self.layout, replicas)
+        turned = _wrap(rows - self._turns(replicas), sizes)
+        if self.is_table:
+            found = self._tables[1][turned + self._smallest * (sizes - self._smallest)]
+            return np.asarray(found, np.int64)
+        return self._by_size(unpermute, turned, sizes)
+
+    def _by_size(
+        self,
+        function: Callable[[NDArray[np.int64], int, Key], NDArray[np.int64]],
+        index: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        index, sizes = np.broadcast_arrays(index, sizes)
+        result = np.empty_like(index)
+        for size in (self._smallest, self._smallest + 1):
+            alike = np.flatnonzero(sizes == size)
+            result[alike] = function(index[alike], size, self._stream)
+        return result
+
+    @cached_property
+    def _tables(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The permutations of both sizes, one behind the other.
+
+        Of each: the rows at the places that leave; the place of every row, num_leaving if it stays.
+        """
+        leaving = np.arange(self.num_leaving)
+        small, large = (
+            permute(leaving, size, self._stream) for size in (self._smallest, self._smallest + 1)
+        )
+        places = np.full(2 * self._smallest + 1, self.num_leaving)
+        places[small] = leaving
+        places[self._smallest + large] = leaving
+        return np.concatenate([small, large]), places
+
+    @cached_property
+    def _smallest(self) -> int:
+        return self.layout.num_samples // self.layout.num_replicas
+
+    def _turns(self, replicas: NDArray[np.int64]) -> NDArray[np.int64]:
+        if len(replicas) > self.layout.num_replicas:
+            return self._all_turns[replicas]
+        # Drawn from a range so wide that turns are as good as uniform and independent
+        stream = key(self.seed, "leaving turn", epoch=self.epoch)
+        return permute(replicas, TURN_RANGE, stream) % _share_rows(self.layout, replicas)
+
+    @cached_property
+    def _all_turns(self) -> NDArray[np.int64]:
+        return self._turns(np.arange(self.layout.num_replicas))
+
+    @cached_property
+    def _stream(self) -> Key:
+        return key(self.seed, "leaving", epoch=self.epoch)
 
 
-def _shares(
-    layout: Layout, replicas: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the first home and the number of rows of replicas' shares."""
+def _wrap(values: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bring values of [-size, size) into [0, size); cheaper than a division."""
+    return values + ((values >> 63) & sizes)
+
+
+def _share_starts(layout: Layout, replicas: NDArray[np.int64]) -> NDArray[np.int64]:
+    """First homes of replicas' shares."""
     quotient, remainder = divmod(layout.num_samples, layout.num_replicas)
-    return replicas * quotient + np.minimum(replicas, remainder), quotient + (replicas < remainder)
+    return replicas * quotient + np.minimum(replicas, remainder)
 
 
-def _replica_of_home(layout: Layout, homes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _share_rows(layout: Layout, replicas: NDArray[np.int64]) -> NDArray[np.int64]:
+    quotient, remainder = divmod(layout.num_samples, layout.num_replicas)
+    return quotient + (replicas < remainder).astype(np.int64)
+
+
+def replica_of_home(layout: Layout, homes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[...]: The replicas to whose shares these homes belong."""
     quotient, remainder = divmod(layout.num_samples, layout.num_replicas)
     # The first shares have a row more; with those rows taken off, the others are all alike
     large = remainder * (quotient + 1)

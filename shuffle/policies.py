@@ -1,37 +1,61 @@
 """Which node holds which row, epoch by epoch: the policies that a loader is handed."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.layout import Layout
 from dataio.policies import Exchange, Turn
+from dataio.seeding import key
 from dataio.transfer import Parcel, Transfer
+from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
+from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement
+from shuffle.relocation import begin_moves
+from shuffle.ring import Ring, make_ring
 from shuffle.schedule import plan_legs
+
+By = Literal["uniform", "scores"]
 
 
 @dataclass(frozen=True)
 class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
+    With ``"scores"`` it needs an importance policy that keeps them, and its placements cannot be
+    computed from the seed: a run goes on from `Loader.save`, not from ``state_dict`` alone.
+
     Attributes:
         exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of
             the pool.
+        rows: Which rows leave: all alike, or ``"scores"``: drawn in proportion to their last
+            losses (``docs/adr/0009``).
+        partners: Who meets: drawn anew for every chunk, or ``"scores"``: the node of the highest
+            mean loss meets that of the lowest, and so on inwards.
 
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """
 
     exchange: float = 0.1
+    rows: By = "uniform"
+    partners: By = "uniform"
 
     def __post_init__(self) -> None:
         if not 0 <= self.exchange <= 1:
             raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
+        for name, value in (("rows", self.rows), ("partners", self.partners)):
+            if value not in ("uniform", "scores"):
+                raise ValueError(f'Partial: {name} is {value!r}; give "uniform" or "scores"')
 
     @property
     def holds_all(self) -> bool:
         return False
+
+    @property
+    def traced(self) -> bool:
+        return self.rows == self.partners == "uniform"
 
     def num_leaving(self, layout: Layout) -> int:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""
@@ -41,6 +65,11 @@ class Partial:
         self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
     ) -> NDArray[np.int64]:
         """Trace every slot of a node back to the sample it holds at the start of ``epoch``."""
+        if not self.traced and epoch > first_epoch and self.num_leaving(layout):
+            raise ValueError(
+                f"{self}: the placement of epoch {epoch} depends on scores, only that of epoch "
+                f"{first_epoch} is known from the seed; take it from loader.save"
+            )
         return placement(
             layout,
             node=node,
@@ -51,23 +80,25 @@ class Partial:
         )
 
     def begin(self, turn: Turn) -> Exchange | None:
-        """Start the epoch's exchange, spread over its steps; `progress` sends the first."""
+        """Start the epoch's exchange, spread over its steps; `progress` sends the first.
+
+        Collective, where partners are found by scores.
+        """
         leaving = self.num_leaving(turn.layout)
         if leaving == 0:
             return None
-        replica, rank_of = turn.world.replica, turn.world.rank_of_replica
-        slots = leaving_slots(
-            turn.layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
-        )
+        rank_of = turn.world.rank_of_replica
+        slots = self._leaving_slots(turn, leaving)
         legs = plan_legs(
             turn.layout,
-            replica=replica,
+            replica=turn.world.replica,
             num_leaving=leaving,
             seed=turn.seed,
             epoch=turn.epoch,
             steps=turn.steps,
             mean_row_bytes=turn.mean_row_bytes,
             first_tag=turn.first_tag,
+            ring=self._ring(turn),
         )
         rows = [slots[leg.start : leg.stop] for leg in legs]
         return Transfer(
@@ -81,26 +112,76 @@ class Partial:
                 Parcel(part, rank_of(leg.source), leg.tag, leg.step)
                 for part, leg in zip(rows, legs, strict=True)
             ],
+            fetch=turn.fetch,
+            buffers=turn.buffers,
         )
+
+    def _leaving_slots(self, turn: Turn, leaving: int) -> NDArray[np.int64]:
+        layout, replica = turn.layout, turn.world.replica
+        if self.rows == "uniform":
+            return leaving_slots(
+                layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
+            )
+        start, stop = layout.share_slots(replica)
+        stream = key(turn.seed, "leaving by score", epoch=turn.epoch, replica=replica)
+        losses = _losses(turn)[start:stop]
+        return start + leaving_by_loss(losses, num_leaving=leaving, stream=stream)
+
+    def _ring(self, turn: Turn) -> Ring:
+        if self.partners == "uniform":
+            return make_ring(turn.layout, seed=turn.seed, epoch=turn.epoch)
+        mine = np.array([mean_loss(_losses(turn))])
+        figures = turn.world.allgather_array(mine, doing="compare the nodes' losses")[:, 0]
+        leaders = [
+            turn.world.rank_of_replica(int(replica)) for replica in turn.layout.first_replica[:-1]
+        ]
+        return facing_ring(turn.layout, figures[leaders], seed=turn.seed, epoch=turn.epoch)
+
+
+def _losses(turn: Turn) -> NDArray[np.float32]:
+    assert turn.losses is not None, "a loader refuses a shuffle by scores that are not kept"
+    return turn.losses
 
 
 @dataclass(frozen=True)
 class Global:
-    """Every node's pool is the whole dataset: each epoch is one shuffle of everything."""
+    """Each epoch is one shuffle of everything.
+
+    Attributes:
+        moves: False: every node's pool is the whole dataset, and nothing moves. True: it is the
+            node's part, dealt anew each epoch from all samples; the rows whose node changes travel
+            while the epoch runs. Storage is at most 3 times the pool: its rows, those that
+            arrive, and those that left and may be needed after a kill.
+    """
+
+    moves: bool = False
 
     @property
     def holds_all(self) -> bool:
+        return not self.moves
+
+    @property
+    def traced(self) -> bool:
         return True
 
     def num_leaving(self, layout: Layout) -> int:
-        """Nothing leaves."""
-        return 0
+        """All of a replica's rows, at most; nothing where nothing moves, or on a single node."""
+        if not self.moves or layout.num_nodes == 1:
+            return 0
+        return -(-layout.num_samples // layout.num_replicas)
 
     def placement(
         self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
     ) -> NDArray[np.int64]:
-        """Slot s holds sample s, on every node, for ever."""
-        return np.arange(layout.num_samples, dtype=np.int64)
+        """Say what a node's slots hold: sample s in slot s, or what the epoch's dealing gave them.
 
-    def begin(self, turn: Turn) -> None:
-        """Nothing moves."""
+        Time O(pool rows), whatever the epoch.
+        """
+        if not self.moves:
+            return np.arange(layout.num_samples, dtype=np.int64)
+        homes = layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
+        return deal(layout, seed=seed, epoch=epoch, first_epoch=first_epoch).samples(homes)
+
+    def begin(self, turn: Turn) -> Exchange | None:
+        """Start moving the rows whose node changes; None where nothing moves."""
+        return begin_moves(turn) if self.num_leaving(turn.layout) else None

@@ -6,55 +6,73 @@ receives exactly once.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataio.layout import Layout
-from dataio.permutation import permute
-from dataio.seeding import key
+from dataio.permutation import permute, unpermute
+from dataio.seeding import Key, key
 
 
 @dataclass(frozen=True)
 class Ring:
-    """One epoch's ring, in memory of the number of nodes.
+    """One epoch's ring. Nothing grows with it where all nodes are equally wide.
 
     Attributes:
         layout: The replicas that stand in it.
         seed: The run's seed.
         epoch: The epoch whose chunks it sends.
-        nodes: int64[num_nodes]: Nodes in the order in which they stand.
-        starts: int64[num_nodes]: Position of the first replica of each node of ``nodes``.
+        facing: int64[num_nodes]: Nodes in the order in which they stand, where it is not drawn:
+            those half way round from one another are to meet. None: drawn by seed and epoch.
     """
 
     layout: Layout
     seed: int
     epoch: int
-    nodes: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    facing: NDArray[np.int64] | None = None
 
     def replica_at(self, positions: ArrayLike) -> NDArray[np.int64]:
         """int64[...]: Replicas that stand at these positions, each in [0, num_replicas)."""
         places = np.asarray(positions, np.int64)
-        turn = np.searchsorted(self.starts, places, side="right") - 1
-        return self.layout.first_replica[self.nodes[turn]] + places - self.starts[turn]
+        if self._is_computed:
+            turn = places // self.layout.widest
+            node = permute(turn, self.layout.num_nodes, self._stream)
+            return places + (node - turn) * self.layout.widest
+        nodes, starts = self._standing
+        turn = np.searchsorted(starts, places, side="right") - 1
+        return self.layout.first_replica[nodes[turn]] + places - starts[turn]
 
     def position_of(self, replicas: ArrayLike) -> NDArray[np.int64]:
         """int64[...]: Positions at which these replicas stand; the inverse of ``replica_at``."""
         numbers = np.asarray(replicas, np.int64)
+        if self._is_computed:
+            node = numbers // self.layout.widest
+            turn = unpermute(node, self.layout.num_nodes, self._stream)
+            return numbers + (turn - node) * self.layout.widest
+        nodes, starts = self._standing
         first = self.layout.first_replica
         node = np.searchsorted(first, numbers, side="right") - 1
-        start_of_node = np.empty_like(self.starts)
-        start_of_node[self.nodes] = self.starts
+        start_of_node = np.empty_like(starts)
+        start_of_node[nodes] = starts
         return start_of_node[node] + numbers - first[node]
 
     def destinations(self, replicas: ArrayLike, shifts: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[...]: Replicas that stand ``shifts`` places on; negative shifts find the source."""
-        positions = self.position_of(replicas) + shifts
-        return self.replica_at(positions % self.layout.num_replicas)
+        if np.size(replicas) > self.layout.num_replicas:
+            standing, positions = self._tables
+            places = positions[np.asarray(replicas, np.int64)] + shifts
+            return np.asarray(standing[places % self.layout.num_replicas], np.int64)
+        places = self.position_of(replicas) + shifts
+        return self.replica_at(places % self.layout.num_replicas)
 
     def shift(self, chunk: int) -> int:
-        """Draw how many places on a chunk of this epoch goes, the same for all replicas."""
+        """Say how many places on a chunk of this epoch goes, the same for all replicas."""
+        if self.facing is not None:
+            # Chunks of an odd ring go by turns a little less and a little more than half way
+            half = self.layout.num_replicas // 2
+            return half if chunk % 2 == 0 else self.layout.num_replicas - half
         low, high = _shift_bounds(self.layout)
         # 128 random bits: what the remainder favours is below anything measurable
         return low + key(self.seed, f"shift of chunk {chunk}", epoch=self.epoch) % (high - low + 1)
@@ -63,12 +81,33 @@ class Ring:
         """int64[num_chunks]: The shift of every chunk."""
         return np.array([self.shift(chunk) for chunk in range(num_chunks)], np.int64)
 
+    @property
+    def _is_computed(self) -> bool:
+        """Whether any position's replica is found by itself, without an array of nodes."""
+        return self.layout.is_even and self.facing is None
+
+    @cached_property
+    def _stream(self) -> Key:
+        return key(self.seed, "ring", epoch=self.epoch)
+
+    @cached_property
+    def _tables(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        everyone = np.arange(self.layout.num_replicas)
+        return self.replica_at(everyone), self.position_of(everyone)
+
+    @cached_property
+    def _standing(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Nodes in the order in which they stand, and the position of each one's first replica."""
+        nodes = self.facing
+        if nodes is None:
+            nodes = permute(np.arange(self.layout.num_nodes), self.layout.num_nodes, self._stream)
+        widths = np.diff(self.layout.first_replica)[nodes]
+        return nodes, np.cumsum(widths) - widths
+
 
 def make_ring(layout: Layout, *, seed: int, epoch: int) -> Ring:
     """Line the nodes up in the order keyed by seed and epoch."""
-    nodes = permute(np.arange(layout.num_nodes), layout.num_nodes, key(seed, "ring", epoch=epoch))
-    widths = np.diff(layout.first_replica)[nodes]
-    return Ring(layout, seed, epoch, nodes, np.cumsum(widths) - widths)
+    return Ring(layout, seed, epoch)
 
 
 def ring_positions(layout: Layout, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -80,7 +119,7 @@ def ring_positions(layout: Layout, *, seed: int, epoch: int) -> NDArray[np.int64
 def partners(layout: Layout, *, seed: int, epoch: int, chunk: int, replica: int) -> tuple[int, int]:
     """Find the two partners of a replica for one chunk.
 
-    For many chunks of one epoch, keep the ``Ring``: making it takes time O(nodes).
+    For many chunks of one epoch ask the ``Ring``: one of uneven nodes is in memory of their number.
 
     Returns:
         The replica that this one sends to, and the replica that it receives from.
@@ -103,7 +142,7 @@ def crossing_fraction(layout: Layout) -> float:
     num_replicas = layout.num_replicas
     if layout.num_nodes == 1:
         return 0.0
-    if 2 * max(layout.replicas) <= num_replicas:
+    if 2 * layout.widest <= num_replicas:
         return 1.0
     # Shifts are uniform over all others: of the ordered pairs of replicas, those on two nodes
     together = sum(width * width for width in layout.replicas)
@@ -111,7 +150,7 @@ def crossing_fraction(layout: Layout) -> float:
 
 
 def _shift_bounds(layout: Layout) -> tuple[int, int]:
-    widest, num_replicas = max(layout.replicas), layout.num_replicas
+    widest, num_replicas = layout.widest, layout.num_replicas
     if layout.num_nodes == 1:
         raise ValueError(
             f"ring: all {num_replicas} replicas stand on one node, where nothing is exchanged; "

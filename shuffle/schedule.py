@@ -1,6 +1,7 @@
 """One replica's epoch as a list of parcels: which rows, to and from whom, before which step."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from dataio.errors import ExchangeError
 from dataio.layout import Layout
 from dataio.world import CHANNEL_TAGS
 from shuffle.plan import chunk_bounds, chunk_step, parcel_bounds
-from shuffle.ring import make_ring
+from shuffle.ring import Ring, make_ring
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def plan_legs(
     steps: range,
     mean_row_bytes: int,
     first_tag: int,
+    ring: Ring | None = None,
 ) -> list[Leg]:
     """Plan a replica's parcels of an epoch, in the order in which they are sent.
 
@@ -56,30 +58,33 @@ def plan_legs(
         steps: Its steps that remain.
         mean_row_bytes: The same on all ranks.
         first_tag: Parcels are tagged from here on.
+        ring: Who stands where; None: as seed and epoch say.
 
     Raises:
         ExchangeError: If a channel has not enough tags.
     """
     bounds = chunk_bounds(num_leaving)
     chunks = len(bounds) - 1
-    ring = make_ring(layout, seed=seed, epoch=epoch)
+    ring = ring or make_ring(layout, seed=seed, epoch=epoch)
     shifts = ring.shifts(chunks)
     dests = ring.destinations(np.full(chunks, replica), shifts)
     sources = ring.destinations(np.full(chunks, replica), -shifts)
-    legs: list[Leg] = []
-    for chunk in range(chunks):
-        cuts = int(bounds[chunk]) + parcel_bounds(
-            int(bounds[chunk + 1] - bounds[chunk]), mean_row_bytes=mean_row_bytes
+    cuts = [
+        start + parcel_bounds(stop - start, mean_row_bytes=mean_row_bytes)
+        for start, stop in pairwise(bounds.tolist())
+    ]
+    num_parcels = sum(len(cut) - 1 for cut in cuts)
+    if num_parcels > CHANNEL_TAGS:
+        raise ExchangeError(
+            f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "
+            f"{num_parcels} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
+            f"fraction or start more ranks"
         )
+    legs: list[Leg] = []
+    for chunk, cut in enumerate(cuts):
         step = chunk_step(chunk, chunks, steps)
-        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+        for start, stop in pairwise(cut.tolist()):
             dest, source = int(dests[chunk]), int(sources[chunk])
             tag = first_tag + len(legs)
             legs.append(Leg(start, stop, chunk, dest, source, step, tag))
-    if len(legs) > CHANNEL_TAGS:
-        raise ExchangeError(
-            f"replica {replica}: {num_leaving} leaving rows of {mean_row_bytes} bytes make "
-            f"{len(legs)} parcels an epoch, expected at most {CHANNEL_TAGS}; lower the exchange "
-            f"fraction or start more ranks"
-        )
     return legs

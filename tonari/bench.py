@@ -1,4 +1,4 @@
-"""`tonari bench loader`: how fast the loader is, beside other loaders and the machine's limits."""
+"""`tonari bench`: the loader beside other loaders and the machine's limits; the exchange."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ from benchmarks.loader import measure_loaders, say_on_stderr
 from benchmarks.loader_report import plot, table, to_json, write_csv
 from benchmarks.sets import SETS
 from dataio.filesystem import cache_directory
+from tonari.bench_exchange import Exchange, bench_exchange
 
 PEERS = "bench-peers"
 
@@ -96,9 +97,11 @@ class Loader:
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = tyro.extras.subcommand_cli_from_dict(
-        {"loader": Loader}, args=argv, prog="tonari bench",
+        {"loader": Loader, "exchange": Exchange}, args=argv, prog="tonari bench",
         description="Measure parts of Tonari on this machine.",
     )  # fmt: skip
+    if isinstance(options, Exchange):
+        return bench_exchange(options)
     root = options.environments or cache_directory("auto") / PEERS
     if options.install:
         return _install(options, root)

@@ -11,8 +11,13 @@ COMMANDS = {
     "demo": ("tonari.demo", "train the same model three ways on this machine, and compare"),
     "pack": ("tonari.pack", "turn a Parquet file or an image folder into tar shards"),
     "train": ("tonari.train", "train a model as a TOML file says, alone or on many ranks"),
+    "ablate": ("tonari.ablate", "compare ways to train, by accuracy over seeds"),
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
-    "bench": ("tonari.bench", "measure the loader beside other loaders and the machine's limits"),
+    "bench": (
+        "tonari.bench",
+        "measure the loader beside others and the machine's limits; the exchange",
+    ),
+    "simulate": ("tonari.simulate", "say what an exchange would do at any scale, moving no data"),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 

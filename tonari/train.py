@@ -52,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("config", type=Path, metavar="CONFIG.toml")
     parser.add_argument(
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE",
-        help="instead of the file's, such as run.epochs=3 data.train=shards/train.parquet",
+        help="instead of the file's, such as run.epochs=3 shuffle.kind=global shuffle.moves=true; "
+        "examples/cifar10.toml names what there is",
     )  # fmt: skip
     parser.add_argument(
         "--resume", default="auto", metavar="auto|never|PATH",

@@ -84,8 +84,8 @@ def _fields(data: DataConfig) -> dict[str, dataio.Field]:
 
 def _shuffle(config: ShuffleConfig) -> Shuffle:
     if config.kind == "partial":
-        return shuffle.Partial(exchange=config.exchange)
-    return shuffle.Local() if config.kind == "local" else shuffle.Global()
+        return shuffle.Partial(config.exchange, rows=config.rows, partners=config.partners)
+    return shuffle.Local() if config.kind == "local" else shuffle.Global(moves=config.moves)
 
 
 def _importance(config: Config) -> Importance | None:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from trainer.errors import ConfigError
 
@@ -88,10 +88,35 @@ class DataConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleConfig(Section):
-    """Which node holds which row; ``exchange`` is for partial shuffling."""
+    """Which node holds which row; see `shuffle.Partial` and `shuffle.Global`.
+
+    ``exchange``, ``rows`` and ``partners`` are for partial shuffling, ``moves`` for global: true
+    gives each node its part, dealt anew every epoch, in place of the whole dataset.
+    """
 
     kind: Literal["local", "partial", "global"] = "partial"
     exchange: Fraction = 0.1
+    rows: Literal["uniform", "scores"] = "uniform"
+    partners: Literal["uniform", "scores"] = "uniform"
+    moves: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by_scores and self.kind != "partial":
+            self._refuse("rows and shuffle.partners by scores are", "partial")
+        if self.moves and self.kind != "global":
+            self._refuse("moves is", "global")
+
+    @property
+    def by_scores(self) -> bool:
+        """Whether scores decide where rows go."""
+        return "scores" in (self.rows, self.partners)
+
+    def _refuse(self, setting: str, kind: str) -> NoReturn:
+        raise ConfigError(
+            f'shuffle.{setting} for shuffle.kind "{kind}", which is "{self.kind}"; leave it out, '
+            f"or give shuffle.kind={kind}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +197,14 @@ class Config:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    def __post_init__(self) -> None:
+        if self.shuffle.by_scores and self.importance.kind != "kakurenbo":
+            raise ConfigError(
+                f'importance.kind is "{self.importance.kind}", which keeps no scores, and the '
+                "shuffle goes by them; give importance.kind=kakurenbo (importance.fraction=0 hides "
+                "nothing), or shuffle.rows=uniform and shuffle.partners=uniform"
+            )
+
 
 SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
 
@@ -195,7 +228,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ) from error
     try:
         for override in overrides:
-            _override(tables, override)
+            apply_override(tables, override)
         return _build(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -206,7 +239,8 @@ def section_name(section: type[Section]) -> str:
     return section.__name__.removesuffix("Config").lower()
 
 
-def _override(tables: dict[str, object], override: str) -> None:
+def apply_override(tables: dict[str, object], override: str) -> None:
+    """Set what ``section.key=value`` says in tables as TOML gives them."""
     key, equals, text = override.partition("=")
     section, dot, name = key.partition(".")
     if not (equals and dot and name):
@@ -224,20 +258,21 @@ def _override(tables: dict[str, object], override: str) -> None:
 
 def _build(tables: Mapping[str, object]) -> Config:
     for section in tables:
-        _check_known(section, SECTIONS)
+        check_known(section, SECTIONS)
     made = {
-        name: _build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
+        name: build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
     }
     return Config(**made)  # type: ignore[arg-type]
 
 
-def _build_section(section: type[Section], table: object) -> Section:
+def build_section(section: type[Section], table: object) -> Section:
+    """Make one table's settings; unknown and missing keys are errors."""
     name = section_name(section)
     if not isinstance(table, dict):
         raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
     known = {f"{name}.{f.name}": f for f in dataclasses.fields(section)}
     for key in table:
-        _check_known(f"{name}.{key}", known)
+        check_known(f"{name}.{key}", known)
     for key, its in known.items():
         missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
         if missing and its.name not in table:
@@ -245,7 +280,8 @@ def _build_section(section: type[Section], table: object) -> Section:
     return section(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-def _check_known(key: str, known: Mapping[str, object]) -> None:
+def check_known(key: str, known: Mapping[str, object]) -> None:
+    """Refuse a key that is not among the known ones, and guess which was meant."""
     if key not in known:
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)
         raise ConfigError(
@@ -271,7 +307,8 @@ def _fits(value: object, hint: object) -> bool:
 
 
 def _words(hint: object) -> str:
-    plain = {int: "a whole number", float: "a number", str: "text", type(None): "leaving it out"}
+    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    plain |= {type(None): "leaving it out"}
     if get_origin(hint) is Annotated:
         base, bounds = get_args(hint)
         return f"{_words(base)} {bounds}"

@@ -30,6 +30,11 @@ class Transport(Protocol):
     @property
     def world_size(self) -> int: ...
 
+    @property
+    def threaded(self) -> bool:
+        """Whether several threads may send, receive and test at once, each its own requests."""
+        ...
+
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         """Start to send ``data`` (contiguous, >= 1 byte), to stay unchanged until done."""
         ...

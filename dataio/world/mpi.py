@@ -1,5 +1,7 @@
 """Ranks as MPI processes: the only file that imports mpi4py."""
 
+import faulthandler
+import os
 import sys
 from typing import NoReturn
 
@@ -8,6 +10,9 @@ from mpi4py import MPI
 from dataio.errors import WorldError
 from dataio.world.base import Bytes, Request
 from dataio.world.collectives import DOWN_BODY
+
+ABORT_S = 5.0
+"""How long the launcher may take to end this rank, once it was told to end all."""
 
 
 class _MPIRequest:
@@ -66,6 +71,10 @@ class MPITransport:
     def world_size(self) -> int:
         return self._communicator.Get_size()
 
+    @property
+    def threaded(self) -> bool:
+        return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         return _MPIRequest(self._communicator.Isend([data, MPI.BYTE], dest, tag), data, source=None)
 
@@ -76,6 +85,9 @@ class MPITransport:
     def abort(self, message: str) -> NoReturn:
         print(message, file=sys.stderr, flush=True)
         sys.stdout.flush()
+        # A launcher that waits for a node behind a cut link never ends this rank. MPI_Abort keeps
+        # the interpreter, so a Python timer would not run.
+        faulthandler.dump_traceback_later(ABORT_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
         self._communicator.Abort(1)
 
     def close(self) -> None:

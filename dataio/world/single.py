@@ -19,6 +19,10 @@ class SingleTransport:
     def world_size(self) -> int:
         return 1
 
+    @property
+    def threaded(self) -> bool:
+        return False
+
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         raise ValueError(f"world: there is one rank, none numbered {dest} to send to")
 

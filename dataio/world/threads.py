@@ -82,6 +82,10 @@ class ThreadTransport:
     def world_size(self) -> int:
         return self._world_size
 
+    @property
+    def threaded(self) -> bool:
+        return True
+
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         self._post.check()
         with self._post.lock:

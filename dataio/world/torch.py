@@ -79,6 +79,10 @@ class TorchTransport:
     def world_size(self) -> int:
         return self._group.size()
 
+    @property
+    def threaded(self) -> bool:
+        return True
+
     def isend(self, data: Bytes, *, dest: int, tag: int) -> Request:
         # torch takes no read-only memory.
         buffer = torch.from_numpy(data if data.flags.writeable else data.copy())

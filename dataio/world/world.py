@@ -25,6 +25,9 @@ UFUNCS: dict[Operation, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np
 class World:
     """The ranks of a job, seen from one of them. Used by one thread at a time.
 
+    Where it is ``threaded``, other threads may send, receive and test meanwhile, each its own
+    requests; collectives stay with one thread.
+
     ``allgather``, ``allgather_array``, ``allreduce`` and ``barrier`` are collective: every rank
     calls them in the same order with the same ``doing``, a few words such as ``"agreeing on the
     epoch"`` that errors repeat. They block until all ranks came, ``timeout_s`` at most, and raise
@@ -51,6 +54,7 @@ class World:
         self.timeout_s = timeout_s
         self._collectives = Collectives(transport, timeout_s=timeout_s)
         self._num_channels = 0
+        self._kept: list[object] = []
 
     @property
     def rank(self) -> int:
@@ -89,6 +93,11 @@ class World:
     def replicas_per_node(self) -> tuple[int, ...]:
         return self.topology.layout
 
+    @property
+    def threaded(self) -> bool:
+        """Whether several threads may send, receive and test at once, each its own requests."""
+        return self._transport.threaded
+
     def rank_of_replica(self, replica: int) -> int:
         return self.topology.rank_of_replica[replica]
 
@@ -109,6 +118,10 @@ class World:
         if not into.flags.writeable:
             raise ValueError("world: cannot receive into a read-only array")
         return self._transport.irecv(into, source=source, tag=tag)
+
+    def keep(self, holder: object) -> None:
+        """Keep alive what holds abandoned requests: the medium may still write into buffers."""
+        self._kept.append(holder)
 
     def open_channel(self) -> int:
         """Reserve CHANNEL_TAGS tags for one user of this world, such as one of several loaders.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 import time
 
 import numpy as np
@@ -108,6 +109,51 @@ def test_what_is_free_is_known_without_looking_at_all_rows_again(tmp_path):
         return found
 
     assert run_threads(thread_worlds([2, 1]), run) == [[True, True, True]] * 3
+
+
+def test_arrivals_are_flushed_after_their_last_write_before_they_are_sealed(tmp_path):
+    """However many flushes were asked for; those that nothing was written for are left out."""
+    policy, held = Partial(0.4), threading.Event()
+    seen: dict[int, list[str]] = {0: [], 1: []}
+
+    def run(world):
+        layout = Layout(world.replicas_per_node, 80)
+        pool = pool_of(
+            MemorySource(80), FIELDS, tmp_path, world=world, num_leaving=policy.num_leaving(layout)
+        )
+        pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=0))
+        cache, events = pool.cache, seen[world.rank]
+
+        def watched(name, then):
+            def call(*args, **keywords):
+                events.append(name)
+                if name == "flush":
+                    # It lasts until all is written: those asked for meanwhile wait behind it.
+                    held.wait(10)
+                return then(*args, **keywords)
+
+            return call
+
+        for name, method in (
+            ("write", "write_rows"), ("flush", "_sync"), ("seal", "_write_table"),
+        ):  # fmt: skip
+            setattr(cache, method, watched(name, getattr(cache, method)))
+        running = policy.begin(Turn(world, cache, layout, 0, 0, range(1), 20, 0))
+        assert running is not None
+        running.progress(0)
+        running.finish(pool.scores)
+        world.barrier(doing="write all")
+        held.set()
+        pool.commit(1)
+        pool.close()
+
+    run_threads(thread_worlds([1, 1]), run)
+    for events in seen.values():
+        assert events.count("write") > 3
+        assert events.count("flush") <= 2, "one for the first rows, one for all that came meanwhile"
+        before = events[: events.index("seal")]
+        last_write = len(before) - before[::-1].index("write")
+        assert "flush" in before[last_write:], events
 
 
 def test_a_cache_of_the_format_before_says_so(tmp_path):

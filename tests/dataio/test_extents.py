@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.extents import FreeExtents, find_free_positions
+from dataio.extents import FreeExtents, find_free_positions, join_positions
 from dataio.manifest import Column
 
 
@@ -68,3 +68,10 @@ def test_positions_are_free_that_no_manifest_mentions():
     second = Column(np.array([2]), 1, np.int64)
     assert find_free_positions(6, [first, second]).tolist() == [1, 3, 5]
     assert find_free_positions(6, [Column((0, 1), 4, np.int64)]).tolist() == [4, 5]
+
+
+@given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)))
+def test_joined_positions_are_ascending_and_each_is_there_once(free, more):
+    joined = join_positions(np.array(free, np.int64), np.array(more, np.int64))
+    assert joined.dtype == np.int64
+    assert joined.tolist() == sorted({*free, *more})

@@ -3,6 +3,7 @@ import hashlib
 import io
 import json
 import logging
+import threading
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from PIL import Image as PillowImage
 import dataio.snapshot
 import shuffle
 from dataio import Bytes, Image, Int, Loader, StateError, WorldError
+from dataio.cache import Cache
 from dataio.fields import row_schema
 from dataio.rows import make_rows
 from dataio.world import run_threads, single_world, thread_worlds
@@ -624,3 +626,40 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
                     assert torch.equal(batch["label"][valid], batch["sample_id"][valid] % 10)
 
     run_threads(thread_worlds([1, 1]), run)
+
+
+def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
+    """The manifest that is written beside training is there before anything is saved."""
+    write_head, settle, save = Cache._write_head, Cache.settle, dataio.snapshot.save_snapshot
+    asked = threading.Event()
+    heads: list[int] = []
+
+    def late(self, head):
+        if head["epoch"] == 1:
+            assert asked.wait(10)
+        write_head(self, head)
+
+    def settled(self):
+        if self.epoch == 1:
+            asked.set()
+        settle(self)
+
+    def saved(path, state, node, world):
+        world.barrier(doing="look at the manifests")
+        heads.extend(json.loads(p.read_text())["epoch"] for p in tmp_path.rglob("manifest.json"))
+        save(path, state, node, world)
+
+    monkeypatch.setattr(Cache, "_write_head", late)
+    monkeypatch.setattr(Cache, "settle", settled)
+    monkeypatch.setattr("dataio.loader.save_snapshot", saved)
+
+    def run(world):
+        with make(world, tmp_path) as loader:
+            for epoch in loader.epochs(3):
+                if epoch == 1:
+                    loader.save(tmp_path / "saved")
+                    return
+                list(loader)
+
+    run_threads(thread_worlds([1, 1]), run)
+    assert heads == [1] * 4

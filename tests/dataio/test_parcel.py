@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from dataio.errors import ExchangeError
 from dataio.parcel import (
@@ -14,7 +15,7 @@ from dataio.parcel import (
     unpack_lengths,
     unpack_parcel,
 )
-from dataio.rows import FixedColumn, Rows, RowSchema, corrupt_rows, make_rows
+from dataio.rows import FixedColumn, Rows, RowSchema, corrupt_rows, make_rows, row_blocks
 
 COLUMNS = st.tuples(
     st.sampled_from(["|u1", "<i4", "<f8"]), st.lists(st.integers(0, 3), max_size=2).map(tuple)
@@ -123,3 +124,31 @@ def test_lengths_that_cannot_be_are_refused() -> None:
 def test_lengths_are_needed_where_fields_are_variable() -> None:
     with pytest.raises(ValueError, match=r"jpg.*give their lengths"):
         parcel_bytes(BOTH, 4)
+
+
+@given(ROWS, st.integers(1, 200))
+def test_blocks_of_rows_are_all_rows_once_with_their_bytes(rows: Rows, block_bytes: int) -> None:
+    seen = 0
+    for part, block in row_blocks(rows, block_bytes):
+        assert part.start == seen
+        seen = part.stop
+        assert len(block) == part.stop - part.start >= 1
+        assert np.array_equal(block.sample_id, rows.sample_id[part])
+        assert len(corrupt_rows(block)) == 0
+        for whole, piece in zip(
+            rows.fixed + rows.variable, block.fixed + block.variable, strict=True
+        ):
+            assert piece.size == 0 or np.shares_memory(whole, piece)
+    assert seen == len(rows)
+
+
+@pytest.mark.parametrize("num_fixed", [1, 2])
+def test_a_checksum_is_of_a_rows_bytes_however_many_are_hashed_together(
+    num_fixed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataio.rows.HASH_BYTES", 40)
+    columns = tuple(FixedColumn(f"f{number}", "<i4", (3,)) for number in range(num_fixed))
+    rows = random_rows(RowSchema(columns), 11, seed=0)
+    for row in range(11):
+        data = b"".join(column[row].tobytes() for column in rows.fixed)
+        assert int(rows.checksum[row]) == xxh3_64_intdigest(data)

@@ -1,13 +1,16 @@
 """What a pool does with what it finds on disk."""
 
 import contextlib
+import errno
+import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
 
 from dataio.cache import Cache
-from dataio.errors import ExchangeError
+from dataio.errors import CacheError, ExchangeError
 from dataio.layout import Layout
 from dataio.policies import Turn
 from dataio.pool import Pool
@@ -75,10 +78,10 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
     """Node 0 has committed epoch 2, node 1 has not: both go on from epoch 1."""
     commit = Cache.commit
 
-    def killed(self, epoch):
-        if epoch == 2 and "node1" in str(self.directory):
+    def killed(self):
+        if self.epoch == 2 and "node1" in str(self.directory):
             raise SystemExit("killed")
-        commit(self, epoch)
+        commit(self)
 
     def begin(world):
         pool, layout = open_pool(world, tmp_path)
@@ -110,6 +113,100 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
     assert sorted(first[2] + second[2]) == list(range(SAMPLES))
     assert first[3]
     assert second[3]
+
+
+def head_of(cache):
+    return json.loads((cache.directory / "manifest.json").read_text())
+
+
+def test_the_next_epoch_begins_before_the_manifest_of_this_one_is_on_disk(tmp_path, monkeypatch):
+    """It is awaited before the next commit, and wherever it is asked for."""
+    write_head, written = Cache._write_head, threading.Event()
+
+    def held(self, head):
+        if head["epoch"] == 1:
+            assert written.wait(10)
+        write_head(self, head)
+
+    monkeypatch.setattr(Cache, "_write_head", held)
+
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0))
+        exchange(world, pool, layout, 0)
+        pool.commit(1)
+        found = [head_of(pool.cache)["epoch"], pool.cache.epoch]
+        exchange(world, pool, layout, 1)
+        world.barrier(doing="look at the manifests")
+        written.set()
+        pool.commit(2)
+        found.append(head_of(pool.cache)["epoch"])
+        pool.settle()
+        world.barrier(doing="settle all nodes")
+        found.append(head_of(pool.cache)["epoch"])
+        pool.close()
+        return found
+
+    for before, running, after, settled in run_threads(thread_worlds([2, 1]), run):
+        assert (before, running, settled) == (0, 1, 2)
+        assert after >= 1
+
+
+def test_an_epoch_is_sealed_with_the_last_row_that_arrives(tmp_path):
+    def run(world):
+        pool, layout = open_pool(world, tmp_path)
+        pool.ensure(placement(layout, world, 0))
+        found = []
+        for epoch in range(3):
+            exchange(world, pool, layout, epoch)
+            pool.cache._syncs[-1].result()
+            delta = pool.cache.directory / f"delta-{epoch + 1}-{world.local_rank}.arrow"
+            before = delta.stat().st_mtime_ns
+            pool.commit(epoch + 1)
+            found.append(delta.stat().st_mtime_ns == before)
+        pool.close()
+        return found
+
+    assert run_threads(thread_worlds([2, 1]), run) == [[True] * 3] * 3
+
+
+def test_a_manifest_that_could_not_be_replaced_is_told_and_no_lost_row_is_taken_for_whole(
+    tmp_path, monkeypatch
+):
+    """Node 1 stays at epoch 1; what arrives in epoch 2 overwrites rows that epoch 0 had there."""
+    write_head = Cache._write_head
+
+    def failing(self, head):
+        if head["epoch"] == 2 and "node1" in str(self.directory):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_head(self, head)
+
+    def begin(world):
+        pool, layout = open_pool(world, tmp_path)
+        with contextlib.closing(pool):
+            pool.ensure(placement(layout, world, 0))
+            for epoch in range(3):
+                exchange(world, pool, layout, epoch)
+                pool.commit(epoch + 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "_write_head", failing)
+        with pytest.raises(CacheError, match=r"node1.*could not commit: .*No space.*free some"):
+            run_threads(thread_worlds([1, 1]), begin)
+
+    def again(world):
+        pool, layout = open_pool(world, tmp_path)
+        found = pool.cache.epoch
+        pool.ensure(placement(layout, world, 0))
+        ids = pool.cache.entries.sample_id.tolist()
+        whole = intact(pool, pool.cache.entries)
+        pool.close()
+        return found, ids, whole
+
+    first, second = run_threads(thread_worlds([1, 1]), again)
+    assert (first[0], second[0]) == (2, 1)
+    assert first[1] + second[1] == list(range(SAMPLES))
+    assert (first[2], second[2]) == (True, True)
 
 
 def test_an_older_epoch_reads_only_the_rows_that_left(tmp_path):
@@ -186,7 +283,7 @@ def test_other_numbers_of_ranks_find_the_rows_that_are_here(tmp_path):
     assert wider[0][2] == list(range(SAMPLES))
 
 
-def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
+def test_a_row_that_was_damaged_on_disk_is_found_before_it_leaves(tmp_path):
     def run(world):
         pool, layout = open_pool(world, tmp_path)
         pool.ensure(placement(layout, world, 0))
@@ -195,7 +292,7 @@ def test_a_row_that_was_damaged_on_disk_is_found_when_it_arrives(tmp_path):
         world.barrier(doing="damage")
         exchange(world, pool, layout, 0)
 
-    with pytest.raises(ExchangeError, match=r"rows from rank 1 do not match.*on rank 1's node"):
+    with pytest.raises(ExchangeError, match=r"\[rank 1\].*leave for rank 0 do not match"):
         run_threads(thread_worlds([1, 1]), run)
 
 

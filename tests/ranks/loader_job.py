@@ -10,7 +10,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Options:
         source: Pattern of shards.
         cache: Cache directory.
         exchange: Fraction; -1 holds all rows on every node.
+        by: What decides which rows go where: "uniform", "scores" or "dealing", of all rows anew.
         hides: Whether `Kakurenbo` hides rows.
         at: What to go on from: directory of a save, or a state; None: from the beginning.
         save: Directory for the save that ends the job after ``stop`` batches; else a state ends it.
@@ -46,6 +47,7 @@ class Options:
     num_threads: int = 1
     num_processes: int = 0
     exchange: float = 0.3
+    by: Literal["uniform", "scores", "dealing"] = "uniform"
     hides: bool = False
     stage: str = "before"
     at: Any = None
@@ -70,6 +72,12 @@ def memory() -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
+def shuffle_of(options: Options) -> shuffle.Global | shuffle.Partial:
+    if options.exchange < 0 or options.by == "dealing":
+        return shuffle.Global(moves=options.by == "dealing")
+    return shuffle.Partial(options.exchange, rows=options.by, partners=options.by)
+
+
 def make(options: Options, world: World) -> Loader:
     policy = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0) if options.hides else None
     return Loader(
@@ -77,7 +85,7 @@ def make(options: Options, world: World) -> Loader:
         batch_size=options.batch_size,
         fields=FIELDS,
         cache=options.cache,
-        shuffle=shuffle.Global() if options.exchange < 0 else shuffle.Partial(options.exchange),
+        shuffle=shuffle_of(options),
         importance=policy,
         transform=transform if options.num_processes else None,
         seed=3,

@@ -1,7 +1,7 @@
 """Stage, exchange, commit and checkpoint for some epochs; killed on the way where told to be.
 
 Arguments: report directory, work directory, samples, exchange fraction, epochs, kill plan as JSON
-(or "none"). No torch: it starts quickly.
+(or "none"). An exchange of -1 deals all rows anew every epoch. No torch: it starts quickly.
 """
 
 import json
@@ -23,7 +23,7 @@ from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_node, load_state, save_snapshot
 from dataio.world import discover_world
-from shuffle.policies import Partial
+from shuffle.policies import Global, Partial
 from tests.memory_source import FIELDS, MemorySource, placement_of
 
 POINTS = {
@@ -69,7 +69,8 @@ def main():
     num_samples, exchange, epochs = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
     world = discover_world(timeout_s=60)
     arm(json.loads(sys.argv[6]) if sys.argv[6] != "none" else None, world.rank)
-    policy, layout = Partial(exchange), Layout(world.replicas_per_node, num_samples)
+    policy = Global(moves=True) if exchange < 0 else Partial(exchange)
+    layout = Layout(world.replicas_per_node, num_samples)
     source = MemorySource(num_samples, block_rows=4)
     dataio.staging.SEAL_BYTES = 50
     pool = Pool(
@@ -106,6 +107,7 @@ def main():
             pool.commit(epoch + 1)
         epoch += 1
         ids = pool.cache.entries.sample_id[:]
+        pool.settle()
         node = NodeSnapshot(ids, pool.scores, Selection(), np.zeros(len(ids), np.uint8))
         save_snapshot(checkpoint, {"epoch": epoch}, node, world)
     entries = pool.cache.entries

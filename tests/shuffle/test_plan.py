@@ -1,5 +1,7 @@
 """Rows that really move, array by array, against the placement that is only computed."""
 
+import hashlib
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +14,7 @@ from dataio.layout import Layout
 from shuffle.plan import (
     chunk_bounds,
     chunk_step,
+    homes_before,
     leaving_slots,
     num_chunks,
     num_leaving,
@@ -19,7 +22,8 @@ from shuffle.plan import (
     placement,
     trace,
 )
-from shuffle.ring import partners
+from shuffle.ring import make_ring, partners
+from shuffle.schedule import plan_legs
 
 REPLICAS = st.one_of(
     st.sampled_from([(1,), (4,), (2, 2), (4, 3, 1), (3, 2, 2), (1, 1, 1, 1, 1), (5, 1)]),
@@ -249,3 +253,71 @@ def test_chunks_are_spread_over_the_steps_that_remain(
 
 def test_without_a_step_left_chunks_are_sent_at_once() -> None:
     assert [chunk_step(chunk, 3, range(7, 7)) for chunk in range(3)] == [7, 7, 7]
+
+
+@settings(deadline=None)
+@given(LAYOUTS, EXCHANGES, SEEDS, EPOCHS)
+def test_many_homes_are_followed_like_each_by_itself(
+    layout: Layout, exchange: float, seed: int, epoch: int
+) -> None:
+    leaving = num_leaving(layout, exchange)
+    if leaving == 0:
+        return
+    homes = np.resize(np.arange(layout.num_samples), 2 * max(leaving, layout.num_samples))
+    many = homes_before(layout, homes, num_leaving=leaving, seed=seed, epoch=epoch)
+    for home in range(0, layout.num_samples, 1 + layout.num_samples // 5):
+        one = np.array([home])
+        alone = homes_before(layout, one, num_leaving=leaving, seed=seed, epoch=epoch)
+        assert many[home] == many[home + layout.num_samples] == alone[0]
+
+
+# As laid out node by node, before points of a ring were looked up
+@pytest.mark.parametrize(
+    ("layout", "exchange", "expected"),
+    [
+        (Layout((4,) * 100, 100_003), 0.25, "173282687e0a2fd2b9d99de9e8721d83"),
+        (Layout((3, 1) * 40, 50_007), 0.25, "9bcda34df678d481e8c9a330f81a0a92"),
+        (Layout((1,) * 70, 70), 1.0, "e062a1ca54284b1fe55744d82434d941"),
+    ],
+)
+def test_pools_of_many_nodes_are_those_of_this_order_version(
+    layout: Layout, exchange: float, expected: str
+) -> None:
+    pools = [
+        placement(layout, node=node, exchange=exchange, seed=1, epoch=5)
+        for node in range(layout.num_nodes)
+    ]
+    found = hashlib.sha256(np.concatenate(pools).astype("<i8").tobytes()).hexdigest()
+    assert found[:32] == expected
+
+
+def test_nothing_grows_with_a_ring_of_equal_nodes() -> None:
+    layout = Layout((4,) * 250_000, 10**9)
+    leaving = num_leaving(layout, 0.1)
+    assert len(layout.first_replica) == 250_001, "what the layout itself keeps, once a run"
+    assert layout.is_even
+    tracemalloc.start()
+    try:
+        legs = plan_legs(
+            layout, replica=777_777, num_leaving=leaving, seed=0, epoch=3, steps=range(100),
+            mean_row_bytes=1000, first_tag=0,
+        )  # fmt: skip
+        leaving_slots(layout, replica=777_777, num_leaving=leaving, seed=0, epoch=3)
+        trace(layout, node=99_999, slots=np.arange(4000), exchange=0.1, seed=0, epoch=3)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(legs) == 16
+    assert peak_bytes < 1_000_000, "an array of all nodes would be 2 MB"
+
+
+@pytest.mark.parametrize("replicas", [(2, 2), (4, 3, 1), (3,) * 70, (1, 2) * 40])
+def test_destinations_of_many_are_those_of_each(replicas: tuple[int, ...]) -> None:
+    ring = make_ring(Layout(replicas, 1000), seed=4, epoch=2)
+    everyone = np.resize(np.arange(sum(replicas)), 3 * sum(replicas))
+    shifts = np.arange(len(everyone)) - sum(replicas)
+    alone = [
+        int(ring.destinations(np.array([r]), np.array([s]))[0])
+        for r, s in zip(everyone.tolist(), shifts.tolist(), strict=True)
+    ]
+    assert ring.destinations(everyone, shifts).tolist() == alone

@@ -37,3 +37,17 @@ def test_every_sample_is_owned_once_on_real_ranks(
         everyone = [tuple(report["rows"]) for report in reports]
         assert len(set(everyone)) == 1, "sent == received, k equal on all replicas"
         assert everyone[0][0] == everyone[0][1] > 0
+
+
+@pytest.mark.multirank
+def test_torch_and_mpi_worlds_come_to_hold_the_same_rows(run_ranks, tmp_path):
+    held = {}
+    for launcher, program in (("mpiexec", "run_epochs"), ("torchrun", "run_epochs_torch")):
+        (tmp_path / launcher).mkdir()
+        reports = run_ranks(
+            program, 3, str(tmp_path / launcher), str(SAMPLES), "0.3", str(EPOCHS), "none",
+            launcher=launcher, env={"TONARI_RANKS_PER_NODE": "2"}, timeout_s=90,
+        ).reports  # fmt: skip
+        held[launcher] = [report["ids"] for report in reports]
+        assert held[launcher] == [report["expected"] for report in reports]
+    assert held["torchrun"] == held["mpiexec"]

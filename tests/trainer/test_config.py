@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+import shuffle
+from trainer.build import _shuffle
 from trainer.config import Config, load_config
 from trainer.errors import ConfigError
 
@@ -49,6 +51,10 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("optimizer.lr=inf", r"optimizer.lr is inf, expected a number > 0"),
         ("optimizer.milestones=[0]", r"milestones is \(0,\), expected a list, each a whole number"),
         ("shuffle.kind=ring", r"shuffle.kind is 'ring', expected one of 'local', 'partial'"),
+        ("shuffle.rows=loss", r"shuffle.rows is 'loss', expected one of 'uniform', 'scores'"),
+        ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
+        ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
+        ("shuffle.rows=scores", r"keeps no scores.*give importance.kind=kakurenbo"),
         ("model.depth=21", r"model.depth is 21, expected 6 n \+ 2 layers; choose 8, 14"),
         ("run=3", r"override 'run=3', expected section.key=value"),
         ("run.epochs", r"override 'run.epochs', expected section.key=value"),
@@ -59,6 +65,29 @@ def test_a_wrong_setting_names_field_value_range_and_cure(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, "", (override,))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("shuffle.kind=global", "shuffle.moves=true"), shuffle.Global(moves=True)),
+        (("shuffle.kind=global",), shuffle.Global()),
+        (
+            ("shuffle.rows=scores", "shuffle.partners=scores", "importance.kind=kakurenbo"),
+            shuffle.Partial(0.1, rows="scores", partners="scores"),
+        ),
+    ],
+)
+def test_a_shuffle_is_made_as_it_is_set(
+    tmp_path: Path, overrides: tuple[str, ...], expected: object
+) -> None:
+    assert _shuffle(load(tmp_path, "", overrides).shuffle) == expected
+
+
+def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:
+    overrides = ("shuffle.kind=local", "shuffle.partners=scores", "importance.kind=kakurenbo")
+    with pytest.raises(ConfigError, match=r'for shuffle.kind "partial", which is "local"; leave'):
+        load(tmp_path, "", overrides)
 
 
 def test_a_missing_setting_is_named(tmp_path: Path) -> None:

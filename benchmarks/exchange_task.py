@@ -1,0 +1,86 @@
+"""What is asked of the ranks of an exchange benchmark, and what they answer, as lines of JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal, Self
+
+Step = Literal["sleep", "product"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One job: every way of getting samples, on the same ranks, epochs taking turns.
+
+    Attributes:
+        rows_per_rank: Samples that each rank trains in an epoch.
+        row_bytes: Of each sample.
+        batch_size: Rows a step.
+        exchanges: Fractions Q of the exchange.
+        get: Fraction that is fetched with one message a sample; 0: leave this way out.
+        shared_bytes_per_s: Of the shared directory, all ranks together; 0: leave this way out.
+        steps: How a training step is emulated.
+        step_s: How long one lasts.
+        repeats: Epochs measured of each, beside a first.
+        cache: Directory of this node, the same path on each.
+        shared: Directory that all ranks see.
+        timeout_s: Longest wait for another rank.
+        seed: Of contents and order.
+    """
+
+    rows_per_rank: int
+    row_bytes: int
+    batch_size: int
+    exchanges: tuple[float, ...]
+    get: float
+    shared_bytes_per_s: float
+    steps: tuple[Step, ...]
+    step_s: float
+    repeats: int
+    cache: str
+    shared: str
+    timeout_s: float = 60.0
+    seed: int = 0
+
+    def to_json(self) -> str:
+        """Write it down for the ranks."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        lists = {name: tuple(v) for name, v in fields.items() if isinstance(v, list)}
+        return cls(**{**fields, **lists})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch with one way, over all ranks.
+
+    Attributes:
+        way: ``local``, ``exchange``, ``get`` or ``reread``.
+        fraction: Q of the ways that have one, else 0.
+        step: How a step was emulated.
+        repeat: Epochs of the same repeat ran one after the other.
+        epoch_s: From the first batch to the end of the turn, of the slowest rank.
+        turn_s: Of it in the turn to the next epoch.
+        cpu_s: Processor time of all ranks.
+        sent_bytes: Of all ranks.
+        messages: Most of any rank.
+        blocked_s: Longest that a rank waited for its partners in the turn.
+        overlap_fraction: Of the arrivals, written before the turn began.
+        exact: Whether the ranks together delivered every sample once.
+    """
+
+    way: str
+    fraction: float
+    step: Step
+    repeat: int
+    epoch_s: float
+    turn_s: float
+    cpu_s: float
+    sent_bytes: int
+    messages: int
+    blocked_s: float
+    overlap_fraction: float
+    exact: bool

@@ -1,0 +1,495 @@
+"""Replicas that train apart exchange what they have learned, in place of rows.
+
+Every ``every`` steps a drawn matching pairs the replicas (``model_plan``). Both partners pack their
+state (``model_state``), hand it over while they go on training (``pairwise``), and merge the two a
+fixed number of steps later: what a replica becomes depends on the seed and its rows, never on when
+the bytes came. All calls come from the training thread.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, TypedDict
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dataio.errors import ExchangeError, StateError, WorldError
+from dataio.world import World
+from shuffle.model_plan import partner_of
+from shuffle.model_state import (
+    Piece,
+    cut_pieces,
+    digest_tensors,
+    find_tensors,
+    merge,
+    name_parameters,
+    pack,
+    place_pieces,
+    refuse_sharded,
+)
+from shuffle.pairwise import Handover, Header
+
+Mode = Literal["average", "swap"]
+
+STATE_VERSION = 1
+USUAL_OVERLAP = 8
+MEAN_BYTES = 2**28
+"""What rank 0 holds of all replicas at once while they are averaged, about."""
+
+
+class RoundState(TypedDict):
+    """A round whose bytes have come and are not merged yet."""
+
+    number: int
+    pieces: list[tuple[str, str, list[int]]]
+    mine: Tensor
+    theirs: Tensor
+
+
+class ModelExchangeState(TypedDict):
+    """What ``torch.save`` writes, and ``torch.load`` reads with ``weights_only=True``."""
+
+    version: int
+    arguments: dict[str, str | int]
+    step: int
+    apart: bool
+    trained: list[str]
+    round: RoundState | None
+
+
+@dataclass
+class _Round:
+    """A round under way; without a handover all its bytes are here."""
+
+    number: int
+    partner: int
+    pieces: tuple[Piece, ...]
+    mine: Tensor
+    theirs: Tensor
+    handover: Handover | None
+
+
+class ModelExchange:
+    """Average or swap models with a drawn partner every so many steps, while training goes on.
+
+    Weights, buffers (such as batch-norm statistics) and the optimizer's tensors travel in their own
+    dtype; parameters that never required a gradient stay. A replica that an odd number leaves over
+    sits the round out. One replica alone exchanges nothing.
+
+    Collective: every replica makes it with the same arguments and the same weights, before a
+    checkpoint is loaded, and calls ``step`` equally often.
+
+    Args:
+        model: Trained by this replica alone: no DistributedDataParallel.
+        optimizer: Its optimizer; None leaves moments where they are.
+        world: All ranks, each a replica, such as ``loader.world``.
+        every: Steps from one round to the next, >= 1.
+        mode: ``"average"``: both partners go on from the mean. ``"swap"``: each goes on from the
+            other's state, on its own rows.
+        overlap: Steps that a round takes, in [0, every]; 0 waits at once. By default half of
+            ``every``, 8 at most.
+        seed: Of the partners.
+
+    Raises:
+        ValueError: If an argument is out of range, or the model is kept equal or split by torch.
+        WorldError: If the replicas' arguments differ.
+        ExchangeError: If their weights do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        world: World,
+        every: int,
+        mode: Mode = "average",
+        overlap: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._overlap = min(every // 2, USUAL_OVERLAP) if overlap is None else overlap
+        _check_arguments(every=every, mode=mode, overlap=self._overlap, world=world)
+        parameters = name_parameters(model, optimizer)
+        refuse_sharded(model, parameters)
+        self._model, self._optimizer, self._world = model, optimizer, world
+        self._every, self._mode, self._seed = every, mode, seed
+        self._arguments: dict[str, str | int] = {
+            "every": every,
+            "mode": mode,
+            "overlap": self._overlap,
+            "seed": seed,
+            "num_replicas": world.num_replicas,
+        }
+        self._step = 0
+        self._apart = False
+        self._trained: set[str] = set()
+        self._round: _Round | None = None
+        self._buffers = _no_buffers()
+        self._tag = world.open_channel()
+        self._rounds = self._rounds_alone = self._messages = 0
+        self._sent_bytes = self._early_bytes = self._round_bytes = 0
+        self._blocked_s = self._copy_s = 0.0
+        self._first_weights = digest_tensors(parameters.values())
+        self._note_trained()
+        self._check_agreement(parameters)
+
+    @property
+    def round_bytes(self) -> int:
+        """Bytes that a replica sends a round, in the last one; 0 before the first."""
+        return self._round_bytes
+
+    def step(self) -> None:
+        """Count a step of the optimizer, right after it; begin and end rounds when due.
+
+        Blocks only where a round is due whose bytes have not come, for ``world.timeout_s`` at most
+        without any, and once, in the first round, for all replicas.
+
+        Raises:
+            StallError: If the partner does not answer; names it.
+            ExchangeError: If all replicas turn out to be equal, or partners do not go together.
+        """
+        self._step += 1
+        self.poll()
+        if self._round and self._step >= self._round.number * self._every + self._overlap:
+            self.flush()
+        if self._step % self._every == 0:
+            self._begin(self._step // self._every)
+            if self._overlap == 0:
+                self.flush()
+
+    def poll(self) -> None:
+        """Move a round under way on; of use between steps that last long. Never blocks."""
+        if self._round and self._round.handover:
+            self._round.handover.poll()
+
+    def flush(self) -> None:
+        """End a round under way now, for example before an evaluation. Blocks for the partner.
+
+        Every replica calls it after the same step.
+        """
+        if self._round is None:
+            return
+        self._receive(self._round)
+        start = time.perf_counter()
+        merge(
+            self._find_tensors(),
+            self._round.pieces,
+            mine=self._round.mine,
+            theirs=self._round.theirs,
+            average=self._mode == "average",
+        )
+        self._copy_s += time.perf_counter() - start
+        self._rounds += 1
+        self._round = None
+
+    @torch.no_grad()
+    def average_all(self) -> None:
+        """Make all replicas one model, for evaluation or export. Collective; blocks for all.
+
+        Parameters and buffers become the mean over replicas, the same bits everywhere; counts and
+        flags the largest. Moments stay. All bytes pass through rank 0: once at the end of training,
+        not every few steps.
+        """
+        self.flush()
+        if self._world.world_size == 1:
+            return
+        tensors = find_tensors(self._model, None, trained=self._note_trained())
+        for tensor in tensors.values():
+            flat = tensor.cpu().reshape(-1)
+            tensor.copy_(_mean(self._world, flat).view(tensor.shape))
+
+    def state_dict(self) -> ModelExchangeState:
+        """What a resumed run needs beside model and optimizer, all of this replica.
+
+        Every replica calls it after the same step. Blocks for the bytes of a round under way, which
+        are part of the state, twice ``round_bytes``; between rounds it is a few numbers.
+        """
+        under_way: RoundState | None = None
+        if self._round:
+            self._receive(self._round)
+            under_way = {
+                "number": self._round.number,
+                "pieces": [
+                    (piece.name, str(piece.dtype).removeprefix("torch."), list(piece.shape))
+                    for piece in self._round.pieces
+                ],
+                "mine": self._round.mine.clone(),
+                "theirs": self._round.theirs.clone(),
+            }
+        return {
+            "version": STATE_VERSION,
+            "arguments": dict(self._arguments),
+            "step": self._step,
+            "apart": self._apart,
+            "trained": sorted(self._trained),
+            "round": under_way,
+        }
+
+    def load_state_dict(self, state: ModelExchangeState) -> None:
+        """Go on where ``state_dict`` was called: the same bits as without a stop.
+
+        Raises:
+            StateError: If it is of another version or other arguments, or a round is under way.
+        """
+        self._check_state(state)
+        self._step, self._apart = state["step"], state["apart"]
+        self._trained = set(state["trained"])
+        saved = state["round"]
+        if saved is None:
+            return
+        pieces = place_pieces(
+            (name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in saved["pieces"]
+        )
+        mine, theirs = self._make_room(pieces)
+        mine.copy_(saved["mine"])
+        theirs.copy_(saved["theirs"])
+        partner = self._partner(saved["number"])
+        assert partner is not None, "a round is with a partner"
+        self._round = _Round(saved["number"], partner, pieces, mine, theirs, None)
+
+    def stats(self) -> dict[str, float]:
+        """Figures of this replica since construction.
+
+        Returns:
+            ``rounds`` merged and ``rounds_alone`` sat out, ``sent_bytes``, ``messages``;
+            ``blocked_s`` waiting for the partner, ``copy_s`` packing and merging, in seconds;
+            ``overlap_fraction`` of the bytes had come before they were waited for.
+        """
+        return {
+            "rounds": self._rounds,
+            "rounds_alone": self._rounds_alone,
+            "sent_bytes": self._sent_bytes,
+            "messages": self._messages,
+            "blocked_s": self._blocked_s,
+            "copy_s": self._copy_s,
+            "overlap_fraction": self._early_bytes / max(self._sent_bytes, 1),
+        }
+
+    def close(self) -> None:
+        """End a round under way, which its partner waits for, and give the buffers back."""
+        self.flush()
+        self._buffers = _no_buffers()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # After an error the partner may never answer
+        if kind is None:
+            self.close()
+
+    def _begin(self, number: int) -> None:
+        if not self._apart and self._world.world_size > 1:
+            self._check_apart()
+        partner = self._partner(number)
+        if partner is None:
+            self._rounds_alone += 1
+            return
+        start = time.perf_counter()
+        tensors = self._find_tensors()
+        pieces = cut_pieces(tensors)
+        mine, theirs = self._make_room(pieces)
+        pack(tensors, pieces, mine)
+        self._copy_s += time.perf_counter() - start
+        self._round_bytes = len(mine)
+        handover = self._hand_over(number, partner, pieces, mine, theirs)
+        self._round = _Round(number, partner, pieces, mine, theirs, handover)
+        handover.poll()
+
+    def _hand_over(
+        self, number: int, partner: int, pieces: tuple[Piece, ...], mine: Tensor, theirs: Tensor
+    ) -> Handover:
+        rank = self._world.rank_of_replica(partner)
+        header = np.array([number, len(pieces), len(mine), _digest(pieces)], np.uint64)
+
+        def check(found: Header) -> None:
+            if found.tobytes() != header.tobytes():
+                raise ExchangeError(
+                    f"[rank {self._world.rank}] ModelExchange: in round {number} rank {rank} sends "
+                    f"{_words(found)}, expected {_words(header)}, as here; every replica must load "
+                    f"a checkpoint of the same step, and give all parameters of the optimizer a "
+                    f"gradient, zeros will do, before its first step"
+                )
+
+        return Handover(
+            self._world,
+            peer=rank,
+            tag=self._tag,
+            mine=mine.numpy(),
+            theirs=theirs.numpy(),
+            header=header,
+            check=check,
+            doing=f"exchanging models in round {number}",
+        )
+
+    def _receive(self, trade: _Round) -> None:
+        """Wait for the bytes of a round. Blocks for the partner."""
+        if trade.handover is None:
+            return
+        handover, start = trade.handover, time.perf_counter()
+        handover.poll()
+        early = handover.arrived_bytes
+        handover.wait()
+        self._blocked_s += time.perf_counter() - start
+        self._early_bytes += early
+        self._sent_bytes += len(trade.mine)
+        self._messages += handover.messages
+        trade.handover = None
+
+    def _partner(self, number: int) -> int | None:
+        return partner_of(
+            self._world.replica,
+            num_replicas=self._world.num_replicas,
+            seed=self._seed,
+            round_number=number,
+        )
+
+    def _make_room(self, pieces: tuple[Piece, ...]) -> tuple[Tensor, Tensor]:
+        """Hand out both buffers; they are used again until a round is larger."""
+        num_bytes = pieces[-1].stop
+        if num_bytes > len(self._buffers[0]):
+            on_device = any(parameter.is_cuda for parameter in self._model.parameters())
+            self._buffers = [
+                torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_device) for _ in range(2)
+            ]
+        mine, theirs = self._buffers
+        return mine[:num_bytes], theirs[:num_bytes]
+
+    def _find_tensors(self) -> dict[str, Tensor]:
+        return find_tensors(self._model, self._optimizer, trained=self._note_trained())
+
+    def _note_trained(self) -> set[str]:
+        # A parameter that is frozen now may have been trained apart before
+        named = name_parameters(self._model, self._optimizer)
+        self._trained |= {name for name, value in named.items() if value.requires_grad}
+        return self._trained
+
+    def _check_agreement(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        described = repr([(name, value.shape, value.dtype) for name, value in parameters.items()])
+        optimizer = type(self._optimizer).__name__
+        mine = (
+            f"{self._arguments} of {optimizer} and {xxhash.xxh3_64_hexdigest(described.encode())}"
+        )
+        told = self._world.allgather(
+            self._first_weights + mine.encode(), doing="comparing the replicas' models"
+        )
+        size = len(self._first_weights)
+        other = next((rank for rank, its in enumerate(told) if its[size:] != told[0][size:]), None)
+        if other is not None:
+            raise _by_all(
+                WorldError(
+                    f"ModelExchange: rank {other} was made with {told[other][size:].decode()} (a "
+                    f"hash of the parameters' names and shapes), rank 0 with "
+                    f"{told[0][size:].decode()}; every rank must be given the same arguments"
+                )
+            )
+        other = next((rank for rank, its in enumerate(told) if its != told[0]), None)
+        if other is not None:
+            raise _by_all(
+                ExchangeError(
+                    f"ModelExchange: rank {other} begins with other weights than rank 0, expected "
+                    f"the same on all ranks; call torch.manual_seed with one seed before making "
+                    f"the model, and make the exchange before loading a checkpoint"
+                )
+            )
+
+    def _check_apart(self) -> None:
+        """Refuse replicas that something unseen keeps equal. Collective, until they differ."""
+        named = name_parameters(self._model, self._optimizer)
+        mine = digest_tensors(named.values())
+        told = self._world.allgather(mine, doing="comparing the replicas' models")
+        self._apart = len(set(told)) > 1
+        # A rate of 0, as a warm-up may begin with, has changed nothing yet
+        if not self._apart and mine != self._first_weights:
+            raise _by_all(
+                ExchangeError(
+                    f"ModelExchange: after {self._step} steps all {self._world.num_replicas} "
+                    f"replicas hold bitwise the same weights, expected replicas that train apart; "
+                    f"exchanging them would change nothing: do not average gradients over ranks, "
+                    f"and give every rank batches of its own, or leave ModelExchange out"
+                )
+            )
+
+    def _check_state(self, state: ModelExchangeState) -> None:
+        if self._round is not None:
+            raise StateError(
+                f"ModelExchange: round {self._round.number} is under way, expected none where a "
+                f"state is loaded; call flush() on every replica first"
+            )
+        if state["version"] != STATE_VERSION:
+            raise StateError(
+                f"ModelExchange: the state has version {state['version']}, expected "
+                f"{STATE_VERSION}; resume with the version of Tonari that wrote it"
+            )
+        if state["arguments"] != self._arguments:
+            raise StateError(
+                f"ModelExchange: the state was made with {state['arguments']}, this one with "
+                f"{self._arguments}; give the same arguments on as many replicas, or call "
+                f"average_all() before saving and go on without this state"
+            )
+
+
+def _mean(world: World, values: Tensor) -> Tensor:
+    """Average over replicas in double precision, or find the largest count. Collective."""
+    if values.is_complex():
+        return torch.view_as_complex(
+            _mean(world, torch.view_as_real(values).reshape(-1)).view(-1, 2)
+        )
+    real = values.is_floating_point()
+    wide = values.to(torch.float64 if real else torch.int64).numpy()
+    count = max(1, MEAN_BYTES // (wide.itemsize * world.world_size))
+    parts: list[NDArray[np.float64 | np.int64]] = [
+        world.allreduce(
+            wide[first : first + count], op="sum" if real else "max", doing="averaging models"
+        )
+        for first in range(0, len(wide), count)
+    ]
+    joined = np.concatenate(parts)
+    return torch.from_numpy(joined / world.world_size if real else joined).to(values.dtype)
+
+
+def _no_buffers() -> list[Tensor]:
+    return [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+
+
+def _digest(pieces: tuple[Piece, ...]) -> int:
+    return xxhash.xxh3_64_intdigest(repr(pieces).encode())
+
+
+def _words(header: Header) -> str:
+    number, tensors, num_bytes, digest = header.tolist()
+    return f"round {number}: {tensors} tensors, {num_bytes} bytes (names and shapes {digest:x})"
+
+
+def _by_all(error: WorldError | ExchangeError) -> WorldError | ExchangeError:
+    error.all_ranks = True
+    return error
+
+
+def _check_arguments(*, every: int, mode: str, overlap: int, world: World) -> None:
+    if every < 1:
+        raise ValueError(f"ModelExchange: every is {every}, expected at least 1 step")
+    if not 0 <= overlap <= every:
+        raise ValueError(
+            f"ModelExchange: overlap is {overlap}, expected steps in [0, every] = [0, {every}]; a "
+            f"round must end before the next begins"
+        )
+    if mode not in ("average", "swap"):
+        raise ValueError(f"ModelExchange: mode is {mode!r}, expected 'average' or 'swap'")
+    if world.num_replicas != world.world_size:
+        raise ValueError(
+            f"ModelExchange: {world.world_size} ranks make {world.num_replicas} replicas, expected "
+            f"a whole model on every rank; leave tensor and pipeline parallelism out, or "
+            f"ModelExchange"
+        )

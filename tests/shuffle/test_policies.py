@@ -1,0 +1,329 @@
+"""Rows and partners by scores, and the global shuffle by moving rows: on real pools, no MPI."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataio.layout import Layout
+from dataio.policies import Turn
+from dataio.pool import Pool
+from dataio.rows import corrupt_rows
+from dataio.seeding import key
+from dataio.world import run_threads, thread_worlds
+from shuffle import Global, Partial
+from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
+from shuffle.homes import deal, plan_moves
+from tests.memory_source import FIELDS, MemorySource, payload, placed, placement_of
+from tests.row_store import MemoryStore
+
+LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
+POLICIES = [
+    Global(moves=True),
+    Partial(0.3, rows="scores"),
+    Partial(0.3, partners="scores"),
+    Partial(1.0, rows="scores", partners="scores"),
+]
+
+
+def shm():
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def open_pool(world, root, policy, layout):
+    return Pool(
+        MemorySource(layout.num_samples),
+        FIELDS,
+        world=world,
+        root=root,
+        num_slots=layout.pool_rows(world.node),
+        num_leaving=policy.num_leaving(layout),
+        progress=False,
+    )
+
+
+def go_on(world, pool, policy, layout, epoch, *, seed, steps=range(7)):
+    """One epoch's exchange and its turn, as the loader does it."""
+    losses = pool.scores["loss"].copy()
+    world.barrier(doing="copy the losses")
+    turn = Turn(world, pool.cache, layout, epoch, seed, steps, 20, 0, 0, losses)
+    running = policy.begin(turn)
+    if running is None:
+        return {}
+    for step in steps:
+        running.progress(step)
+    figures = running.finish(pool.scores)
+    pool.commit(epoch + 1)
+    return figures
+
+
+def run_epochs(world, root, policy, *, num_samples, epochs, seed):
+    layout = Layout(world.replicas_per_node, num_samples)
+    pool = open_pool(world, root, policy, layout)
+    pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=seed))
+    share = slice(*layout.share_slots(world.replica))
+    history = []
+    for epoch in range(epochs + 1):
+        ids = np.array(pool.cache.entries.sample_id[share])
+        if epoch == 0:
+            # A score that names its sample: it must be found with the same sample afterwards.
+            pool.scores["loss"][share] = ids
+        rows = pool.cache.read_rows(np.arange(share.start, share.stop))
+        bounds = np.cumsum(rows.lengths[:, 0])
+        data = [
+            bytes(rows.variable[0][b - n : b])
+            for n, b in zip(rows.lengths[:, 0], bounds, strict=True)
+        ]
+        seen = {
+            "ids": ids.tolist(),
+            "corrupt": len(corrupt_rows(rows)),
+            "right": data == [payload(i) for i in ids.tolist()],
+            "scores": pool.scores["loss"][share].tolist(),
+            "traced": None,
+        }
+        if policy.traced:
+            traced = policy.placement(layout, node=world.node, epoch=epoch, seed=seed)
+            seen["traced"] = traced[share].tolist()
+        history.append(seen)
+        world.barrier(doing="look")
+        if epoch < epochs:
+            seen["figures"] = go_on(world, pool, policy, layout, epoch, seed=seed)
+    used = {
+        "positions": len(np.load(next(pool.cache.directory.glob("fixed-0.npy")), mmap_mode="r")),
+        "pool": layout.pool_rows(world.node),
+        "free": len(pool.cache.free_positions),
+    }
+    pool.close()
+    return history, used
+
+
+def run(policy, replicas, **settings):
+    with tempfile.TemporaryDirectory(dir=shm()) as root:
+        return run_threads(
+            thread_worlds(list(replicas), timeout_s=20),
+            lambda world: run_epochs(world, Path(root), policy, **settings),
+        )
+
+
+@given(
+    st.sampled_from(POLICIES),
+    st.sampled_from(LAYOUTS),
+    st.integers(0, 60),
+    st.integers(1, 5),
+    st.integers(0, 3),
+)
+def test_every_sample_is_owned_once_with_its_own_bytes_and_score(
+    policy, replicas, extra, epochs, seed
+):
+    num_samples = sum(replicas) + extra
+    results = run(policy, replicas, num_samples=num_samples, epochs=epochs, seed=seed)
+    for epoch in range(epochs + 1):
+        now = [history[epoch] for history, _ in results]
+        assert sorted(i for rank in now for i in rank["ids"]) == list(range(num_samples))
+        for rank, (history, _) in zip(now, results, strict=True):
+            assert len(rank["ids"]) == len(history[0]["ids"]), "a share keeps its size"
+            assert rank["corrupt"] == 0
+            assert rank["right"]
+            assert rank["scores"] == rank["ids"], "scores follow their rows, kept ones too"
+            assert rank["traced"] in (None, rank["ids"]), "traced is what happened"
+
+
+@pytest.mark.parametrize("replicas", [(2, 2), (3, 2, 2), (5, 1)])
+def test_a_moving_global_shuffle_is_where_it_is_traced_after_twenty_epochs(replicas):
+    results = run(Global(moves=True), replicas, num_samples=150, epochs=20, seed=1)
+    for history, used in results:
+        assert history[20]["ids"] == history[20]["traced"]
+        assert history[20]["ids"] != history[19]["ids"]
+        assert used["positions"] <= 3 * used["pool"] + 2 * max(replicas)
+        assert used["free"] >= used["positions"] - 2 * used["pool"], "what left is given back"
+
+
+def test_rows_that_stay_on_their_node_do_not_travel():
+    num_samples = 400
+    results = run(Global(moves=True), (2, 2), num_samples=num_samples, epochs=3, seed=0)
+    for epoch in range(3):
+        nodes = [{*results[r][0][epoch]["ids"], *results[r + 1][0][epoch]["ids"]} for r in (0, 2)]
+        then = [
+            {*results[r][0][epoch + 1]["ids"], *results[r + 1][0][epoch + 1]["ids"]} for r in (0, 2)
+        ]
+        crossed = len(nodes[0] & then[1]) + len(nodes[1] & then[0])
+        rows = [history[epoch]["figures"]["rows"] for history, _ in results]
+        assert sum(rows) == crossed
+        # Half of the samples, as two nodes have it: 400 fair coins fall within 60 of 200.
+        assert abs(crossed - 200) < 60
+
+
+def test_a_global_shuffle_reaches_every_node_alike():
+    layout = Layout((1, 1, 1, 1), 8000)
+    slots = deal(layout, seed=5, epoch=1).samples(np.arange(2000))
+    counts = np.bincount(slots // 2000, minlength=4)
+    assert counts.sum() == 2000
+    assert np.all(np.abs(counts - 500) < 100), counts
+
+
+@given(st.sampled_from(LAYOUTS[:2] + LAYOUTS[3:]), st.integers(0, 90), st.integers(0, 9))
+def test_sender_and_receiver_plan_the_same_rows_in_the_same_order(replicas, extra, epoch):
+    layout = Layout(replicas, sum(replicas) + extra)
+    before, after = (deal(layout, seed=3, epoch=e) for e in (epoch, epoch + 1))
+    plans = [plan_moves(layout, r, before=before, after=after) for r in range(sum(replicas))]
+    starts = [layout.pool_start(layout.node_of(r)) for r in range(sum(replicas))]
+    for giver, gives in enumerate(plans):
+        for taker, takes in enumerate(plans):
+            left = gives.leaving[gives.receivers == taker] + starts[giver]
+            came = takes.arriving[takes.senders == giver] + starts[taker]
+            assert before.samples(left).tolist() == after.samples(came).tolist()
+            if layout.node_of(giver) == layout.node_of(taker):
+                assert len(left) == 0
+
+
+def test_rows_of_high_loss_leave_more_often_and_any_may():
+    losses = np.repeat(np.array([0.0, 1.0, 4.0], np.float32), 100)
+    times = np.zeros(300, np.int64)
+    for epoch in range(400):
+        stream = key(0, "test", epoch=epoch)
+        chosen = leaving_by_loss(losses, num_leaving=30, stream=stream)
+        assert len(np.unique(chosen)) == 30
+        assert np.all(np.diff(chosen) > 0)
+        times[chosen] += 1
+    low, middle, high = times.reshape(3, 100).sum(axis=1)
+    assert 3 * middle < high < 5 * middle, "in proportion, as few of each leave"
+    assert low < middle / 100
+    all_rows = leaving_by_loss(losses, num_leaving=300, stream=key(0, "test"))
+    assert all_rows.tolist() == list(range(300))
+
+
+def test_rows_never_reported_weigh_as_much_as_the_mean():
+    losses = np.concatenate([np.full(200, np.inf), np.full(100, 1), np.full(100, 3)])
+    losses = losses.astype(np.float32)
+    times = np.zeros(400, np.int64)
+    for epoch in range(400):
+        times[leaving_by_loss(losses, num_leaving=20, stream=key(1, "test", epoch=epoch))] += 1
+    unknown, low, high = times[:200].sum() / 2, times[200:300].sum(), times[300:].sum()
+    assert low < unknown < high
+    assert abs(unknown - (low + high) / 2) < 0.1 * unknown
+    assert mean_loss(losses) == 2
+    assert mean_loss(losses[:200]) == 0
+
+
+@pytest.mark.parametrize("num_leaving", [-1, 4])
+def test_more_rows_than_there_are_cannot_leave(num_leaving):
+    with pytest.raises(ValueError, match=r"expected a number in \[0, 3\].*take it from the layout"):
+        leaving_by_loss(np.ones(3, np.float32), num_leaving=num_leaving, stream=key(0, "test"))
+
+
+def nodes_of(ring):
+    assert ring.facing is not None
+    return ring.facing.tolist()
+
+
+def test_the_richest_node_meets_the_poorest():
+    layout = Layout((2, 2, 2, 2), 800)
+    ring = facing_ring(layout, np.array([3.0, 1.0, 4.0, 2.0]), seed=0, epoch=0)
+    assert nodes_of(ring) == [2, 0, 1, 3]
+    dests = ring.destinations(np.arange(8), ring.shifts(4)[:, None])
+    met = [[layout.node_of(int(r)) for r in row] for row in dests]
+    assert met == [[3, 3, 2, 2, 1, 1, 0, 0]] * 4
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=2, max_size=7),
+    st.integers(0, 99),
+)
+def test_a_ring_by_scores_is_balanced_and_leaves_every_node_where_it_can(replicas, seed):
+    layout = Layout(tuple(replicas), 1000)
+    rng = np.random.default_rng(seed)
+    richness = rng.integers(0, 3, len(replicas)).astype(np.float64)
+    ring = facing_ring(layout, richness, seed=seed, epoch=2)
+    everyone = np.arange(sum(replicas))
+    assert sorted(nodes_of(ring)) == list(range(len(replicas)))
+    for shift in ring.shifts(3):
+        dests = ring.destinations(everyone, np.array(shift))
+        assert sorted(dests.tolist()) == everyone.tolist(), "each receives once"
+        if 2 * max(replicas) <= sum(replicas):
+            for replica, dest in zip(everyone.tolist(), dests.tolist(), strict=True):
+                assert layout.node_of(replica) != layout.node_of(dest)
+
+
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(0, 9))
+def test_equally_rich_nodes_meet_others_from_epoch_to_epoch(replicas, seed):
+    layout = Layout(tuple(replicas), 1000)
+    orders = {
+        tuple(nodes_of(facing_ring(layout, np.zeros(len(replicas)), seed=seed, epoch=e)))
+        for e in range(20)
+    }
+    assert len(orders) > 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_moves_on_one_node(policy):
+    layout = Layout((3,), 40)
+    assert policy.num_leaving(layout) == 0
+    assert policy.placement(layout, node=0, epoch=3, seed=0).tolist() == list(range(40))
+
+
+def test_a_placement_by_scores_is_not_guessed():
+    policy, layout = Partial(0.3, rows="scores"), Layout((1, 1), 40)
+    assert policy.placement(layout, node=1, epoch=2, seed=0, first_epoch=2)[0] == 20
+    with pytest.raises(ValueError, match=r"depends on scores.*loader\.save"):
+        policy.placement(layout, node=1, epoch=3, seed=0, first_epoch=2)
+
+
+@pytest.mark.parametrize("name", ["rows", "partners"])
+def test_an_unknown_choice_is_refused(name):
+    with pytest.raises(ValueError, match=f'{name} is \'loss\'; give "uniform" or "scores"'):
+        Partial(0.1, **{name: "loss"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [Global(moves=True), Partial(0.5, rows="scores")])
+def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
+    """As after a kill between two nodes' commits; then it goes on over what became free again."""
+    layout = Layout((2, 2), 120)
+
+    def session(world):
+        pool = open_pool(world, tmp_path, policy, layout)
+        start = placement_of(policy, layout, node=world.node, epoch=0, seed=0).sample_ids()
+        pool.ensure(placed(start))
+        ids = [start]
+        for epoch in range(3):
+            go_on(world, pool, policy, layout, epoch, seed=0)
+            ids.append(np.array(pool.cache.entries.sample_id[:]))
+        pool.source.rows_read.clear()
+        pool.ensure(placed(ids[2], epoch=2))
+        read = list(pool.source.rows_read)
+        rows = pool.cache.read_rows(np.arange(len(ids[2])))
+        held = pool.cache.entries.sample_id[:].tolist()
+        go_on(world, pool, policy, layout, 2, seed=0)
+        go_on(world, pool, policy, layout, 3, seed=0)
+        after = pool.cache.read_rows(np.arange(len(ids[2])))
+        pool.close()
+        return (
+            read, held == ids[2].tolist(), len(corrupt_rows(rows)), len(corrupt_rows(after)),
+            after.sample_id.tolist(),
+        )  # fmt: skip
+
+    results = run_threads(thread_worlds([2, 2], timeout_s=20), session)
+    for read, held, corrupt, corrupt_after, _ in results:
+        assert read == []
+        assert held
+        assert corrupt == corrupt_after == 0
+    assert sorted(results[0][4] + results[2][4]) == list(range(120))
+
+
+def test_another_layout_begins_with_rows_where_a_first_layout_puts_them():
+    layout, homes = Layout((2, 1), 60), np.arange(60)
+    assert deal(layout, seed=1, epoch=5, first_epoch=5).samples(homes).tolist() == homes.tolist()
+    assert deal(layout, seed=1, epoch=6, first_epoch=5).samples(homes).tolist() != homes.tolist()
+
+
+def test_replicas_of_equal_losses_do_not_give_the_same_rows():
+    layout, losses = Layout((1, 1), 200), np.ones(100, np.float32)
+
+    def leaving(world):
+        turn = Turn(world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, 0, losses)
+        return Partial(0.3, rows="scores")._leaving_slots(turn, 30).tolist()
+
+    first, second = run_threads(thread_worlds([1, 1]), leaving)
+    assert first != second

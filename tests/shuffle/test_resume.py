@@ -1,0 +1,234 @@
+"""Loaders whose shuffle goes by scores, or deals all rows anew: resumed, they do the same."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shuffle
+from dataio import Loader, StateError
+from dataio.errors import QuotaError
+from dataio.policies import Shuffle
+from dataio.world import run_threads, single_world, thread_worlds
+from importance import Kakurenbo, RandomPrune
+from tests.dataio.test_loader import digest, jitter, loss_of
+from tests.memory_source import FIELDS, MemorySource
+
+EPOCHS = 4
+HIDES = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
+SHUFFLES: dict[str, Shuffle] = {
+    "rows": shuffle.Partial(0.3, rows="scores"),
+    "partners": shuffle.Partial(0.3, partners="scores"),
+    "both": shuffle.Partial(0.5, rows="scores", partners="scores"),
+    "moves": shuffle.Global(moves=True),
+}
+BY_SCORES = ["rows", "partners", "both"]
+
+
+def make(world, root, name, *, num_samples=61, **options):
+    chosen: dict[str, Any] = {"importance": HIDES, "batch_size": 5, "fields": FIELDS, "seed": 7}
+    chosen |= {"progress": False, "transform": jitter, "num_threads": 1}
+    return Loader(
+        MemorySource(num_samples),
+        cache=root,
+        world=world,
+        shuffle=SHUFFLES[name],
+        **(chosen | options),
+    )
+
+
+def train(loader, epochs=EPOCHS, *, on_step=None):
+    """Run to the end: digests of all batches, and each epoch's slots."""
+    seen = []
+    for epoch in loader.epochs(epochs):
+        for batch in loader:
+            loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            seen.append(digest(batch))
+            if on_step is not None:
+                on_step(epoch, loader.step, len(seen))
+        for batch in loader.refresh():
+            loader.report(batch, *loss_of(batch["sample_id"], epoch + 0.5))
+            seen.append(digest(batch))
+    return seen
+
+
+def whole_run(tmp_path, name, replicas, saves):
+    """An uninterrupted run that saves at some steps: what each rank saw, and when it saved."""
+
+    def whole(world):
+        saved = {}
+        with make(world, tmp_path / "whole", name) as loader:
+
+            def on_step(epoch, step, number):
+                if step in saves:
+                    loader.save(tmp_path / f"at-{epoch}-{step}")
+                    saved[epoch, step] = number
+
+            return train(loader, on_step=on_step), saved
+
+    return run_threads(thread_worlds(list(replicas), timeout_s=20), whole)
+
+
+@pytest.mark.parametrize("replicas", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_a_run_goes_on_byte_for_byte_whatever_the_caches_hold(tmp_path, name, replicas):
+    """From caches of this run at its end, up to three epochs on; and from none."""
+    results = whole_run(tmp_path, name, replicas, saves=(1, 3))
+    assert len(results[0][1]) == 2 * EPOCHS
+    for number, (epoch, step) in enumerate(results[0][1]):
+        root = tmp_path / ("whole" if number % 2 else f"new-{number}")
+
+        def rest(world, epoch=epoch, step=step, root=root):
+            with make(world, root, name, num_threads=0) as loader:
+                loader.restore(tmp_path / f"at-{epoch}-{step}")
+                return train(loader)
+
+        ends = run_threads(thread_worlds(list(replicas), timeout_s=20), rest)
+        for (seen, saved), end in zip(results, ends, strict=True):
+            assert end == seen[saved[epoch, step] :], f"from epoch {epoch}, step {step}"
+
+
+@pytest.mark.parametrize("name", BY_SCORES)
+def test_a_save_right_after_a_restore_is_as_good_as_the_first(tmp_path, name):
+    """The losses that the exchange goes by are those of the epoch's start, not of the save."""
+    results = whole_run(tmp_path, name, (1, 1), saves=(3,))
+
+    def copy(world):
+        with make(world, tmp_path / "other", name) as loader:
+            loader.restore(tmp_path / "at-1-3")
+            loader.save(tmp_path / "again")
+
+    def rest(world):
+        with make(world, tmp_path / "third", name) as loader:
+            loader.restore(tmp_path / "again")
+            return train(loader)
+
+    run_threads(thread_worlds([1, 1], timeout_s=20), copy)
+    ends = run_threads(thread_worlds([1, 1], timeout_s=20), rest)
+    for (seen, saved), end in zip(results, ends, strict=True):
+        assert end == seen[saved[1, 3] :]
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, name):
+    """A kill between save and commit, or between two nodes' commits: caches an epoch ahead."""
+
+    def first(world):
+        with make(world, tmp_path / "cache", name) as loader:
+            for epoch in loader.epochs(3):
+                for batch in loader:
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                    if (epoch, loader.step) == (1, 2):
+                        loader.save(tmp_path / "saved")
+                if epoch == 2:
+                    return np.array(loader._pool.sample_ids)
+
+    def again(world):
+        with make(world, tmp_path / "cache", name) as loader:
+            loader._source.rows_read.clear()
+            loader.restore(tmp_path / "saved")
+            return loader._source.rows_read, loader.epoch, np.array(loader._pool.sample_ids)
+
+    ahead = run_threads(thread_worlds([1, 1], timeout_s=20), first)
+    results = run_threads(thread_worlds([1, 1], timeout_s=20), again)
+    assert [read for read, _, _ in results] == [[], []]
+    assert [epoch for _, epoch, _ in results] == [1, 1]
+    for there, (_, _, here) in zip(ahead, results, strict=True):
+        assert not np.array_equal(there, here)
+
+
+@pytest.mark.parametrize("name", BY_SCORES)
+def test_another_layout_goes_on_from_its_first_placement_each_row_once(tmp_path, name):
+    def begin(world):
+        with make(world, tmp_path / "three", name) as loader:
+            for epoch in loader.epochs(3):
+                ids = []
+                for batch in loader:
+                    ids += batch["sample_id"][batch["slot"] >= 0].tolist()
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                    if (epoch, loader.step) == (1, 2):
+                        loader.save(tmp_path / "saved")
+                        return ids
+
+    def go_on(world):
+        epochs: list[list[int]] = []
+        with make(world, tmp_path / "two", name) as loader:
+            loader.restore(tmp_path / "saved")
+            for epoch in loader.epochs(3):
+                epochs.append([])
+                for batch in loader:
+                    epochs[-1] += batch["sample_id"][batch["slot"] >= 0].tolist()
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            return epochs
+
+    before = run_threads(thread_worlds([1, 1, 1], timeout_s=20), begin)
+    after = run_threads(thread_worlds([1, 1], timeout_s=20), go_on)
+    trained = [i for ids in before for i in ids] + [i for epochs in after for i in epochs[0]]
+    assert len(trained) == len(set(trained)), "no row twice in the epoch"
+
+
+@pytest.mark.parametrize("name", BY_SCORES)
+def test_a_state_without_scores_is_refused_where_they_placed_the_rows(tmp_path, name):
+    def job(world):
+        with make(world, tmp_path, name) as loader:
+            early = loader.state_dict()
+            for _ in loader.epochs(2):
+                for batch in loader:
+                    loader.report(batch, *loss_of(batch["sample_id"], loader.epoch))
+            late = loader.state_dict()
+            with pytest.raises(StateError, match=r"epoch 1 by scores.*loader\.save"):
+                loader.load_state_dict(late)
+            with pytest.raises(StateError, match=r"set_epoch: .*loader\.restore"):
+                loader.set_epoch(3)
+            loader.load_state_dict(early)
+            for batch in loader:
+                loader.report(batch, *loss_of(batch["sample_id"], loader.epoch))
+            loader.set_epoch(1)
+            loader.set_epoch(0)
+            return loader.epoch
+
+    assert run_threads(thread_worlds([1, 1], timeout_s=20), job) == [0, 0]
+
+
+def test_a_snapshot_whose_rows_were_changed_is_refused(tmp_path):
+    name = "rows"
+    whole_run(tmp_path, name, (1, 1), saves=(3,))
+    (tmp_path / "at-1-3" / "node-0.arrow").write_bytes(
+        (tmp_path / "at-2-3" / "node-0.arrow").read_bytes()
+    )
+
+    def rest(world):
+        with make(world, tmp_path / "other", name) as loader:
+            with pytest.raises(StateError, match=r"not those of epoch 1.*restore an older one"):
+                loader.restore(tmp_path / "at-1-3")
+
+    run_threads(thread_worlds([1, 1], timeout_s=20), rest)
+
+
+@pytest.mark.parametrize("importance", [None, RandomPrune(0.25, delta=0.9)])
+def test_a_shuffle_by_scores_needs_a_policy_that_keeps_them(tmp_path, importance):
+    with pytest.raises(ValueError, match=r"goes by scores.*such as Kakurenbo"):
+        make(single_world(), tmp_path, "rows", importance=importance)
+
+
+@pytest.mark.parametrize("name", ["rows", "moves"])
+def test_a_quota_without_room_for_arrivals_is_an_error_only_where_scores_place_rows(tmp_path, name):
+    def job(world):
+        with make(world, tmp_path, name, num_samples=4000, quota=350_000) as loader:
+            seen: list[list[int]] = []
+            for epoch in loader.epochs(2):
+                seen.append([])
+                for batch in loader:
+                    seen[-1] += batch["sample_id"][batch["slot"] >= 0].tolist()
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+            return seen, loader._pool.moves
+
+    worlds = thread_worlds([1, 1], timeout_s=20)
+    if name == "rows":
+        with pytest.raises(QuotaError, match=r"no room for the rows that arrive.*raise the quota"):
+            run_threads(worlds, job)
+        return
+    results = run_threads(worlds, job)
+    assert [moves for _, moves in results] == [False, False]
+    first = sorted(i for seen, _ in results for i in seen[0])
+    assert first == list(range(4000))
