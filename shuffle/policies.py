@@ -1,5 +1,6 @@
 """Which node holds which row, epoch by epoch: the policies that a loader is handed."""
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +15,10 @@ from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement
 from shuffle.relocation import begin_moves
-from shuffle.ring import Ring, make_ring
+from shuffle.ring import Ring, crossing_fraction, make_ring
 from shuffle.schedule import plan_legs
+
+log = logging.getLogger(__name__)
 
 By = Literal["uniform", "scores"]
 
@@ -87,6 +90,9 @@ class Partial:
         leaving = self.num_leaving(turn.layout)
         if leaving == 0:
             return None
+        begins = turn.epoch == turn.first_epoch and turn.world.rank == 0
+        if begins and self.partners == "uniform":
+            self._tell_what_crosses(turn.layout)
         rank_of = turn.world.rank_of_replica
         slots = self._leaving_slots(turn, leaving)
         legs = plan_legs(
@@ -115,6 +121,17 @@ class Partial:
             fetch=turn.fetch,
             buffers=turn.buffers,
         )
+
+    def _tell_what_crosses(self, layout: Layout) -> None:
+        crossing = crossing_fraction(layout)
+        if crossing < 1:
+            log.warning(
+                "[rank 0] %s: one node holds %d of %d replicas, so %.0f %% of the exchanged rows "
+                "change hands within it; in effect the exchange is %.3g: give a larger one, or as "
+                "many ranks to every node",
+                self, layout.widest, layout.num_replicas, 100 * (1 - crossing),
+                self.exchange * crossing,
+            )  # fmt: skip
 
     def _leaving_slots(self, turn: Turn, leaving: int) -> NDArray[np.int64]:
         layout, replica = turn.layout, turn.world.replica

@@ -141,6 +141,16 @@ def test_a_moving_global_shuffle_is_where_it_is_traced_after_twenty_epochs(repli
         assert used["free"] >= used["positions"] - 2 * used["pool"], "what left is given back"
 
 
+@pytest.mark.parametrize(("replicas", "told"), [((5, 1), 1), ((3, 3), 0), ((4, 3, 1), 0)])
+def test_an_exchange_that_partly_stays_inside_a_node_says_so_once(replicas, told, caplog):
+    run(Partial(0.3), replicas, num_samples=120, epochs=3, seed=0)
+    found = [record.message for record in caplog.records if "in effect" in record.message]
+    assert len(found) == told
+    # Of 30 ordered pairs of replicas 20 stand on one node: 0.3 x 10 / 30
+    assert all("one node holds 5 of 6 replicas, so 67 %" in text for text in found)
+    assert all("in effect the exchange is 0.1:" in text for text in found)
+
+
 def test_rows_that_stay_on_their_node_do_not_travel():
     num_samples = 400
     results = run(Global(moves=True), (2, 2), num_samples=num_samples, epochs=3, seed=0)
