@@ -4,8 +4,6 @@ import json
 import os
 from collections.abc import Mapping
 
-import torch
-
 from dataio.errors import WorldError
 from dataio.layout import Layout
 from dataio.policies import Importance, Shuffle
@@ -91,14 +89,3 @@ def check_agreement(settings: Mapping[str, object], world: World) -> None:
     )
     error.all_ranks = True
     raise error
-
-
-def check_report(num_rows: int, values: Mapping[str, torch.Tensor | None]) -> None:
-    """Refuse what does not have one value for each row of a batch."""
-    for name, value in values.items():
-        if value is not None and tuple(value.shape) != (num_rows,):
-            raise ValueError(
-                f"report: {name} has shape {tuple(value.shape)}, expected ({num_rows},), one "
-                "value a row; "
-                f'compute the loss with reduction="none"'
-            )

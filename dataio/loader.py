@@ -18,14 +18,12 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.autograd import profiler
 from torch.profiler import record_function
 
 from dataio.arguments import (
     check_agreement,
     check_arguments,
     check_batch_size,
-    check_report,
     check_scores,
     parse_quota,
     share_of_cores,
@@ -37,19 +35,21 @@ from dataio.digest import digest
 from dataio.epoch import find_decks
 from dataio.errors import StateError
 from dataio.evaluation import Evaluation
+from dataio.feed import Feed
 from dataio.fields import Field
 from dataio.figures import EpochFigures, Figures, summarise
 from dataio.filesystem import cache_directory, is_named
-from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
+from dataio.gather import Batch, BatchTransform, Collate, Gather
 from dataio.metrics import add_figures, check_metrics
 from dataio.moves import Moves
-from dataio.order import Block, Order, num_steps
-from dataio.placement import Placement, Placements
+from dataio.order import Block, num_steps
+from dataio.placement import Placements
 from dataio.policies import Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.replay import groups_of, trained_samples, trained_slots
+from dataio.report import check_report, take_in
 from dataio.resume import Run, load_part
-from dataio.scores import record, spread_scores, unscored
+from dataio.scores import spread_scores, unscored
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_state, save_snapshot
 from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
 from dataio.source.transformed import StageTransform
@@ -58,8 +58,6 @@ from dataio.verify import Verify
 from dataio.world import World, discover_world
 
 log = logging.getLogger(__name__)
-
-NO_EPOCH = 1 << 62
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What `Loader.stats` tells of the last epoch over all ranks."""
@@ -219,7 +217,7 @@ class Loader:
             num_slots=self._decks.num_rows,
             num_leaving=self._num_leaving,
             progress=progress,
-            wanted=None if self._num_leaving else self._placement(0),
+            wanted=None if self._num_leaving else self._placements.of(0, first_epoch=0),
             uses_scores=importance is not None and importance.uses_scores,
             foreign=self._foreign,
             readers=staging_readers,
@@ -255,11 +253,13 @@ class Loader:
         self._first_tag = self.world.open_channel()
         self._moves = Moves(self._pool, self._placements, first_tag=self._first_tag)
         self._figures = Figures()
+        self._feed = Feed(self._pool, self._gather, self._delivery, figures=self._figures)
         self._epoch_figures: dict[str, float] = {}
         self._seen: NDArray[np.bool_] | None = None
         self._evaluations: list[Evaluation] = []
         try:
-            self._stage()
+            if not self._overlaps:  # which stages when the first epoch begins
+                self._moves.stage()
         except BaseException:
             # Whoever catches it may try again in this process: the cache must not stay locked.
             self._gather.close()
@@ -296,28 +296,6 @@ class Loader:
             "shuffle": repr(self._shuffle),
             "importance": repr(self._importance),
         }
-
-    def _stage(self) -> None:
-        pool = self._pool
-        if self._overlaps:
-            return  # when the first epoch begins
-        if not self._num_leaving:
-            # Rows that never leave lie in the same slots whatever is restored.
-            pool.ensure(self._placement(0))
-            return
-        missing = pool.cache.num_missing
-        # Caches that hold rows keep them: a restore may want just that placement.
-        begun = self._placement(pool.cache.epoch)
-        follows = begun.name == pool.cache.placement and not pool.holds_nothing()
-        mine = np.array([-missing, pool.cache.epoch if follows else NO_EPOCH])
-        least, epoch = self.world.allreduce(mine, op="min", doing="look for caches").tolist()
-        if least:
-            # A node that lost its cache joins the others where they are.
-            joined = self._placement(epoch if epoch < NO_EPOCH else 0)
-            pool.ensure(pool.held() if not missing else begun if follows else joined)
-
-    def _placement(self, epoch: int) -> Placement:
-        return self._placements.of(epoch, first_epoch=self._position.running.first_epoch)
 
     def _start_of(self, epoch: int, first_epoch: int = 0) -> Position:
         grouped = self._overlaps and epoch == 0
@@ -403,7 +381,7 @@ class Loader:
 
     def _close_and_begin(self) -> None:
         started = time.perf_counter()
-        self._stop_prefetch()
+        self._feed.stop()
         self._pool.finish_staging()
         figures = self._end_figures()
         exchanges = self._moves.by_exchange
@@ -507,9 +485,10 @@ class Loader:
         self._ensure_begun()
         if self.step >= self._plan.order.steps and self._num_epochs is None:
             self.step = 0
-        self._stop_prefetch()
+        self._feed.stop()
         steps = range(self.step, self._plan.order.steps)
-        for batch in self._batches(self._train_block, self._plan.order, steps):
+        order = self._plan.order
+        for batch in self._feed.batches(self._train_block, order, steps, epoch=self.epoch):
             self._moves.progress(self.step)
             self.step += 1
             yield batch
@@ -519,9 +498,10 @@ class Loader:
 
         Often none; as many batches on every replica. Padding has weight 0, rows weight 1.
         """
-        self._stop_prefetch()
+        self._feed.stop()
         steps = range(self._refresh_step, self._refresh_order.steps)
-        for batch in self._batches(self._refresh_block, self._refresh_order, steps):
+        order = self._refresh_order
+        for batch in self._feed.batches(order.even_block, order, steps, epoch=self.epoch):
             self._refresh_step += 1
             yield batch
 
@@ -532,32 +512,6 @@ class Loader:
         block = self._plan.block(first_step, 1)
         self._pool.await_rows(block.slots[0])
         return block
-
-    def _refresh_block(self, first_step: int, num_steps: int) -> Block:
-        slots, num_valid = self._refresh_order.block(first_step, num_steps)
-        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
-        return Block(slots, num_valid, weight)
-
-    def _batches(self, pick: Pick, order: Order, steps: range) -> Iterator[Batch]:
-        clock, figures = time.perf_counter, self._figures
-        # One run, unless a quota keeps some rows out of the cache.
-        runs = self._pool.windows(lambda first, count: order.block(first, count)[0], steps)
-        try:
-            started = clock()
-            for run in runs:
-                batches = self._delivery(self._gather.batches(pick, run, epoch=self.epoch))
-                for step in run:
-                    if profiler._is_profiler_enabled:
-                        with record_function("tonari: wait for a batch"):
-                            batch = next(batches)
-                    else:
-                        batch = next(batches)
-                    figures.add_batch(clock() - started, order.num_valid(step))
-                    yield batch
-                    started = clock()
-        finally:
-            self._gather.stop()
-            runs.close()
 
     def report(
         self,
@@ -581,14 +535,12 @@ class Loader:
         check_report(len(batch["slot"]), outcome)
         if self._importance is None or not self._importance.uses_scores:
             return
-        slots = batch["slot"].cpu().numpy()
-        valid = slots >= 0
-        record(
+        take_in(
             self._pool.scores,
-            slots[valid],
-            loss=np.nan_to_num(_array(loss)[valid], nan=np.inf, posinf=np.inf),
-            correct=None if correct is None else _array(correct)[valid].astype(np.bool_),
-            confidence=None if confidence is None else _array(confidence)[valid],
+            batch["slot"],
+            loss=loss,
+            correct=correct,
+            confidence=confidence,
             epoch=self.epoch,
         )
 
@@ -755,13 +707,9 @@ class Loader:
             "skipped_rows": self._gather.num_skipped,
         }
 
-    def _stop_prefetch(self) -> None:
-        self._gather.stop()
-        self._pool.close_windows()
-
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
-        self._stop_prefetch()
+        self._feed.stop()
         self._moves.abandon()
         self._begun = False
 
@@ -774,7 +722,7 @@ class Loader:
             self._release()
 
     def _release(self) -> None:
-        self._stop_prefetch()
+        self._feed.stop()
         self._moves.stop()
         for evaluation in self._evaluations:
             evaluation.close()
@@ -797,7 +745,3 @@ class Loader:
             self.close()
         else:
             self._release()
-
-
-def _array(values: torch.Tensor) -> NDArray[np.float32]:
-    return np.asarray(values.detach().to("cpu", torch.float32).numpy())

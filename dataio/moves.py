@@ -12,6 +12,8 @@ from dataio.pool import Pool
 from dataio.rows import IdStore
 from dataio.stretch import Position
 
+NO_EPOCH = 1 << 62
+
 
 class Moves:
     """A pool's rows on their way from one epoch's placement to the next.
@@ -46,6 +48,27 @@ class Moves:
     def by_exchange(self) -> bool:
         """Whether nodes trade rows at the end of the running epoch; if not, they may `refill`."""
         return self._placements.num_leaving > 0 and self._pool.moves
+
+    def stage(self) -> None:
+        """Bring the node's rows in, where its cache does not hold what may be wanted. Collective.
+
+        Before anything is restored, so as of a layout that begins in epoch 0.
+        """
+        pool, placements = self._pool, self._placements
+        if not placements.num_leaving:
+            # Rows that never leave lie in the same slots whatever is restored.
+            pool.ensure(placements.of(0, first_epoch=0))
+            return
+        missing = pool.cache.num_missing
+        # Caches that hold rows keep them: a restore may want just that placement.
+        begun = placements.of(pool.cache.epoch, first_epoch=0)
+        follows = begun.name == pool.cache.placement and not pool.holds_nothing()
+        mine = np.array([-missing, pool.cache.epoch if follows else NO_EPOCH])
+        least, epoch = self._world.allreduce(mine, op="min", doing="look for caches").tolist()
+        if least:
+            # A node that lost its cache joins the others where they are.
+            joined = placements.of(epoch if epoch < NO_EPOCH else 0, first_epoch=0)
+            pool.ensure(pool.held() if not missing else begun if follows else joined)
 
     def keep_losses(self, losses: NDArray[np.float32] | None) -> None:
         """Remember the last losses as an epoch begins, those of a snapshot if there is one."""
