@@ -42,6 +42,7 @@ from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather
 from dataio.metrics import add_figures, check_metrics
 from dataio.moves import Moves
+from dataio.opening import Opener
 from dataio.order import Block, num_steps
 from dataio.placement import Placements
 from dataio.policies import Importance, Local, Selection, Shuffle
@@ -51,7 +52,7 @@ from dataio.report import check_report, take_in
 from dataio.resume import Run, load_part
 from dataio.scores import spread_scores, unscored
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_state, save_snapshot
-from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
+from dataio.source import Retry, Source, Throttle
 from dataio.source.transformed import StageTransform
 from dataio.stretch import Position, Stretch
 from dataio.verify import Verify
@@ -162,11 +163,11 @@ class Loader:
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache), read_only=True)
         self._foreign = is_named(os.fspath(cache))
-        self._throttle, self._retry = throttle, retry
-        self._stage_transform = stage_transform
-        self._source_fields = dict(fields)
+        self._opener = Opener(
+            self._root, throttle, retry, dict(fields), stage_transform, self.world
+        )
         self._staging_readers, self._staging_bandwidth = staging_readers, staging_bandwidth
-        self._source, fields = self._opened(source)
+        self._source, fields = self._opener.open(source)
         self.num_samples = self._source.num_samples
         self.batch_size = batch_size
         self._drop_last = drop_last
@@ -265,23 +266,6 @@ class Loader:
             self._gather.close()
             self._pool.close()
             raise
-
-    def _opened(self, source: str | Sequence[str] | Source) -> tuple[Source, Mapping[str, Field]]:
-        """Open a source, and tell in which fields its rows are stored. Collective."""
-        if isinstance(source, (str, Sequence)):
-            keeps = os.access(self._root, os.W_OK)
-            source = open_source(
-                source,
-                world=self.world,
-                storage=Storage(self._throttle, retry=self._retry),
-                index_cache=self._root / "indexes" if keeps else None,
-            )
-        if self._stage_transform is None:
-            return source, self._source_fields
-        transformed = TransformedSource(
-            source, self._source_fields, self._stage_transform, world=self.world
-        )
-        return transformed, transformed.fields
 
     def _settings(self, quota_bytes: int | None) -> dict[str, object]:
         """What must be the same on all ranks."""
@@ -549,7 +533,7 @@ class Loader:
 
         It is closed with the loader, if not before.
         """
-        opened, _ = self._opened(source)
+        opened, _ = self._opener.open(source)
         evaluation = Evaluation(
             opened,
             self.fields,
