@@ -89,7 +89,7 @@ def write_index(num_rows: int, directory: Path) -> None:
     )
     cache = loader._pool.cache
     cache.begin_writing()
-    cache.rewrite(entries, epoch=0, placement=loader._placement(0).name)
+    cache.rewrite(entries, epoch=0, placement=loader._placements.of(0, first_epoch=0).name)
     loader.close()
 
 

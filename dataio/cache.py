@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +36,9 @@ from dataio.manifest import (
 )
 from dataio.placement import Placement
 from dataio.quota import Budget
-from dataio.rows import Rows, RowSchema, corrupt_rows, empty_rows, row_offsets
-from dataio.store import FixedFile, HeapFile, map_table
+from dataio.row_files import RowFiles
+from dataio.rows import Rows, RowSchema, corrupt_rows
+from dataio.store import FixedFile, map_table
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +122,12 @@ class Cache:
         self.bytes_written = 0
         self.entries = empty_entries(num_slots, len(self.schema.variable))
         self.surplus = empty_entries(0, len(self.schema.variable))
-        self.fixed = [
-            FixedFile(directory / f"fixed-{number}.npy", column)
-            for number, column in enumerate(self.schema.fixed)
-        ]
-        self._heaps: dict[int, HeapFile] = {}
+        self._files = RowFiles(
+            directory,
+            self.schema,
+            local_rank=local_rank,
+            heap_bytes=budget.heap_bytes if budget is not None else None,
+        )
         self._serial = 0
         # The entries that the last delta replaced: what stepping back needs.
         self._undo: Entries | None = None
@@ -187,6 +188,11 @@ class Cache:
                 self._lock.share()
                 return
             self._make_room(expected_bytes)
+
+    @property
+    def fixed(self) -> Sequence[FixedFile]:
+        """The files of the fixed fields."""
+        return self._files.fixed
 
     @property
     def shared(self) -> bool:
@@ -598,7 +604,7 @@ class Cache:
             self._map_growth()
             if self.schema.variable:
                 end = self._free_extents().end + self._arrivals_bytes()
-                self._heap(self.local_rank).reserve(end)
+                self._files.heap.reserve(end)
             self._has_room = True
 
     def _map_growth(self) -> None:
@@ -617,65 +623,18 @@ class Cache:
 
     def variable_fields(self, slots: NDArray[np.int64]) -> list[list[NDArray[np.uint8]]]:
         """View variable fields in place: for each row, uint8[length] of each field."""
-        entries = self.entries
-        bounds = np.concatenate(
-            [np.zeros((len(slots), 1), np.int64), np.cumsum(entries.lengths[slots], axis=1)], axis=1
-        )
-        bounds += entries.offset[slots][:, None]
-        views = []
-        for heap, bound in zip(entries.heap[slots].tolist(), bounds.tolist(), strict=True):
-            mapped = self._heap(heap).view(bound[-1])
-            views.append([mapped[a:b] for a, b in pairwise(bound)])
-        return views
+        return self._files.views(self.entries, slots)
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
         """Copy rows out, in the order of ``slots``."""
-        rows = empty_rows(self.schema, self.lengths(slots))
-        self.read_into(slots, rows)
-        return rows
+        return self._files.read(self.entries, slots)
 
     def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
         """Copy rows, in the order of ``slots``, to where there is room for rows of their lengths.
 
         Any thread may call it while no epoch turns.
         """
-        entries = self.entries
-        into.sample_id[:] = entries.sample_id[slots]
-        into.checksum[:] = entries.checksum[slots]
-        positions = entries.position[slots]
-        for file, column in zip(self.fixed, into.fixed, strict=True):
-            # "wrap" alone copies straight into the room.
-            np.take(file.rows, positions, axis=0, out=column, mode="wrap")
-        if self.schema.variable and len(slots):
-            self._read_extents(slots, into)
-
-    def _read_extents(self, slots: NDArray[np.int64], into: Rows) -> None:
-        entries = self.entries
-        heaps, begins = entries.heap[slots], entries.offset[slots]
-        ends = begins + into.lengths.sum(axis=1)
-        views = {
-            heap: self._heap(heap).view(int(ends[heaps == heap].max())).data
-            for heap in np.unique(heaps).tolist()
-        }
-        for number, column in enumerate(into.variable):
-            lengths, room = into.lengths[:, number], column.data
-            bounds = row_offsets(lengths).tolist()
-            # Slices of plain memory: half the time of views of arrays.
-            places = zip(
-                heaps.tolist(), begins.tolist(), (begins + lengths).tolist(), pairwise(bounds),
-                strict=True,
-            )  # fmt: skip
-            for heap, begin, end, (start, stop) in places:
-                room[start:stop] = views[heap][begin:end]
-            begins = begins + lengths
-
-    def _heap(self, number: int) -> HeapFile:
-        if number not in self._heaps:
-            mine = number == self.local_rank and self.budget is not None
-            limit = self.budget.heap_bytes if mine and self.budget is not None else None
-            path = self.directory / f"heap-{number}.bin"
-            self._heaps[number] = HeapFile(path, limit_bytes=limit)
-        return self._heaps[number]
+        self._files.read_into(self.entries, slots, into)
 
     def write_rows(
         self,
@@ -695,15 +654,9 @@ class Cache:
                 caller keeps the books of a part of it; None: wherever it is free.
         """
         with self._guard, self.named("write rows"):
-            extents = rows.lengths.sum(axis=1)
             if offsets is None:
-                offsets = self._free_extents().take(extents)
-            for file, column in zip(self.fixed, rows.fixed, strict=True):
-                file.write(positions, column)
-                self.bytes_written += column.nbytes
-            if self.schema.variable:
-                self._heap(self.local_rank).write(offsets, extents, _interleave(rows))
-                self.bytes_written += int(extents.sum())
+                offsets = self._free_extents().take(rows.lengths.sum(axis=1))
+            self.bytes_written += self._files.write(positions, offsets, rows)
         # Copies: the rows may lie in a buffer that is used again.
         return make_entries(
             slot=slots,
@@ -801,7 +754,7 @@ class Cache:
             if self.schema.variable:
                 self._free = None
                 heap = range(self._free_extents().end, self.budget.heap_bytes)
-                self._heap(self.local_rank).reserve(heap.stop)
+                self._files.heap.reserve(heap.stop)
         return mine, heap
 
     def has_room_to_move(self) -> bool:
@@ -883,18 +836,8 @@ class Cache:
 
     def rewrite_rows(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows again where they lie: to repair bytes that the disk damaged."""
-        entries = self.entries
         with self._guard, self.named("repair rows"):
-            for file, column in zip(self.fixed, rows.fixed, strict=True):
-                file.write(entries.position[slots], column)
-                self.bytes_written += column.nbytes
-            if self.schema.variable:
-                data, bounds = _interleave(rows), row_offsets(rows.lengths.sum(axis=1))
-                self.bytes_written += len(data)
-                for row, heap in enumerate(entries.heap[slots].tolist()):
-                    extent = data[bounds[row] : bounds[row + 1]]
-                    offset = entries.offset[slots[row : row + 1]]
-                    self._heap(heap).write(offset, np.array([len(extent)]), extent)
+            self.bytes_written += self._files.overwrite(self.entries, slots, rows)
 
     def _forget_epoch(self) -> None:
         self._arrived, self._kept, self._sealed = [], [], (-1, 0)
@@ -909,12 +852,7 @@ class Cache:
         # A flush serves all that was written before it began: those asked for meanwhile are one.
         if self._unsynced:
             self._unsynced = False
-            self._sync()
-
-    def _sync(self) -> None:
-        for file in self.fixed:
-            file.sync()
-        self._heap(self.local_rank).sync()
+            self._files.sync()
 
     def seal(self, epoch: int) -> None:
         """Make this rank's arrivals durable, and the delta that names them.
@@ -955,7 +893,7 @@ class Cache:
         if not sum(map(len, staged)):
             return
         with self.named("make staged rows durable"):
-            self._sync()
+            self._files.sync()
             share = f"staged-{self._serial}-{self.local_rank}"
             self._write_table(f"{share}-{self._count_sealed()}.arrow", self._joined(staged))
 
@@ -1102,7 +1040,7 @@ class Cache:
     def trim(self) -> None:
         """Give back disk space that staging claimed ahead, on this local rank's heap."""
         if self._free is not None and not self._has_room:
-            self._heap(self.local_rank).trim(self._free.end)
+            self._files.heap.trim(self._free.end)
 
     def close(self) -> None:
         """Release the lock and the mappings, when the last commit is settled; idempotent."""
@@ -1138,16 +1076,3 @@ class Cache:
             else:
                 cure = "look at the disk; removing the directory makes the next run stage again"
             raise CacheError(f"{self.directory}: could not {doing}: {error}; {cure}") from error
-
-
-def _interleave(rows: Rows) -> NDArray[np.uint8]:
-    """Lay each row's variable fields side by side: uint8[sum of all lengths]."""
-    if len(rows.variable) <= 1:
-        return rows.variable[0] if rows.variable else np.empty(0, np.uint8)
-    bounds = [row_offsets(rows.lengths[:, field]).tolist() for field in range(len(rows.variable))]
-    parts = [
-        column[bound[row] : bound[row + 1]]
-        for row in range(len(rows))
-        for column, bound in zip(rows.variable, bounds, strict=True)
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint8)

@@ -7,8 +7,6 @@ Collective, by every rank together: construction, `epochs` at each turn, `set_ep
 messages.
 """
 
-import hashlib
-import json
 import logging
 import os
 import time
@@ -20,46 +18,47 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.autograd import profiler
 from torch.profiler import record_function
 
+from dataio.arguments import (
+    check_agreement,
+    check_arguments,
+    check_batch_size,
+    check_scores,
+    parse_quota,
+    share_of_cores,
+)
 from dataio.assemble import OnError, Transform
+from dataio.dealer import Dealer
 from dataio.deliver import Delivery
-from dataio.epoch import Counts, count_rows, find_decks, plan_epoch, plan_refresh
-from dataio.errors import QuotaError, StateError, WorldError
+from dataio.digest import digest
+from dataio.epoch import find_decks
+from dataio.errors import StateError
 from dataio.evaluation import Evaluation
+from dataio.feed import Feed
 from dataio.fields import Field
 from dataio.figures import EpochFigures, Figures, summarise
 from dataio.filesystem import cache_directory, is_named
-from dataio.gather import Batch, BatchTransform, Collate, Gather, Pick
-from dataio.order import Block, Order, num_steps
-from dataio.parcel import ParcelBuffers
-from dataio.placement import Placement
-from dataio.policies import Exchange, Importance, Local, RowStore, Selection, Shuffle, Turn
+from dataio.gather import Batch, BatchTransform, Collate, Gather
+from dataio.metrics import add_figures, check_metrics
+from dataio.moves import Moves
+from dataio.opening import Opener
+from dataio.order import Block, num_steps
+from dataio.placement import Placements
+from dataio.policies import Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.replay import groups_of, trained_samples, trained_slots
-from dataio.rows import IdStore
-from dataio.scores import record, unscored
-from dataio.seeding import ORDER_VERSION, generator, key
-from dataio.sizes import parse_bytes
-from dataio.snapshot import (
-    NodeSnapshot,
-    find_snapshot,
-    load_node,
-    load_samples,
-    load_state,
-    save_snapshot,
-)
-from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
+from dataio.report import check_report, take_in
+from dataio.resume import Run, load_part
+from dataio.scores import spread_scores, unscored
+from dataio.snapshot import NodeSnapshot, find_snapshot, load_state, save_snapshot
+from dataio.source import Retry, Source, Throttle
 from dataio.source.transformed import StageTransform
 from dataio.stretch import Position, Stretch
 from dataio.verify import Verify
 from dataio.world import World, discover_world
 
 log = logging.getLogger(__name__)
-
-STATE_VERSION = 2
-NO_EPOCH = 1 << 62
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What `Loader.stats` tells of the last epoch over all ranks."""
@@ -155,27 +154,27 @@ class Loader:
         metrics: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> None:
-        _check_arguments(
+        check_arguments(
             batch_size=batch_size, prefetch=prefetch, num_threads=num_threads, stage=stage
         )
-        quota_bytes = _parse_quota(quota, stage=stage)
-        _check_scores(shuffle, importance)
+        quota_bytes = parse_quota(quota, stage=stage)
+        check_scores(shuffle, importance)
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
         self._root = cache_directory(os.fspath(cache), read_only=True)
         self._foreign = is_named(os.fspath(cache))
-        self._throttle, self._retry = throttle, retry
-        self._stage_transform = stage_transform
-        self._source_fields = dict(fields)
+        self._opener = Opener(
+            self._root, throttle, retry, dict(fields), stage_transform, self.world
+        )
         self._staging_readers, self._staging_bandwidth = staging_readers, staging_bandwidth
-        self._source, fields = self._opened(source)
+        self._source, fields = self._opener.open(source)
         self.num_samples = self._source.num_samples
         self.batch_size = batch_size
         self._drop_last = drop_last
         self._overlaps = stage == "overlap"
         self._metrics = Path(metrics) if metrics is not None else None
         if self._metrics is not None and self.world.rank == 0:
-            _check_metrics(self._metrics)
+            check_metrics(self._metrics)
         self.fields = dict(fields)
         self.seed = seed
         self.device = torch.device(device) if device is not None else None
@@ -184,20 +183,32 @@ class Loader:
         self._prefetch = prefetch
         self._progress = progress
         self._num_threads = (
-            num_threads if num_threads is not None else _share_of_cores(self.world.local_size)
+            num_threads if num_threads is not None else share_of_cores(self.world.local_size)
         )
         self.layout = lay_out(self._source, self.world)
-        self._check_batch_size()
-        self._check_agreement(quota_bytes)
+        check_batch_size(batch_size, self.layout)
+        check_agreement(self._settings(quota_bytes), self.world)
+        self._run = Run(seed, self.num_samples, self._shuffle)
         self._decks = find_decks(
             self.layout, replica=self.world.replica, holds_all=self._shuffle.holds_all
         )
+        self._dealer = Dealer(
+            self._decks,
+            world=self.world,
+            importance=importance,
+            seed=seed,
+            batch_size=batch_size,
+            drop_last=drop_last,
+        )
         self._num_leaving = self._shuffle.num_leaving(self.layout)
-        self._traced = self._shuffle.traced or not self._num_leaving
-        # Of a placement that no seed tells: what it was restored from, and a digest of it.
-        self._given: Placement | None = None
-        self._placed = ""
-        self._losses: NDArray[np.float32] | None = None
+        self._placements = Placements(
+            self._shuffle,
+            self.layout,
+            self.world.node,
+            self._decks.num_rows,
+            seed,
+            self._num_leaving,
+        )
         self._position = self._start_of(0)
         self._pool = Pool(
             self._source,
@@ -207,7 +218,7 @@ class Loader:
             num_slots=self._decks.num_rows,
             num_leaving=self._num_leaving,
             progress=progress,
-            wanted=None if self._num_leaving else self._placement(0),
+            wanted=None if self._num_leaving else self._placements.of(0, first_epoch=0),
             uses_scores=importance is not None and importance.uses_scores,
             foreign=self._foreign,
             readers=staging_readers,
@@ -240,50 +251,25 @@ class Loader:
         self._num_epochs: int | None = None
         self._begun = False
         self._restored: NodeSnapshot | None = None
-        self._exchange: Exchange | None = None
-        self._parcel_buffers = ParcelBuffers()
-        self._mean_row_bytes = 0
         self._first_tag = self.world.open_channel()
+        self._moves = Moves(self._pool, self._placements, first_tag=self._first_tag)
         self._figures = Figures()
+        self._feed = Feed(self._pool, self._gather, self._delivery, figures=self._figures)
         self._epoch_figures: dict[str, float] = {}
         self._seen: NDArray[np.bool_] | None = None
         self._evaluations: list[Evaluation] = []
         try:
-            self._stage()
+            if not self._overlaps:  # which stages when the first epoch begins
+                self._moves.stage()
         except BaseException:
             # Whoever catches it may try again in this process: the cache must not stay locked.
             self._gather.close()
             self._pool.close()
             raise
 
-    def _opened(self, source: str | Sequence[str] | Source) -> tuple[Source, Mapping[str, Field]]:
-        """Open a source, and tell in which fields its rows are stored. Collective."""
-        if isinstance(source, (str, Sequence)):
-            keeps = os.access(self._root, os.W_OK)
-            source = open_source(
-                source,
-                world=self.world,
-                storage=Storage(self._throttle, retry=self._retry),
-                index_cache=self._root / "indexes" if keeps else None,
-            )
-        if self._stage_transform is None:
-            return source, self._source_fields
-        transformed = TransformedSource(
-            source, self._source_fields, self._stage_transform, world=self.world
-        )
-        return transformed, transformed.fields
-
-    def _check_batch_size(self) -> None:
-        rows = self.num_samples // self.layout.num_replicas
-        if self.batch_size > rows:
-            raise ValueError(
-                f"batch_size: {self.batch_size} is more than a replica's share of {rows} rows "
-                f"({self.num_samples} samples over {self.layout.num_replicas} replicas); choose "
-                f"at most {rows}, or start fewer ranks"
-            )
-
-    def _check_agreement(self, quota_bytes: int | None) -> None:
-        mine = {
+    def _settings(self, quota_bytes: int | None) -> dict[str, object]:
+        """What must be the same on all ranks."""
+        return {
             "quota": quota_bytes,
             "source fingerprint": self._source.fingerprint,
             "batch_size": self.batch_size,
@@ -294,67 +280,6 @@ class Loader:
             "shuffle": repr(self._shuffle),
             "importance": repr(self._importance),
         }
-        everyone = self.world.allgather(json.dumps(mine).encode(), doing="compare settings")
-        other = next((rank for rank, told in enumerate(everyone) if told != everyone[0]), None)
-        if other is None:
-            return
-        first, theirs = json.loads(everyone[0]), json.loads(everyone[other])
-        name = next(name for name in first if first[name] != theirs[name])
-        error = WorldError(
-            f"Loader: rank {other} was made with {name} {theirs[name]}, rank 0 with {first[name]}; "
-            f"every rank must be given the same arguments and see the same source"
-        )
-        error.all_ranks = True
-        raise error
-
-    def _stage(self) -> None:
-        pool = self._pool
-        if self._overlaps:
-            return  # when the first epoch begins
-        if not self._num_leaving:
-            # Rows that never leave lie in the same slots whatever is restored.
-            pool.ensure(self._placement(0))
-            return
-        missing = pool.cache.num_missing
-        # Caches that hold rows keep them: a restore may want just that placement.
-        begun = self._placement(pool.cache.epoch)
-        follows = begun.name == pool.cache.placement and not pool.holds_nothing()
-        mine = np.array([-missing, pool.cache.epoch if follows else NO_EPOCH])
-        least, epoch = self.world.allreduce(mine, op="min", doing="look for caches").tolist()
-        if least:
-            # A node that lost its cache joins the others where they are.
-            joined = self._placement(epoch if epoch < NO_EPOCH else 0)
-            pool.ensure(pool.held() if not missing else begun if follows else joined)
-
-    def _agree_row_bytes(self) -> int:
-        entries = self._pool.cache.entries
-        mean = self._pool.cache.schema.fixed_bytes + -(-entries.extents_total_bytes // len(entries))
-        most = self.world.allreduce(np.array([mean]), op="max", doing="compare row sizes")
-        return max(int(most[0]), 1)
-
-    def _placement(self, epoch: int) -> Placement:
-        function_of: tuple[object, ...] = (self._shuffle.holds_all, self.layout, self.world.node)
-        if self._num_leaving:
-            function_of += (self._shuffle, self.seed, self._position.running.first_epoch)
-        else:
-            epoch = 0  # where rows never move, every epoch's placement is the first's
-        return Placement(
-            _digest(f"{function_of} {ORDER_VERSION}"),
-            epoch,
-            self._decks.num_rows,
-            lambda: self._sample_ids(epoch),
-        )
-
-    def _sample_ids(self, epoch: int) -> NDArray[np.int64]:
-        if self._shuffle.holds_all:
-            return np.arange(self.num_samples, dtype=np.int64)
-        return self._shuffle.placement(
-            self.layout,
-            node=self.world.node,
-            epoch=epoch,
-            seed=self.seed,
-            first_epoch=self._position.running.first_epoch,
-        )
 
     def _start_of(self, epoch: int, first_epoch: int = 0) -> Position:
         grouped = self._overlaps and epoch == 0
@@ -369,76 +294,19 @@ class Loader:
         losses: NDArray[np.float32] | None = None,
     ) -> None:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
-        decks, epoch = self._decks, position.epoch
         self._position, self._seen = position, seen
-        if not self._traced:
-            # Copied before ranks meet below, after which any of them may report again.
-            self._losses = losses if losses is not None else self._pool.scores["loss"].copy()
-        self.epoch, self._refresh_step = epoch, position.refresh_step
+        self._moves.keep_losses(losses)
+        self.epoch, self._refresh_step = position.epoch, position.refresh_step
         self.step = position.running.steps
-        selection = restored if restored is not None else self._select(epoch)
-        counts = Counts(decks.sizes, decks.sizes)
-        if self._importance is not None or position.ended:
-            mine = np.array(count_rows(decks, selection, seen))
-            counts = Counts(*self._count(mine, "count visible rows").T)
-        self._plan = plan_epoch(
-            decks,
-            selection,
-            counts,
-            stream=key(self.seed, "order", epoch=epoch, replica=decks.leader),
-            batch_size=self.batch_size,
+        self._plan, self._refresh_order = self._dealer.deal(
+            position,
+            self._pool.scores,
+            num_epochs=self._num_epochs,
+            restored=restored,
             seen=seen,
-            drop_last=self._drop_last,
-            groups=groups_of(decks, seed=self.seed) if position.running.grouped else None,
         )
-        self.lr_factor = selection.lr_factor
-        due, most = selection.hidden[:0], 0
-        if self._importance is not None:
-            due = np.sort(self._importance.due(self._plan.selection.hidden, epoch=epoch))
-            num_due = np.array([-(-len(due) // decks.replicas[decks.mine])])
-            most = int(self._count(num_due, "count rows to refresh").max())
-        self._refresh_order = plan_refresh(decks, due, most, batch_size=self.batch_size)
+        self.lr_factor = self._plan.selection.lr_factor
         self._begun = True
-
-    def _select(self, epoch: int) -> Selection:
-        if self._importance is None:
-            return Selection()
-        stream = key(self.seed, "importance", epoch=epoch, replica=self._decks.leader)
-        return self._importance.select(
-            self._pool.scores, epoch=epoch, num_epochs=self._num_epochs, rng=generator(stream)
-        )
-
-    def _count(self, mine: NDArray[np.int64], doing: str) -> NDArray[np.int64]:
-        """int64[num_decks, len(mine)]: The numbers of every deck. Collective.
-
-        Also the point that no rank passes, to report again, before all have read the scores.
-        """
-        everyone = self.world.allgather_array(mine, doing=doing)
-        return everyone[[self.world.rank_of_replica(int(r)) for r in self._decks.leaders]]
-
-    def _start_exchange(self, steps: range) -> None:
-        if not self._mean_row_bytes:
-            self._mean_row_bytes = self._agree_row_bytes()
-        self._pool.make_room()
-        self._exchange = self._shuffle.begin(
-            self._exchange_turn(self._pool.cache, steps, self._mean_row_bytes)
-        )
-
-    def _exchange_turn(self, store: RowStore, steps: range, mean_row_bytes: int) -> Turn:
-        return Turn(
-            self.world,
-            store,
-            self.layout,
-            self.epoch,
-            self.seed,
-            steps,
-            mean_row_bytes,
-            self._first_tag,
-            self._position.running.first_epoch,
-            self._losses,
-            self._pool.fetch,
-            self._parcel_buffers,
-        )
 
     def _ensure_begun(self) -> None:
         """Begin at epoch 0, or at what was restored. Collective the first time."""
@@ -450,10 +318,7 @@ class Loader:
         groups = None
         if position.running.grouped and not position.running.steps:
             groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
-        given, self._given = self._given, None
-        if given is None:
-            self._placed = ""
-        self._pool.ensure(given or self._placement(position.epoch), groups=groups)
+        self._pool.ensure(self._moves.take_placement(position), groups=groups)
         if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
             self._pool.scores[:] = node.scores
         self.world.barrier(doing="restore scores")
@@ -484,26 +349,14 @@ class Loader:
     def _held_ids(self) -> NDArray[np.int64]:
         """int64[num_slots]: The sample of every slot, those still being staged included."""
         if self._pool.is_staging:
-            return self._sample_ids(self.epoch)
+            first_epoch = self._position.running.first_epoch
+            return self._placements.sample_ids(self.epoch, first_epoch=first_epoch)
         return self._pool.sample_ids
 
     def _open_epoch(self) -> None:
         last = self._num_epochs is not None and self.epoch + 1 >= self._num_epochs
-        if not self._num_leaving or last or self._pool.is_staging:
-            return
-        if self._pool.agree_to_move():
-            self._start_exchange(range(self.step, self._plan.order.steps))
-        elif not self._traced:
-            raise self._no_room()
-
-    def _no_room(self) -> QuotaError:
-        error = QuotaError(
-            f"quota: leaves no room for the rows that arrive, and {self._shuffle} cannot do "
-            "without: nothing but the exchange knows the next placement; raise the quota, or "
-            'shuffle with rows="uniform", partners="uniform"'
-        )
-        error.all_ranks = True
-        return error
+        if self._num_leaving and not last and not self._pool.is_staging:
+            self._moves.begin(self._position, range(self.step, self._plan.order.steps))
 
     def _turn(self) -> None:
         """Close the running epoch and begin the next. Collective."""
@@ -512,25 +365,23 @@ class Loader:
 
     def _close_and_begin(self) -> None:
         started = time.perf_counter()
-        self._stop_prefetch()
+        self._feed.stop()
         self._pool.finish_staging()
         figures = self._end_figures()
-        exchanges = self._num_leaving > 0 and self._pool.moves
+        exchanges = self._moves.by_exchange
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
         if exchanges:
-            self._finish_exchange()
-            if not self._traced:
-                self._name_placement()
+            self._figures.take_in(self._moves.finish(self._position))
             self._pool.seal(self.epoch + 1)
         # Past this point all ranks have sealed.
         self._summarise(figures, "make arrivals durable" if exchanges else "end the epoch")
         if exchanges:
             self._gather.forget(self._pool.turn(self.epoch + 1))
         elif self._num_leaving:
-            self._refill()
+            self._moves.refill(self._position)
         if self._shuffle.holds_all and self._pool.keeps_scores:
-            self._spread_scores()
+            spread_scores(self._pool.scores, epoch=self.epoch, world=self.world)
         self._begin(self._start_of(self.epoch + 1, self._position.running.first_epoch))
         self._open_epoch()
         self._figures.turn_s += time.perf_counter() - started
@@ -543,74 +394,7 @@ class Loader:
         ranks = self.world.allgather_array(mine.to_array(), doing=doing)
         self._epoch_figures = summarise(self.epoch, ranks)
         if self.world.rank == 0 and self._metrics is not None:
-            line = json.dumps(self._epoch_figures | {"rank_0": self.stats()})
-            try:
-                _append(self._metrics, line + "\n")
-            except OSError as error:
-                # Weeks of training are worth more than a line of figures.
-                log.warning("[rank 0] %s: the epoch's figures are lost (%s)", self._metrics, error)
-
-    def _finish_exchange(self) -> None:
-        if self._exchange is None:
-            self._start_exchange(range(0))
-        assert self._exchange is not None
-        kept = self._pool.scores if self._pool.keeps_scores else None
-        self._figures.take_in(self._exchange.finish(kept))
-        self._exchange = None
-
-    def _name_placement(self) -> None:
-        """Name what the pool is about to hold, where no seed tells it. Collective."""
-        cache, (start, stop) = self._pool.cache, self.layout.share_slots(self.world.replica)
-        ids = np.array(cache.entries.sample_id[start:stop], np.int64)
-        slots, arrived = cache.arrived_ids()
-        ids[slots - start] = arrived
-        self._placed = self._digest_shares(ids)
-        cache.placement = self._placed_here()
-
-    def _placed_here(self) -> str:
-        return f"{self._placed} on node {self.world.node}"
-
-    def _digest_shares(self, ids: NDArray[np.int64]) -> str:
-        """Digest all ranks' shares, given this one's samples, slot by slot. Collective.
-
-        Equal digests are equal placements, whatever run they come from.
-        """
-        mine = _digest(ids.astype("<i8").tobytes()).encode()
-        everyone = self.world.allgather(mine, doing="agree on what was exchanged")
-        replicas = range(self.layout.num_replicas)
-        shares = [everyone[self.world.rank_of_replica(replica)] for replica in replicas]
-        return _digest(f"{self.layout} {b' '.join(shares).decode()}")
-
-    def _refill(self) -> None:
-        """Go to the next epoch's rows by way of the source: a quota leaves no room for arrivals.
-
-        Collective. The scores follow their rows as after an exchange, with the ids for bytes.
-        """
-        pool = self._pool
-        if not self._traced:
-            raise self._no_room()
-        if pool.keeps_scores:
-            ids = IdStore(pool.sample_ids)
-            exchange = self._shuffle.begin(
-                self._exchange_turn(ids, range(0), ids.schema.fixed_bytes)
-            )
-            if exchange is not None:
-                exchange.finish(pool.scores)
-        pool.ensure(self._placement(self.epoch + 1))
-
-    def _spread_scores(self) -> None:
-        """Give every node all nodes' reports of the epoch. Collective."""
-        scores = self._pool.scores
-        mine = np.flatnonzero(scores["epoch"] == self.epoch)
-        leads = self.world.local_rank == 0
-        slots = mine.tobytes() if leads else b""
-        entries = scores[mine].tobytes() if leads else b""
-        all_slots = self.world.allgather(slots, doing="spread the slots of scores")
-        all_entries = self.world.allgather(entries, doing="spread scores")
-        if leads:
-            for theirs, data in zip(all_slots, all_entries, strict=True):
-                scores[np.frombuffer(theirs, np.int64)] = np.frombuffer(data, scores.dtype)
-        self.world.barrier(doing="take in scores")
+            add_figures(self._metrics, self._epoch_figures | {"rank_0": self.stats()})
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective at each turn.
@@ -666,7 +450,7 @@ class Loader:
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
         if epoch != self.epoch and (not self._begun or epoch != self.epoch + 1):
-            self._check_traced(epoch, self._position.running.first_epoch, "set_epoch")
+            self._check_known(Position(epoch, self._position.stretches), "set_epoch")
         if not self._begun and self._position == self._start_of(0):
             self._position = self._start_of(epoch)
         self._ensure_begun()
@@ -685,11 +469,11 @@ class Loader:
         self._ensure_begun()
         if self.step >= self._plan.order.steps and self._num_epochs is None:
             self.step = 0
-        self._stop_prefetch()
+        self._feed.stop()
         steps = range(self.step, self._plan.order.steps)
-        for batch in self._batches(self._train_block, self._plan.order, steps):
-            if self._exchange is not None:
-                self._exchange.progress(self.step)
+        order = self._plan.order
+        for batch in self._feed.batches(self._train_block, order, steps, epoch=self.epoch):
+            self._moves.progress(self.step)
             self.step += 1
             yield batch
 
@@ -698,9 +482,10 @@ class Loader:
 
         Often none; as many batches on every replica. Padding has weight 0, rows weight 1.
         """
-        self._stop_prefetch()
+        self._feed.stop()
         steps = range(self._refresh_step, self._refresh_order.steps)
-        for batch in self._batches(self._refresh_block, self._refresh_order, steps):
+        order = self._refresh_order
+        for batch in self._feed.batches(order.even_block, order, steps, epoch=self.epoch):
             self._refresh_step += 1
             yield batch
 
@@ -711,32 +496,6 @@ class Loader:
         block = self._plan.block(first_step, 1)
         self._pool.await_rows(block.slots[0])
         return block
-
-    def _refresh_block(self, first_step: int, num_steps: int) -> Block:
-        slots, num_valid = self._refresh_order.block(first_step, num_steps)
-        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
-        return Block(slots, num_valid, weight)
-
-    def _batches(self, pick: Pick, order: Order, steps: range) -> Iterator[Batch]:
-        clock, figures = time.perf_counter, self._figures
-        # One run, unless a quota keeps some rows out of the cache.
-        runs = self._pool.windows(lambda first, count: order.block(first, count)[0], steps)
-        try:
-            started = clock()
-            for run in runs:
-                batches = self._delivery(self._gather.batches(pick, run, epoch=self.epoch))
-                for step in run:
-                    if profiler._is_profiler_enabled:
-                        with record_function("tonari: wait for a batch"):
-                            batch = next(batches)
-                    else:
-                        batch = next(batches)
-                    figures.add_batch(clock() - started, order.num_valid(step))
-                    yield batch
-                    started = clock()
-        finally:
-            self._gather.stop()
-            runs.close()
 
     def report(
         self,
@@ -756,24 +515,16 @@ class Loader:
         Raises:
             ValueError: If a tensor does not have one value a row.
         """
-        num_rows = len(batch["slot"])
-        for name, value in (("loss", loss), ("correct", correct), ("confidence", confidence)):
-            if value is not None and tuple(value.shape) != (num_rows,):
-                raise ValueError(
-                    f"report: {name} has shape {tuple(value.shape)}, expected ({num_rows},), one "
-                    "value a row; "
-                    f'compute the loss with reduction="none"'
-                )
+        outcome = {"loss": loss, "correct": correct, "confidence": confidence}
+        check_report(len(batch["slot"]), outcome)
         if self._importance is None or not self._importance.uses_scores:
             return
-        slots = batch["slot"].cpu().numpy()
-        valid = slots >= 0
-        record(
+        take_in(
             self._pool.scores,
-            slots[valid],
-            loss=np.nan_to_num(_array(loss)[valid], nan=np.inf, posinf=np.inf),
-            correct=None if correct is None else _array(correct)[valid].astype(np.bool_),
-            confidence=None if confidence is None else _array(confidence)[valid],
+            batch["slot"],
+            loss=loss,
+            correct=correct,
+            confidence=confidence,
             epoch=self.epoch,
         )
 
@@ -782,7 +533,7 @@ class Loader:
 
         It is closed with the loader, if not before.
         """
-        opened, _ = self._opened(source)
+        opened, _ = self._opener.open(source)
         evaluation = Evaluation(
             opened,
             self.fields,
@@ -805,15 +556,8 @@ class Loader:
         position = self._position
         if self._begun:
             position = position.at(steps=self.step, refresh_step=self._refresh_step)
-        return {
-            "version": STATE_VERSION,
-            "order_version": ORDER_VERSION,
-            "seed": self.seed,
-            "num_samples": self.num_samples,
-            "shuffle": _digest(repr(self._shuffle)),
-            **({} if self._traced else {"placement": self._placed}),
-            **position.to_json(),
-        }
+        placed = {} if self._placements.traced else {"placement": self._moves.digest}
+        return {**self._run.to_json(), **placed, **position.to_json()}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from where `state_dict` was taken. Scores are not in it: `restore` has them.
@@ -833,7 +577,7 @@ class Loader:
                 "batch size, and state_dict does not say which rows it hid; use loader.save and "
                 "loader.restore"
             )
-        self._check_traced(position.epoch, position.running.first_epoch, "load_state_dict")
+        self._check_known(position, "load_state_dict")
         if self._importance is not None and self._importance.uses_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
@@ -843,23 +587,13 @@ class Loader:
         self._abandon()
         self._position = position
 
-    def _check_traced(self, epoch: int, first_epoch: int, call: str) -> None:
-        if not self._traced and epoch > first_epoch:
-            raise StateError(
-                f"{call}: {self._shuffle} placed the rows of epoch {epoch} by scores, so the seed "
-                "does not tell where they are; use loader.save and loader.restore, which do"
-            )
+    def _check_known(self, position: Position, call: str) -> None:
+        first_epoch = position.running.first_epoch
+        self._placements.check_known(position.epoch, first_epoch=first_epoch, call=call)
 
     def _position_in(self, state: dict[str, object]) -> Position:
         """Check a saved state, and find where this loader goes on from it."""
-        mine = self.state_dict()
-        for name in ("version", "order_version", "seed", "num_samples", "shuffle"):
-            if state.get(name) != mine[name]:
-                raise StateError(
-                    f"checkpoint: {name} is {state.get(name)}, this loader has {mine[name]}; make "
-                    f"the loader as it was when the checkpoint was written"
-                )
-        return Position.from_json(state).resumed(self.layout.replicas, self.batch_size)
+        return self._run.find_position(state, layout=self.layout, batch_size=self.batch_size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write position, scores and hidden rows into a directory that all nodes see. Collective.
@@ -874,7 +608,7 @@ class Loader:
             trained[self._seen] = 1
         trained[trained_slots(self._plan.order, self.step)] = 2
         node = NodeSnapshot(
-            self._held_ids(), self._pool.scores, self._plan.selection, trained, self._losses
+            self._held_ids(), self._pool.scores, self._plan.selection, trained, self._moves.losses
         )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
 
@@ -889,52 +623,31 @@ class Loader:
         """
         found = find_snapshot(Path(path))
         state = load_state(found)
-        saved = Position.from_json(state)
         position = self._position_in(state)
         self._abandon()
         self._position = position
-        traced = self._traced or position.epoch == position.running.first_epoch
-        wanted = self._sample_ids(position.epoch) if traced else None
-        if saved.running.replicas == self.layout.replicas:
-            node = load_node(found, self.world.node)
-        else:
-            assert wanted is not None, "another layout begins where its first placement is known"
-            node = load_samples(
-                found,
-                len(saved.running.replicas),
-                wanted,
-                world=self.world,
-                num_samples=self.num_samples,
-                tag=self._first_tag,
-            )
-        if not self._is_as_saved(node, wanted, state):
+        epoch, first_epoch = position.epoch, position.running.first_epoch
+        wanted = None
+        if self._placements.knows(epoch, first_epoch=first_epoch):
+            wanted = self._placements.sample_ids(epoch, first_epoch=first_epoch)
+        node = load_part(
+            found, state, wanted, layout=self.layout, world=self.world, tag=self._first_tag
+        )
+        if not self._moves.is_as_saved(node.sample_id, wanted, state.get("placement")):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
-                f"{position.epoch}; the checkpoint is damaged or of another run: restore an older "
-                "one"
+                f"{epoch}; the checkpoint is damaged or of another run: restore an older one"
             )
         if wanted is None:
-            self._placed = str(state["placement"])
-            self._given = Placement(
-                self._placed_here(), position.epoch, len(node.sample_id), lambda: node.sample_id
-            )
+            self._moves.follow(node.sample_id, epoch=epoch, saved=str(state["placement"]))
         self._restored = node
         self._ensure_begun()
-
-    def _is_as_saved(
-        self, node: NodeSnapshot, wanted: NDArray[np.int64] | None, state: dict[str, object]
-    ) -> bool:
-        """Whether a node's part has the right rows. Collective, where only a digest tells."""
-        if wanted is not None:
-            return np.array_equal(node.sample_id, wanted)
-        share = slice(*self.layout.share_slots(self.world.replica))
-        return self._digest_shares(node.sample_id[share]) == state.get("placement")
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._ensure_begun()
         slots = self._plan.order.slots_at(np.arange(self._plan.order.num_rows))
-        return _digest(self._held_ids()[slots].tobytes())
+        return digest(self._held_ids()[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
         """Figures of this rank since construction; ``hidden_fraction`` is of this epoch.
@@ -978,18 +691,11 @@ class Loader:
             "skipped_rows": self._gather.num_skipped,
         }
 
-    def _stop_prefetch(self) -> None:
-        self._gather.stop()
-        self._pool.close_windows()
-
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
-        self._stop_prefetch()
-        if self._exchange is not None:
-            self._exchange.finish(None)
-            self._exchange = None
-        self._pool.cache.forget_arrivals()
-        self._begun, self._given = False, None
+        self._feed.stop()
+        self._moves.abandon()
+        self._begun = False
 
     def close(self) -> None:
         """Stop threads, complete messages under way, release the cache. Collective; idempotent."""
@@ -1000,10 +706,8 @@ class Loader:
             self._release()
 
     def _release(self) -> None:
-        self._stop_prefetch()
-        if self._exchange is not None:
-            self._exchange.stop()
-            self._exchange = None
+        self._feed.stop()
+        self._moves.stop()
         for evaluation in self._evaluations:
             evaluation.close()
         self._gather.close()
@@ -1025,71 +729,3 @@ class Loader:
             self.close()
         else:
             self._release()
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
-
-
-def _check_metrics(path: Path) -> None:
-    """Find out now, not at the end of the first epoch, that a file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _append(path, "")
-    except OSError as error:
-        raise ValueError(
-            f"metrics: {path} cannot be written ({error}); give a file in a directory that can"
-        ) from error
-
-
-def _check_arguments(
-    *, batch_size: int, prefetch: int, num_threads: int | None, stage: str
-) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size: {batch_size}; give a number >= 1")
-    if prefetch < 0:
-        raise ValueError(f"prefetch: {prefetch}; give a number >= 0")
-    if stage not in ("before", "overlap"):
-        raise ValueError(f'stage: {stage!r}; give "before" or "overlap"')
-    if num_threads is not None and num_threads < 0:
-        raise ValueError(
-            f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
-        )
-
-
-def _check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
-    keeps_scores = importance is not None and importance.uses_scores
-    if shuffle is not None and not shuffle.traced and not keeps_scores:
-        raise ValueError(
-            f"shuffle: {shuffle} goes by scores, and importance is {importance}, which keeps none; "
-            "give a policy that does, such as Kakurenbo (of fraction 0 it hides nothing), or "
-            'rows="uniform", partners="uniform"'
-        )
-
-
-def _parse_quota(quota: str | int | None, *, stage: str) -> int | None:
-    if quota is None:
-        return None
-    if stage == "overlap":
-        raise ValueError(
-            'stage: "overlap" and a quota exclude one another, because what fits is known only '
-            'when all is staged; give stage="before" or no quota'
-        )
-    try:
-        return parse_bytes(str(quota))
-    except ValueError as error:
-        raise ValueError(f"quota: {error}") from None
-
-
-def _share_of_cores(local_size: int) -> int:
-    return max(len(os.sched_getaffinity(0)) // local_size, 1)
-
-
-def _digest(data: str | bytes) -> str:
-    raw = data.encode() if isinstance(data, str) else data
-    return hashlib.blake2b(raw, digest_size=8).hexdigest()
-
-
-def _array(values: torch.Tensor) -> NDArray[np.float32]:
-    return np.asarray(values.detach().to("cpu", torch.float32).numpy())

@@ -114,6 +114,12 @@ class Order:
         slots = self.slots_at(places).reshape(num_steps, self.batch_size)
         return slots, np.clip(left, 0, self.batch_size)
 
+    def even_block(self, first_step: int, num_steps: int) -> Block:
+        """Find the rows of some steps, each of weight 1; padding weighs 0."""
+        slots, num_valid = self.block(first_step, num_steps)
+        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
+        return Block(slots, num_valid, weight)
+
     def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
         if self.num_rows == 0:

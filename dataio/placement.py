@@ -6,6 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.digest import digest
+from dataio.errors import StateError
+from dataio.layout import Layout
+from dataio.policies import Shuffle
+from dataio.seeding import ORDER_VERSION
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -23,3 +29,75 @@ class Placement:
     epoch: int
     num_slots: int
     sample_ids: Callable[[], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Placements:
+    """A node's placements in all epochs, as far as layout and seed tell them.
+
+    Attributes:
+        shuffle: Decides which node holds which row.
+        layout: Replicas and samples.
+        node: Whose slots.
+        num_slots: Of its pool.
+        seed: The run's seed.
+        num_leaving: Rows that every replica gives and takes an epoch; 0: nothing ever moves.
+    """
+
+    shuffle: Shuffle
+    layout: Layout
+    node: int
+    num_slots: int
+    seed: int
+    num_leaving: int
+
+    @property
+    def traced(self) -> bool:
+        """Whether every epoch's placement follows from the seed."""
+        return self.shuffle.traced or not self.num_leaving
+
+    def of(self, epoch: int, *, first_epoch: int) -> Placement:
+        """Name an epoch's placement; ``first_epoch`` is the one in which the layout began."""
+        function_of: tuple[object, ...] = (self.shuffle.holds_all, self.layout, self.node)
+        if self.num_leaving:
+            function_of += (self.shuffle, self.seed, first_epoch)
+        else:
+            epoch = 0  # where rows never move, every epoch's placement is the first's
+        return Placement(
+            digest(f"{function_of} {ORDER_VERSION}"),
+            epoch,
+            self.num_slots,
+            lambda: self.sample_ids(epoch, first_epoch=first_epoch),
+        )
+
+    def sample_ids(self, epoch: int, *, first_epoch: int) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot at the start of an epoch.
+
+        Raises:
+            ValueError: If nothing but the exchange knows.
+        """
+        if self.shuffle.holds_all:
+            return np.arange(self.layout.num_samples, dtype=np.int64)
+        return self.shuffle.placement(
+            self.layout,
+            node=self.node,
+            epoch=epoch,
+            seed=self.seed,
+            first_epoch=first_epoch,
+        )
+
+    def knows(self, epoch: int, *, first_epoch: int) -> bool:
+        """Whether an epoch's placement follows from the seed."""
+        return self.traced or epoch <= first_epoch
+
+    def check_known(self, epoch: int, *, first_epoch: int, call: str) -> None:
+        """Refuse to go to an epoch whose placement nothing but the exchange knows.
+
+        Raises:
+            StateError: It names the ``call``.
+        """
+        if not self.knows(epoch, first_epoch=first_epoch):
+            raise StateError(
+                f"{call}: {self.shuffle} placed the rows of epoch {epoch} by scores, so the seed "
+                "does not tell where they are; use loader.save and loader.restore, which do"
+            )

@@ -90,3 +90,17 @@ def record(
     if confidence is not None:
         entry["confidence"] = np.round(confidence / QUANTUM) * QUANTUM
     scores[slots] = entry
+
+
+def spread_scores(scores: Scores, *, epoch: int, world: World) -> None:
+    """Give every node all nodes' reports of an epoch, where each holds all rows. Collective."""
+    mine = np.flatnonzero(scores["epoch"] == epoch)
+    leads = world.local_rank == 0
+    slots = mine.tobytes() if leads else b""
+    entries = scores[mine].tobytes() if leads else b""
+    all_slots = world.allgather(slots, doing="spread the slots of scores")
+    all_entries = world.allgather(entries, doing="spread scores")
+    if leads:
+        for theirs, data in zip(all_slots, all_entries, strict=True):
+            scores[np.frombuffer(theirs, np.int64)] = np.frombuffer(data, scores.dtype)
+    world.barrier(doing="take in scores")

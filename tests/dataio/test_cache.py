@@ -134,10 +134,12 @@ def test_arrivals_are_flushed_after_their_last_write_before_they_are_sealed(tmp_
 
             return call
 
-        for name, method in (
-            ("write", "write_rows"), ("flush", "_sync"), ("seal", "_write_table"),
-        ):  # fmt: skip
-            setattr(cache, method, watched(name, getattr(cache, method)))
+        for name, part, method in (
+            ("write", cache, "write_rows"),
+            ("flush", cache._files, "sync"),
+            ("seal", cache, "_write_table"),
+        ):
+            setattr(part, method, watched(name, getattr(part, method)))
         running = policy.begin(Turn(world, cache, layout, 0, 0, range(1), 20, 0))
         assert running is not None
         running.progress(0)

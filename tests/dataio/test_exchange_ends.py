@@ -125,7 +125,7 @@ def test_epochs_that_are_broken_off_exchange_all_the_same_in_bounded_memory(
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
                     if loader.step == 2:
                         break
-                allocated.append(loader._parcel_buffers.num_allocated)
+                allocated.append(loader._moves.buffers.num_allocated)
                 assert names().count("tonari-exchange") <= 3, "one a rank"
                 assert len(loader._pool.cache._syncs) <= 16
             cache, layout = loader._pool.cache, Layout(world.replicas_per_node, SAMPLES)
