@@ -23,7 +23,7 @@ from dataio.parcel import (
 )
 from dataio.policies import RowStore
 from dataio.rows import Fetch, Rows, corrupt_rows, replace_rows, row_blocks
-from dataio.world import Request, World
+from dataio.world import Request, World, stall_error
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,9 @@ class Carrier:
             Whether it did anything: if not, only the other ranks can go on.
 
         Raises:
-            ExchangeError: If a partner failed, is silent for longer than the world's time limit, or
-                sent rows that do not match their checksums and cannot be fetched.
+            StallError: If a partner is silent for longer than the world's time limit.
+            ExchangeError: If one failed, or sent rows that do not match their checksums and cannot
+                be fetched.
         """
         seen_s = self._clock.elapsed_s
         self._now_s += min(seen_s - self._seen_s, LONGEST_GAP_S)
@@ -249,11 +250,7 @@ class Carrier:
             rank for rank in sorted(self._peers()) if self._now_s - self._heard_s[rank] > limit_s
         ]
         if silent:
-            raise ExchangeError(
-                f"[rank {self._world.rank}] exchange: ranks {silent} did not answer within "
-                f"{limit_s:.0f} s; look at their logs for the first error, or raise the world's "
-                "timeout_s if they are only slow"
-            )
+            raise stall_error(self._world.rank, silent, doing="exchanging rows", limit_s=limit_s)
 
 
 def _until(requests: list[Request]) -> Way:

@@ -78,7 +78,8 @@ class Transfer:
         """Post what is due by this step, take in what has come. Never blocks.
 
         Raises:
-            ExchangeError: If a partner failed or was silent for too long; see `Carrier.advance`.
+            StallError, ExchangeError: If a partner was silent for too long, or failed; see
+                `Carrier.advance`.
         """
         self._clock.tick()
         self._carrier.due_step = step

@@ -2,6 +2,7 @@
 
 from dataio.world.abort import wait_for_rank_0
 from dataio.world.base import Request, Transport
+from dataio.world.collectives import stall_error
 from dataio.world.discover import discover_world
 from dataio.world.single import single_world
 from dataio.world.threads import run_threads, thread_worlds
@@ -17,6 +18,7 @@ __all__ = [
     "discover_world",
     "run_threads",
     "single_world",
+    "stall_error",
     "thread_worlds",
     "wait_for_rank_0",
 ]

@@ -6,7 +6,7 @@ goes down a binomial tree.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -153,12 +153,17 @@ class Collectives:
         return self._transport.rank.bit_count() * max(0.05, min(5.0, 0.2 * self._timeout_s))
 
     def _stall(self, missing: set[int], doing: str, limit_s: float) -> StallError:
-        return StallError(
-            f"rank {self._transport.rank}: waited {limit_s:g} s for {name_ranks(sorted(missing))} "
-            f"while {doing}; each was expected to take part within the limit, and has ended, "
-            "hangs, or itself waits for another; look at its last log lines, or raise timeout_s "
-            "if it was only slow"
-        )
+        return stall_error(self._transport.rank, missing, doing=doing, limit_s=limit_s)
+
+
+def stall_error(rank: int, missing: Collection[int], *, doing: str, limit_s: float) -> StallError:
+    """Name the ranks that this one waited for in vain."""
+    return StallError(
+        f"rank {rank}: waited {limit_s:g} s for {name_ranks(sorted(missing))} "
+        f"while {doing}; each was expected to take part within the limit, and has ended, "
+        "hangs, or itself waits for another; look at its last log lines, or raise timeout_s "
+        "if it was only slow"
+    )
 
 
 def tree_children(rank: int, world_size: int) -> list[int]:

@@ -125,7 +125,8 @@ def test_batches_larger_than_shared_memory_and_many_kept_ones_come(tmp_path):
                 descriptors.append(len([*Path("/proc/self/fd").iterdir()]))
         gather.close()
     assert max(used) == min(used)
-    assert max(descriptors) - min(descriptors) <= 2
+    # What earlier tests left open may be closed meanwhile: only growth counts.
+    assert max(descriptors) <= descriptors[0] + 2
     assert all((batch["x"][:, 0] == batch["sample_id"] % 10).all() for batch in kept)
 
 

@@ -1,5 +1,6 @@
 """A quota: never exceeded, the same batches, a fixed part of the rows read from the source."""
 
+import contextlib
 import gc
 import hashlib
 import threading
@@ -75,8 +76,9 @@ def held_bytes(root: Path) -> int:
     """What files below take on disk, those included that have lost their names."""
     files = {}
     for path in root.rglob("*"):
-        status = path.lstat()
-        files[status.st_ino] = status
+        with contextlib.suppress(FileNotFoundError):  # renamed since it was listed
+            status = path.lstat()
+            files[status.st_ino] = status
     for line in Path("/proc/self/maps").read_text().splitlines():
         if f"{root}/" in line and "(deleted)" in line:
             start, stop = line.split()[0].split("-")

@@ -23,4 +23,4 @@ def test_a_rank_that_falls_silent_is_named_before_the_epoch_ends(run_ranks, driv
     ended = run_ranks("transfer_job", 2, driver, "silent", timeout_s=40, check=False)
     assert ended.returncode != 0
     (report,) = ended.reports
-    assert "[rank 0] exchange: ranks [1] did not answer within 1 s" in report["error"]
+    assert "rank 0: waited 1 s for rank 1 while exchanging rows" in report["error"]

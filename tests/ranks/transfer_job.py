@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dataio.errors import ExchangeError
+from dataio.errors import StallError
 from dataio.parcel import Parcel
 from dataio.transfer import Transfer
 from dataio.world import World, discover_world
@@ -38,7 +38,7 @@ def carry(world: World, driver: str, *, silent: bool) -> dict[str, object]:
         try:
             while True:
                 transfer.progress(0)
-        except ExchangeError as error:
+        except StallError as error:
             return {"error": str(error)}
     for step in range(PARCELS):
         transfer.progress(step)

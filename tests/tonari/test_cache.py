@@ -16,7 +16,8 @@ from tests.dataio.source.shards import numbered, write_tar
 from tonari import cli
 
 SAMPLES = 20
-FLAGS = ["--fields", "data=bytes:bin", "number=int:cls"]
+# One thread reads, so that rows lie in the order of the shard.
+FLAGS = ["--fields", "data=bytes:bin", "number=int:cls", "--staging-readers", "1"]
 
 
 def write_source(directory, kind):
