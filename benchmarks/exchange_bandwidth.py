@@ -6,7 +6,9 @@ comes. Interleaved in each repeat, the same bytes in parcels of the same size:
 - ``thread``, ``polling``: `Transfer` from one cache to the next, by its two drivers, nothing else
   running;
 - ``ring``: the world's own non-blocking sends and receives, of buffers that are ready;
-- ``steps``: gather from a mapped array, the ring, write to a file, one after the other.
+- ``steps``: gather from a mapped array, the ring, write to a file, one after the other;
+- ``there``: the same, but each row written where the exchange writes it, by way of a mapped file:
+  what scattered positions cost anybody.
 
 Warm. Nobody waits for a flush: a thread of the cache begins it while rows still come, and only the
 epoch turn waits for it. All is flushed before the next way is measured, which would pay for it
@@ -48,7 +50,7 @@ SETS: dict[str, tuple[int, Field]] = {
     "bytes3KiB": (3 << 10, Bytes("x")),
     "bytes100KiB": (100 << 10, Bytes("x")),
 }
-WAYS = ("thread", "polling", "ring", "steps")
+WAYS = ("thread", "polling", "ring", "steps", "there")
 
 
 class Bare:
@@ -65,6 +67,10 @@ class Bare:
         self._come = [np.zeros((len(part), row_bytes), np.uint8) for part in self._slots]
         self._target = os.open(directory / f"target-{world.rank}", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(self._target, 0, num_leaving * row_bytes)
+        # As many positions as the cache has: its rows, and room for twice what leaves.
+        shape = (4 * num_leaving, row_bytes)
+        self._room = np.memmap(directory / f"room-{world.rank}", np.uint8, "w+", shape=shape)
+        self._room[:] = 0
 
     def ring(self) -> None:
         """Exchange all buffers, as many at a time as an exchange does."""
@@ -83,8 +89,7 @@ class Bare:
 
     def steps(self) -> None:
         """Gather, ring, write."""
-        for slots, data in zip(self._slots, self._sent, strict=True):
-            np.take(self._mapped, slots, axis=0, out=data, mode="clip")
+        self._gather()
         self.ring()
         offset = 0
         for data in self._come:
@@ -93,9 +98,23 @@ class Bare:
                 written = os.pwrite(self._target, left, offset)
                 left, offset = left[written:], offset + written
 
+    def steps_there(self, positions: NDArray[np.int64]) -> None:
+        """Gather, ring, write each row to its position."""
+        self._gather()
+        self.ring()
+        first = 0
+        for data in self._come:
+            self._room[positions[first : first + len(data)]] = data
+            first += len(data)
+
+    def _gather(self) -> None:
+        for slots, data in zip(self._slots, self._sent, strict=True):
+            np.take(self._mapped, slots, axis=0, out=data, mode="clip")
+
     def settle(self) -> None:
         """Wait until the disk has what was written."""
         os.fdatasync(self._target)
+        self._room.flush()
 
     def close(self) -> None:
         """Close the file."""
@@ -139,6 +158,10 @@ class Ours:
         transfer.progress(0)
         return transfer.finish(None)
 
+    def free_positions(self) -> NDArray[np.int64]:
+        """int64[n]: Where the next exchange writes, in this order."""
+        return self._pool.cache.free_positions
+
     def forget(self) -> None:
         """Be ready for the same again, and wait until the disk has what was written."""
         self._pool.cache.forget_arrivals()
@@ -176,6 +199,8 @@ def measure(
             bare.ring()
         elif way == "steps":
             bare.steps()
+        elif way == "there":
+            bare.steps_there(ours.free_positions())
         else:
             figures[way] = ours.exchange(threaded=way == "thread")
         mine = np.array([time.perf_counter() - started])
@@ -206,7 +231,7 @@ def _record(
     ratios = {
         f"{way}_fraction_of_{bare}": _spread([found[bare] / found[way] for found in rounds])
         for way in ("thread", "polling")
-        for bare in ("ring", "steps")
+        for bare in ("ring", "steps", "there")
     }
     rates = {
         f"{way}_bytes_per_s": round(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dataio import Array, Bytes, Field, Image, Int, Loader
 from dataio.fields import row_schema
 from dataio.rows import Rows, make_rows
+from dataio.source.row_block import BLOCK_BYTES
 from dataio.store import FixedFile
 from dataio.world import single_world
 
@@ -44,7 +45,9 @@ class Generated:
         schema = row_schema(fields)
         rng = np.random.Generator(np.random.Philox(key=7))
         jpegs = [_jpeg(rng) for _ in range(32)] if not self._row_bytes else []
-        for ids in np.array_split(sample_ids, -(-len(sample_ids) // 1024)):
+        # Blocks as real sources give them: their size decides how the page cache holds the file.
+        per_block = max(BLOCK_BYTES // self._row_bytes, 1) if self._row_bytes else 1024
+        for ids in np.array_split(sample_ids, -(-len(sample_ids) // per_block)):
             label = (ids % 10).astype("<i8").view(np.uint8).reshape(-1, 8)
             if len(schema.fixed) == 2:
                 data = rng.integers(0, 256, (len(ids), self._row_bytes), np.uint8)
