@@ -4,6 +4,7 @@ Files are only ever preallocated, grown or unlinked, never cut under a reader; s
 faults, and a full disk is an error at the moment of growing, before any row is written.
 """
 
+import contextlib
 import io
 import mmap
 import os
@@ -26,6 +27,47 @@ RUN_ROWS = 8
 """Rows in a run, on average, from which on a write a run is cheaper than page faults."""
 
 
+FOLIO_BYTES = 2 << 20
+"""What the page cache holds in one piece at best; a fault then maps as much at once."""
+
+
+class _Folios:
+    """Has the page cache hold a file in large pieces, from the first write on.
+
+    It chooses their size when it first sees a page: by the length of a write, or, where it is told
+    so, by a read fault. Rows in small pieces cost up to ten times as much to overwrite one by one,
+    and more to write and to gather (``docs/adr/0011``). Kernels that have only small pieces lose
+    nothing by it.
+
+    Args:
+        path: A file whose space is claimed before it is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def prepare(self, descriptor: int, start: int, stop: int) -> None:
+        """Be called before the bytes [start, stop) are written in one run; cheap if they were."""
+        if stop - start <= MAPPED_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return
+        # Not what was written before: it might have to come from the disk.
+        hole = os.lseek(descriptor, start, os.SEEK_HOLE)
+        if hole >= stop:
+            return
+        held = self._bytes  # a thread that flushes may forget it meanwhile
+        if len(held) < stop:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+            held = self._bytes = np.frombuffer(mapped, np.uint8)
+        held[hole // FOLIO_BYTES * FOLIO_BYTES : stop : FOLIO_BYTES].max()
+
+    def forget(self) -> None:
+        """Unmap the file: this mapping must not serve gathers, which want a row at a time."""
+        self._bytes = self._bytes[:0].copy()
+
+
 class FixedFile:
     """A fixed field of every position, as a NumPy array on disk that anyone may `np.load`.
 
@@ -39,6 +81,7 @@ class FixedFile:
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
         self.start_bytes = 0
+        self._folios = _Folios(path)
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
@@ -101,19 +144,20 @@ class FixedFile:
         if (scattered or rows.nbytes <= MAPPED_BYTES) and self.rows.flags.writeable:
             self.rows[positions] = rows
             return
-        descriptor = os.open(self.path, os.O_WRONLY)
+        descriptor = os.open(self.path, os.O_RDWR)
         try:
             for run in np.split(np.arange(len(positions)), breaks):
                 if len(run):
                     data = np.ascontiguousarray(rows[run[0] : run[-1] + 1]).reshape(-1)
-                    _write_all(
-                        descriptor, data.data, self.start_bytes + width * int(positions[run[0]])
-                    )
+                    offset = self.start_bytes + width * int(positions[run[0]])
+                    self._folios.prepare(descriptor, offset, offset + len(data))
+                    _write_all(descriptor, data.data, offset)
         finally:
             os.close(descriptor)
 
     def sync(self) -> None:
         """Make every row written so far durable. Blocks on the disk."""
+        self._folios.forget()
         _sync(self.path)
 
 
@@ -129,6 +173,7 @@ class HeapFile:
         self.path = path
         self._limit_bytes = limit_bytes
         self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._folios = _Folios(path)
         self._capacity = path.stat().st_size if path.exists() else 0
 
     def view(self, end: int) -> NDArray[np.uint8]:
@@ -151,13 +196,15 @@ class HeapFile:
         self.reserve(int((offsets + lengths).max()))
         starts = np.cumsum(lengths) - lengths
         breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + lengths[:-1]) + 1
-        descriptor = os.open(self.path, os.O_WRONLY)
+        descriptor = os.open(self.path, os.O_RDWR)
         try:
             firsts = np.concatenate([[0], breaks]).tolist()
             lasts = np.concatenate([breaks, [len(offsets)]]).tolist()
             for first, last in zip(firsts, lasts, strict=True):
                 run = data[int(starts[first]) : int(starts[last - 1] + lengths[last - 1])]
-                _write_all(descriptor, run.data, int(offsets[first]))
+                offset = int(offsets[first])
+                self._folios.prepare(descriptor, offset, offset + len(run))
+                _write_all(descriptor, run.data, offset)
         finally:
             os.close(descriptor)
 
@@ -188,6 +235,7 @@ class HeapFile:
 
     def sync(self) -> None:
         """Make every extent written so far durable. Blocks on the disk."""
+        self._folios.forget()
         if self.path.exists():
             _sync(self.path)
 
