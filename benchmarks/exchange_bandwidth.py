@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -36,12 +37,13 @@ from numpy.typing import NDArray
 
 from benchmarks.gather import Generated
 from dataio import Array, Bytes, Field, Int
+from dataio.carrier import SEGMENT_BYTES, SEGMENTS_OUT
 from dataio.layout import Layout
 from dataio.parcel import Parcel, ParcelBuffers
 from dataio.placement import Placement
 from dataio.pool import Pool
-from dataio.transfer import MAX_IN_FLIGHT, Transfer
-from dataio.world import World, discover_world
+from dataio.transfer import Transfer
+from dataio.world import CHANNEL_TAGS, Request, World, discover_world
 
 PARCEL_BYTES = 64 << 20
 SETS: dict[str, tuple[int, Field]] = {
@@ -73,19 +75,19 @@ class Bare:
         self._room[:] = 0
 
     def ring(self) -> None:
-        """Exchange all buffers, as many at a time as an exchange does."""
+        """Exchange all buffers, in messages as long and as many at a time as an exchange does."""
         world, peer = self._world, 1 - self._world.rank
-        for first in range(0, len(self._sent), MAX_IN_FLIGHT):
-            part = slice(first, first + MAX_IN_FLIGHT)
-            requests = [
-                world.irecv(data.reshape(-1), source=peer, tag=first + number)
-                for number, data in enumerate(self._come[part])
-            ]
-            requests += [
-                world.isend(data.reshape(-1), dest=peer, tag=first + number)
-                for number, data in enumerate(self._sent[part])
-            ]
-            world.wait(requests, peers=[peer] * len(requests), doing="ring")
+        sent, come = _segments(self._sent), _segments(self._come)
+        under_way: deque[list[Request]] = deque()
+        for number, (data, into) in enumerate(zip(sent, come, strict=True)):
+            tag = number % CHANNEL_TAGS
+            under_way.append(
+                [world.irecv(into, source=peer, tag=tag), world.isend(data, dest=peer, tag=tag)]
+            )
+            if len(under_way) == SEGMENTS_OUT:
+                world.wait(under_way.popleft(), peers=[peer] * 2, doing="ring")
+        for pair in under_way:
+            world.wait(pair, peers=[peer] * 2, doing="ring")
 
     def steps(self) -> None:
         """Gather, ring, write."""
@@ -119,6 +121,14 @@ class Bare:
     def close(self) -> None:
         """Close the file."""
         os.close(self._target)
+
+
+def _segments(parcels: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+    return [
+        data.reshape(-1)[first : first + SEGMENT_BYTES]
+        for data in parcels
+        for first in range(0, data.nbytes, SEGMENT_BYTES)
+    ]
 
 
 def cut(num_leaving: int, row_bytes: int, *, seed: int) -> list[NDArray[np.int64]]:
