@@ -177,6 +177,9 @@ class Carrier:
             yield True
         # One after the other, in the order in which their receivers wait for them.
         while self._leaving is not None:
+            if self._leaving.peer != parcel.peer:
+                # Nothing was said to this partner yet: it is not the one that is silent.
+                self._heard_s[parcel.peer] = self._now_s
             yield False
         self._leaving = parcel
         yield from _in_turn(buffer, lambda part: self._post_send(part, parcel), SEGMENTS_OUT)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dataio.carrier import MAX_IN_FLIGHT
+from dataio.carrier import MAX_IN_FLIGHT, SEGMENTS_OUT
 from dataio.errors import CorruptRowError, ExchangeError, StallError, WorldError
 from dataio.fields import row_schema
 from dataio.layout import Layout
@@ -97,8 +97,12 @@ def test_a_thread_carries_rows_while_its_caller_does_something_else(monkeypatch)
 
 
 def call_for_ever(transfer):
+    call_for_ever_at(transfer, 0)
+
+
+def call_for_ever_at(transfer, step):
     while True:
-        transfer.progress(0)
+        transfer.progress(step)
 
 
 @pytest.mark.parametrize("threaded", [True, False])
@@ -295,6 +299,54 @@ def test_a_slow_receiver_bounds_the_senders_memory(monkeypatch):
     transfer.finish(None)
     assert store.read == ROWS
     assert len(buffers._idle) == MAX_IN_FLIGHT
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("segment_bytes", [1, 64, 100])
+def test_a_parcel_may_go_in_many_messages(monkeypatch, driver, segment_bytes):
+    monkeypatch.setattr("dataio.carrier.SEGMENT_BYTES", segment_bytes)
+
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        figures = ring(world, store, threaded=DRIVERS[driver][world.rank]).finish(None)
+        return store.arrived, figures["messages"]
+
+    for rank, (arrived, messages) in enumerate(run_threads(thread_worlds([1, 1]), run)):
+        expected = range(ROWS * (1 - rank), ROWS * (2 - rank))
+        assert arrived == {slot: (i, row_bytes(i)) for slot, i in enumerate(expected)}
+        assert messages > 3 * PARCELS
+
+
+def test_few_messages_are_under_way_at_once_and_one_parcel_leaves_at_a_time(monkeypatch):
+    monkeypatch.setattr("dataio.carrier.SEGMENT_BYTES", 16)
+    world, taken, tags = thread_worlds([1, 1])[0], threading.Event(), []
+
+    def isend(data, *, dest, tag):
+        tags.append(tag)
+        return SimpleNamespace(test=taken.is_set)
+
+    monkeypatch.setattr(world, "isend", isend)
+    transfer = Transfer(world, MemoryStore(0, ROWS), sends=parcels(1), receives=[], threaded=False)
+    for _ in range(50):
+        transfer.progress(PARCELS)
+    # The lengths of each parcel under way go ahead, then the first one's rows.
+    assert sorted(tags) == [0] * (1 + SEGMENTS_OUT) + list(range(1, MAX_IN_FLIGHT))
+    taken.set()
+    transfer.finish(None)
+    rows = [tag for place, tag in enumerate(tags) if tag in tags[:place]]
+    assert rows == sorted(rows)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_partner_whose_turn_has_not_come_is_not_called_silent(monkeypatch, threaded):
+    """Rank 1 takes nothing; what is meant for rank 2 waits behind it."""
+    world = thread_worlds([1, 1, 1], timeout_s=0.2)[0]
+    monkeypatch.setattr(world, "isend", lambda *_, **__: SimpleNamespace(test=lambda: False))
+    sends = [*parcels(1)[:2], *parcels(2)[2:4]]
+    transfer = Transfer(world, MemoryStore(0, ROWS), sends=sends, receives=[], threaded=threaded)
+    with pytest.raises(StallError, match=r"waited 0\.2 s for rank 1 while exchanging rows"):
+        call_for_ever_at(transfer, PARCELS)
+    transfer.stop()
 
 
 def test_parcels_may_be_done_in_any_order(monkeypatch):
