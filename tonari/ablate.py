@@ -25,18 +25,36 @@ def main(argv: list[str]) -> int:
 
     Raises:
         ConfigError: If the study is wrong.
-        CommandError: If an arm that was asked for is not in it, or a training process failed.
+        CommandError: If an arm that was asked for is not in it, a training process failed, or the
+            directory cannot be written.
     """
     given = _parser().parse_intermixed_args(argv)
     # Only now: `--help` and wrong arguments should not wait for torch.
-    from tonari.ablate_cells import read_cells, train_in_processes, train_missing
-    from tonari.ablate_report import markdown, write_report
     from trainer.study_config import load_study
 
     overrides = [*given.overrides, *([f"study.seeds={given.seeds}"] if given.seeds else [])]
     study = load_study(given.study, overrides, full=given.full)
     command = shlex.join(["tonari", "ablate", *argv])
     cells = _asked(study, given.only)
+    try:
+        return _train_and_report(given, argv, study, cells, command)
+    except OSError as error:
+        raise CommandError(
+            f"--out {given.out}: {error}; the cells that are there are whole: free some space or "
+            "name a directory that can be written, and the same command goes on"
+        ) from error
+
+
+def _train_and_report(
+    given: argparse.Namespace,
+    argv: Sequence[str],
+    study: "Study",
+    cells: "Sequence[Cell]",
+    command: str,
+) -> int:
+    from tonari.ablate_cells import read_cells, train_in_processes, train_missing
+    from tonari.ablate_report import markdown, write_report
+
     if given.part:
         part = int(given.part)
         share = cells[part :: given.jobs]

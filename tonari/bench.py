@@ -18,6 +18,7 @@ from benchmarks.loader_report import plot, table, to_json, write_csv
 from benchmarks.sets import SETS
 from dataio.filesystem import cache_directory
 from tonari.bench_exchange import Exchange, bench_exchange
+from tonari.outputs import check_results
 
 PEERS = "bench-peers"
 
@@ -105,6 +106,7 @@ def main(argv: list[str]) -> int:
     root = options.environments or cache_directory("auto") / PEERS
     if options.install:
         return _install(options, root)
+    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
     return _bench(options, root)
 
 

@@ -20,6 +20,7 @@ from benchmarks.exchange_report import plot, rows, table, to_json, write_csv
 from benchmarks.exchange_task import Step
 from benchmarks.launch import mpiexec
 from benchmarks.loader import say_on_stderr
+from tonari.outputs import check_results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,7 @@ class Exchange:
 def bench_exchange(options: Exchange) -> int:
     """Run the command."""
     mpiexec()  # fails now, with the cure, and not after a directory was filled
+    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
     parent = options.directory or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="tonari-exchange-", dir=parent.absolute()))

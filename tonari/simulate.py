@@ -37,6 +37,7 @@ from shuffle.mixing import (
 )
 from shuffle.traffic import ReplicaPlan, count_traffic, plan_replica
 from tonari.errors import CommandError
+from tonari.outputs import check_plot
 from tonari.simulate_report import NEAR, Cost, Curves, Line, Report, plot, print_report
 from tonari.sizes import parse_bytes
 
@@ -151,16 +152,7 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(
         Simulate, args=argv, prog="tonari simulate", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    if options.plot is not None:
-        # What is missing is said before the work, not after it
-        import matplotlib  # noqa: F401
-
-        if not options.plot.absolute().parent.is_dir():
-            raise CommandError(
-                f"--plot {options.plot}: found no directory {options.plot.absolute().parent}, "
-                f"expected one to write into; make it first"
-            )
-
+    check_plot("--plot", options.plot)
     layout, labels = make_inputs(options)
     report = simulate(options, layout, labels)
     if options.plot is not None:

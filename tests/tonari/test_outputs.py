@@ -1,0 +1,42 @@
+"""A result that could not be written is refused before the work, not after it."""
+
+import pytest
+
+from tonari.bench import main as bench
+from tonari.cli import main
+from tonari.errors import CommandError
+from tonari.outputs import check_output
+
+
+@pytest.mark.parametrize("command", ["loader", "exchange"])
+@pytest.mark.parametrize("flag", ["--csv", "--json-file", "--plot"])
+def test_a_benchmark_begins_nothing_whose_result_it_could_not_write(
+    tmp_path, monkeypatch, command, flag
+):
+    for work in ("bench.measure_loaders", "bench_exchange.measure_exchange"):
+        monkeypatch.setattr(f"tonari.{work}", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(CommandError, match=rf"{flag} .*found no directory .*make it first"):
+        bench([command, flag, str(tmp_path / "none" / "out.png")])
+
+
+def test_a_directory_is_no_file_to_write(tmp_path):
+    with pytest.raises(CommandError, match=r"--csv .*cannot be written.*name another"):
+        check_output("--csv", tmp_path)
+    check_output("--csv", tmp_path / "new.csv")
+    check_output("--csv", None)
+
+
+def test_a_study_that_cannot_write_says_that_its_cells_are_whole(tmp_path, capsys, monkeypatch):
+    study = tmp_path / "study.toml"
+    study.write_text("")
+    monkeypatch.setattr("trainer.study_config.load_study", lambda *_, **__: None)
+    monkeypatch.setattr("tonari.ablate._asked", lambda *_: [])
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "cells/a.json")
+
+    monkeypatch.setattr("tonari.ablate_cells.train_missing", full)
+    assert main(["ablate", str(study), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "the same command goes on" in said

@@ -1,0 +1,45 @@
+"""Files that a command writes when its work is done, looked at before it begins."""
+
+import os
+from pathlib import Path
+
+from tonari.errors import CommandError
+
+
+def check_output(flag: str, path: Path | None) -> None:
+    """Refuse a file that could not be written; None is none asked for.
+
+    Raises:
+        CommandError: If its directory is not there or not writable, or it is one itself.
+    """
+    if path is None:
+        return
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise CommandError(
+            f"{flag} {path}: found no directory {parent}, expected one to write into; make it first"
+        )
+    if path.is_dir() or not os.access(path if path.exists() else parent, os.W_OK):
+        raise CommandError(
+            f"{flag} {path}: cannot be written, expected a file in a directory that you may write "
+            "into; name another"
+        )
+
+
+def check_plot(flag: str, path: Path | None) -> None:
+    """Refuse a plot that could not be drawn, or written.
+
+    Raises:
+        CommandError: As `check_output`.
+        ModuleNotFoundError: If matplotlib is missing, with its name.
+    """
+    check_output(flag, path)
+    if path is not None:
+        import matplotlib  # noqa: F401
+
+
+def check_results(*, json_file: Path | None, csv: Path | None, plot: Path | None) -> None:
+    """Refuse what a benchmark could not write of its results."""
+    check_output("--json-file", json_file)
+    check_output("--csv", csv)
+    check_plot("--plot", plot)
