@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from benchmarks.exchange_task import Task
 from benchmarks.gather import Generated
 from dataio import Array, ExchangeError, Field, Int, Loader, Throttle, World
+from dataio.history import Scores
 from dataio.parcel import pack_parcel, parcel_bytes, unpack_parcel
-from dataio.policies import Scores, Shuffle, Turn
+from dataio.policies import Shuffle, Turn
 from dataio.seeding import generator, key
 from dataio.world import Request
 from shuffle.plan import leaving_slots

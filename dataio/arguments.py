@@ -27,12 +27,12 @@ def check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None, 
 
 def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
     """Refuse a shuffle that goes by scores where none are kept."""
-    keeps_scores = importance is not None and importance.uses_scores
-    if shuffle is not None and not shuffle.traced and not keeps_scores:
+    keeps_losses = importance is not None and "loss" in importance.columns
+    if shuffle is not None and not shuffle.traced and not keeps_losses:
         raise ValueError(
-            f"shuffle: {shuffle} goes by scores, and importance is {importance}, which keeps none; "
-            "give a policy that does, such as Kakurenbo (of fraction 0 it hides nothing), or "
-            'rows="uniform", partners="uniform"'
+            f"shuffle: {shuffle} goes by losses, and importance is {importance}, which keeps none; "
+            'give a policy that does, such as Full(columns=("loss",)), or rows="uniform", '
+            'partners="uniform"'
         )
 
 

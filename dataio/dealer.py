@@ -1,13 +1,17 @@
 """Agree with all ranks on an epoch: what every deck hides, and in which batches it is dealt."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.candidates import Candidates
 from dataio.epoch import Counts, Decks, EpochPlan, count_rows, plan_epoch, plan_refresh
+from dataio.history import Scores
 from dataio.order import Order
-from dataio.policies import Importance, Scores, Selection
+from dataio.policies import Importance, Selection
 from dataio.replay import groups_of
-from dataio.seeding import generator, key
+from dataio.seeding import key
 from dataio.stretch import Position
 from dataio.world import World
 
@@ -45,6 +49,7 @@ class Dealer:
         self,
         position: Position,
         scores: Scores,
+        sample_id: Callable[[], NDArray[np.int64]],
         *,
         num_epochs: int | None,
         restored: Selection | None,
@@ -55,6 +60,7 @@ class Dealer:
         Args:
             position: The epoch, and its stretches.
             scores: Of this replica's deck.
+            sample_id: Tells int64[rows of the deck], where a policy asks.
             num_epochs: Length of the whole run, None where nobody said.
             restored: What the epoch was found to hide before; None: the policy selects.
             seen: bool[rows of the deck]: Trained in stretches of the epoch that have ended.
@@ -65,7 +71,7 @@ class Dealer:
         decks, epoch = self._decks, position.epoch
         selection = restored
         if selection is None:
-            selection = self._select(epoch, scores, num_epochs=num_epochs)
+            selection = self._select(epoch, scores, sample_id, num_epochs=num_epochs)
         counts = Counts(decks.sizes, decks.sizes)
         if self._importance is not None or position.ended:
             mine = np.array(count_rows(decks, selection, seen))
@@ -82,13 +88,30 @@ class Dealer:
         )
         return plan, self._deal_refresh(plan.selection.hidden, epoch)
 
-    def _select(self, epoch: int, scores: Scores, *, num_epochs: int | None) -> Selection:
+    def _select(
+        self,
+        epoch: int,
+        scores: Scores,
+        sample_id: Callable[[], NDArray[np.int64]],
+        *,
+        num_epochs: int | None,
+    ) -> Selection:
         if self._importance is None:
             return Selection()
-        stream = key(self._seed, "importance", epoch=epoch, replica=self._decks.leader)
-        return self._importance.select(
-            scores, epoch=epoch, num_epochs=num_epochs, rng=generator(stream)
+        rows = Candidates(
+            scores,
+            sample_id(),
+            int(self._decks.sizes.sum()),
+            key(self._seed, "importance", epoch=epoch),
+            self._total,
         )
+        return self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
+
+    def _total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add what the decks say; one rank speaks for each. Collective."""
+        speaks = self._world.rank == self._world.rank_of_replica(self._decks.leader)
+        mine = values if speaks else np.zeros_like(values)
+        return self._world.allreduce(mine, op="sum", doing="agree on the rows to hide")
 
     def _deal_refresh(self, hidden: NDArray[np.int64], epoch: int) -> Order:
         decks = self._decks

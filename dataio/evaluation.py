@@ -55,7 +55,6 @@ class Evaluation:
             purpose="evaluation",
             progress=progress,
             wanted=wanted,
-            uses_scores=False,
             foreign=foreign,
             readers=readers,
             bandwidth=bandwidth,

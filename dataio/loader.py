@@ -40,6 +40,7 @@ from dataio.fields import Field
 from dataio.figures import EpochFigures, Figures, summarise
 from dataio.filesystem import cache_directory, is_named
 from dataio.gather import Batch, BatchTransform, Collate, Gather
+from dataio.history import unscored
 from dataio.metrics import add_figures, check_metrics
 from dataio.moves import Moves
 from dataio.opening import Opener
@@ -48,9 +49,9 @@ from dataio.placement import Placements
 from dataio.policies import Importance, Local, Selection, Shuffle
 from dataio.pool import Pool, lay_out
 from dataio.replay import groups_of, trained_samples, trained_slots
-from dataio.report import check_report, take_in
+from dataio.report import Feedback, check_report
 from dataio.resume import Run, load_part
-from dataio.scores import spread_scores, unscored
+from dataio.scores import spread_scores
 from dataio.snapshot import NodeSnapshot, find_snapshot, load_state, save_snapshot
 from dataio.source import Retry, Source, Throttle
 from dataio.source.transformed import StageTransform
@@ -219,13 +220,14 @@ class Loader:
             num_leaving=self._num_leaving,
             progress=progress,
             wanted=None if self._num_leaving else self._placements.of(0, first_epoch=0),
-            uses_scores=importance is not None and importance.uses_scores,
+            columns=importance.columns if importance is not None else (),
             foreign=self._foreign,
             readers=staging_readers,
             bandwidth=staging_bandwidth,
             quota_bytes=quota_bytes,
             batch_size=batch_size,
         )
+        self._feedback = Feedback(self._pool.scores)
         self._delivery = Delivery(self.device)
         self._gather = Gather(
             self._pool.cache,
@@ -301,6 +303,7 @@ class Loader:
         self._plan, self._refresh_order = self._dealer.deal(
             position,
             self._pool.scores,
+            self._held_ids,
             num_epochs=self._num_epochs,
             restored=restored,
             seen=seen,
@@ -369,6 +372,7 @@ class Loader:
         self._pool.finish_staging()
         figures = self._end_figures()
         exchanges = self._moves.by_exchange
+        self._feedback.settle()
         if self._importance is not None:
             self.world.barrier(doing="report the epoch's scores")
         if exchanges:
@@ -459,7 +463,8 @@ class Loader:
         elif epoch != self.epoch:
             self._abandon()
             if self.world.local_rank == 0 and self._pool.keeps_scores:
-                self._pool.scores[:] = unscored(len(self._pool.scores))
+                scores = self._pool.scores
+                scores[:] = unscored(len(scores), scores.dtype)
             first_epoch = min(self._position.running.first_epoch, epoch)
             self._position = self._start_of(epoch, first_epoch)
             self._ensure_begun()
@@ -517,16 +522,8 @@ class Loader:
         """
         outcome = {"loss": loss, "correct": correct, "confidence": confidence}
         check_report(len(batch["slot"]), outcome)
-        if self._importance is None or not self._importance.uses_scores:
-            return
-        take_in(
-            self._pool.scores,
-            batch["slot"],
-            loss=loss,
-            correct=correct,
-            confidence=confidence,
-            epoch=self.epoch,
-        )
+        if self._pool.keeps_scores:
+            self._feedback.add(batch["slot"], loss, correct, confidence, epoch=self.epoch)
 
     def evaluation(self, source: str | Sequence[str] | Source) -> Evaluation:
         """Open another dataset with the same fields, every sample exactly once. Collective.
@@ -578,7 +575,7 @@ class Loader:
                 "loader.restore"
             )
         self._check_known(position, "load_state_dict")
-        if self._importance is not None and self._importance.uses_scores:
+        if self._pool.keeps_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
                 "hidden rows start anew; use loader.save and loader.restore to keep them",
@@ -603,6 +600,7 @@ class Loader:
         self._ensure_begun()
         # A checkpoint is never ahead of the caches: they cannot step forward.
         self._pool.settle()
+        self._feedback.settle()
         trained = np.zeros(self._decks.num_rows, np.uint8)
         if self._seen is not None:
             trained[self._seen] = 1
@@ -631,8 +629,9 @@ class Loader:
         if self._placements.knows(epoch, first_epoch=first_epoch):
             wanted = self._placements.sample_ids(epoch, first_epoch=first_epoch)
         node = load_part(
-            found, state, wanted, layout=self.layout, world=self.world, tag=self._first_tag
-        )
+            found, state, wanted, self._pool.scores.dtype, layout=self.layout, world=self.world,
+            tag=self._first_tag,
+        )  # fmt: skip
         if not self._moves.is_as_saved(node.sample_id, wanted, state.get("placement")):
             raise StateError(
                 f"{found}: the rows saved for node {self.world.node} are not those of epoch "
@@ -650,7 +649,7 @@ class Loader:
         return digest(self._held_ids()[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
-        """Figures of this rank since construction; ``hidden_fraction`` is of this epoch.
+        """Figures of this rank since construction; of importance, of this epoch.
 
         Returns:
             Times in seconds, sizes in bytes: ``wait_s`` blocked on batches and its percentiles
@@ -667,7 +666,8 @@ class Loader:
             ``disk_bytes_written`` to the node's cache, ``exchanged_rows`` sent, ``queue_depth``
             batches ready now, ``skipped_rows`` that became padding by ``on_error``; of the last
             epoch over all ranks ``straggler_rank``, who waited longest, ``wait_max_s`` and
-            ``wait_mean_s``.
+            ``wait_mean_s``. Of importance ``hidden_fraction`` of this node's rows, and the policy's
+            own, such as Kakurenbo's ``hidden_cap`` and ``moved_back``.
         """
         hidden = len(self._plan.selection.hidden) if self._begun else 0
         spread = {name: self._epoch_figures[name] for name in SPREAD if self._epoch_figures}
@@ -679,6 +679,7 @@ class Loader:
             "epoch": self.epoch,
             "step": self.step,
             "hidden_fraction": hidden / self._pool.cache.num_slots,
+            **(self._plan.selection.figures if self._begun else {}),
             "disk_bytes_written": self._pool.cache.bytes_written,
             "staging_s": self._pool.staging_s,
             "pulled_rows": self._pool.pulled_rows,
@@ -694,6 +695,7 @@ class Loader:
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._feed.stop()
+        self._feedback.settle()
         self._moves.abandon()
         self._begun = False
 

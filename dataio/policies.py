@@ -3,25 +3,19 @@
 ``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.candidates import Candidates
+from dataio.history import Column, Scores
 from dataio.layout import Layout
 from dataio.parcel import ParcelBuffers
 from dataio.rows import Fetch, Rows, RowSchema
 from dataio.world import World
-
-SCORE_DTYPE = np.dtype(
-    [("loss", "<f4"), ("confidence", "<f4"), ("correct", "?"), ("epoch", "<i4")], align=False
-)
-"""What is remembered of a row: last loss (quantised; inf before the first report), confidence
-in [0, 1], whether it was predicted right, epoch of the last report (-1 before the first)."""
-
-Scores = NDArray[np.void]
-"""SCORE_DTYPE[num_slots]: the score history of a pool, by slot."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +27,35 @@ class Selection:
             first.
         weights: float32[num_slots]: Gradient weight of each row when visible; None means ones.
         lr_factor: What the learning rate is multiplied by; the same on every rank, so a function of
-            the epoch and the policy's settings alone.
+            the epoch, the policy's settings and totals over all pools.
         top_up: Whether steps that not all replicas can fill are filled with hidden rows, instead of
             padding of weight 0. Unbiased policies pad.
+        figures: What else there is to know of the choice, for ``Loader.stats``; of this pool, or of
+            all where they were totalled.
     """
 
     hidden: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     weights: NDArray[np.float32] | None = None
     lr_factor: float = 1.0
     top_up: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Importance(Protocol):
-    """Decides which rows are worth this epoch. Pure: same scores, epoch and rng, same answer."""
+    """Decides which rows are worth this epoch. Pure: same candidates and epoch, same answer."""
 
     @property
-    def uses_scores(self) -> bool:
-        """Whether reports change what it selects."""
+    def columns(self) -> tuple[Column, ...]:
+        """What must be remembered of every row; none, if reports change nothing."""
         ...
 
-    def select(
-        self, scores: Scores, *, epoch: int, num_epochs: int | None, rng: np.random.Generator
-    ) -> Selection:
-        """Select the rows of one pool for an epoch.
+    def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
+        """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.
 
         Args:
-            scores: SCORE_DTYPE[num_slots], with all reports of the epoch before.
+            rows: Of the pool.
             epoch: The epoch selected for.
             num_epochs: Length of the whole run, None where the caller never said.
-            rng: Random numbers of this pool and epoch.
         """
         ...
 

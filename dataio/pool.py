@@ -14,6 +14,7 @@ from dataio.cache import Cache, Identity
 from dataio.cache_choice import open_cache, scores_directory
 from dataio.errors import CorruptRowError, SourceError
 from dataio.fields import Field, row_schema
+from dataio.history import Column, score_dtype
 from dataio.layout import Layout
 from dataio.manifest import Entries, rehome
 from dataio.placement import Placement
@@ -51,7 +52,8 @@ class Pool:
         progress: Whether rank 0 shows progress on a terminal.
         wanted: What a pool whose rows never leave is to hold: a cache that holds it already is
             shared with other jobs. None: not known yet.
-        uses_scores: Whether scores are kept. Without, they are read-only, of rows never reported.
+        columns: What scores remember of a row. If nothing, they are read-only, of rows never
+            reported.
         foreign: Whether a whole cache of another user may be read, as when it was named.
         readers: Threads of this rank that read from the source while staging.
         bandwidth: Bytes/s that the node may read from the source while staging; 0: no limit.
@@ -63,7 +65,7 @@ class Pool:
         moves: Whether rows may be exchanged: with a quota, `ensure` and `agree_to_move` say so.
         streamed: What `windows` read.
         cache: The files.
-        scores: SCORE_DTYPE[num_slots], shared by the node's ranks, and by no other job.
+        scores: scores[num_slots], shared by the node's ranks, and by no other job.
         keeps_scores: Whether they can be written.
         staging_s: Seconds that this rank spent reading from the source.
         pulled_rows: Rows that came to this rank from other nodes, outside of an exchange.
@@ -82,7 +84,7 @@ class Pool:
         purpose: str = "training",
         progress: bool = True,
         wanted: Placement | None = None,
-        uses_scores: bool = True,
+        columns: tuple[Column, ...] = (),
         foreign: bool = False,
         readers: int = 2,
         bandwidth: float = 0.0,
@@ -109,7 +111,7 @@ class Pool:
         kind = type(source).__name__
         origin = place if kind == "ShardedSource" else f"{kind}:{place}"
         self._exchanges = self.moves = num_leaving > 0
-        self.keeps_scores = uses_scores
+        self.keeps_scores = bool(columns)
         num_arrivals = 2 * num_leaving * world.local_size
         num_positions = num_slots + num_arrivals
         self.streamed = Streamed()
@@ -160,11 +162,12 @@ class Pool:
             )
             undo.callback(self.close)
             self.cache.load()
-            self.scores = no_scores(num_slots)
-            if uses_scores:
+            dtype = score_dtype(columns)
+            self.scores = no_scores(num_slots, dtype)
+            if columns:
                 with self.cache.named("make room for scores"):
                     place_of_scores = scores_directory(self.cache.directory)
-                    self.scores = open_scores(place_of_scores, num_slots, world=world)
+                    self.scores = open_scores(place_of_scores, num_slots, dtype, world=world)
             undo.pop_all()
 
     def holds_nothing(self) -> bool:

@@ -7,7 +7,7 @@ what to evict can beat keeping the same ones) and the rest of the space takes th
 from dataclasses import dataclass
 
 from dataio.errors import QuotaError
-from dataio.policies import SCORE_DTYPE
+from dataio.history import COLUMNS, score_dtype
 from dataio.rows import RowSchema
 from dataio.sizes import format_bytes
 
@@ -24,6 +24,9 @@ BLOCK_BYTES = 4096
 """What the last bytes of a file take at least."""
 
 SMALL_FILE_BYTES = 2 * BLOCK_BYTES
+SCORE_BYTES = score_dtype(COLUMNS).itemsize
+"""Of a row at most: another job on the same cache may go by more columns than this one."""
+
 DELTA_FILES = 18
 """Of each local rank, where rows are exchanged: see `cache.DELTAS_PER_BASE`."""
 
@@ -102,7 +105,7 @@ class Need:
         files = 10 + len(self.schema.fixed) + self.local_size
         files += num_seals * self.local_size
         files += DELTA_FILES * self.local_size if self.num_arrivals and resident else 0
-        scores = self.num_slots * SCORE_DTYPE.itemsize + BLOCK_BYTES if self.scored else 0
+        scores = self.num_slots * SCORE_BYTES + BLOCK_BYTES if self.scored else 0
         return files * SMALL_FILE_BYTES + scores + (self.manifest_bytes() if resident else 0)
 
     def manifest_bytes(self) -> int:
@@ -157,7 +160,7 @@ def _divide(
     heap_windows = min(max(shared, heap_windows), heap_bytes)
     resident = num_slots if positions >= num_slots else max(positions - windows, 0)
     more_manifests = need.manifest_bytes() * (MANIFEST_COPIES - 1) // MANIFEST_COPIES
-    scores = num_slots * SCORE_DTYPE.itemsize if need.scored else 0
+    scores = num_slots * SCORE_BYTES if need.scored else 0
     return Budget(
         quota_bytes,
         num_slots,

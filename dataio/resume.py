@@ -63,6 +63,7 @@ def load_part(
     path: Path,
     state: dict[str, object],
     wanted: NDArray[np.int64] | None,
+    dtype: np.dtype[np.void],
     *,
     layout: Layout,
     world: World,
@@ -75,14 +76,15 @@ def load_part(
         state: Its small part.
         wanted: int64[num_slots]: The node's samples; None where only the snapshot tells, which is
             of the same layout then.
+        dtype: The score columns that are wanted.
         layout: The layout now.
         world: All ranks.
         tag: Of messages.
     """
     saved = Position.from_json(state).running.replicas
     if saved == layout.replicas:
-        return load_node(path, world.node)
+        return load_node(path, world.node, dtype)
     assert wanted is not None, "another layout begins where its first placement is known"
     return load_samples(
-        path, len(saved), wanted, world=world, num_samples=layout.num_samples, tag=tag
+        path, len(saved), wanted, dtype, world=world, num_samples=layout.num_samples, tag=tag
     )

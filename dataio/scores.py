@@ -9,17 +9,15 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dataio.history import Scores, unscored
 from dataio.npy_lock import NPY_LOCK
-from dataio.policies import SCORE_DTYPE, Scores
 from dataio.world import World
 
-QUANTUM = 1 / 1024
-"""Losses are rounded to this: a last-bit difference between two runs selects the same rows."""
 
-
-def open_scores(directory: Path, num_slots: int, *, world: World) -> Scores:
+def open_scores(
+    directory: Path, num_slots: int, dtype: np.dtype[np.void], *, world: World
+) -> Scores:
     """Map the scores of a pool that was never trained on, shared by the node's ranks. Collective.
 
     They are this job's own: the file loses its name as soon as all have mapped it, so that they
@@ -28,11 +26,12 @@ def open_scores(directory: Path, num_slots: int, *, world: World) -> Scores:
     Args:
         directory: Where the file may lie for that moment, on the node's own disk.
         num_slots: Rows of the pool.
+        dtype: The columns.
         world: All ranks.
     """
     path = None
     if world.local_rank == 0:
-        path = _create_scores(directory, num_slots)
+        path = _create_scores(directory, unscored(num_slots, dtype))
     names = world.allgather(os.fsencode(path or ""), doing="make room for scores")
     shared = Path(os.fsdecode(names[world.topology.ranks_of_node[world.node][0]]))
     with NPY_LOCK:
@@ -43,16 +42,16 @@ def open_scores(directory: Path, num_slots: int, *, world: World) -> Scores:
     return scores
 
 
-def no_scores(num_slots: int) -> Scores:
-    """SCORE_DTYPE[num_slots]: No report yet, nor ever; read-only, and takes no memory."""
-    return np.broadcast_to(unscored(1), num_slots)
+def no_scores(num_slots: int, dtype: np.dtype[np.void]) -> Scores:
+    """Make scores[num_slots]: no report yet, nor ever; read-only, and takes no memory."""
+    return np.broadcast_to(unscored(1, dtype), num_slots)
 
 
-def _create_scores(directory: Path, num_slots: int) -> Path:
+def _create_scores(directory: Path, scores: Scores) -> Path:
     # By way of memory, and written, not mapped: on a full disk a write is an error that says so, a
     # store into a mapping a SIGBUS.
     whole = io.BytesIO()
-    np.save(whole, unscored(num_slots))
+    np.save(whole, scores)
     descriptor, name = tempfile.mkstemp(prefix="scores-", suffix=".npy", dir=directory)
     path = Path(name)
     try:
@@ -62,34 +61,6 @@ def _create_scores(directory: Path, num_slots: int) -> Path:
         path.unlink()
         raise
     return path
-
-
-def unscored(num_slots: int) -> Scores:
-    """SCORE_DTYPE[num_slots]: No report yet."""
-    scores = np.zeros(num_slots, SCORE_DTYPE)
-    scores["loss"] = np.inf
-    scores["epoch"] = -1
-    return scores
-
-
-def record(
-    scores: Scores,
-    slots: NDArray[np.int64],
-    *,
-    loss: NDArray[np.float32],
-    correct: NDArray[np.bool_] | None,
-    confidence: NDArray[np.float32] | None,
-    epoch: int,
-) -> None:
-    """Write the reports of some rows, quantised. A missing outcome counts as wrong and unsure."""
-    entry = np.zeros(len(slots), SCORE_DTYPE)
-    entry["loss"] = np.round(loss / QUANTUM) * QUANTUM
-    entry["epoch"] = epoch
-    if correct is not None:
-        entry["correct"] = correct
-    if confidence is not None:
-        entry["confidence"] = np.round(confidence / QUANTUM) * QUANTUM
-    scores[slots] = entry
 
 
 def spread_scores(scores: Scores, *, epoch: int, world: World) -> None:

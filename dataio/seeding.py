@@ -5,7 +5,7 @@ from typing import NewType
 import numpy as np
 import xxhash
 
-ORDER_VERSION = 2
+ORDER_VERSION = 3
 """Raised when the same seed gives another order than before; kept in checkpoints."""
 
 Key = NewType("Key", int)

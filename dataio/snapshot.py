@@ -19,20 +19,21 @@ from numpy.typing import NDArray
 from dataio.atomic import read_table, sync_directory, write_json, write_table
 from dataio.directory import all_to_all, by_books
 from dataio.errors import StateError
-from dataio.policies import SCORE_DTYPE, Scores, Selection
-from dataio.scores import unscored
+from dataio.history import Scores, unscored
+from dataio.policies import Selection
 from dataio.world import World
 
-ROW_DTYPE = np.dtype(
-    [
+
+def _row_dtype(scores: np.dtype[np.void]) -> np.dtype[np.void]:
+    fields = [
         ("sample_id", "<i8"),
         ("hidden_place", "<i8"),
         ("weight", "<f4"),
         ("trained", "u1"),
-        ("scores", SCORE_DTYPE),
+        ("scores", scores),
         ("begun_loss", "<f4"),
     ]
-)
+    return np.dtype(fields)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class NodeSnapshot:
 
     Attributes:
         sample_id: int64[num_slots]: For the check that a row gets its own score.
-        scores: SCORE_DTYPE[num_slots].
+        scores: scores[num_slots].
         selection: The running epoch's choice, after topping up.
         trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
         losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
@@ -125,15 +126,16 @@ def load_state(path: Path) -> dict[str, object]:
     return state
 
 
-def load_node(path: Path, node: int) -> NodeSnapshot:
-    """Read one node's part."""
-    return _from_rows(*_read_rows(path, node))
+def load_node(path: Path, node: int, dtype: np.dtype[np.void]) -> NodeSnapshot:
+    """Read one node's part; of the scores the columns of ``dtype``, as far as they were saved."""
+    return _from_rows(*_read_rows(path, node, dtype))
 
 
 def load_samples(
     path: Path,
     num_nodes: int,
     sample_id: NDArray[np.int64],
+    dtype: np.dtype[np.void],
     *,
     world: World,
     num_samples: int,
@@ -148,20 +150,21 @@ def load_samples(
         path: The directory.
         num_nodes: Nodes that saved.
         sample_id: int64[num_slots]: The samples, slot by slot.
+        dtype: The score columns that are wanted.
         world: All ranks.
         num_samples: Of the dataset.
         tag: Of the messages.
     """
     rank, size = world.rank, world.world_size
     first, stop = (-(-book * num_samples // size) for book in (rank, rank + 1))
-    books = _unsaved(np.arange(first, stop))
+    books = _unsaved(np.arange(first, stop), dtype)
     meta: dict[str, Any] = {}
     # A lap reads one file on every rank: in the order of the files, and memory stays small.
     for lap in range(0, num_nodes, size):
         node = lap + rank
         rows = books[:0]
         if node < num_nodes:
-            rows, meta = _read_rows(path, node)
+            rows, meta = _read_rows(path, node, dtype)
             _take_turns(rows, node, num_nodes)
         order = np.argsort(rows["sample_id"], kind="stable")
         leaving = by_books(world, rows["sample_id"][order], num_samples, rows[order])
@@ -172,16 +175,16 @@ def load_samples(
     asked = all_to_all(world, asking, tag=tag, doing="ask for what was saved")
     answers = [books[ids - first] for ids in asked]
     found = all_to_all(world, answers, tag=tag, doing="answer what was saved")
-    mine = np.empty(len(sample_id), ROW_DTYPE)
+    mine = np.empty(len(sample_id), books.dtype)
     mine[order] = np.concatenate(found)
     # Any file's: rank 0 has read one.
     told = world.allgather(json.dumps(meta).encode(), doing="tell what was selected")
     return _from_rows(mine, json.loads(told[0]))
 
 
-def _unsaved(sample_id: NDArray[np.int64]) -> NDArray[np.void]:
-    rows = np.zeros(len(sample_id), ROW_DTYPE)
-    rows["scores"] = unscored(len(rows))
+def _unsaved(sample_id: NDArray[np.int64], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    rows = np.zeros(len(sample_id), _row_dtype(dtype))
+    rows["scores"] = unscored(len(rows), dtype)
     rows["hidden_place"], rows["weight"], rows["begun_loss"] = -1, 1, np.inf
     rows["sample_id"] = sample_id
     return rows
@@ -201,14 +204,17 @@ def _take_in(books: NDArray[np.void], theirs: NDArray[np.void], first: int) -> N
     books[places] = found
 
 
-def _read_rows(path: Path, node: int) -> tuple[NDArray[np.void], dict[str, Any]]:
+def _read_rows(
+    path: Path, node: int, dtype: np.dtype[np.void]
+) -> tuple[NDArray[np.void], dict[str, Any]]:
     table = read_table(_node_file(path, node))
-    rows = np.zeros(table.num_rows, ROW_DTYPE)
+    rows = np.zeros(table.num_rows, _row_dtype(dtype))
+    rows["scores"] = unscored(len(rows), dtype)
     for name in ("sample_id", "hidden_place", "weight", "trained"):
         rows[name] = table.column(name).to_numpy()
     if "begun_loss" in table.column_names:
         rows["begun_loss"] = table.column("begun_loss").to_numpy()
-    for name in SCORE_DTYPE.names or ():
+    for name in set(dtype.names or ()).intersection(table.column_names):
         rows["scores"][name] = table.column(name).to_numpy()
     return rows, json.loads(table.schema.metadata[b"selection"])
 
@@ -218,7 +224,7 @@ def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
     order = np.argsort(place, kind="stable")
     hidden = order[place[order] >= 0]
     weights = rows["weight"].copy() if meta["weighted"] else None
-    selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"])
+    selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"], meta["figures"])
     return NodeSnapshot(
         rows["sample_id"].copy(),
         rows["scores"].copy(),
@@ -233,7 +239,8 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     place[node.selection.hidden] = np.arange(len(node.selection.hidden))
     weights = node.selection.weights
     columns: dict[str, NDArray[np.generic]] = {"sample_id": node.sample_id, "hidden_place": place}
-    columns |= {name: np.ascontiguousarray(node.scores[name]) for name in SCORE_DTYPE.names or ()}
+    kept = node.scores.dtype.names or ()
+    columns |= {name: np.ascontiguousarray(node.scores[name]) for name in kept}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
     columns["trained"] = node.trained
     if node.losses is not None:
@@ -242,6 +249,7 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
         "weighted": weights is not None,
         "lr_factor": node.selection.lr_factor,
         "top_up": node.selection.top_up,
+        "figures": dict(node.selection.figures),
         "losses": node.losses is not None,
     }
     return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})

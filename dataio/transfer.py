@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.carrier import MAX_IN_FLIGHT, Carrier, Clock
+from dataio.history import Scores
 from dataio.parcel import Parcel, ParcelBuffers
-from dataio.policies import RowStore, Scores
+from dataio.policies import RowStore
 from dataio.rows import Fetch
 from dataio.world import Request, World
 

@@ -1,8 +1,22 @@
 """Which rows are worth this epoch: the policies, and what a training step reports to them."""
 
 from importance.full import Full
+from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
+from importance.named import POLICIES, make_policy
 from importance.outcome import outcome
 from importance.random import RandomPrune
+from importance.schedule import lr_drops
+from importance.selective_backprop import SelectiveBackprop
 
-__all__ = ["Full", "Kakurenbo", "RandomPrune", "outcome"]
+__all__ = [
+    "POLICIES",
+    "Full",
+    "InfoBatch",
+    "Kakurenbo",
+    "RandomPrune",
+    "SelectiveBackprop",
+    "lr_drops",
+    "make_policy",
+    "outcome",
+]

@@ -5,21 +5,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.policies import Scores, Selection
+from dataio.candidates import Candidates
+from dataio.history import Column, score_dtype
+from dataio.policies import Selection
 
 
 @dataclass(frozen=True)
 class Full:
-    """Hide nothing."""
+    """Hide nothing.
 
-    @property
-    def uses_scores(self) -> bool:
-        """Whether reports change what it selects."""
-        return False
+    Args:
+        columns: What to remember of every row all the same, for ``tonari hardest`` or a shuffle
+            that goes by losses.
 
-    def select(
-        self, scores: Scores, *, epoch: int, num_epochs: int | None, rng: np.random.Generator
-    ) -> Selection:
+    Raises:
+        ValueError: If there is no such column.
+    """
+
+    columns: tuple[Column, ...] = ()
+
+    def __post_init__(self) -> None:
+        score_dtype(self.columns)
+
+    def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select every row."""
         return Selection()
 

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.errors import ExchangeError
-from dataio.policies import Exchange, Scores, Turn
+from dataio.history import Scores
+from dataio.policies import Exchange, Turn
 from dataio.transfer import Parcel, Transfer
 from dataio.world import CHANNEL_TAGS, World
 from shuffle.homes import deal, plan_moves

@@ -72,7 +72,6 @@ class Stage:
                 num_slots=rows,
                 num_leaving=0,
                 wanted=wanted,
-                uses_scores=False,
                 foreign=is_named(self.cache),
                 readers=self.staging_readers,
                 bandwidth=(

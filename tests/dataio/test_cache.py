@@ -51,7 +51,7 @@ def pool_of(source, fields, root, *, world=None, num_leaving=0):
     layout = Layout(world.replicas_per_node, source.num_samples)
     return Pool(
         source, fields, world=world, root=root, num_slots=layout.pool_rows(world.node),
-        num_leaving=num_leaving, progress=False,
+        num_leaving=num_leaving, progress=False, columns=("loss",),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataio.errors import CacheBusyError, CacheError
 from dataio.filesystem import room_for
 from dataio.layout import Layout
 from dataio.placement import Placement
-from dataio.policies import SCORE_DTYPE, Local
+from dataio.policies import Local
 from dataio.pool import Pool
 from dataio.rows import corrupt_rows
 from dataio.world import run_threads, single_world, thread_worlds
@@ -144,8 +144,8 @@ def test_a_failed_opening_leaves_nothing_locked(tmp_path, monkeypatch):
 
 def test_scores_are_the_jobs_own_and_shared_by_its_ranks(tmp_path):
     def run(world):
-        with contextlib.closing(staged(world, tmp_path)) as pool:
-            with contextlib.closing(staged(world, tmp_path)) as other:
+        with contextlib.closing(staged(world, tmp_path, columns=("loss",))) as pool:
+            with contextlib.closing(staged(world, tmp_path, columns=("loss",))) as other:
                 if world.local_rank == 1:
                     pool.scores["loss"][0] = 7
                 world.barrier(doing="report")
@@ -156,13 +156,13 @@ def test_scores_are_the_jobs_own_and_shared_by_its_ranks(tmp_path):
 
 
 def test_without_importance_scores_take_no_room_and_cannot_be_written(tmp_path):
-    with contextlib.closing(staged(single_world(), tmp_path, uses_scores=False)) as pool:
+    with contextlib.closing(staged(single_world(), tmp_path)) as pool:
         assert pool.scores.shape == (SAMPLES,)
-        assert pool.scores.dtype == SCORE_DTYPE
+        assert pool.scores.dtype.names == ("epoch",)
         assert (pool.scores["epoch"] == -1).all()
         assert pool.scores.strides == (0,)
         with pytest.raises(ValueError, match="read-only"):
-            pool.scores["loss"][0] = 1
+            pool.scores["epoch"][0] = 1
 
 
 def test_room_is_needed_once_even_if_a_staging_was_killed(tmp_path, monkeypatch):

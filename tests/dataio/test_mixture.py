@@ -103,10 +103,10 @@ def test_wrong_weights_and_states_are_refused(tmp_path):
 class HideAll:
     """A policy that leaves nothing to train on."""
 
-    uses_scores = False
+    columns = ()
 
-    def select(self, scores, *, epoch, num_epochs, rng):
-        return Selection(np.arange(len(scores)))
+    def select(self, rows, *, epoch, num_epochs):
+        return Selection(np.arange(len(rows.sample_id)))
 
     def due(self, hidden, *, epoch):
         return hidden[:0]

@@ -28,7 +28,7 @@ def open_pool(world, root, source=None):
     pool = Pool(
         source or MemorySource(SAMPLES), FIELDS, world=world, root=root,
         num_slots=layout.pool_rows(world.node), num_leaving=POLICY.num_leaving(layout),
-        progress=False,
+        progress=False, columns=("loss",),
     )  # fmt: skip
     return pool, layout
 

@@ -29,7 +29,7 @@ def open_pool(world, root, source=None, **options):
     pool = Pool(
         source or MemorySource(SAMPLES), FIELDS, world=world, root=root,
         num_slots=layout.pool_rows(world.node), num_leaving=POLICY.num_leaving(layout),
-        progress=False, **options,
+        progress=False, columns=("loss",), **options,
     )  # fmt: skip
     return pool, layout
 

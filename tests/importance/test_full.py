@@ -3,22 +3,27 @@
 import numpy as np
 import pytest
 
-from dataio.policies import SCORE_DTYPE, Importance
-from importance import Full, Kakurenbo, RandomPrune
+from dataio.policies import Importance
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from tests.importance.rows import one_pool, reported
 
-POLICIES: tuple[Importance, ...] = (Full(), Kakurenbo(), RandomPrune())
+POLICIES: tuple[Importance, ...] = (
+    Full(), Kakurenbo(), InfoBatch(), SelectiveBackprop(), RandomPrune()
+)  # fmt: skip
 
 
 def test_full_hides_nothing_even_of_rows_that_are_easy() -> None:
-    scores = np.array([(0.0, 1.0, True, 0)] * 10, SCORE_DTYPE)
-    rng = np.random.default_rng(0)
-    selection = Full().select(scores, epoch=5, num_epochs=None, rng=rng)
+    selection = Full().select(one_pool(reported(np.zeros(10))), epoch=5, num_epochs=None)
     assert (len(selection.hidden), selection.weights, selection.lr_factor) == (0, None, 1.0)
     assert len(Full().due(np.array([3]), epoch=5)) == 0
 
 
-def test_only_kakurenbo_looks_at_scores() -> None:
-    assert [policy.uses_scores for policy in POLICIES] == [False, True, False]
+def test_a_policy_says_which_columns_it_goes_by() -> None:
+    named = [policy.columns for policy in POLICIES]
+    assert named == [(), ("loss", "confidence", "correct"), ("loss",), ("loss",), ()]
+    assert Full(columns=("forgotten",)).columns == ("forgotten",)
+    with pytest.raises(ValueError, match="no column 'grad'; expected some of loss, loss_mean"):
+        Full(columns=("grad",))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

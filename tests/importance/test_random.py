@@ -5,20 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.policies import SCORE_DTYPE, Selection
+from dataio.policies import Selection
 from importance import RandomPrune
+from tests.importance.rows import one_pool, reported
 
 NUM_EPOCHS = 80
 
 FRACTIONS = st.floats(0, 1, exclude_max=True)
-SIZES = st.integers(0, 200)
+SIZES = st.integers(1, 200)
 SEEDS = st.integers(0, 2**32)
 
 
 def select(policy: RandomPrune, num_slots: int, *, epoch: int = 0, seed: int = 0) -> Selection:
-    scores = np.zeros(num_slots, SCORE_DTYPE)
-    rng = np.random.default_rng(seed)
-    return policy.select(scores, epoch=epoch, num_epochs=NUM_EPOCHS, rng=rng)
+    rows = one_pool(reported(np.zeros(num_slots)), seed=seed)
+    return policy.select(rows, epoch=epoch, num_epochs=NUM_EPOCHS)
 
 
 @given(FRACTIONS, SIZES, SEEDS)
@@ -65,12 +65,12 @@ def test_every_row_is_hidden_equally_often() -> None:
 
 
 @given(FRACTIONS, SIZES, SEEDS)
-def test_same_rng_gives_the_same_selection(fraction: float, num_slots: int, seed: int) -> None:
+def test_same_seed_gives_the_same_selection(fraction: float, num_slots: int, seed: int) -> None:
     first, second = (select(RandomPrune(fraction), num_slots, seed=seed) for _ in range(2))
     assert first.hidden.tolist() == second.hidden.tolist()
 
 
-def test_another_rng_hides_other_rows() -> None:
+def test_another_seed_hides_other_rows() -> None:
     first, second = (set(select(RandomPrune(), 1000, seed=seed).hidden) for seed in (0, 1))
     assert first != second
 
@@ -89,15 +89,15 @@ def test_short_steps_are_padded_and_the_learning_rate_stays() -> None:
 
 def test_no_hidden_row_needs_a_new_score() -> None:
     hidden = select(RandomPrune(), 10).hidden
-    assert not RandomPrune().uses_scores
+    assert RandomPrune().columns == ()
     assert [len(RandomPrune().due(hidden, epoch=epoch)) for epoch in range(4)] == [0] * 4
 
 
 def test_a_run_of_unknown_length_cannot_be_annealed() -> None:
-    scores, rng = np.zeros(10, SCORE_DTYPE), np.random.default_rng(0)
+    rows = one_pool(reported(np.zeros(10)))
     with pytest.raises(ValueError, match=r"loader\.epochs\(n\)`, or use RandomPrune\(delta=1\.0\)"):
-        RandomPrune().select(scores, epoch=0, num_epochs=None, rng=rng)
-    selection = RandomPrune(delta=1.0).select(scores, epoch=0, num_epochs=None, rng=rng)
+        RandomPrune().select(rows, epoch=0, num_epochs=None)
+    selection = RandomPrune(delta=1.0).select(rows, epoch=0, num_epochs=None)
     assert len(selection.hidden) == 3
 
 

@@ -51,7 +51,7 @@ def open_pool(root: str, pattern: str, options: dict[str, Any], world: World) ->
         num_leaving=3 if options.get("exchanging") else 0,
         progress=False,
         wanted=None if options.get("exchanging") else wanted,
-        uses_scores=bool(options.get("scores")),
+        columns=("loss",) if options.get("scores") else (),
         foreign=bool(options.get("foreign")),
         readers=1,
     )

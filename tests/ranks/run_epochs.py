@@ -81,6 +81,7 @@ def main():
         num_slots=layout.pool_rows(world.node),
         num_leaving=policy.num_leaving(layout),
         progress=False,
+        columns=("loss",),
     )
     checkpoint, epoch = work / "checkpoint", 0
     try:
@@ -91,7 +92,7 @@ def main():
     started_at = epoch
     pool.ensure(placement_of(policy, layout, node=world.node, epoch=epoch, seed=0))
     if found is not None and world.local_rank == 0:
-        pool.scores[:] = load_node(found, world.node).scores
+        pool.scores[:] = load_node(found, world.node, pool.scores.dtype).scores
     world.barrier(doing="restore scores")
     share = slice(*layout.share_slots(world.replica))
     rows = np.zeros(2, np.int64)

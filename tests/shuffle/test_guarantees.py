@@ -35,6 +35,7 @@ def run_epochs(world, root, *, num_samples, exchange, epochs, seed):
         num_slots=layout.pool_rows(world.node),
         num_leaving=leaving,
         progress=False,
+        columns=("loss",),
     )
     pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=seed))
     share = slice(*layout.share_slots(world.replica))
@@ -180,6 +181,7 @@ def exchange_epochs(world, root, source, *, exchange, epochs, look):
         num_slots=layout.pool_rows(world.node),
         num_leaving=policy.num_leaving(layout),
         progress=False,
+        columns=("loss",),
     )
     pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=7))
     seen = []

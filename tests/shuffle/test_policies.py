@@ -42,6 +42,7 @@ def open_pool(world, root, policy, layout):
         num_slots=layout.pool_rows(world.node),
         num_leaving=policy.num_leaving(layout),
         progress=False,
+        columns=("loss",),
     )
 
 

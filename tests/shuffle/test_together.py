@@ -167,9 +167,9 @@ def test_a_resize_reads_each_saved_file_once(tmp_path, monkeypatch, before, afte
     read: Counter[int] = Counter()
     original = dataio.snapshot._read_rows
 
-    def counted(path, node):
+    def counted(path, node, dtype):
         read[node] += 1
-        return original(path, node)
+        return original(path, node, dtype)
 
     options = {"epochs": 4, "save": {1: tmp_path / "saved"}, "until": 1}
     on_all(before, run(tmp_path / "a", Partial(0.3), **options))

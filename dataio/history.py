@@ -1,0 +1,115 @@
+"""What is remembered of a row: the columns of a pool's scores, and how a report changes them. Pure.
+
+A policy names the columns that it goes by, and no others are kept.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = Literal["loss", "loss_mean", "confidence", "correct", "forgotten", "epoch"]
+"""``loss``: float32, of the last report, inf before the first; ``loss_mean``: float32, exponential
+mean of all losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was
+predicted right at last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et
+al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first. Losses, their means and
+confidences are multiples of `QUANTUM`."""
+
+Scores = NDArray[np.void]
+"""A structured array of some columns, in the order of `COLUMNS`, a row a slot."""
+
+COLUMNS: tuple[Column, ...] = get_args(Column)
+
+QUANTUM = 1 / 1024
+"""Losses are rounded to this: a last-bit difference between two runs selects the same rows."""
+
+MEAN_DECAY = 0.8
+"""What an exponential mean keeps of itself at each report."""
+
+_KINDS = {
+    "loss": "<f4", "loss_mean": "<f4", "confidence": "<f4",
+    "correct": "?", "forgotten": "<u2", "epoch": "<i4",
+}  # fmt: skip
+_UNREPORTED = {"loss": np.inf, "loss_mean": np.inf, "epoch": -1}
+
+
+def score_dtype(columns: Iterable[Column]) -> np.dtype[np.void]:
+    """Lay out the scores of a policy: its columns, and what these need.
+
+    Args:
+        columns: Their names. ``epoch`` is always there; ``correct`` where ``forgotten`` is.
+
+    Raises:
+        ValueError: If there is no such column.
+    """
+    wanted = {*columns, "epoch"}
+    for name in wanted.difference(COLUMNS):
+        raise ValueError(
+            f"scores: there is no column {name!r}; expected some of {', '.join(COLUMNS)}"
+        )
+    if "forgotten" in wanted:
+        wanted.add("correct")
+    return np.dtype([(name, _KINDS[name]) for name in COLUMNS if name in wanted], align=False)
+
+
+def unscored(num_slots: int, dtype: np.dtype[np.void]) -> Scores:
+    """Make scores[num_slots]: no report yet."""
+    scores = np.zeros(num_slots, dtype)
+    for name, value in _UNREPORTED.items():
+        if name in (dtype.names or ()):
+            scores[name] = value
+    return scores
+
+
+def record(
+    scores: Scores,
+    slots: NDArray[np.int64],
+    *,
+    loss: NDArray[np.float32],
+    correct: NDArray[np.bool_] | None,
+    confidence: NDArray[np.float32] | None,
+    epoch: int,
+) -> None:
+    """Write the reports of some rows, quantised. A missing outcome counts as wrong and unsure.
+
+    Args:
+        scores: Of the pool.
+        slots: int64[n]: Distinct rows.
+        loss: float32[n]: No nan.
+        correct: bool[n].
+        confidence: float32[n], in [0, 1].
+        epoch: Of the reports.
+    """
+    names = scores.dtype.names or ()
+    before = scores[slots]
+    entry = np.zeros(len(slots), scores.dtype)
+    entry["epoch"] = epoch
+    right = np.zeros(len(slots), np.bool_) if correct is None else correct
+    if "loss" in names:
+        entry["loss"] = _quantised(loss)
+    if "loss_mean" in names:
+        known = (before["epoch"] >= 0) & np.isfinite(before["loss_mean"])
+        older = np.where(known, before["loss_mean"], loss)
+        entry["loss_mean"] = _quantised(MEAN_DECAY * older + (1 - MEAN_DECAY) * loss)
+    if "correct" in names:
+        entry["correct"] = right
+    if "confidence" in names and confidence is not None:
+        entry["confidence"] = _quantised(confidence)
+    if "forgotten" in names:
+        lost = before["correct"] & ~right
+        entry["forgotten"] = np.minimum(before["forgotten"].astype(np.int64) + lost, 2**16 - 1)
+    scores[slots] = entry
+
+
+def converted(scores: Scores, dtype: np.dtype[np.void]) -> Scores:
+    """Lay scores out in other columns; those that were not kept are as before the first report."""
+    result = unscored(len(scores), dtype)
+    for name in set(dtype.names or ()).intersection(scores.dtype.names or ()):
+        result[name] = scores[name]
+    return result
+
+
+def _quantised(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    # The sum makes -0.0 a plain 0
+    return np.round(values / QUANTUM) * QUANTUM + 0.0
