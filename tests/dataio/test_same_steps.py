@@ -1,4 +1,4 @@
-"""However many replicas share a step's rows, and however they change: the same rows, step by step."""
+"""However many replicas share a step, and however they change: the same rows, step by step."""
 
 import pytest
 
