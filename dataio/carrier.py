@@ -23,7 +23,7 @@ from dataio.parcel import (
 )
 from dataio.policies import RowStore
 from dataio.rows import Fetch, Rows, corrupt_rows, replace_rows, row_blocks
-from dataio.world import Request, World, stall_error
+from dataio.world import Request, World
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class Carrier:
             rank for rank in sorted(self._peers()) if self._now_s - self._heard_s[rank] > limit_s
         ]
         if silent:
-            raise stall_error(self._world.rank, silent, doing="exchanging rows", limit_s=limit_s)
+            raise self._world.stall_error(silent, doing="exchanging rows", limit_s=limit_s)
 
 
 def _in_turn(

@@ -80,7 +80,7 @@ class Dealer:
             decks,
             selection,
             counts,
-            stream=key(self._seed, "order", epoch=epoch, replica=decks.leader),
+            stream=decks.stream(self._seed, "order", epoch=epoch),
             batch_size=self._batch_size,
             seen=seen,
             drop_last=self._drop_last,

@@ -21,7 +21,7 @@ from dataio.order import (
     valid_rows,
 )
 from dataio.policies import Selection
-from dataio.seeding import Key
+from dataio.seeding import Key, key
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,12 @@ class Decks:
 
     @property
     def leader(self) -> int:
-        """First replica of this replica's deck: names the deck's random streams."""
+        """First replica of this replica's deck."""
         return int(self.leaders[self.mine])
+
+    def stream(self, seed: int, purpose: str, *, epoch: int | None = None) -> Key:
+        """Derive the key of what this replica's deck draws, however many it is dealt to."""
+        return key(seed, purpose, epoch=epoch, node=self.mine)
 
 
 def find_decks(layout: Layout, *, replica: int, holds_all: bool) -> Decks:

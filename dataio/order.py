@@ -1,11 +1,12 @@
 """Visible slots -> batches of slots, equally many on every replica.
 
 A *deck* is a set of rows dealt out together: a node's pool to the node's replicas, or, where every
-node holds all rows, the dataset to all replicas. It is shuffled by one keyed permutation and cut
-into one run a replica.
+node holds all rows, the dataset to all replicas. It is shuffled by one keyed permutation and dealt
+row by row in turns: what a deck's replicas train together in a step is the same run of the shuffled
+deck however many they are, if their batches together are as large.
 
 While a pool is still being staged its deck is shuffled group by group instead, in the order in
-which the groups come in, and dealt in turns: a function of the seed all the same.
+which the groups come in: a function of the seed all the same.
 """
 
 from collections.abc import Sequence
@@ -77,10 +78,6 @@ class Order:
     groups: "Groups | None" = None
 
     @cached_property
-    def _first(self) -> int:
-        return int(self.dealt[: self.turn].sum())
-
-    @cached_property
     def num_rows(self) -> int:
         """Rows that this replica trains on in the epoch."""
         return int(self.dealt[self.turn])
@@ -124,12 +121,11 @@ class Order:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
         if self.num_rows == 0:
             return np.full(len(places), self.visible[0] if len(self.visible) else 0)
+        index = places * len(self.dealt) + self.turn
         if self.groups is not None:
-            index = self.groups.permute(places * len(self.dealt) + self.turn, self.visible)
-        else:
-            index = places + self._first
-            if self.stream is not None:
-                index = permute(index, len(self.visible), self.stream)
+            index = self.groups.permute(index, self.visible)
+        elif self.stream is not None:
+            index = permute(index, len(self.visible), self.stream)
         if isinstance(self.visible, range):
             return index + self.visible.start
         return self.visible[index]

@@ -10,14 +10,13 @@ from dataio.epoch import Counts, Decks, find_decks, plan_epoch
 from dataio.layout import Layout
 from dataio.order import Groups, Order, stage_groups
 from dataio.policies import Selection, Shuffle
-from dataio.seeding import key
 from dataio.stretch import Stretch
 from dataio.world import World
 
 
 def groups_of(decks: Decks, *, seed: int) -> Groups:
     """Cut a deck into the groups in which it is staged while epoch 0 trains."""
-    return stage_groups(decks.num_rows, key(seed, "stage", replica=decks.leader))
+    return stage_groups(decks.num_rows, decks.stream(seed, "stage"))
 
 
 def trained_slots(order: Order, steps: int) -> NDArray[np.int64]:
@@ -92,7 +91,7 @@ def _trained(
         decks,
         Selection(),
         Counts(counts, counts),
-        stream=key(seed, "order", epoch=epoch, replica=decks.leader),
+        stream=decks.stream(seed, "order", epoch=epoch),
         batch_size=stretch.batch_size,
         seen=before if before.any() else None,
         groups=groups_of(decks, seed=seed) if stretch.grouped else None,

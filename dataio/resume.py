@@ -12,7 +12,7 @@ from dataio.layout import Layout
 from dataio.policies import Shuffle
 from dataio.seeding import ORDER_VERSION
 from dataio.snapshot import NodeSnapshot, load_node, load_samples
-from dataio.stretch import Position
+from dataio.stretch import Position, Stretch
 from dataio.world import World
 
 STATE_VERSION = 2
@@ -56,7 +56,20 @@ class Run:
                     f"checkpoint: {name} is {state.get(name)}, this loader has {mine}; make "
                     f"the loader as it was when the checkpoint was written"
                 )
-        return Position.from_json(state).resumed(layout.replicas, batch_size)
+        position = Position.from_json(state)
+        same = self._has_same_steps(position.running, layout, batch_size)
+        return position.resumed(layout.replicas, batch_size, same_steps=same)
+
+    def _has_same_steps(self, old: Stretch, layout: Layout, batch_size: int) -> bool:
+        """Whether every step trains what it would have under the saved layout, dealt otherwise."""
+        before = Layout(old.replicas, self.num_samples)
+        mine = np.array(layout.replicas) * batch_size
+        theirs = np.array(old.replicas) * old.batch_size
+        if self.shuffle.holds_all:
+            return int(mine.sum()) == int(theirs.sum())
+        moves = self.shuffle.num_leaving(before) + self.shuffle.num_leaving(layout) > 0
+        same_pools = np.array_equal(before.pool_sizes, layout.pool_sizes)
+        return same_pools and not moves and np.array_equal(mine, theirs)
 
 
 def load_part(

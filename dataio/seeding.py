@@ -5,7 +5,7 @@ from typing import NewType
 import numpy as np
 import xxhash
 
-ORDER_VERSION = 3
+ORDER_VERSION = 4
 """Raised when the same seed gives another order than before; kept in checkpoints."""
 
 Key = NewType("Key", int)
@@ -18,6 +18,7 @@ def key(
     *,
     epoch: int | None = None,
     replica: int | None = None,
+    node: int | None = None,
     sample_id: int | None = None,
     step: int | None = None,
 ) -> Key:
@@ -28,10 +29,13 @@ def key(
         purpose: What the numbers decide, such as ``"order"``; two purposes never share numbers.
         epoch: Leave out for what holds in all epochs.
         replica: Leave out for what all ranks share.
+        node: For what the replicas of a node share, however many they are.
         sample_id: For what is drawn sample by sample, whichever rank draws it.
         step: For what is drawn batch by batch.
     """
     text = f"{seed}|{purpose}|{epoch}|{replica}|{sample_id}|{step}"
+    if node is not None:
+        text += f"|{node}"
     return Key(xxhash.xxh3_128_intdigest(text.encode()))
 
 

@@ -73,15 +73,26 @@ class Position:
             refresh_step=refresh_step,
         )
 
-    def resumed(self, replicas: Sequence[int], batch_size: int) -> "Position":
+    def resumed(
+        self, replicas: Sequence[int], batch_size: int, *, same_steps: bool = False
+    ) -> "Position":
         """Go on under this layout and batch size: in the same stretch if it has both, else anew.
 
         Another layout begins in this epoch, with its rows where a first layout puts them.
+
+        Args:
+            replicas: Replicas on each node, node by node.
+            batch_size: Rows a batch.
+            same_steps: Whether the steps train the same rows as before, only dealt to other
+                replicas: then the stretch goes on too.
         """
         old = self.running
         same_layout = old.replicas == tuple(replicas)
         if same_layout and old.batch_size == batch_size:
             return self
+        if same_steps:
+            running = replace(old, replicas=tuple(replicas), batch_size=batch_size)
+            return replace(self, stretches=(*self.ended, running))
         first_epoch = old.first_epoch if same_layout else self.epoch
         new = Stretch(tuple(replicas), batch_size, first_epoch)
         ended = self.stretches if old.steps else self.ended

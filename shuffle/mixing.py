@@ -235,7 +235,7 @@ def full_batches(
         decks,
         Selection(),
         Counts(decks.sizes, decks.sizes),
-        stream=key(seed, "order", epoch=epoch, replica=decks.leader),
+        stream=decks.stream(seed, "order", epoch=epoch),
         batch_size=batch_size,
     )
     steps = min(MAX_BATCHES, int(plan.dealt.min()) // batch_size)

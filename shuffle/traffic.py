@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from dataio.epoch import Counts, find_decks, plan_epoch
 from dataio.layout import Layout
 from dataio.policies import Selection
-from dataio.seeding import key
 from shuffle.plan import leaving_slots, num_leaving
 from shuffle.ring import crossing_fraction
 from shuffle.schedule import Leg, plan_legs
@@ -48,7 +47,7 @@ def plan_replica(
         decks,
         Selection(),
         Counts(decks.sizes, decks.sizes),
-        stream=key(seed, "order", epoch=epoch, replica=decks.leader),
+        stream=decks.stream(seed, "order", epoch=epoch),
         batch_size=batch_size,
     ).order
     leaving, legs = num_leaving(layout, exchange), list[Leg]()

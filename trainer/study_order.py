@@ -49,7 +49,7 @@ def epoch_batches(
             decks,
             Selection(),
             Counts(decks.sizes, decks.sizes),
-            stream=key(seed, "order", epoch=epoch, replica=decks.leader),
+            stream=decks.stream(seed, "order", epoch=epoch),
             batch_size=batch_size,
         )
         if held is None or decks.leader == replica:

@@ -2,7 +2,6 @@
 
 from dataio.world.abort import wait_for_rank_0
 from dataio.world.base import Request, Transport
-from dataio.world.collectives import stall_error
 from dataio.world.discover import discover_world
 from dataio.world.single import single_world
 from dataio.world.threads import run_threads, thread_worlds
@@ -18,7 +17,6 @@ __all__ = [
     "discover_world",
     "run_threads",
     "single_world",
-    "stall_error",
     "thread_worlds",
     "wait_for_rank_0",
 ]

@@ -24,10 +24,19 @@ Combine = Callable[[list[bytes]], bytes]
 
 
 class Collectives:
-    """Waits and collectives of one rank. Used by one thread at a time."""
+    """Waits and collectives of one rank. Used by one thread at a time.
 
-    def __init__(self, transport: Transport, *, timeout_s: float) -> None:
+    Args:
+        transport: Moves bytes between ranks.
+        timeout_s: Longest wait for another rank.
+        names: Number of each rank in messages, where the job numbers them otherwise.
+    """
+
+    def __init__(
+        self, transport: Transport, *, timeout_s: float, names: Sequence[int] | None = None
+    ) -> None:
         self._transport = transport
+        self._names = range(transport.world_size) if names is None else names
         self._timeout_s = timeout_s
         self._sequence = 0
         self._abandoned: list[Request] = []
@@ -111,10 +120,10 @@ class Collectives:
         if differ:
             number, text = sequences[differ[0] - 1], texts[differ[0] - 1]
             raise WorldError(
-                f"world: rank 0 is at collective {self._sequence}, {doing!r}, but "
-                f"{name_ranks(differ[:1])} is at collective {number}, {text!r} (ranks that differ "
-                f"from rank 0: {name_ranks(differ)}); every rank must make the same collective "
-                "calls in the same order: look for one under `if rank == ...`"
+                f"world: rank {self._names[0]} is at collective {self._sequence}, {doing!r}, but "
+                f"{self.named(differ[:1])} is at collective {number}, {text!r} (ranks that differ "
+                f"from rank {self._names[0]}: {self.named(differ)}); every rank must make the same "
+                "collective calls in the same order: look for one under `if rank == ...`"
             )
 
     def _send_up(self, data: bytes, doing: str) -> tuple[bool, bytes]:
@@ -153,17 +162,21 @@ class Collectives:
         return self._transport.rank.bit_count() * max(0.05, min(5.0, 0.2 * self._timeout_s))
 
     def _stall(self, missing: set[int], doing: str, limit_s: float) -> StallError:
-        return stall_error(self._transport.rank, missing, doing=doing, limit_s=limit_s)
+        return self.stall_error(missing, doing=doing, limit_s=limit_s)
 
+    def stall_error(self, missing: Collection[int], *, doing: str, limit_s: float) -> StallError:
+        """Name the ranks that this one waited for in vain."""
+        rank, absent = self._names[self._transport.rank], self.named(missing)
+        return StallError(
+            f"rank {rank}: waited {limit_s:g} s for {absent} "
+            f"while {doing}; each was expected to take part within the limit, and has ended, "
+            "hangs, or itself waits for another; look at its last log lines, or raise timeout_s "
+            "if it was only slow"
+        )
 
-def stall_error(rank: int, missing: Collection[int], *, doing: str, limit_s: float) -> StallError:
-    """Name the ranks that this one waited for in vain."""
-    return StallError(
-        f"rank {rank}: waited {limit_s:g} s for {name_ranks(sorted(missing))} "
-        f"while {doing}; each was expected to take part within the limit, and has ended, "
-        "hangs, or itself waits for another; look at its last log lines, or raise timeout_s "
-        "if it was only slow"
-    )
+    def named(self, ranks: Collection[int]) -> str:
+        """Write some ranks by their names."""
+        return name_ranks(sorted(self._names[rank] for rank in ranks))
 
 
 def tree_children(rank: int, world_size: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Who is where, and a few verbs between ranks: a transport plus a topology."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from types import TracebackType
 from typing import Literal, NoReturn, Self, TypeVar
@@ -9,15 +9,18 @@ from typing import Literal, NoReturn, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.errors import WorldError
+from dataio.errors import StallError, WorldError
 from dataio.world.base import Bytes, Request, Transport
 from dataio.world.collectives import NUM_USER_TAGS, Collectives
+from dataio.world.part import PartTransport
 from dataio.world.topology import Topology
 
 Element = TypeVar("Element", bound=np.generic)
 Operation = Literal["sum", "max", "min"]
 CHANNEL_TAGS = 4096
-"""Tags of one channel; 256 channels fit."""
+"""Tags of one channel; 256 channels fit, half of them in a world, half in its parts."""
+
+NUM_CHANNELS = NUM_USER_TAGS // CHANNEL_TAGS // 2
 
 UFUNCS: dict[Operation, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -37,10 +40,16 @@ class World:
         transport: Moves bytes between ranks.
         topology: The node of every rank.
         timeout_s: Longest wait for another rank, > 0.
+        names: Number of each rank in messages, where the job numbers them otherwise.
     """
 
     def __init__(
-        self, transport: Transport, topology: Topology, *, timeout_s: float = 300.0
+        self,
+        transport: Transport,
+        topology: Topology,
+        *,
+        timeout_s: float = 300.0,
+        names: Sequence[int] | None = None,
     ) -> None:
         if topology.world_size != transport.world_size:
             raise ValueError(
@@ -52,7 +61,9 @@ class World:
         self._transport = transport
         self.topology = topology
         self.timeout_s = timeout_s
-        self._collectives = Collectives(transport, timeout_s=timeout_s)
+        self._names = tuple(range(transport.world_size)) if names is None else tuple(names)
+        self._collectives = Collectives(transport, timeout_s=timeout_s, names=self._names)
+        self._channels = range(NUM_CHANNELS)
         self._num_channels = 0
         self._kept: list[object] = []
 
@@ -134,14 +145,34 @@ class World:
         Raises:
             WorldError: If all channels are taken.
         """
-        first = self._num_channels * CHANNEL_TAGS
-        if first + CHANNEL_TAGS > NUM_USER_TAGS:
+        if self._num_channels == len(self._channels):
             raise WorldError(
                 f"[rank {self.rank}] world: {self._num_channels} channels are open, there are no "
                 f"more; make loaders once, not once an epoch"
             )
+        first = self._channels[self._num_channels] * CHANNEL_TAGS
         self._num_channels += 1
         return first
+
+    def part(self, ranks: Sequence[int]) -> "World":
+        """Make a world of some ranks, this one among them, such as those that read the data.
+
+        Its nodes are those that have such ranks, its ranks are numbered anew in the same order. Its
+        calls and this world's must come in the same order on all ranks that make both. An abort
+        still ends the whole job. Parts of one world must not share ranks, nor have parts.
+
+        Args:
+            ranks: Of this world, ascending.
+        """
+        nodes = [self.topology.node_of_rank[rank] for rank in ranks]
+        made = World(
+            PartTransport(self._transport, ranks),
+            Topology.from_names([str(node) for node in nodes]),
+            timeout_s=self.timeout_s,
+            names=[self._names[rank] for rank in ranks],
+        )
+        made._channels = range(NUM_CHANNELS, 2 * NUM_CHANNELS)
+        return made
 
     def wait(
         self,
@@ -164,6 +195,10 @@ class World:
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         self._collectives.wait(requests, peers=peers, doing=doing, timeout_s=limit_s)
+
+    def stall_error(self, missing: Collection[int], *, doing: str, limit_s: float) -> StallError:
+        """Name the ranks that this one waited for in vain, by their numbers in the job."""
+        return self._collectives.stall_error(missing, doing=doing, limit_s=limit_s)
 
     def allgather(self, data: bytes, *, doing: str) -> list[bytes]:
         """Hand every rank the bytes of all ranks, in rank order. Collective."""
@@ -213,7 +248,7 @@ class World:
 
     def abort(self, message: str) -> NoReturn:
         """End the whole job, every rank of it, with this message."""
-        self._transport.abort(f"[rank {self.rank}] {message}")
+        self._transport.abort(f"[rank {self._names[self.rank]}] {message}")
 
     def close(self) -> None:
         """Give back what the transport holds. Never blocks on other ranks."""
