@@ -44,7 +44,7 @@ class Hardest:
     """
 
     saved: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="SAVED")]]
-    """What loader.save wrote, or a checkpoint of tonari train, or its run.directory (newest one)."""
+    """What loader.save wrote, or a checkpoint of tonari train, or its run.directory (newest)."""
     source: str
     """The shards that were trained on, as the loader was given them."""
     out: Path
