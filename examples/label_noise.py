@@ -34,11 +34,15 @@ def main() -> None:
     shard = given.out / "changed.parquet"
     changed = change_labels(given.parquet, shard, fraction=given.changed, classes=given.classes)
     train(shard, given)
+    look(shard, given.out, changed)
+
+
+def look(shard: Path, directory: Path, changed: NDArray[np.int64]) -> None:
     num_rows = pq.read_metadata(shard).num_rows
     print(f"{len(changed):,} of {num_rows:,} labels changed: chance {len(changed) / num_rows:.3f}")
     for by in ("loss_mean", "loss", "forgotten", "confidence"):
-        out = given.out / by
-        argv = [str(given.out / "saved"), "--source", str(shard), "--by", by, "--out", str(out)]
+        out = directory / by
+        argv = [str(directory / "saved"), "--source", str(shard), "--by", by, "--out", str(out)]
         tonari.hardest.main([*argv, "--top", str(len(changed))])
         with open(out / "hardest.csv", newline="") as file:
             found = np.array([int(row["sample_id"]) for row in csv.DictReader(file)])

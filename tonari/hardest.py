@@ -57,8 +57,8 @@ class Hardest:
     """Names of the labels 0, 1 ...: with commas between them, or a file: .json with a list, else a
     name a line. An image folder has its own."""
     by: Measure | None = None
-    """What makes a row hard: exponential mean of its losses; last loss; how often it was right and
-    then wrong; how sure the model was of something else. By default the first that was saved."""
+    """What makes a row hard: exponential mean of losses; last loss; never right, or often right
+    and then wrong; how sure the model was of something else. By default the first one saved."""
     top: int = 100
     """How many rows."""
     per_class: int | None = None
@@ -188,14 +188,14 @@ def _draw(
     shown = table[:MOST_PICTURES]
     images = read_field(source, found.sample_ids[:MOST_PICTURES], image).tolist()
     tiles = to_tiles(shown, images, by=found.by, grouped=options.per_class is not None)
-    return to_png(draw_tiles(tiles, title=_headline(options, found)))
+    return to_png(draw_tiles(tiles, title=f"{_headline(options, found)}, each with its label"))
 
 
 def _headline(options: Hardest, found: Found) -> str:
     each = "" if options.per_class is None else f", {options.per_class} of each label"
     return (
         f"hardest {len(found.sample_ids):,} of {found.num_reported:,} rows by {found.by}{each}"
-        f" (median {found.median:.2f})"
+        f" (median of all {found.median:.2f})"
     )
 
 

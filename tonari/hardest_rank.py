@@ -29,6 +29,8 @@ def reported_rows(scores: Scores, *, by: Measure) -> NDArray[np.int64]:
 def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
     """Say how hard each row is: more is harder.
 
+    Forgotten most are the rows that were right and then wrong; but those that never were right,
+    which have nothing to forget, come before them (Toneva et al., ICLR 2019).
     Confidence is that in the predicted class. Where it is known whether that was right, rows that
     were surely something else come first, then unsure ones; else only unsure ones.
 
@@ -36,11 +38,11 @@ def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
         float32[len(scores)].
     """
     values = scores[by].astype(np.float32)
-    if by != "confidence":
-        return values
-    if "correct" not in (scores.dtype.names or ()):
-        return -values
-    return np.where(scores["correct"], -values, values)
+    if by == "forgotten":
+        return np.where(scores["correct"] | (values > 0), values, np.float32(np.inf))
+    if by == "confidence" and "correct" in (scores.dtype.names or ()):
+        return np.where(scores["correct"], -values, values)
+    return -values if by == "confidence" else values
 
 
 def hardest_rows(values: NDArray[np.float32], *, top: int) -> NDArray[np.int64]:

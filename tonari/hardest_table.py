@@ -103,4 +103,6 @@ def _title(row: Row) -> str:
 
 def _words(row: Row, by: Measure) -> str:
     value = row[by]
+    if by == "forgotten" and not value and not row["correct"]:
+        return "never right"
     return f"{by} {value:.2f}" if isinstance(value, float) else f"{by} {value}"
