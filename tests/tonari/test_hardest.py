@@ -358,7 +358,10 @@ def train(source: Path, saved: Path, policy: Importance, *, num_epochs: int) -> 
     torch.manual_seed(0)
     model = torch.nn.Linear(64, NUM_CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    fields = {"image": dataio.Image("png", channels=1), "label": dataio.Int("cls")}
+    fields: dict[str, dataio.Field] = {
+        "image": dataio.Image("png", channels=1),
+        "label": dataio.Int("cls"),
+    }
     with (
         single_world() as world,
         dataio.Loader(
