@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from dataio.atomic import read_table, sync_directory, write_json, write_table
 from dataio.directory import all_to_all, by_books
 from dataio.errors import StateError
-from dataio.history import Scores, unscored
+from dataio.history import COLUMNS, Scores, score_dtype, unscored
 from dataio.policies import Selection
+from dataio.stretch import Position
 from dataio.world import World
 
 
@@ -180,6 +181,42 @@ def load_samples(
     # Any file's: rank 0 has read one.
     told = world.allgather(json.dumps(meta).encode(), doing="tell what was selected")
     return _from_rows(mine, json.loads(told[0]))
+
+
+def load_scores(path: Path) -> Scores:
+    """Read the scores of all samples, in the columns that were saved.
+
+    Where every node holds all rows, the report of the latest epoch counts.
+
+    Args:
+        path: What `find_snapshot` found.
+
+    Returns:
+        scores[num_samples]: By sample_id.
+
+    Raises:
+        StateError: If a part is missing or damaged.
+    """
+    try:
+        state: dict[str, Any] = load_state(path)
+        num_nodes = len(Position.from_json(state).running.replicas)
+        books = unscored(0, score_dtype(()))
+        for node in range(num_nodes):
+            table = read_table(_node_file(path, node))
+            if node == 0:
+                names = [name for name in COLUMNS if name in table.column_names]
+                books = unscored(state["num_samples"], score_dtype(names))
+            found = {name: table.column(name).to_numpy() for name in books.dtype.names or ()}
+            places = table.column("sample_id").to_numpy()
+            newer = found["epoch"] >= books["epoch"][places]
+            for name, values in found.items():
+                books[name][places[newer]] = values[newer]
+    except (OSError, KeyError, IndexError, TypeError, ValueError, pa.ArrowException) as error:
+        raise StateError(
+            f"{path}: the saved scores cannot be read ({type(error).__name__}: {error}), expected "
+            "what loader.save wrote, of every node; give an older one, or save again"
+        ) from error
+    return books
 
 
 def _unsaved(sample_id: NDArray[np.int64], dtype: np.dtype[np.void]) -> NDArray[np.void]:

@@ -12,6 +12,10 @@ COMMANDS = {
     "pack": ("tonari.pack", "turn a Parquet file or an image folder into tar shards"),
     "train": ("tonari.train", "train a model as a TOML file says, alone or on many ranks"),
     "ablate": ("tonari.ablate", "compare ways to train, by accuracy over seeds"),
+    "hardest": (
+        "tonari.hardest",
+        "show the rows that never become easy: wrong labels, broken samples",
+    ),
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
     "bench": (
         "tonari.bench",

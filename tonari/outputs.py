@@ -43,3 +43,20 @@ def check_results(*, json_file: Path | None, csv: Path | None, plot: Path | None
     check_output("--json-file", json_file)
     check_output("--csv", csv)
     check_plot("--plot", plot)
+
+
+def make_directory(flag: str, path: Path) -> None:
+    """Make a directory for results, unless it is there.
+
+    Raises:
+        CommandError: If it cannot be made or written into.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError("no permission to write into it")
+    except OSError as error:
+        raise CommandError(
+            f"{flag} {path}: cannot be written into ({error}), expected a directory for the "
+            "results; name another"
+        ) from error
