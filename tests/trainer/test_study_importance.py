@@ -19,6 +19,7 @@ from trainer.study_config import SettingsConfig, load_study
 from trainer.study_importance import Memory, Reports
 from trainer.study_order import epoch_batches
 from trainer.study_run import CellResult, train_cell
+from trainer.study_training import Training
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "importance_study.toml"
 NUM_SAMPLES, EPOCHS, BATCH, SEED = 101, 5, 3, 7
@@ -71,7 +72,10 @@ def study_epochs(shuffle, layout, policy):
         reports = Reports()
         if memory.keeps_scores:
             for ids, valid in zip(batches.sample_id, batches.valid, strict=True):
-                reports.add(ids, valid, *(part.ravel() for part in told(ids, epoch)))
+                loss, correct, confidence = (part.ravel() for part in told(ids, epoch))
+                # What is said of padding must not count
+                loss[torch.from_numpy(~valid.ravel())] = 0.0
+                reports.add(ids, valid, loss, correct, confidence)
             reports.add(batches.due, np.ones(len(batches.due), bool), *told(batches.due, epoch))
             reports.write(memory.scores, epoch=epoch)
         yield batches, memory
@@ -135,12 +139,23 @@ def test_hidden_rows_are_not_trained_and_cost_one_forward_pass_where_refreshed()
     assert last.train_s == hiding.train_s < hiding.cpu_s
 
 
-def test_the_learning_rate_grows_by_the_factor_of_what_is_hidden():
-    result = cell(importance="kakurenbo", fraction=0.5, tau=0.0, alphas=(1.0,), drops=())
-    assert [point.lr_factor for point in result.points] == [1.0] + [2.0] * 7
-    assert [point.hidden_cap for point in result.points] == [0.0] + [0.5] * 7
-    backwards = cell(importance="kakurenbo", fraction=0.5, tau=0.0, rate="none")
-    assert [point.lr_factor for point in backwards.points] == [1.0] * 8
+@pytest.mark.parametrize("rate", ["cap", "none"])
+def test_the_learning_rate_grows_by_the_factor_of_what_is_hidden(rate):
+    arm = settings(
+        importance="kakurenbo", fraction=0.5, tau=0.0, alphas=(1.0,), drops=(), rate=rate, lr=0.01
+    )
+    training, plain = (
+        Training(which, blobs(90), num_classes=4, seed=0, device="cpu")
+        for which in (arm, settings(lr=0.01))
+    )
+    for epoch in range(3):
+        point = training.train_epoch(epoch)
+        assert plain.train_epoch(epoch).lr_factor == 1
+        factor = 2 if epoch and rate == "cap" else 1
+        assert point.lr_factor == factor
+        assert point.hidden_cap == (0.5 if epoch else 0)
+        used, base = (t.replicas.optimizer.param_groups[0]["lr"] for t in (training, plain))
+        assert used == pytest.approx(factor * base)
 
 
 def test_a_random_arm_of_weighted_rows_learns_as_well():
@@ -159,6 +174,17 @@ def test_a_refresh_leaves_the_statistics_of_the_model_alone():
     assert [arm.rows_refreshed > 0 for arm in arms] == [True, False]
     assert arms[0].points[-1].loss == arms[1].points[-1].loss
     assert arms[0].accuracy == arms[1].accuracy
+
+
+def test_hidden_rows_have_a_score_of_this_epoch_only_where_they_are_refreshed():
+    for every, refreshed in ((1, True), (0, False)):
+        arm = settings(importance="kakurenbo", fraction=0.5, tau=0.0, refresh_every=every)
+        training = Training(arm, blobs(90), num_classes=4, seed=0, device="cpu")
+        points = [training.train_epoch(epoch) for epoch in range(3)]
+        hidden = round(points[-1].hidden_fraction * 90)
+        fresh = int((training._memory.scores["epoch"] == 2).sum())
+        assert hidden > 5
+        assert fresh == (90 if refreshed else 90 - hidden)
 
 
 def test_fewer_epochs_have_the_whole_schedule():
