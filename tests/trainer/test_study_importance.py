@@ -306,3 +306,7 @@ def test_the_example_has_both_controls_in_both_sizes():
             "full", "kakurenbo", "infobatch", "selective_backprop", "random"
         }  # fmt: skip
         assert study.study.seeds == 5
+    small, large = (
+        {arm.name for arm in load_study(EXAMPLE, full=full).arms} for full in (False, True)
+    )
+    assert small < large, "the full size has arms of its own beside the same"
