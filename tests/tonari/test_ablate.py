@@ -123,6 +123,8 @@ def test_two_processes_train_what_one_would(study):
     assert one.keys() == two.keys()
     for name in one:
         first, second = (json.loads((Path(d) / "cells" / name).read_text()) for d in ("one", "two"))
+        for point in (*first["epochs"], *second["epochs"]):
+            assert point.pop("train_s") > 0
         assert first["epochs"] == second["epochs"]
         assert "--part" not in second["command"]
 
