@@ -54,7 +54,7 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("shuffle.rows=loss", r"shuffle.rows is 'loss', expected one of 'uniform', 'scores'"),
         ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
         ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
-        ("shuffle.rows=scores", r"keeps no scores.*give importance.kind=kakurenbo"),
+        ("shuffle.rows=scores", r"keeps no losses.*give importance.kind=full and .*columns"),
         ("model.depth=21", r"model.depth is 21, expected 6 n \+ 2 layers; choose 8, 14"),
         ("run=3", r"override 'run=3', expected section.key=value"),
         ("run.epochs", r"override 'run.epochs', expected section.key=value"),
