@@ -14,7 +14,7 @@ DRAWS = 2000
 
 def hide(policy: SelectiveBackprop, scores: Scores, *, seed: int = 0, epoch: int = 1) -> list[int]:
     rows = one_pool(scores, seed=seed)
-    return policy.select(rows, epoch=epoch, num_epochs=None).hidden.tolist()
+    return [int(slot) for slot in policy.select(rows, epoch=epoch, num_epochs=None).hidden]
 
 
 @pytest.mark.parametrize("fraction", [0.3, 0.5, 0.7])
