@@ -4,7 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tonari.ablate_lines import Line
+from tonari.ablate_stats import negated
 from tonari.ablate_words import has_costs, points, ratio
+
+NUM_LOSSES = 3
+"""Comparisons that a control wins, named at the top; the table has all."""
 
 
 def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: int) -> list[str]:
@@ -25,7 +29,9 @@ def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: 
     said = _on_policies(policies) if policies else [_on_arms(lines)]
     said += [_cheapest(lines, margin)] if has_costs(lines) else []
     if num_cells < expected:
-        said.append(f"{expected - num_cells} of {expected} cells are missing; figures may change.")
+        missing = expected - num_cells
+        are = "is" if missing == 1 else "are"
+        said.append(f"{missing} of {expected} cells {are} missing; figures may change.")
     return [sentence for sentence in said if sentence]
 
 
@@ -33,11 +39,9 @@ def _on_policies(policies: Sequence[Line]) -> list[str]:
     both = [line for line in policies if line.control_verdict == "beats both controls"]
     count = len(policies)
     if both:
-        first = (
-            f"{_names(both)} beat{'s' if len(both) == 1 else ''} both honest controls at "
-            f"{'its' if len(both) == 1 else 'their'} own training time"
-            + (f", of {count} policies." if count > 1 else ".")
-        )
+        some = f"{len(both)} of {count} policies" if count > 1 else "The policy"
+        verb, own = ("beat", "their") if len(both) > 1 else ("beats", "its")
+        first = f"{some} {verb} both honest controls at {own} own training time: {_names(both)}."
     else:
         rest = "; ".join(
             f"{_names([x for x in policies if x.control_verdict == verdict])}: {verdict}"
@@ -50,14 +54,20 @@ def _on_policies(policies: Sequence[Line]) -> list[str]:
 
 def _losses(policies: Sequence[Line]) -> str:
     """Where a control wins, by how much."""
-    losses = [
-        f"{one.name} reaches {-one.difference.mean:.2f} points more than {line.arm} "
-        f"({points(one.difference)})"
+    losses = sorted(
+        (one.difference.mean, line.arm, one.name, one.difference)
         for line in policies
         for one in line.controls
         if one.outcome == "worse" and one.difference
-    ]
-    return f"A control wins in the same time: {'; '.join(losses)}." if losses else ""
+    )
+    if not losses:
+        return ""
+    worst = "; ".join(
+        f"{name} reaches {points(negated(gap))} points more than {arm}"
+        for _, arm, name, gap in losses[:NUM_LOSSES]
+    )
+    rest = len(losses) - NUM_LOSSES
+    return f"A control wins in the same time: {worst}{f'; and {rest} more' if rest > 0 else ''}."
 
 
 def _cheapest(lines: Sequence[Line], margin: float) -> str:

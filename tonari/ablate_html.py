@@ -25,13 +25,17 @@ class Plot:
 
 @dataclass(frozen=True)
 class Card:
-    """A policy against the controls, to be looked at: rows of name, figure and outcome."""
+    """A policy against the controls, to be looked at: rows of name, figure and outcome.
+
+    `is_outside` is set where its time lies beyond a control's line in some seed.
+    """
 
     arm: str
     verdict: str
     outcome: str
     rows: tuple[tuple[str, str, str], ...]
     sentence: str
+    is_outside: bool
 
 
 def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequence[Line]) -> str:
@@ -79,8 +83,9 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
     return [
         _plot(
             "What the time buys",
-            "Mean final accuracy against mean training time; bars are standard deviations over "
-            "seeds. A policy is worth having where it lies above both controls' lines.",
+            "Mean final accuracy against mean training time. A policy is worth having where it "
+            "lies above both controls' lines. Bars are standard deviations over seeds; what all "
+            "arms of a seed share is in them, and not in the paired differences below.",
             lambda figure: draw_pareto(figure, arms),
             (7.6, 6.4),
         ),
@@ -106,7 +111,7 @@ def _plot(title: str, caption: str, draw: Draw, inches: tuple[float, float]) -> 
 
 def _card(line: Line) -> Card:
     rows = [
-        (f"over {one.name}, same time", points(one.difference), one.outcome)
+        (f"over {one.name}", points(one.difference), one.outcome)
         for one in line.controls
         if one.difference
     ]
@@ -116,7 +121,7 @@ def _card(line: Line) -> Card:
         rows.append((f"time, x {line.baseline}", ratio(line.costs.train_ratio), ""))
     return Card(
         line.arm, line.control_verdict, _tone(line.control_verdict), tuple(rows),
-        verdict_sentence(line),
+        verdict_sentence(line), any(x.num_cheaper or x.num_dearer for x in line.controls),
     )  # fmt: skip
 
 

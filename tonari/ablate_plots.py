@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Told apart with any colour vision, on white and on black (after Okabe and Ito)
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
+COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
 MARKERS = "oDv^P*Xph"
 BASELINE_COLOUR = "#7f7f7f"
 CONTROL_STYLES = {"epochs": ("#6b8fb5", "--", "s"), "random": ("#b5896b", ":", "<")}
@@ -103,6 +103,9 @@ def draw_pareto(figure: "Figure", arms: Sequence[ArmResults]) -> None:
         if arm.name in places and not arm.control:
             handles[_plain(arm.name)] = _draw_place(axes, places[arm.name], colour, marker)
     axes.set(xlabel="training time, s (tests left out)", ylabel="test accuracy, %")
+    wholes = [places.get(name) for name in {arm.baseline for arm in arms}]
+    if len(wholes) == 1 and (whole := wholes[0]):
+        _draw_ratio_scale(axes, whole.seconds)
     _legend(figure, handles)
 
 
@@ -184,6 +187,19 @@ def _draw_controls(
             _draw_bars(axes, one, colour, faint=True)
         handles[f"control: {name}"] = drawn
     return handles
+
+
+def _draw_ratio_scale(axes: "Axes", seconds: float) -> None:
+    scale = axes.secondary_xaxis(
+        "top",
+        functions=(
+            lambda place: np.asarray(place, np.float64) / seconds,
+            lambda share: np.asarray(share, np.float64) * seconds,
+        ),
+    )
+    scale.set_xlabel("x the baseline's time")
+    scale.spines["top"].set_visible(False)
+    scale.tick_params(length=0)
 
 
 def _draw_place(axes: "Axes", one: Place, colour: str, marker: str) -> "Artist":

@@ -89,6 +89,13 @@ def paired_ratio(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Dif
     return Difference(math.exp(found.mean), low, high, found.num_seeds)
 
 
+def negated(found: Difference) -> Difference:
+    """The same comparison, seen from the other side."""
+    if found.low is None or found.high is None:
+        return Difference(-found.mean, None, None, found.num_seeds)
+    return Difference(-found.mean, -found.high, -found.low, found.num_seeds)
+
+
 def _logarithms(figures: Mapping[int, float]) -> dict[int, float]:
     return {seed: math.log(value) for seed, value in figures.items() if value > 0}
 

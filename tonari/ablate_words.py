@@ -1,22 +1,23 @@
 """Say figures in words: the cells of a report's table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tonari.ablate_controls import CONTROLS, AgainstControl
+from tonari.ablate_controls import AgainstControl
 from tonari.ablate_lines import Costs, Line, Target
 from tonari.ablate_stats import Difference, Mean
 
 NOTHING = "-"
 
-BASE_COLUMNS = (
-    "arm", "test accuracy, %", "difference, points", "95 % interval", "compared with", "verdict",
-    "seconds a cell (CPU)",
-)  # fmt: skip
-COST_COLUMNS = (
-    "training, s", "time, x baseline", "rows trained", "FLOPs, x baseline", "hidden, %",
-    "s to target",
-)  # fmt: skip
-CONTROL_COLUMN = "at its own time, against the controls"
+ARM, ACCURACY, DIFFERENCE, INTERVAL = (
+    "arm",
+    "test accuracy, %",
+    "difference, points",
+    "95 % interval",
+)
+BASELINE, VERDICT, SECONDS = "compared with", "verdict", "seconds a cell (CPU)"
+TIME_RATIO, AGAINST_CONTROLS = "time, x baseline", "at its own time"
+BASE_COLUMNS = (ARM, ACCURACY, DIFFERENCE, INTERVAL, BASELINE, VERDICT, SECONDS)
+COST_COLUMNS = ("training, s", "rows trained", "FLOPs, x baseline", "hidden, %", "s to target")
 
 
 def has_costs(lines: Sequence[Line]) -> bool:
@@ -25,15 +26,19 @@ def has_costs(lines: Sequence[Line]) -> bool:
 
 
 def table_columns(lines: Sequence[Line]) -> list[str]:
-    """Name the columns that these lines can fill."""
-    columns = [*BASE_COLUMNS, *(COST_COLUMNS if has_costs(lines) else ())]
-    return [*columns, CONTROL_COLUMN] if any(line.is_policy for line in lines) else columns
+    """Name the columns that these lines can fill, what is looked for first on the left."""
+    if not has_costs(lines):
+        return list(BASE_COLUMNS)
+    columns = [ARM, ACCURACY, DIFFERENCE, INTERVAL, VERDICT, TIME_RATIO]
+    columns += [AGAINST_CONTROLS] if any(line.is_policy for line in lines) else []
+    columns += [BASELINE] if len({line.baseline for line in lines}) > 1 else []
+    return [*columns, *COST_COLUMNS]
 
 
 def table_row(line: Line, columns: Sequence[str]) -> list[str]:
     """Say a line in words, for the columns given."""
     words = _base_words(line) | _cost_words(line.costs)
-    words[CONTROL_COLUMN] = line.control_verdict or NOTHING
+    words[AGAINST_CONTROLS] = line.control_verdict or NOTHING
     return [words[column] for column in columns]
 
 
@@ -53,16 +58,15 @@ def _base_words(line: Line) -> dict[str, str]:
 
 def _cost_words(costs: Costs | None) -> dict[str, str]:
     if costs is None:
-        return dict.fromkeys(COST_COLUMNS, NOTHING)
+        return dict.fromkeys((TIME_RATIO, *COST_COLUMNS), NOTHING)
     values = [
         spread(costs.train_s, digits=1),
-        ratio(costs.train_ratio),
         count(costs.rows_trained),
         ratio(costs.flops_ratio, with_interval=False),
         NOTHING if costs.hidden_fraction is None else f"{100 * costs.hidden_fraction:.1f}",
         time_to_target(costs.target),
     ]
-    return dict(zip(COST_COLUMNS, values, strict=True))
+    return {TIME_RATIO: ratio(costs.train_ratio)} | dict(zip(COST_COLUMNS, values, strict=True))
 
 
 def spread(mean: Mean | None, *, digits: int = 2) -> str:
@@ -132,7 +136,8 @@ def verdict_sentence(line: Line) -> str:
 def _against(one: AgainstControl) -> str:
     if one.difference is None:
         return f"Against {one.name}: no seed has all its cells yet."
-    figures = f"{points(one.difference)} points"
+    seeds = one.difference.num_seeds
+    figures = f"{points(one.difference)} points over {seeds} seed{'s' if seeds > 1 else ''}"
     said = {
         "better": f"It is above {one.name} by {figures}",
         "worse": f"{one.name.capitalize()} wins in the same time: the policy is at {figures}",
@@ -155,8 +160,3 @@ def _outside(one: AgainstControl) -> str:
             "which it is compared"
         )
     return f" ({'; '.join(said)})" if said else ""
-
-
-def control_names(lines: Sequence[Line]) -> Mapping[str, str]:
-    """Which controls these lines hold, and what they are called."""
-    return {key: name for key, name in CONTROLS.items() if any(x.control == key for x in lines)}
