@@ -104,7 +104,7 @@ def _on_arms(lines: Sequence[Line]) -> str:
     if not compared:
         return "No arm can be compared with its baseline yet."
     words = ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
-    return f"Of {len(compared)} arms held against their baselines: {words}."
+    return f"Arms held against their baselines: {words}."
 
 
 def _names(lines: Sequence[Line]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonari.ablate_lines import Line
-from tonari.ablate_plots import Draw, draw_accuracy, draw_curves, draw_pareto, render
+from tonari.ablate_plots import Draw, darkened, draw_accuracy, draw_curves, draw_pareto, render
 from tonari.ablate_results import ArmResults, number
 from tonari.ablate_words import has_costs, points, ratio, table_columns, table_row, verdict_sentence
 
@@ -101,12 +101,12 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
 
 
 def _plot(title: str, caption: str, draw: Draw, inches: tuple[float, float]) -> Plot:
-    light, dark = (
-        "data:image/svg+xml;base64,"
-        + base64.b64encode(render(draw, inches=inches, kind="svg", dark=is_dark)).decode()
-        for is_dark in (False, True)
+    light = render(draw, inches=inches, kind="svg")
+    uris = (
+        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+        for svg in (light, darkened(light))
     )
-    return Plot(title, caption, light, dark)
+    return Plot(title, caption, *uris)
 
 
 def _card(line: Line) -> Card:

@@ -1,7 +1,7 @@
 """What a study found of each arm: accuracy, cost, and how it stands to baseline and controls."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tonari.ablate_controls import AgainstControl, against_controls, control_verdict
 from tonari.ablate_results import POINTS, ArmResults, CellFile, gather_arms
@@ -118,9 +118,8 @@ def target_points(study: Study, baseline: ArmResults) -> float | None:
         ``study.target_accuracy`` in points; the baseline's mean less the margin where it names
         none; None where the baseline has no cell either.
     """
-    named = asdict(study.study).get("target_accuracy")
-    if named:
-        return POINTS * float(named)
+    if study.study.target_accuracy:
+        return POINTS * study.study.target_accuracy
     reached = list(baseline.accuracies.values())
     return mean_over_seeds(reached).mean - study.study.margin_points if reached else None
 

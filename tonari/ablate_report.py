@@ -16,7 +16,7 @@ from tonari.ablate_results import ArmResults, CellFile, gather_arms, number
 from tonari.ablate_words import has_costs, table_columns, table_row, verdict_sentence
 from trainer.study_config import Study
 
-__all__ = ["CellFile", "markdown", "report_lines", "write_report"]
+__all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
 
 NO_COSTS = (
     "These cells do not say how long training took (an earlier version wrote them): times, FLOPs "
