@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Told apart with any colour vision, on white and on black (after Okabe and Ito)
 COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
-MARKERS = "oDv^P*Xph"
+MARKERS = "oDv^P>Xph"
 BASELINE_COLOUR = "#7f7f7f"
 CONTROL_STYLES = {"epochs": ("#6b8fb5", "--", "s"), "random": ("#b5896b", ":", "<")}
 FRONT_COLOUR = "#e8c547"

@@ -190,7 +190,8 @@ def test_a_study_may_name_its_target():
     epochs = report_lines(named, found)[2].costs
     assert epochs is not None
     assert epochs.target is not None
-    assert (epochs.target.accuracy, epochs.target.seconds) == (75, pytest.approx(50))
+    assert epochs.target.accuracy == 75
+    assert epochs.target.seconds == pytest.approx(50)
 
 
 def test_a_ratio_is_the_same_seen_from_either_side():
