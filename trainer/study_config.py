@@ -44,11 +44,15 @@ LABELS = ("against", "control")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(Section):
-    """What is compared with what; ``margin_points`` is what counts as no loss of accuracy."""
+    """What is compared with what; ``margin_points`` is what counts as no loss of accuracy.
+
+    Arms are timed to ``target_accuracy``; 0: to their baseline's mean, less the margin.
+    """
 
     baseline: str
     seeds: Count = 5
     margin_points: Positive = 0.5
+    target_accuracy: Share = 0.0
     device: Literal["cpu", "cuda"] = "cpu"
 
 
