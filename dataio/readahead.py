@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,22 +58,28 @@ class Readahead:
         self._thread = ThreadPoolExecutor(1, "tonari-readahead")
         self._files: dict[Path, int] = {}
         self._random: list[NDArray[np.uint8]] = []
+        self._guard = threading.Lock()
 
     def ask(self, located: Located) -> Future[None]:
-        """Ask for the rows of a batch; returns at once."""
+        """Ask for the rows of a batch; returns at once. Any thread may call it."""
+        # Before the thread comes to it: the rows may be read earlier.
+        with self._guard:
+            for file in self._reader.fixed:
+                self._read_no_more_than_asked(file.rows)
+            if self._reader.schema.variable:
+                for number in np.unique(located.heap).tolist():
+                    end = int(located.bounds[located.heap == number, -1].max())
+                    self._read_no_more_than_asked(self._reader.heap(number).view(end))
         return self._thread.submit(self._ask, located)
 
     def _ask(self, located: Located) -> None:
         for file in self._reader.fixed:
-            self._read_no_more_than_asked(file.rows)
             start = file.start_bytes + located.position * file.column.width_bytes
             self._advise(file.path, start, start + file.column.width_bytes)
         if self._reader.schema.variable:
             for number in np.unique(located.heap).tolist():
                 here = located.bounds[located.heap == number]
-                heap = self._reader.heap(number)
-                self._read_no_more_than_asked(heap.view(int(here[:, -1].max())))
-                self._advise(heap.path, here[:, 0], here[:, -1])
+                self._advise(self._reader.heap(number).path, here[:, 0], here[:, -1])
 
     def _advise(self, path: Path, start: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         if path not in self._files:
