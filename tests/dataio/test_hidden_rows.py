@@ -15,12 +15,15 @@ import dataio.gather
 from benchmarks.hidden_rows import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
 from benchmarks.hidden_rows import two_nodes as two_nodes_read
 from dataio import Image, Int, Loader
+from dataio.assemble import Work
 from dataio.fields import Field
+from dataio.process_transform import Recipe, RecipeRows, _assembler
 from dataio.readahead import Readahead
 from dataio.reader import RowReader, locate
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from shuffle import Partial
+from tests.dataio.gather_pool import FIELDS as KIND_FIELDS
 from tests.dataio.gather_pool import EveryKind
 from tests.dataio.gather_pool import open_pool as open_kinds
 from tests.dataio.test_loader import loss_of
@@ -180,6 +183,24 @@ def test_no_fault_reads_ahead_of_what_is_asked_for_from_the_first_batch_on(tmp_p
         reader.extents(located.heap, located.bounds[:, 0], located.bounds[:, -1])
         assert read_at_random(tmp_path) >= {"heap-0.bin", "fixed-0.npy"}
         readahead.close()
+
+
+@pytest.mark.parametrize("beyond_memory", [True, False])
+def test_a_process_that_decodes_reads_no_page_beside_its_rows_either(tmp_path, beyond_memory):
+    with open_kinds(tmp_path) as pool:
+        cache = pool.cache
+        paths = tuple(file.path for file in cache.fixed)
+        recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
+        located = locate(cache.entries, np.arange(8))
+        here = _assembler(recipe, RowReader(cache.schema, cache.fixed, cache.directory))
+        work = Work(0, 0, located, here.gather_small(located.position))
+        rows = RecipeRows(recipe)
+        with patch("dataio.process_transform.is_needed", lambda reader: beyond_memory):
+            made = rows[work]
+        assert made.error is None
+        told = {"heap-0.bin", "fixed-0.npy"} if beyond_memory else set()
+        assert read_at_random(tmp_path) >= told
+        assert bool(read_at_random(tmp_path)) == beyond_memory
 
 
 def read_at_random(root: Path) -> set[str]:
