@@ -308,6 +308,7 @@ class Loader:
             restored=restored,
             seen=seen,
         )
+        self._moves.hidden = self._plan.selection.hidden
         self.lr_factor = self._plan.selection.lr_factor
         self._begun = True
 

@@ -98,7 +98,7 @@ class ShuffleConfig(Section):
 
     kind: Literal["local", "partial", "global"] = "partial"
     exchange: Fraction = 0.1
-    rows: Literal["uniform", "scores"] = "uniform"
+    rows: Literal["uniform", "scores", "hidden"] = "uniform"
     partners: Literal["uniform", "scores"] = "uniform"
     moves: bool = False
 
