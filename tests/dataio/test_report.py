@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_what_the_caller_writes_over_meanwhile_is_not_taken_for_the_report(gpu):
     assert scores["loss"][5] == 0.5
 
 
-SIDES = {"host": torch.as_tensor, "gpu": on_gpu}
+SIDES: dict[str, Callable[..., torch.Tensor]] = {"host": torch.as_tensor, "gpu": on_gpu}
 
 
 @pytest.mark.parametrize("slot_side", SIDES)
@@ -220,7 +221,6 @@ def test_what_an_abandoned_epoch_still_has_under_way_is_in_no_later_score(tmp_pa
         gpu[0].finish()
         report(loader, next(batches))
         assert np.isfinite(losses(loader)).sum() == 5, "one was written, one is under way"
-        batches.close()
         argument = {"restore": tmp_path / "saved", "load_state_dict": state, "set_epoch": 5}[leave]
         getattr(loader, leave)(argument)
         for batch in loader:
@@ -252,7 +252,6 @@ def test_a_rank_that_still_reports_does_not_reach_scores_that_its_neighbour_clea
                 # Rank 0 has come as far as it can without this one.
                 assert rank_0_left.wait(20)
                 loader.report(batch, torch.ones(5))
-            batches.close()
             loader.set_epoch(5)
             return losses(loader)
 
