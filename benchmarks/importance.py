@@ -81,13 +81,15 @@ def measure_selection(settings: Settings) -> Iterator[Figures]:
     scores = {name: make_scores(settings.rows, made.columns) for name, made in policies.items()}
     ids, stream = np.arange(settings.rows), key(0, "importance", epoch=EPOCH)
     elapsed: dict[str, list[float]] = {name: [] for name in policies}
+    busy: dict[str, list[float]] = {name: [] for name in policies}
     hidden = {}
     for _ in range(settings.repeats):
         for name, policy in policies.items():
             rows = Candidates(scores[name], ids, settings.rows, stream)
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.thread_time()
             selection = policy.select(rows, epoch=EPOCH, num_epochs=NUM_EPOCHS)
             elapsed[name].append(time.perf_counter() - started)
+            busy[name].append(time.thread_time() - cpu)
             hidden[name] = len(selection.hidden)
     for name, times in elapsed.items():
         yield {
@@ -97,6 +99,7 @@ def measure_selection(settings: Settings) -> Iterator[Figures]:
             "repeats": settings.repeats,
             "hidden_fraction": hidden[name] / settings.rows,
             **_spread("select_s", times),
+            **_spread("select_cpu_s", busy[name]),
         }
 
 
@@ -210,7 +213,7 @@ def measure_feedback(settings: Settings) -> Figures:
         **_spread("plain_step_ms", (1e3 * plain).tolist()),
         **_spread("told_step_ms", (1e3 * told_s).tolist()),
         "step_s": settings.step_s,
-        **_spread("report_us", [1e6 * s for s in report_s[settings.steps :]]),
+        **_spread("report_cpu_us", [1e6 * s for s in report_s[settings.steps :]]),
     }
 
 
@@ -231,14 +234,14 @@ def _open(settings: Settings, policy: Importance, directory: Path) -> Loader:
 def _epoch_s(
     loader: Loader, step: Step, wait: Callable[[], None], report_s: list[float] | None
 ) -> float:
-    """Seconds a step of an epoch; those of outcome and report apart, if they are wanted."""
+    """Seconds a step of an epoch; the processor's of outcome and report apart, if wanted."""
     num_steps, started = 0, time.perf_counter()
     for batch in loader:
         logits, loss = step()
         if report_s is not None:
-            before = time.perf_counter()
+            before = time.thread_time()
             loader.report(batch, loss, *outcome(logits, batch["label"]))
-            report_s.append(time.perf_counter() - before)
+            report_s.append(time.thread_time() - before)
         num_steps += 1
     wait()
     return (time.perf_counter() - started) / num_steps

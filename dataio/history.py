@@ -105,4 +105,4 @@ def record(
 
 def _quantised(values: NDArray[np.floating]) -> NDArray[np.floating]:
     # The sum makes -0.0 a plain 0
-    return np.round(values / QUANTUM) * QUANTUM + 0.0
+    return np.rint(values / QUANTUM) * QUANTUM + 0.0

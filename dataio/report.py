@@ -93,8 +93,8 @@ class Feedback:
             epoch: The running epoch.
         """
         told = {"slot": slots, "loss": loss, "correct": correct, "confidence": confidence}
-        columns = {name: value.detach() for name, value in told.items() if value is not None}
-        away = {name: value for name, value in columns.items() if value.is_cuda}
+        columns = {name: value for name, value in told.items() if value is not None}
+        away = {name: value.detach() for name, value in columns.items() if value.is_cuda}
         at_hand = {name: _array(value) for name, value in columns.items() if name not in away}
         if away or self._under_way:
             # The caller may write over its tensors before the report's turn comes.
@@ -120,14 +120,15 @@ class Feedback:
             told = {name: value[valid] for name, value in told.items()}
         correct, confidence = told.get("correct"), told.get("confidence")
         with np.errstate(over="ignore"):  # what float32 does not hold is infinite
-            loss = told["loss"].astype(np.float32)
-            loss[np.isnan(loss)] = np.inf
             record(
                 self._scores,
                 told["slot"].astype(np.int64, copy=False),
-                loss=loss,
+                # Of a nan and a number it takes the number
+                loss=np.fmin(told["loss"], np.inf).astype(np.float32, copy=False),
                 correct=None if correct is None else correct.astype(np.bool_, copy=False),
-                confidence=None if confidence is None else confidence.astype(np.float32),
+                confidence=None
+                if confidence is None
+                else confidence.astype(np.float32, copy=False),
                 epoch=report.epoch,
             )
 
@@ -145,6 +146,6 @@ def _send(columns: list[torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.Event]:
 
 
 def _array(values: torch.Tensor) -> _Values:
-    # NumPy has no bfloat16
-    dtype = torch.float32 if values.is_floating_point() else values.dtype
-    return np.asarray(values.to("cpu", dtype).numpy())
+    if values.is_floating_point():  # NumPy has no bfloat16
+        values = values.detach().to("cpu", torch.float32)
+    return values.cpu().numpy()

@@ -100,7 +100,7 @@ def table(found: Sequence[Mapping[str, object]]) -> str:
 _LINES = {
     "selection": (
         "select    {policy:<19} {rows:,} rows in {select_s:.3f} s [{select_s_p10:.3f}, "
-        "{select_s_p90:.3f}]; hidden {hidden_fraction:.3f}"
+        "{select_s_p90:.3f}], CPU {select_cpu_s:.3f} s; hidden {hidden_fraction:.3f}"
     ),
     "threshold": (
         "threshold {pools} pools, {rows:,} rows: {lowest_wrong_rows} wrong, {lowest_totals} totals "
@@ -109,7 +109,7 @@ _LINES = {
     ),
     "feedback": (
         "feedback  {device}: {ratio:.4f} x a step without [{ratio_p10:.4f}, {ratio_p90:.4f}]; "
-        "outcome and report {report_us:.0f} us [{report_us_p10:.0f}, {report_us_p90:.0f}] of a "
-        "step of {told_step_ms:.2f} ms"
+        "outcome and report {report_cpu_us:.0f} CPU us [{report_cpu_us_p10:.0f}, "
+        "{report_cpu_us_p90:.0f}] of a step of {told_step_ms:.2f} ms"
     ),
 }

@@ -25,7 +25,7 @@ def test_every_policy_is_timed_and_pools_choose_as_sorting_would(capsys):
     assert threshold["lowest_bytes"] == 2**15 * threshold["lowest_totals"]
     assert (feedback["device"], feedback["repeats"]) == ("cpu", 3)
     assert feedback["ratio"] > 0
-    assert feedback["report_us"] > 0
+    assert feedback["report_cpu_us"] > 0
     lines = table(found).splitlines()
     assert len(lines) == len(found)
     assert "kakurenbo" in lines[1]
