@@ -104,5 +104,6 @@ def record(
 
 
 def _quantised(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    quanta: NDArray[np.floating] = np.rint(values / QUANTUM)
     # The sum makes -0.0 a plain 0
-    return np.rint(values / QUANTUM) * QUANTUM + 0.0
+    return quanta * QUANTUM + 0.0
