@@ -1,7 +1,6 @@
 """`tonari ablate`: cells go on after a kill, differences are paired, wrong studies say the cure."""
 
 import csv
-import io
 import json
 import os
 import signal
@@ -11,11 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.tonari.study import STUDY, make_study
 from tonari import cli
 from tonari.ablate_stats import (
     Difference,
@@ -27,44 +25,14 @@ from tonari.ablate_stats import (
 from trainer.errors import ConfigError
 from trainer.study_config import load_study
 
-STUDY = """
-[study]
-baseline = "global"
-seeds = 2
-[data]
-train = "train.parquet"
-test = "test.parquet"
-image = "png"
-image_size = 8
-num_classes = 4
-train_samples = 40
-[settings]
-replicas = 4
-batch_size = 4
-epochs = 1
-width = 4
-[arms.global]
-[arms."local, sorted"]
-shuffle = "local"
-"""
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     """A study of two arms beside its data, in the current directory."""
-    rng = np.random.default_rng(0)
-    for name, count in (("train", 60), ("test", 30)):
-        rows = []
-        for number in range(count):
-            file = io.BytesIO()
-            pixels = rng.integers(60, size=(8, 8, 3)) + 60 * (number % 4)
-            Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
-            rows.append({"key": str(number), "png": file.getvalue(), "cls": number % 4})
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "study.toml").write_text(STUDY)
-    return tmp_path / "study.toml"
+    return make_study(tmp_path)
 
 
 def run(*args: str) -> int:
