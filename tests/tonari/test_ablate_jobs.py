@@ -167,9 +167,9 @@ def claimed() -> dict[str, int]:
 
 
 def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_along(study):
-    parent = start("--jobs", "2", "--seeds", "6", "settings.epochs=60")
+    parent = start("--jobs", "2", "--seeds", "4", "settings.epochs=40")
     assert parent.stderr is not None
-    assert parent.stderr.readline().startswith("[1/12]")
+    assert parent.stderr.readline().startswith("[1/8]")
     name, victim = next(iter(claimed().items()))
     os.kill(victim, signal.SIGKILL)
     said = ""
@@ -186,9 +186,9 @@ def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_al
             fcntl.lockf(file, fcntl.LOCK_EX)  # granted when whoever held it has ended
     there = cell_files()
     assert name not in there
-    assert len(there) < 12
-    assert run("--seeds", "6", "settings.epochs=60", "--jobs", "1") == 0
-    assert len(cell_files()) == 12
+    assert len(there) < 8
+    assert run("--seeds", "4", "settings.epochs=40", "--jobs", "1") == 0
+    assert len(cell_files()) == 8
 
 
 FAKE = """
