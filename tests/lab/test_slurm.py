@@ -26,10 +26,12 @@ def test_an_array_trains_a_study_and_a_requeued_task_trains_what_is_missing(make
     make_study(shared)
 
     def on_node0(*command: str) -> str:
-        return subprocess.run(
-            [*lab.enter("node0"), *command], env={**slurm, "PYTHONPATH": str(ROOT)}, cwd=shared,
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
-        ).stdout  # fmt: skip
+        ended = subprocess.run(
+            [*lab.enter("node0"), "env", "-C", str(shared), *command],
+            env={**slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        assert not ended.returncode, ended.stderr
+        return ended.stdout
 
     def wait_for(job: str) -> None:
         on_node0("sbatch", "--wait", f"--dependency=afterany:{job}", "--wrap=true")

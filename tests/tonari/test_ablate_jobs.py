@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tonari.ablate_cells
 from tests.tonari.study import make_study
 from tonari import cli
 from tonari.ablate_jobs import AGAIN, ORPHANED, physical_cores, train_in_processes, visible_gpus
-from tonari.ablate_progress import seconds_left
+from tonari.ablate_progress import Event, seconds_left
 from tonari.errors import CommandError
 from trainer.study_config import load_study
+from trainer.study_run import train_cell
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -86,15 +86,15 @@ def test_a_cell_that_another_process_trains_is_left_to_it_until_that_is_killed(s
 @pytest.fixture
 def broken_arm(monkeypatch):
     """An arm whose seed 0 fails; the list of tries."""
-    real, tried = tonari.ablate_cells.train_cell, []
+    tried: list[tuple[str, int]] = []
 
-    def train_cell(settings, *args, seed, **kwargs):
+    def train(settings, *args, seed, **kwargs):
         tried.append((settings.shuffle, seed))
         if (settings.shuffle, seed) == ("local", 0):
             raise RuntimeError("the numbers were too large")
-        return real(settings, *args, seed=seed, **kwargs)
+        return train_cell(settings, *args, seed=seed, **kwargs)
 
-    monkeypatch.setattr("tonari.ablate_cells.train_cell", train_cell)
+    monkeypatch.setattr("tonari.ablate_cells.train_cell", train)
     return tried
 
 
@@ -129,14 +129,12 @@ def test_a_failed_cell_is_named_and_kept_and_the_others_go_on(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
 )
 def test_a_signal_ends_it_with_how_far_it_is(study, capsys, monkeypatch, number, status):
-    real = tonari.ablate_cells.train_cell
-
-    def train_cell(*args, **kwargs):
+    def train(*args, **kwargs):
         if cell_files():
             os.kill(os.getpid(), number)
-        return real(*args, **kwargs)
+        return train_cell(*args, **kwargs)
 
-    monkeypatch.setattr("tonari.ablate_cells.train_cell", train_cell)
+    monkeypatch.setattr("tonari.ablate_cells.train_cell", train)
     assert run() == status
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == (
@@ -201,10 +199,11 @@ count = os.path.getsize(tries)
 """
 
 
-def crew(tmp_path, body: str, *, jobs: int = 1, gpus=()) -> tuple[list, list]:
+def crew(tmp_path, body: str, *, jobs: int = 1, gpus=()) -> tuple[list[Event], list[object]]:
     """Run a crew of small programs; what they told, and what was lost."""
     program = FAKE.format(tries=str(tmp_path / "tries"), body=body)
-    told, lost = [], []
+    told: list[Event] = []
+    lost: list[object] = []
     try:
         train_in_processes(
             [sys.executable, "-c", program], jobs=jobs, gpus=gpus, tell=told.append,
