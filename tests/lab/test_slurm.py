@@ -28,7 +28,8 @@ def test_an_array_trains_a_study_and_a_requeued_task_trains_what_is_missing(make
     def on_node0(*command: str) -> str:
         ended = subprocess.run(
             [*lab.enter("node0"), "env", "-C", str(shared), *command],
-            env={**slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=TIMEOUT_S,
+            env={**slurm, "PYTHONPATH": str(ROOT)}, timeout=TIMEOUT_S, capture_output=True,
+            text=True,
         )  # fmt: skip
         assert not ended.returncode, ended.stderr
         return ended.stdout
@@ -51,5 +52,6 @@ def test_an_array_trains_a_study_and_a_requeued_task_trains_what_is_missing(make
     lost = sorted((shared / "out/cells").glob("*.json"))[0]
     lost.unlink()
     on_node0("scontrol", "requeue", f"{job}_3")
+    on_node0("scontrol", "update", f"JobId={job}_3", "StartTime=now")  # not in two minutes
     wait_for(f"{job}_3")
     assert lost.exists()

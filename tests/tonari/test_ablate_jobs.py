@@ -57,10 +57,12 @@ def held(cell):
     command = [sys.executable, "-c", HOLDER, f"out/claims/{cell.file_name}"]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    yield holder
-    holder.kill()
-    holder.communicate()
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
+    finally:
+        holder.kill()
+        holder.communicate()
 
 
 def test_a_cell_that_another_process_trains_is_left_to_it_until_that_is_killed(study, capsys):
@@ -269,11 +271,15 @@ def test_a_process_ends_when_its_parent_has(tmp_path):
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdin is not None
-    assert json.loads(process.stdout.readline())["kind"] == "begun", "and nothing stray"
-    process.send_signal(signal.SIGINT)  # a Ctrl-C is the parent's to answer
-    process.stdin.close()
-    assert process.wait(60) == ORPHANED
-    process.stdout.close()
+    try:
+        assert json.loads(process.stdout.readline())["kind"] == "begun", "and nothing stray"
+        process.send_signal(signal.SIGINT)  # a Ctrl-C is the parent's to answer
+        process.stdin.close()
+        assert process.wait(60) == ORPHANED
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_cores_are_counted_within_what_this_process_may_use():
