@@ -76,9 +76,9 @@ def status_text(states: Sequence[CellState], document: Mapping[str, object]) -> 
     arms = list(dict.fromkeys(cell.arm for cell in states))
     width = max(len(arm) for arm in [*arms, "all"])
     lines = [" ".join([" " * width, *(f"{name:>8}" for name in STATES)])]
-    for arm in [*arms, "all"]:
-        own = [cell.state for cell in states if arm in ("all", cell.arm)]
-        lines.append(" ".join([f"{arm:<{width}}", *(f"{own.count(s):>8}" for s in STATES)]))
+    rows = [(arm, [cell.state for cell in states if cell.arm == arm]) for arm in arms]
+    for name, own in [*rows, ("all", [cell.state for cell in states])]:
+        lines.append(" ".join([f"{name:<{width}}", *(f"{own.count(s):>8}" for s in STATES)]))
     for cell in states:
         if cell.by:
             since = duration(max(0.0, time.time() - cell.by.since_s))
