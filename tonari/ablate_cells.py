@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import commit
+from benchmarks.machine import commit, describe_machine
 from dataio.atomic import write_json
 from tonari.ablate_claims import claim
 from tonari.ablate_progress import Event
@@ -215,8 +215,15 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "settings": asdict(cell.arm.settings),
         "data": asdict(study.data),
         "device": study.study.device,
+        "machine": _machine_words(),
         "torch": str(torch.__version__),
         "commit": commit(Path(__file__).parent) or "unknown",
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _machine_words() -> str:
+    found = describe_machine(Path.cwd())
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{found['cpu']}, {found['cores']} cores{gpu}"

@@ -106,6 +106,8 @@ class ShuffleConfig(Section):
         super().__post_init__()
         if self.by_scores and self.kind != "partial":
             self._refuse("rows and shuffle.partners by scores are", "partial")
+        if self.rows == "hidden" and self.kind != "partial":
+            self._refuse('rows="hidden" is', "partial")
         if self.moves and self.kind != "global":
             self._refuse("moves is", "global")
 

@@ -173,6 +173,11 @@ def test_rows_go_by_scores_under_any_policy_that_keeps_losses(tmp_path: Path, ki
         load(tmp_path, "", ("shuffle.rows=scores", "importance.kind=random"))
 
 
+def test_hidden_rows_leave_first_only_in_partial_shuffling(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'rows="hidden" is for shuffle\.kind "partial"'):
+        load(tmp_path, "", ("shuffle.rows=hidden", "shuffle.kind=local"))
+
+
 def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:
     overrides = ("shuffle.kind=local", "shuffle.partners=scores", "importance.kind=kakurenbo")
     with pytest.raises(ConfigError, match=r'for shuffle.kind "partial", which is "local"; leave'):
