@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.history import Scores, record
+
+STEPS_AT_ONCE = 16
 
 _Values = NDArray[Any]
 
@@ -47,6 +50,11 @@ class _Report:
     done: torch.cuda.Event | None
     epoch: int
 
+    @property
+    def told(self) -> frozenset[str]:
+        """Names of all its columns."""
+        return frozenset([*self.at_hand, *self.names])
+
     def is_there(self) -> bool:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
 
@@ -61,8 +69,9 @@ class _Report:
 class Feedback:
     """Takes reports into a pool's scores, in the order in which they were made.
 
-    From a GPU they come by one copy a step that nobody waits for: what has arrived is written at
-    the next report, the rest by `settle`. A row is reported by one rank.
+    From a GPU they come by one copy a step that nobody waits for. What has arrived is written some
+    steps at a time, as between steps all code is cold; the rest by `settle`. A row is reported by
+    one rank.
 
     Args:
         scores: Of the pool.
@@ -96,28 +105,39 @@ class Feedback:
         columns = {name: value for name, value in told.items() if value is not None}
         away = {name: value.detach() for name, value in columns.items() if value.is_cuda}
         at_hand = {name: _array(value) for name, value in columns.items() if name not in away}
-        if away or self._under_way:
-            # The caller may write over its tensors before the report's turn comes.
-            at_hand = {name: value.copy() for name, value in at_hand.items()}
+        # The caller may write over its tensors before the report's turn comes.
+        at_hand = {name: value.copy() for name, value in at_hand.items()}
         sent, done = _send(list(away.values())) if away else (None, None)
         self._under_way.append(_Report(at_hand, tuple(away), sent, done, epoch))
-        while self._under_way and self._under_way[0].is_there():
-            self._write(self._under_way.popleft())
+        if len(self._under_way) % STEPS_AT_ONCE == 0:
+            self._write(list(takewhile(_Report.is_there, self._under_way)))
 
     def settle(self) -> None:
         """Write all that was reported. Blocks until the device has computed it."""
-        while self._under_way:
-            self._write(self._under_way.popleft())
+        self._write(list(self._under_way))
 
     def forget(self) -> None:
         """Drop what was not written yet. Waits for nothing."""
         self._under_way.clear()
 
-    def _write(self, report: _Report) -> None:
-        told = report.values()
-        valid = told["slot"] >= 0
-        if not valid.all():
-            told = {name: value[valid] for name, value in told.items()}
+    def _write(self, reports: list[_Report]) -> None:
+        """Write the first reports under way, those of one epoch and the same columns at once."""
+        for _ in reports:
+            self._under_way.popleft()
+        for (epoch, _), alike in groupby(reports, key=lambda report: (report.epoch, report.told)):
+            parts = [report.values() for report in alike]
+            told = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            valid = told["slot"] >= 0
+            if not valid.all():
+                told = {name: value[valid] for name, value in told.items()}
+            if len(parts) == 1 or len(np.unique(told["slot"])) == len(told["slot"]):
+                self._record(told, epoch)
+            else:  # a row was reported twice: its reports count one after the other
+                for part in parts:
+                    valid = part["slot"] >= 0
+                    self._record({name: value[valid] for name, value in part.items()}, epoch)
+
+    def _record(self, told: Mapping[str, _Values], epoch: int) -> None:
         correct, confidence = told.get("correct"), told.get("confidence")
         with np.errstate(over="ignore"):  # what float32 does not hold is infinite
             record(
@@ -129,7 +149,7 @@ class Feedback:
                 confidence=None
                 if confidence is None
                 else confidence.astype(np.float32, copy=False),
-                epoch=report.epoch,
+                epoch=epoch,
             )
 
 

@@ -81,7 +81,31 @@ def tell(feedback, slots, loss, correct=None, confidence=None, *, epoch=1):
     feedback.add(slots, loss, correct, confidence, epoch=epoch)
 
 
-def test_a_report_from_a_gpu_is_written_once_it_has_arrived_and_nobody_waits(gpu):
+@pytest.fixture
+def written_at_once(monkeypatch):
+    monkeypatch.setattr("dataio.report.STEPS_AT_ONCE", 1)
+
+
+def test_reports_written_some_at_a_time_leave_what_each_by_itself_leaves(monkeypatch):
+    rng, left = np.random.default_rng(0), {}
+    steps = [
+        (rng.integers(-1, 40, 7) if step % 9 == 8 else rng.permutation(40)[:7] - step % 2,
+         rng.normal(size=7), rng.random(7) < 0.5, None if step % 11 == 5 else rng.random(7))
+        for step in range(150)
+    ]  # fmt: skip
+    for at_once in (1, 16):
+        monkeypatch.setattr("dataio.report.STEPS_AT_ONCE", at_once)
+        feedback, scores = make_feedback(40)
+        for number, told in enumerate(steps):
+            columns = [None if part is None else torch.as_tensor(part) for part in told]
+            slots, loss, correct, confidence = columns
+            feedback.add(slots, loss, correct, confidence, epoch=number // 50)
+        feedback.settle()
+        left[at_once] = scores.tobytes()
+    assert left[1] == left[16]
+
+
+def test_a_report_from_a_gpu_is_written_once_it_has_arrived_and_nobody_waits(gpu, written_at_once):
     feedback, scores = make_feedback()
     tell(feedback, on_gpu([0, 1]), on_gpu([0.5, 1.5]))
     tell(feedback, on_gpu([2, 3]), on_gpu([2.5, 3.5]))
@@ -212,7 +236,9 @@ def test_no_report_is_lost_at_a_turn_at_the_end_or_in_what_is_saved(tmp_path, gp
 
 
 @pytest.mark.parametrize("leave", ["restore", "load_state_dict", "set_epoch"])
-def test_what_an_abandoned_epoch_still_has_under_way_is_in_no_later_score(tmp_path, gpu, leave):
+def test_what_an_abandoned_epoch_still_has_under_way_is_in_no_later_score(
+    tmp_path, gpu, leave, written_at_once
+):
     with Loader(MemorySource(31), cache=tmp_path / "a", world=single_world(), **DEFAULTS) as loader:
         loader.save(tmp_path / "saved")
         state = loader.state_dict()
@@ -232,7 +258,7 @@ def test_what_an_abandoned_epoch_still_has_under_way_is_in_no_later_score(tmp_pa
 
 
 def test_a_rank_that_still_reports_does_not_reach_scores_that_its_neighbour_cleared(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, written_at_once
 ):
     rank_0_left = threading.Event()
     ensure = Pool.ensure
