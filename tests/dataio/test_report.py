@@ -97,8 +97,8 @@ def test_reports_written_some_at_a_time_leave_what_each_by_itself_leaves(monkeyp
         monkeypatch.setattr("dataio.report.STEPS_AT_ONCE", at_once)
         feedback, scores = make_feedback(40)
         for number, told in enumerate(steps):
-            columns = [None if part is None else torch.as_tensor(part) for part in told]
-            slots, loss, correct, confidence = columns
+            slots, loss, correct = (torch.as_tensor(part) for part in told[:3])
+            confidence = None if told[3] is None else torch.as_tensor(told[3])
             feedback.add(slots, loss, correct, confidence, epoch=number // 50)
         feedback.settle()
         left[at_once] = scores.tobytes()
