@@ -26,9 +26,16 @@ def check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None, 
 
 
 def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
-    """Refuse a shuffle that goes by scores where none are kept."""
+    """Refuse a shuffle that goes by scores, or by hidden rows, where there are none."""
+    if shuffle is None or shuffle.traced:
+        return
+    if importance is None and not shuffle.by_losses:
+        raise ValueError(
+            f"shuffle: {shuffle} goes by the rows that a policy hides, and importance is None, "
+            'which hides none; give one that does, such as Kakurenbo(0.3), or rows="uniform"'
+        )
     keeps_losses = importance is not None and "loss" in importance.columns
-    if shuffle is not None and not shuffle.traced and not keeps_losses:
+    if shuffle.by_losses and not keeps_losses:
         raise ValueError(
             f"shuffle: {shuffle} goes by losses, and importance is {importance}, which keeps none; "
             'give a policy that does, such as Full(columns=("loss",)), or rows="uniform", '

@@ -36,6 +36,8 @@ from dataio.manifest import (
 )
 from dataio.placement import Placement
 from dataio.quota import Budget
+from dataio.readahead import Readahead
+from dataio.reader import locate
 from dataio.row_files import RowFiles
 from dataio.rows import Rows, RowSchema, corrupt_rows
 from dataio.store import FixedFile, map_table
@@ -92,6 +94,7 @@ class Cache:
         entries: The manifest.
         surplus: Rows that lie here and belong to no slot, until other nodes have pulled them.
         bytes_written: Bytes that this process wrote to the node's disk, manifests included.
+        readahead: Asks the disk for what `read_into` reads, where memory cannot hold the pool.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Cache:
         self.placement = ""
         self.num_missing = num_slots
         self.bytes_written = 0
+        self.readahead: Readahead | None = None
         self.entries = empty_entries(num_slots, len(self.schema.variable))
         self.surplus = empty_entries(0, len(self.schema.variable))
         self._files = RowFiles(
@@ -634,6 +638,9 @@ class Cache:
 
         Any thread may call it while no epoch turns.
         """
+        if self.readahead is not None:
+            # A fault would bring in the pages around it too, which are rows that nobody asked for.
+            self.readahead.ask(locate(self.entries, slots)).result()
         self._files.read_into(self.entries, slots, into)
 
     def write_rows(

@@ -175,7 +175,7 @@ class Gather:
         """
         self.stop()
         if self._readahead is None and is_needed(self._reader):
-            self._readahead = Readahead(self._reader)
+            self._readahead = self._cache.readahead = Readahead(self._reader)
         pending = self._pending(pick, steps, epoch)
         if self._workers is not None:
             made = self._workers.make(map(self._checked, pending))
@@ -224,6 +224,7 @@ class Gather:
         if self._workers is not None:
             self._workers.close()
         if self._readahead is not None:
+            self._cache.readahead = None
             self._readahead.close()
             self._readahead = None
 

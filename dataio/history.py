@@ -27,6 +27,8 @@ QUANTUM = 1 / 1024
 MEAN_DECAY = 0.8
 """What an exponential mean keeps of itself at each report."""
 
+MOST_FORGOTTEN = np.uint16(2**16 - 1)
+
 _KINDS = {
     "loss": "<f4", "loss_mean": "<f4", "confidence": "<f4",
     "correct": "?", "forgotten": "<u2", "epoch": "<i4",
@@ -81,35 +83,27 @@ def record(
         confidence: float32[n], in [0, 1].
         epoch: Of the reports.
     """
+    # Field by field: whole entries of a structured array are gathered and put back far slower.
     names = scores.dtype.names or ()
-    before = scores[slots]
-    entry = np.zeros(len(slots), scores.dtype)
-    entry["epoch"] = epoch
     right = np.zeros(len(slots), np.bool_) if correct is None else correct
     if "loss" in names:
-        entry["loss"] = _quantised(loss)
+        scores["loss"][slots] = _quantised(loss)
     if "loss_mean" in names:
-        known = (before["epoch"] >= 0) & np.isfinite(before["loss_mean"])
-        older = np.where(known, before["loss_mean"], loss)
-        entry["loss_mean"] = _quantised(MEAN_DECAY * older + (1 - MEAN_DECAY) * loss)
-    if "correct" in names:
-        entry["correct"] = right
-    if "confidence" in names and confidence is not None:
-        entry["confidence"] = _quantised(confidence)
+        older = scores["loss_mean"][slots]
+        older = np.where(np.isfinite(older), older, loss)
+        scores["loss_mean"][slots] = _quantised(MEAN_DECAY * older + (1 - MEAN_DECAY) * loss)
     if "forgotten" in names:
-        lost = before["correct"] & ~right
-        entry["forgotten"] = np.minimum(before["forgotten"].astype(np.int64) + lost, 2**16 - 1)
-    scores[slots] = entry
-
-
-def converted(scores: Scores, dtype: np.dtype[np.void]) -> Scores:
-    """Lay scores out in other columns; those that were not kept are as before the first report."""
-    result = unscored(len(scores), dtype)
-    for name in set(dtype.names or ()).intersection(scores.dtype.names or ()):
-        result[name] = scores[name]
-    return result
+        lost = scores["correct"][slots] & ~right
+        forgotten = scores["forgotten"][slots]
+        scores["forgotten"][slots] = forgotten + (lost & (forgotten < MOST_FORGOTTEN))
+    if "correct" in names:
+        scores["correct"][slots] = right
+    if "confidence" in names:
+        scores["confidence"][slots] = 0.0 if confidence is None else _quantised(confidence)
+    scores["epoch"][slots] = epoch
 
 
 def _quantised(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    quanta: NDArray[np.floating] = np.rint(values / QUANTUM)
     # The sum makes -0.0 a plain 0
-    return np.round(values / QUANTUM) * QUANTUM + 0.0
+    return quanta * QUANTUM + 0.0

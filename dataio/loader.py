@@ -252,6 +252,7 @@ class Loader:
         self._refresh_step = 0
         self._num_epochs: int | None = None
         self._begun = False
+        self._scores_used = False
         self._restored: NodeSnapshot | None = None
         self._first_tag = self.world.open_channel()
         self._moves = Moves(self._pool, self._placements, first_tag=self._first_tag)
@@ -308,8 +309,9 @@ class Loader:
             restored=restored,
             seen=seen,
         )
+        self._moves.hidden = self._plan.selection.hidden
         self.lr_factor = self._plan.selection.lr_factor
-        self._begun = True
+        self._begun = self._scores_used = True
 
     def _ensure_begun(self) -> None:
         """Begin at epoch 0, or at what was restored. Collective the first time."""
@@ -322,8 +324,13 @@ class Loader:
         if position.running.grouped and not position.running.steps:
             groups = groups_of(self._decks, seed=self.seed).bounds.tolist()
         self._pool.ensure(self._moves.take_placement(position), groups=groups)
-        if node is not None and self.world.local_rank == 0 and self._pool.keeps_scores:
-            self._pool.scores[:] = node.scores
+        # Past `ensure`, where all ranks meet: none reports of what it has left any more.
+        if self.world.local_rank == 0 and self._pool.keeps_scores:
+            scores = self._pool.scores
+            if node is not None:
+                scores[:] = node.scores
+            elif self._scores_used:
+                scores[:] = unscored(len(scores), scores.dtype)
         self.world.barrier(doing="restore scores")
         selection = node.selection if node is not None else None
         losses = node.losses if node is not None else None
@@ -419,6 +426,7 @@ class Loader:
         while self.epoch < num_epochs:
             yield self.epoch
             if self.epoch + 1 >= num_epochs:
+                self._feedback.settle()
                 self._summarise(self._end_figures(), "end the epoch")
                 return
             self._turn()
@@ -431,6 +439,28 @@ class Loader:
         """Say whether all the epoch's batches were delivered. Collective before the first."""
         self._ensure_begun()
         return self.step >= self._plan.order.steps
+
+    @property
+    def progress(self) -> float:
+        """Tell how much of the run is done, in [0, 1], the same on every rank.
+
+        What a schedule by steps needs, as epochs get shorter: the epochs behind, and of this one
+        the batches delivered, the one in hand included, over all that it has. Collective before the
+        first batch.
+
+        Raises:
+            StateError: If nobody said how many epochs the run has.
+        """
+        if self._num_epochs is None:
+            raise StateError(
+                f"Loader.progress: at epoch {self.epoch} the number of epochs is not known; "
+                f"iterate with `for epoch in loader.epochs(n)`, or count epochs yourself"
+            )
+        self._ensure_begun()
+        done, left = self._position.ended_rows, self._position.running.step_rows
+        done, whole = done + self.step * left, done + len(self) * left
+        epochs = self.epoch + (done / whole if whole else 1.0)
+        return min(epochs / self._num_epochs, 1.0) if self._num_epochs else 1.0
 
     def __len__(self) -> int:
         """Count this epoch's steps, the same on every replica; all rows before the first."""
@@ -462,9 +492,6 @@ class Loader:
             self._turn()
         elif epoch != self.epoch:
             self._abandon()
-            if self.world.local_rank == 0 and self._pool.keeps_scores:
-                scores = self._pool.scores
-                scores[:] = unscored(len(scores), scores.dtype)
             first_epoch = min(self._position.running.first_epoch, epoch)
             self._position = self._start_of(epoch, first_epoch)
             self._ensure_begun()
@@ -557,7 +584,7 @@ class Loader:
         return {**self._run.to_json(), **placed, **position.to_json()}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from where `state_dict` was taken. Scores are not in it: `restore` has them.
+        """Go on from where `state_dict` was taken. Scores start anew: only `restore` has them.
 
         Ranks, nodes, threads and batch size may be others than then: the rest of the epoch is dealt
         anew, each of its samples once.
@@ -695,7 +722,7 @@ class Loader:
     def _abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._feed.stop()
-        self._feedback.settle()
+        self._feedback.forget()
         self._moves.abandon()
         self._begun = False
 

@@ -28,6 +28,7 @@ class Moves:
             follows from the seed.
         losses: float32[num_slots]: The last losses as the epoch began, where they decide what is
             exchanged.
+        hidden: int64[num_hidden]: Slots that the running epoch leaves out.
         buffers: Memory for parcels, which one exchange after the other uses.
     """
 
@@ -38,6 +39,7 @@ class Moves:
         self._first_tag = first_tag
         self.digest = ""
         self.losses: NDArray[np.float32] | None = None
+        self.hidden = np.empty(0, np.int64)
         self.buffers = ParcelBuffers()
         # What was restored, where no seed tells it.
         self._given: Placement | None = None
@@ -72,7 +74,7 @@ class Moves:
 
     def keep_losses(self, losses: NDArray[np.float32] | None) -> None:
         """Remember the last losses as an epoch begins, those of a snapshot if there is one."""
-        if not self._placements.traced:
+        if self._placements.shuffle.by_losses and self._placements.num_leaving:
             # Copied before ranks meet again, after which any of them may report.
             self.losses = losses if losses is not None else self._pool.scores["loss"].copy()
 
@@ -180,6 +182,7 @@ class Moves:
             self.losses,
             self._pool.fetch,
             self.buffers,
+            self.hidden,
         )
 
     def _agree_row_bytes(self) -> int:

@@ -98,6 +98,7 @@ class Placements:
         """
         if not self.knows(epoch, first_epoch=first_epoch):
             raise StateError(
-                f"{call}: {self.shuffle} placed the rows of epoch {epoch} by scores, so the seed "
-                "does not tell where they are; use loader.save and loader.restore, which do"
+                f"{call}: {self.shuffle} placed the rows of epoch {epoch} by scores or hidden "
+                "rows, so the seed does not tell where they are; use loader.save and "
+                "loader.restore, which do"
             )

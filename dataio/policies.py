@@ -109,10 +109,12 @@ class Turn:
         first_tag: Messages use the CHANNEL_TAGS tags from here on.
         first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
         losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
-            began: the same after a restore in the middle of it. None where the shuffle is traced.
+            began: the same after a restore in the middle of it. None where it does not go by them.
         fetch: Reads samples from the source, for rows that come damaged; any thread may call it.
             None if nothing can.
         buffers: Memory for parcels, which one exchange after the other uses.
+        hidden: int64[num_hidden]: Slots of the pool that the epoch leaves out: the same after a
+            restore in the middle of it.
     """
 
     world: World
@@ -127,6 +129,7 @@ class Turn:
     losses: NDArray[np.float32] | None = None
     fetch: Fetch | None = None
     buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
+    hidden: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Exchange(Protocol):
@@ -167,8 +170,14 @@ class Shuffle(Protocol):
     def traced(self) -> bool:
         """Whether every placement follows from the seed.
 
-        If not, it depends on scores too: only the loader that trained knows it, and `save`.
+        If not, it depends on scores or on what a policy hides too: only the loader that trained
+        knows it, and `save`.
         """
+        ...
+
+    @property
+    def by_losses(self) -> bool:
+        """Whether it goes by last losses, which a policy must then keep."""
         ...
 
     def num_leaving(self, layout: Layout) -> int:
@@ -208,6 +217,10 @@ class Local:
     @property
     def traced(self) -> bool:
         return True
+
+    @property
+    def by_losses(self) -> bool:
+        return False
 
     def num_leaving(self, layout: Layout) -> int:
         """Nothing leaves."""

@@ -24,6 +24,7 @@ from dataio.assemble import Assembler, OnError, Sample, Transform, Value, Work
 from dataio.buffers import BufferRing
 from dataio.errors import FieldError, StallError, WorkerError
 from dataio.fields import Field
+from dataio.readahead import SinglePages, is_needed
 from dataio.reader import RowReader
 from dataio.rows import RowSchema
 from dataio.store import FixedFile
@@ -71,6 +72,7 @@ class RecipeRows(Dataset[Made]):
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._assembler: Assembler | None = None
+        self._single_pages: SinglePages | None = None
         self._num_positions = 0
 
     def __getitem__(self, work: Work) -> Made:
@@ -83,7 +85,12 @@ class RecipeRows(Dataset[Made]):
     def _made(self, work: Work) -> Made:
         most = int(work.located.position.max())
         if self._assembler is None or most >= self._num_positions:
-            self._assembler, self._num_positions = _assembler(self._recipe)
+            reader = _reader(self._recipe)
+            self._assembler = _assembler(self._recipe, reader)
+            self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
+            self._single_pages = SinglePages(reader) if is_needed(reader) else None
+        if self._single_pages is not None:
+            self._single_pages.of(work.located)
         assembler = self._assembler
         job = assembler.prepare(work)
         assembler.run(job, 0, len(work.located.position))
@@ -99,15 +106,19 @@ class RecipeRows(Dataset[Made]):
         return Made(values=values | turned, bad=work.bad, channels_last=tuple(turned))
 
 
-def _assembler(recipe: Recipe) -> tuple[Assembler, int]:
+def _reader(recipe: Recipe) -> RowReader:
     files = [
         FixedFile(path, column)
         for path, column in zip(recipe.paths, recipe.schema.fixed, strict=True)
     ]
     for file in files:
         file.map(writable=False)
-    assembler = Assembler(
-        RowReader(recipe.schema, files, recipe.directory),
+    return RowReader(recipe.schema, files, recipe.directory)
+
+
+def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
+    return Assembler(
+        reader,
         recipe.fields,
         ring=BufferRing(),
         transform=recipe.transform,
@@ -116,7 +127,6 @@ def _assembler(recipe: Recipe) -> tuple[Assembler, int]:
         on_error=recipe.on_error,
         seed_torch=True,
     )
-    return assembler, min((len(file.rows) for file in files), default=0)
 
 
 def _described(error: Exception) -> tuple[bool, str]:

@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +46,41 @@ def is_needed(reader: RowReader, *, memory_bytes: int | None = None) -> bool:
     return held > MEMORY_FRACTION * (available_bytes() if memory_bytes is None else memory_bytes)
 
 
+class SinglePages:
+    """Has faults read their own page alone; others would bring in rows that nobody asked for.
+
+    Any thread may call it. It concerns the mappings of one reader, in this process.
+
+    Args:
+        reader: The files.
+    """
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+        self._told: list[NDArray[np.uint8]] = []
+        self._guard = threading.Lock()
+
+    def of(self, located: Located) -> None:
+        """Tell the kernel so of the files of some rows, the first time; cheap then."""
+        with self._guard:
+            for file in self._reader.fixed:
+                self._tell(file.rows)
+            if self._reader.schema.variable:
+                for number in np.unique(located.heap).tolist():
+                    end = int(located.bounds[located.heap == number, -1].max())
+                    self._tell(self._reader.heap(number).view(end))
+
+    def _tell(self, rows: NDArray[np.uint8]) -> None:
+        if any(rows is known for known in self._told):
+            return
+        base: object = rows
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap):
+            base.madvise(mmap.MADV_RANDOM)
+        self._told.append(rows)
+
+
 class Readahead:
     """Tells the kernel which pages come next. One thread makes the calls; nothing waits for them.
 
@@ -56,23 +92,22 @@ class Readahead:
         self._reader = reader
         self._thread = ThreadPoolExecutor(1, "tonari-readahead")
         self._files: dict[Path, int] = {}
-        self._random: list[NDArray[np.uint8]] = []
+        self._single_pages = SinglePages(reader)
 
     def ask(self, located: Located) -> Future[None]:
-        """Ask for the rows of a batch; returns at once."""
+        """Ask for the rows of a batch; returns at once. Any thread may call it."""
+        # Before the thread comes to it: the rows may be read earlier.
+        self._single_pages.of(located)
         return self._thread.submit(self._ask, located)
 
     def _ask(self, located: Located) -> None:
         for file in self._reader.fixed:
-            self._read_no_more_than_asked(file.rows)
             start = file.start_bytes + located.position * file.column.width_bytes
             self._advise(file.path, start, start + file.column.width_bytes)
         if self._reader.schema.variable:
             for number in np.unique(located.heap).tolist():
                 here = located.bounds[located.heap == number]
-                heap = self._reader.heap(number)
-                self._read_no_more_than_asked(heap.view(int(here[:, -1].max())))
-                self._advise(heap.path, here[:, 0], here[:, -1])
+                self._advise(self._reader.heap(number).path, here[:, 0], here[:, -1])
 
     def _advise(self, path: Path, start: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         if path not in self._files:
@@ -84,17 +119,6 @@ class Readahead:
                 (last - first) * PAGE_BYTES,
                 os.POSIX_FADV_WILLNEED,
             )
-
-    def _read_no_more_than_asked(self, rows: NDArray[np.uint8]) -> None:
-        # A fault would otherwise read the pages around it, which are other epochs' rows.
-        if any(rows is known for known in self._random):
-            return
-        base: object = rows
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if isinstance(base, mmap.mmap):
-            base.madvise(mmap.MADV_RANDOM)
-        self._random.append(rows)
 
     def close(self) -> None:
         """Stop asking; idempotent."""

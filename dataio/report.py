@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,9 @@ from numpy.typing import NDArray
 
 from dataio.history import Scores, record
 
-Values = NDArray[np.floating]
+STEPS_AT_ONCE = 16
+
+_Values = NDArray[Any]
 
 
 def check_report(num_rows: int, values: Mapping[str, torch.Tensor | None]) -> None:
@@ -30,28 +34,44 @@ def check_report(num_rows: int, values: Mapping[str, torch.Tensor | None]) -> No
 
 @dataclass(frozen=True)
 class _Report:
-    """A batch's report on its way from the device.
+    """A batch's report, some of it perhaps on its way from a device.
 
     Attributes:
-        slots: int64[batch], where they were on the host already.
-        values: float64[columns, batch], in pinned memory.
-        names: Of the columns.
+        at_hand: dtype[batch] each: What was on the host.
+        names: Of what was not.
+        sent: float64[len(names), batch], in pinned memory; None if all was at hand.
+        done: When it is there.
         epoch: The running epoch.
-        done: When the values are there.
     """
 
-    slots: NDArray[np.int64] | None
-    values: torch.Tensor
+    at_hand: Mapping[str, _Values]
     names: tuple[str, ...]
+    sent: torch.Tensor | None
+    done: torch.cuda.Event | None
     epoch: int
-    done: torch.cuda.Event
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Names of all its columns."""
+        return frozenset([*self.at_hand, *self.names])
+
+    def is_there(self) -> bool:
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
+
+    def values(self) -> dict[str, _Values]:
+        """Give all of it; blocks until it is there."""
+        if self.sent is None or self.done is None:
+            return dict(self.at_hand)
+        self.done.synchronize()
+        return {**self.at_hand, **dict(zip(self.names, self.sent.numpy(), strict=True))}
 
 
 class Feedback:
-    """Takes reports into a pool's scores.
+    """Takes reports into a pool's scores, in the order in which they were made.
 
-    From a GPU they come by one copy a step that nobody waits for: what has arrived is written at
-    the next report, the rest by `settle`. A row is reported by one rank.
+    From a GPU they come by one copy a step that nobody waits for. What has arrived is written some
+    steps at a time, as between steps all code is cold; the rest by `settle`. A row is reported by
+    one rank.
 
     Args:
         scores: Of the pool.
@@ -72,6 +92,8 @@ class Feedback:
     ) -> None:
         """Take in a batch's report, but for padding; a loss of nan is as inf.
 
+        Each tensor may be on the host or on a GPU; other devices are waited for.
+
         Args:
             slots: int64[batch]: Of the rows; -1 is padding.
             loss: float[batch].
@@ -79,55 +101,71 @@ class Feedback:
             confidence: float[batch], in [0, 1]; None: nobody said.
             epoch: The running epoch.
         """
-        told = {"loss": loss, "correct": correct, "confidence": confidence}
-        columns = {name: value.detach() for name, value in told.items() if value is not None}
-        if loss.device.type == "cuda":
-            self._send(slots, columns, epoch)
-            while self._under_way and self._under_way[0].done.query():  # type: ignore[no-untyped-call]
-                self._take_in(self._under_way.popleft())
-            return
-        values = {name: _array(value) for name, value in columns.items()}
-        self._write(slots.cpu().numpy(), values, epoch)
+        told = {"slot": slots, "loss": loss, "correct": correct, "confidence": confidence}
+        columns = {name: value for name, value in told.items() if value is not None}
+        away = {name: value.detach() for name, value in columns.items() if value.is_cuda}
+        at_hand = {name: _array(value) for name, value in columns.items() if name not in away}
+        # The caller may write over its tensors before the report's turn comes.
+        at_hand = {name: value.copy() for name, value in at_hand.items()}
+        sent, done = _send(list(away.values())) if away else (None, None)
+        self._under_way.append(_Report(at_hand, tuple(away), sent, done, epoch))
+        if len(self._under_way) % STEPS_AT_ONCE == 0:
+            self._write(list(takewhile(_Report.is_there, self._under_way)))
 
     def settle(self) -> None:
         """Write all that was reported. Blocks until the device has computed it."""
-        while self._under_way:
-            report = self._under_way.popleft()
-            report.done.synchronize()
-            self._take_in(report)
+        self._write(list(self._under_way))
 
-    def _send(self, slots: torch.Tensor, columns: dict[str, torch.Tensor], epoch: int) -> None:
-        device = columns["loss"].device
-        at_hand = slots.numpy() if slots.device.type == "cpu" else None
-        if at_hand is None:
-            columns = {"slot": slots, **columns}
-        # float64 holds every slot exactly
-        packed = torch.stack([value.to(device, torch.float64) for value in columns.values()])
-        values = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-        values.copy_(packed, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(device))
-        self._under_way.append(_Report(at_hand, values, tuple(columns), epoch, done))
+    def forget(self) -> None:
+        """Drop what was not written yet. Waits for nothing."""
+        self._under_way.clear()
 
-    def _take_in(self, report: _Report) -> None:
-        values = dict(zip(report.names, report.values.numpy(), strict=True))
-        slots = values.pop("slot").astype(np.int64) if report.slots is None else report.slots
-        self._write(slots, values, report.epoch)
+    def _write(self, reports: list[_Report]) -> None:
+        """Write the first reports under way, those of one epoch and the same columns at once."""
+        for _ in reports:
+            self._under_way.popleft()
+        for (epoch, _), alike in groupby(reports, key=lambda report: (report.epoch, report.told)):
+            parts = [report.values() for report in alike]
+            told = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            valid = told["slot"] >= 0
+            if not valid.all():
+                told = {name: value[valid] for name, value in told.items()}
+            if len(parts) == 1 or len(np.unique(told["slot"])) == len(told["slot"]):
+                self._record(told, epoch)
+            else:  # a row was reported twice: its reports count one after the other
+                for part in parts:
+                    valid = part["slot"] >= 0
+                    self._record({name: value[valid] for name, value in part.items()}, epoch)
 
-    def _write(self, rows: NDArray[np.int64], told: Mapping[str, Values], epoch: int) -> None:
-        valid = rows >= 0
-        if not valid.all():
-            rows, told = rows[valid], {name: value[valid] for name, value in told.items()}
+    def _record(self, told: Mapping[str, _Values], epoch: int) -> None:
         correct, confidence = told.get("correct"), told.get("confidence")
-        record(
-            self._scores,
-            rows,
-            loss=np.nan_to_num(told["loss"], nan=np.inf, posinf=np.inf).astype(np.float32),
-            correct=None if correct is None else correct.astype(np.bool_),
-            confidence=None if confidence is None else confidence.astype(np.float32),
-            epoch=epoch,
-        )
+        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
+            record(
+                self._scores,
+                told["slot"].astype(np.int64, copy=False),
+                # Of a nan and a number it takes the number
+                loss=np.fmin(told["loss"], np.inf).astype(np.float32, copy=False),
+                correct=None if correct is None else correct.astype(np.bool_, copy=False),
+                confidence=None
+                if confidence is None
+                else confidence.astype(np.float32, copy=False),
+                epoch=epoch,
+            )
 
 
-def _array(values: torch.Tensor) -> NDArray[np.float32]:
-    return np.asarray(values.to("cpu", torch.float32).numpy())
+def _send(columns: list[torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """Begin one copy of all columns to the host, behind the work that makes them."""
+    device = columns[0].device
+    # float64 holds every slot exactly
+    packed = torch.stack([value.to(device, torch.float64) for value in columns])
+    sent = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    sent.copy_(packed, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(device))
+    return sent, done
+
+
+def _array(values: torch.Tensor) -> _Values:
+    if values.is_floating_point():  # NumPy has no bfloat16
+        values = values.detach().to("cpu", torch.float32)
+    return values.cpu().numpy()

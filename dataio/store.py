@@ -9,7 +9,7 @@ import io
 import mmap
 import os
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +85,8 @@ class FixedFile:
 
     def reserve(self, num_positions: int) -> None:
         """Make the file hold at least ``num_positions``; disk space is claimed now."""
-        if self.path.exists() and self.count_positions() >= num_positions:
+        held = self.count_positions()
+        if self.path.exists() and held >= num_positions:
             return
         header = io.BytesIO()
         described = {
@@ -97,11 +98,25 @@ class FixedFile:
         mode = "r+b" if self.path.exists() else "w+b"
         with open(self.path, mode, opener=as_open_as_its_directory) as file:
             # Space first: on a full disk the header must not promise rows that are not there.
-            end = header.tell() + num_positions * self.column.width_bytes
-            os.posix_fallocate(file.fileno(), 0, end)
-            file.write(header.getvalue())
+            start = self._start_of_rows(file) if held else self._choose_start(header.tell())
+            os.posix_fallocate(file.fileno(), 0, start + num_positions * self.column.width_bytes)
+            file.seek(0)
+            file.write(_lengthen(header.getvalue(), start))
             file.flush()
             os.fsync(file.fileno())
+
+    def _choose_start(self, header_bytes: int) -> int:
+        """Where rows begin: those of a page or more on a page, or each would need one more."""
+        wide = self.column.width_bytes >= mmap.PAGESIZE
+        return -(-header_bytes // mmap.PAGESIZE) * mmap.PAGESIZE if wide else header_bytes
+
+    @staticmethod
+    def _start_of_rows(file: IO[bytes]) -> int:
+        """Where the rows of a file begin that holds some: its header must not grow over them."""
+        np.lib.format.read_magic(file)
+        with NPY_LOCK:
+            np.lib.format.read_array_header_1_0(file)
+        return file.tell()
 
     def count_positions(self) -> int:
         """Count the rows that the file has room for; 0 where there is none yet."""
@@ -265,6 +280,12 @@ def map_table(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[bytes, b
         start = data.address - whole.address if data is not None and len(array) else 0
         columns[name] = np.frombuffer(mapped, dtype, count=len(array), offset=start)
     return columns, table.schema.metadata or {}
+
+
+def _lengthen(header: bytes, num_bytes: int) -> bytes:
+    """Fill the header of a `.npy` file, of format 1.0, up with spaces before its last newline."""
+    described = header[10:-1].ljust(num_bytes - 11) + b"\n"
+    return header[:8] + len(described).to_bytes(2, "little") + described
 
 
 def check_length(path: Path, least_bytes: int) -> None:

@@ -29,6 +29,11 @@ class Stretch:
     steps: int = 0
     grouped: bool = False
 
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step on all replicas, padding included."""
+        return sum(self.replicas) * self.batch_size
+
     def to_json(self) -> dict[str, object]:
         """Small whatever the number of nodes: equal neighbours are counted."""
         runs = [[width, len(list(run))] for width, run in groupby(self.replicas)]
@@ -64,6 +69,11 @@ class Position:
     def ended(self) -> tuple[Stretch, ...]:
         """The stretches before it."""
         return self.stretches[:-1]
+
+    @property
+    def ended_rows(self) -> int:
+        """Rows of their steps, padding included."""
+        return sum(stretch.steps * stretch.step_rows for stretch in self.ended)
 
     def at(self, *, steps: int, refresh_step: int) -> "Position":
         """Move on within the stretch."""

@@ -35,5 +35,5 @@ def outcome(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         # Half precision would round confidences near tau: at least float32.
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        confidence = logits.softmax(dim=1, dtype=dtype).amax(dim=1)
-        return logits.argmax(dim=1) == labels, confidence.float()
+        confidence, predicted = logits.softmax(dim=1, dtype=dtype).max(dim=1)
+        return predicted == labels, confidence.float()

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from dataio.layout import Layout
 from dataio.policies import Exchange, Turn
 from dataio.seeding import key
 from dataio.transfer import Parcel, Transfer
-from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
+from shuffle.by_score import facing_ring, leaving_by_loss, leaving_hidden_first, mean_loss
 from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement
 from shuffle.relocation import begin_moves
@@ -21,20 +21,24 @@ from shuffle.schedule import plan_legs
 log = logging.getLogger(__name__)
 
 By = Literal["uniform", "scores"]
+Leavers = Literal["uniform", "scores", "hidden"]
 
 
 @dataclass(frozen=True)
 class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
-    With ``"scores"`` it needs an importance policy that keeps them, and its placements cannot be
-    computed from the seed: a run goes on from `Loader.save`, not from ``state_dict`` alone.
+    With ``"scores"`` it needs an importance policy that keeps them, with ``"hidden"`` any; its
+    placements then cannot be computed from the seed: a run goes on from `Loader.save`, not from
+    ``state_dict`` alone.
 
     Attributes:
         exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of
             the pool.
         rows: Which rows leave: all alike, or ``"scores"``: drawn in proportion to their last
-            losses (``docs/adr/0009``).
+            losses (``docs/adr/0009``); or ``"hidden"``: those that the running epoch leaves out,
+            then, if these are too few, visible ones. Visible rows hardly mix then
+            (``docs/results/hidden_rows.md``).
         partners: Who meets: drawn anew for every chunk, or ``"scores"``: the node of the highest
             mean loss meets that of the lowest, and so on inwards.
 
@@ -42,15 +46,18 @@ class Partial:
     """
 
     exchange: float = 0.1
-    rows: By = "uniform"
+    rows: Leavers = "uniform"
     partners: By = "uniform"
 
     def __post_init__(self) -> None:
         if not 0 <= self.exchange <= 1:
             raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
-        for name, value in (("rows", self.rows), ("partners", self.partners)):
-            if value not in ("uniform", "scores"):
-                raise ValueError(f'Partial: {name} is {value!r}; give "uniform" or "scores"')
+        if self.rows not in get_args(Leavers):
+            raise ValueError(
+                f'Partial: rows is {self.rows!r}; give "uniform", "scores" or "hidden"'
+            )
+        if self.partners not in get_args(By):
+            raise ValueError(f'Partial: partners is {self.partners!r}; give "uniform" or "scores"')
 
     @property
     def holds_all(self) -> bool:
@@ -59,6 +66,10 @@ class Partial:
     @property
     def traced(self) -> bool:
         return self.rows == self.partners == "uniform"
+
+    @property
+    def by_losses(self) -> bool:
+        return "scores" in (self.rows, self.partners)
 
     def num_leaving(self, layout: Layout) -> int:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""
@@ -70,8 +81,8 @@ class Partial:
         """Trace every slot of a node back to the sample it holds at the start of ``epoch``."""
         if not self.traced and epoch > first_epoch and self.num_leaving(layout):
             raise ValueError(
-                f"{self}: the placement of epoch {epoch} depends on scores, only that of epoch "
-                f"{first_epoch} is known from the seed; take it from loader.save"
+                f"{self}: the placement of epoch {epoch} depends on scores or hidden rows, only "
+                f"that of epoch {first_epoch} is known from the seed; take it from loader.save"
             )
         return placement(
             layout,
@@ -140,6 +151,13 @@ class Partial:
                 layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
             )
         start, stop = layout.share_slots(replica)
+        if self.rows == "hidden":
+            stream = key(turn.seed, "leaving hidden first", epoch=turn.epoch, replica=replica)
+            is_hidden = np.zeros(layout.pool_rows(turn.world.node), np.bool_)
+            is_hidden[turn.hidden] = True
+            return start + leaving_hidden_first(
+                is_hidden[start:stop], num_leaving=leaving, stream=stream
+            )
         stream = key(turn.seed, "leaving by score", epoch=turn.epoch, replica=replica)
         losses = _losses(turn)[start:stop]
         return start + leaving_by_loss(losses, num_leaving=leaving, stream=stream)
@@ -180,6 +198,10 @@ class Global:
     @property
     def traced(self) -> bool:
         return True
+
+    @property
+    def by_losses(self) -> bool:
+        return False
 
     def num_leaving(self, layout: Layout) -> int:
         """All of a replica's rows, at most; nothing where nothing moves, or on a single node."""

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,56 +20,36 @@ def main(argv: list[str]) -> int:
         argv: Its arguments, without the command's name.
 
     Returns:
-        The exit status.
+        The exit status: 1 if a cell failed, 130 or 143 if a signal ended it.
 
     Raises:
         ConfigError: If the study is wrong.
-        CommandError: If an arm that was asked for is not in it, a training process failed, or the
+        CommandError: If an arm that was asked for is not in it, nothing can be trained, or the
             directory cannot be written.
     """
-    given = _parser().parse_intermixed_args(argv)
+    parser = _parser()
+    given = parser.parse_intermixed_args(_joined(argv))
+    if given.out is None and not given.list:
+        parser.error("the following arguments are required: --out")
+    if given.dry_run and not given.slurm:
+        parser.error("--dry-run shows what --slurm would submit; give both")
     # Only now: `--help` and wrong arguments should not wait for torch.
+    from tonari.ablate_call import Call, unwritable
     from trainer.study_config import load_study
 
     overrides = [*given.overrides, *([f"study.seeds={given.seeds}"] if given.seeds else [])]
     study = load_study(given.study, overrides, full=given.full)
-    command = shlex.join(["tonari", "ablate", *argv])
+    command = given.command or shlex.join(["tonari", "ablate", *argv])
     cells = _asked(study, given.only)
-    try:
-        return _train_and_report(given, argv, study, cells, command)
-    except OSError as error:
-        raise CommandError(
-            f"--out {given.out}: {error}; the cells that are there are whole: free some space or "
-            "name a directory that can be written, and the same command goes on"
-        ) from error
-
-
-def _train_and_report(
-    given: argparse.Namespace,
-    argv: Sequence[str],
-    study: "Study",
-    cells: "Sequence[Cell]",
-    command: str,
-) -> int:
-    from tonari.ablate_cells import read_cells, train_in_processes, train_missing
-    from tonari.ablate_report import markdown, write_report
-
-    if given.part:
-        part = int(given.part)
-        share = cells[part :: given.jobs]
-        train_missing(study, share, given.out, command=given.command, is_part=True)
+    if given.list:
+        print(_list_text(cells))
         return 0
-    if given.jobs == 1:
-        train_missing(study, cells, given.out, command=command)
-    else:
-        train_in_processes(argv, given.jobs, command=command)
-    document = write_report(given.out / "report", study, read_cells(study, given.out), command)
-    if given.json:
-        print(json.dumps(document))
-    else:
-        print(markdown(document))
-        print(f"table and plot: {given.out / 'report'}")
-    return 0
+    if given.out.exists() and not given.out.is_dir():
+        raise CommandError(f"--out {given.out}: is a file, expected a directory; name another")
+    try:
+        return Call(given, study, cells, command).run()
+    except OSError as error:
+        raise unwritable(given.out, error) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,12 +64,12 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE",
         help="instead of the file's, such as settings.epochs=3 data.train=shards/train.parquet",
     )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for the cells and the report")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="for the cells and the report"
-    )
-    parser.add_argument(
-        "--jobs", type=_count, default=1, metavar="N", help="cells trained at once (default: 1)"
-    )
+        "--jobs", type=_jobs, metavar="N",
+        help="cells trained at once; auto: one a physical core, or a GPU (default: 1; with "
+        "--slurm, as many as Slurm lets run)",
+    )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="ARM",
         help="train only this arm's cells; may be given several times",
@@ -104,9 +83,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document, nothing else on stdout"
     )
-    # How the processes of --jobs are told their share
-    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--list", action="store_true", help="list arms and cells, and end")
+    parser.add_argument(
+        "--status", action="store_true",
+        help="say which cells are there, running, missing or failed and how long the rest takes, "
+        "and end",
+    )  # fmt: skip
+    parser.add_argument(
+        "--report-only", action="store_true", help="report what is there, training nothing"
+    )
+    slurm = parser.add_argument_group("as a Slurm array job")
+    slurm.add_argument(
+        "--slurm", action="store_true", help="submit the missing cells, and a job that reports"
+    )
+    slurm.add_argument(
+        "--slurm-args", default="", metavar="ARGS",
+        help='handed on to sbatch, such as "--partition=gpu --gres=gpu:1 --time=2:00:00"',
+    )  # fmt: skip
+    slurm.add_argument("--cells-per-task", type=_count, default=1, metavar="G", help="(default: 1)")
+    slurm.add_argument(
+        "--dry-run", action="store_true", help="show scripts and sbatch lines, submit nothing"
+    )
+    # What processes of --jobs, and tasks of an array, are told
     parser.add_argument("--command", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", metavar="CALL", help=argparse.SUPPRESS)
+    parser.add_argument("--task", type=int, help=argparse.SUPPRESS)
     return parser
 
 
@@ -114,6 +115,19 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 1")
     return int(text)
+
+
+def _jobs(text: str) -> int | str:
+    return text if text == "auto" else _count(text)
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Let --slurm-args take a value that looks like a flag."""
+    joined = [*argv]
+    if "--slurm-args" in joined[:-1]:
+        place = joined.index("--slurm-args")
+        joined[place : place + 2] = [f"--slurm-args={joined[place + 1]}"]
+    return joined
 
 
 def _asked(study: "Study", only: Sequence[str]) -> "list[Cell]":
@@ -126,3 +140,10 @@ def _asked(study: "Study", only: Sequence[str]) -> "list[Cell]":
                 f"{', '.join(map(repr, names))}; did you mean {near!r}?"
             )
     return [cell for cell in study.cells() if not only or cell.arm.name in only]
+
+
+def _list_text(cells: "Sequence[Cell]") -> str:
+    width = max(len(cell.arm.name) for cell in cells)
+    return "\n".join(
+        f"{cell.arm.name:<{width}}  seed {cell.seed}  {cell.file_name}" for cell in cells
+    )

@@ -1,19 +1,19 @@
 """Cells on disk: train those that are missing, read those that are there."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+import socket
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from benchmarks.machine import commit
+from benchmarks.machine import commit, describe_machine
 from dataio.atomic import write_json
+from tonari.ablate_claims import claim
+from tonari.ablate_progress import Event
 from tonari.ablate_report import CellFile
 from tonari.errors import CommandError
 from trainer.errors import ConfigError
@@ -25,21 +25,29 @@ CELLS = "cells"
 
 
 def train_missing(
-    study: Study, cells: Sequence[Cell], out: Path, *, command: str, is_part: bool = False
+    study: Study,
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    command: str,
+    call: str,
+    tell: Callable[[Event], None],
+    max_cells: int | None = None,
 ) -> None:
-    """Train the cells whose files are not there, one after the other; each is kept at its end.
+    """Train cells that are not there and that nobody works on, one after the other.
+
+    Each is kept at its end. One that fails is kept as an error, told, and left to another call.
 
     Args:
         study: What they belong to.
-        cells: All that are wanted.
+        cells: All that are wanted, those to be tried first in front.
         out: Directory of the study.
         command: What was typed, to be kept with each result.
-        is_part: Whether `train_in_processes` started this process, whose end then ends it too.
+        call: Names what was started at once; a cell fails only once in it.
+        tell: Takes what happens to each cell.
+        max_cells: Cells to try at most; all if left out.
     """
-    directory = out / CELLS
-    directory.mkdir(parents=True, exist_ok=True)
-    missing = [cell for cell in cells if not (directory / cell.file_name).exists()]
-    if not missing:
+    if not missing_cells(cells, out):
         return
     if study.study.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -48,8 +56,34 @@ def train_missing(
     # One thread a cell, however many there are: sums, and so results, depend on their number
     torch.set_num_threads(1)
     train, test = _load(study)
-    parent, begun = os.getppid(), time.perf_counter()
-    for count, cell in enumerate(missing, start=1):
+    (out / CELLS).mkdir(parents=True, exist_ok=True)
+    tried = -1
+    # Again until nothing is left: a cell whose owner died meanwhile has become free
+    while tried and (max_cells is None or max_cells > 0):
+        tried = 0
+        for cell in cells:
+            if tried == max_cells:
+                return
+            with claim(out, cell) as mine:
+                # Only a claim makes sure: it may have been trained since
+                if mine and is_wanted(cell, out, call=call):
+                    tell(Event(kind="begun", cell=cell.file_name))
+                    tell(_train(study, cell, train, test, out, command=command, call=call))
+                    tried += 1
+        max_cells = None if max_cells is None else max_cells - tried
+
+
+def _train(
+    study: Study,
+    cell: Cell,
+    train: LabelledImages,
+    test: LabelledImages,
+    out: Path,
+    *,
+    command: str,
+    call: str,
+) -> Event:
+    try:
         result = train_cell(
             cell.arm.settings,
             draw_subset(train, study.data.train_samples, seed=cell.seed),
@@ -58,41 +92,76 @@ def train_missing(
             seed=cell.seed,
             device=study.study.device,
         )
-        write_json(directory / cell.file_name, _document(study, cell, result, command))
-        _say(cell, result, count, len(missing), time.perf_counter() - begun)
-        if is_part and os.getppid() != parent:
-            return  # nobody waits for the rest
+    # Whatever it is: other cells may well succeed, and the command says it again at its end
+    except Exception as error:
+        plain = isinstance(error, ConfigError)
+        words = str(error) if plain else f"{type(error).__name__}: {error}"
+        write_failure(out, cell, call=call, error=words, trace=traceback.format_exc())
+        return Event(kind="failed", cell=cell.file_name, error=words)
+    write_json(out / CELLS / cell.file_name, _document(study, cell, result, command))
+    error_path(out, cell).unlink(missing_ok=True)
+    return Event(kind="done", cell=cell.file_name, accuracy=result.accuracy, wall_s=result.wall_s)
 
 
-def train_in_processes(argv: Sequence[str], jobs: int, *, command: str) -> None:
-    """Train the missing cells in some processes, each every jobs-th of them. Blocks until done.
+def missing_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
+    """Leave out the cells that have their file."""
+    there = _names(out)
+    return [cell for cell in cells if cell.file_name not in there]
 
-    Raises:
-        CommandError: If one of them failed; the others' cells are kept.
-    """
-    begin = [sys.executable, "-m", "tonari", "ablate", *argv, "--command", command, "--part"]
-    running = [
-        subprocess.Popen([*begin, str(part)], stdout=subprocess.DEVNULL) for part in range(jobs)
-    ]
+
+def is_wanted(cell: Cell, out: Path, *, call: str) -> bool:
+    """Whether a cell is to be trained by a call: it has no file, and did not fail in this call."""
+    if not missing_cells([cell], out):
+        return False
+    failure = read_failure(out, cell)
+    return failure is None or failure["call"] != call
+
+
+def _names(out: Path) -> set[str]:
+    # Listed, not looked up: NFS may remember for a minute that a name is not there
     try:
-        statuses = [process.wait() for process in running]
-    finally:
-        for process in running:
-            process.terminate()
-    failed = [str(status) for status in statuses if status]
-    if failed:
-        raise CommandError(
-            f"{len(failed)} of {jobs} training processes ended with status {', '.join(failed)}, "
-            f"expected 0; what they said is above. The same command goes on from here"
-        )
+        return {path.name for path in (out / CELLS).iterdir()}
+    except FileNotFoundError:
+        return set()
+
+
+def error_path(out: Path, cell: Cell) -> Path:
+    """Name the file that keeps why a cell failed."""
+    return (out / CELLS / cell.file_name).with_suffix(".error")
+
+
+def write_failure(out: Path, cell: Cell, *, call: str, error: str, trace: str = "") -> None:
+    """Keep why a cell failed."""
+    document = {
+        "arm": cell.arm.name,
+        "seed": cell.seed,
+        "call": call,
+        "error": error,
+        "host": socket.gethostname(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "trace": trace.splitlines(),
+    }
+    write_json(error_path(out, cell), document)
+
+
+def read_failure(out: Path, cell: Cell) -> Mapping[str, str] | None:
+    """Read why a cell failed last, under ``error``, and in which ``call``; None if it did not."""
+    try:
+        document = json.loads(error_path(out, cell).read_text())
+        return {name: str(document[name]) for name in ("call", "error")}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        return {"call": "", "error": f"{error_path(out, cell)} cannot be read: {error}"}
 
 
 def read_cells(study: Study, out: Path) -> dict[str, dict[int, CellFile]]:
     """Read the cells that are there: by arm, by seed."""
     found: dict[str, dict[int, CellFile]] = {}
+    there = _names(out)
     for cell in study.cells():
         path = out / CELLS / cell.file_name
-        if path.exists():
+        if cell.file_name in there:
             found.setdefault(cell.arm.name, {})[cell.seed] = _read(path)
     return found
 
@@ -102,6 +171,9 @@ def _read(path: Path) -> CellFile:
         document = json.loads(path.read_text())
         if not {"accuracy", "wall_s", "cpu_s", "commit"} <= document.keys():
             raise ValueError("keys are missing")
+        for name in ("accuracy", "wall_s", "cpu_s"):
+            if not isinstance(document[name], int | float):
+                raise ValueError(f"{name} is {document[name]!r}, expected a number")
     except (OSError, ValueError, AttributeError) as error:
         raise CommandError(
             f"{path}: cannot be read as a cell's results: {error}; remove it, and the same command "
@@ -123,6 +195,7 @@ def _load(study: Study) -> tuple[LabelledImages, LabelledImages]:
                 f"data.{name}: has classes {labels.min()} to {labels.max()}, expected 0 to "
                 f"{data.num_classes - 1}; correct data.num_classes, or the labels"
             )
+    draw_subset(train, data.train_samples, seed=0)  # too many are wrong for every cell
     return train, draw_subset(test, data.test_samples, seed=0)
 
 
@@ -133,10 +206,16 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "accuracy": result.accuracy,
         "wall_s": result.wall_s,
         "cpu_s": result.cpu_s,
+        "train_s": result.train_s,
+        "rows_trained": result.rows_trained,
+        "rows_refreshed": result.rows_refreshed,
+        "flops": result.flops,
+        "hidden_fraction": result.hidden_fraction,
         "epochs": [asdict(point) for point in result.points],
         "settings": asdict(cell.arm.settings),
         "data": asdict(study.data),
         "device": study.study.device,
+        "machine": _machine_words(),
         "torch": str(torch.__version__),
         "commit": commit(Path(__file__).parent) or "unknown",
         "command": command,
@@ -144,11 +223,7 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
     }
 
 
-def _say(cell: Cell, result: CellResult, count: int, total: int, elapsed_s: float) -> None:
-    left_minutes = elapsed_s / count * (total - count) / 60
-    print(
-        f"[{count}/{total}] {cell.arm.name}, seed {cell.seed}: {result.accuracy:.2%} in "
-        f"{result.wall_s:.0f} s; about {left_minutes:.0f} minutes left",
-        file=sys.stderr,
-        flush=True,
-    )
+def _machine_words() -> str:
+    found = describe_machine(Path.cwd())
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{found['cpu']}, {found['cores']} cores{gpu}"

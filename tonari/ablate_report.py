@@ -1,86 +1,34 @@
-"""What a study found: a table as Markdown and CSV, a plot, and all of it as one document."""
+"""What a study found: tables, plots, a page to look at, and all of it as one document."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dataio.atomic import write_file, write_json
-from tonari.ablate_stats import Difference, Mean, mean_over_seeds, paired_difference, verdict
-from trainer.study_config import Arm, Study
+from tonari.ablate_controls import CONTROLS
+from tonari.ablate_findings import findings
+from tonari.ablate_html import page
+from tonari.ablate_lines import Line, report_lines
+from tonari.ablate_plots import draw_accuracy, draw_pareto, render
+from tonari.ablate_results import ArmResults, CellFile, gather_arms, number
+from tonari.ablate_words import has_costs, table_columns, table_row, verdict_sentence
+from trainer.study_config import Study
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+__all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
 
-CellFile = Mapping[str, object]
-"""A cell's results, as its JSON file holds them."""
-
-POINTS = 100.0
-
-
-@dataclass(frozen=True)
-class Line:
-    """An arm in the table; accuracies and differences in points (hundredths)."""
-
-    arm: str
-    baseline: str
-    accuracy: Mean | None
-    difference: Difference | None
-    verdict: str
-    wall_s: float | None
-    cpu_s: float | None
-
-
-def report_lines(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> list[Line]:
-    """Sum up every arm.
-
-    Args:
-        study: Its arms and margin.
-        found: Cells that are there, by arm and seed.
-    """
-    accuracies = {
-        arm: {seed: POINTS * number(cell, "accuracy") for seed, cell in cells.items()}
-        for arm, cells in found.items()
-    }
-    return [
-        _line(arm, accuracies, found.get(arm.name, {}), margin=study.study.margin_points)
-        for arm in study.arms
-    ]
-
-
-def _line(
-    arm: Arm,
-    accuracies: Mapping[str, Mapping[int, float]],
-    cells: Mapping[int, CellFile],
-    *,
-    margin: float,
-) -> Line:
-    own = accuracies.get(arm.name, {})
-    wall_s, cpu_s = (
-        sum(number(cell, name) for cell in cells.values()) / len(cells) if cells else None
-        for name in ("wall_s", "cpu_s")
-    )
-    difference, words = None, "baseline"
-    if arm.name != arm.baseline:
-        difference = paired_difference(own, accuracies.get(arm.baseline, {}))
-        words = verdict(difference, margin=margin)
-    return Line(
-        arm.name,
-        arm.baseline,
-        mean_over_seeds(list(own.values())) if own else None,
-        difference,
-        words,
-        wall_s,
-        cpu_s,
-    )
+NO_COSTS = (
+    "These cells do not say how long training took (an earlier version wrote them): times, FLOPs "
+    "and the comparison with the controls are left out; remove the study's directory `cells` and "
+    "the same command trains them again."
+)
 
 
 def write_report(
     directory: Path, study: Study, found: Mapping[str, Mapping[int, CellFile]], command: str
 ) -> dict[str, object]:
-    """Write table.md, table.csv, study.json and accuracy.png.
+    """Write report.html, table.md, table.csv, study.json, accuracy.png and pareto.png.
 
     Args:
         directory: Where to; made if need be.
@@ -92,38 +40,82 @@ def write_report(
         The document that study.json holds.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    lines = report_lines(study, found)
-    cells = [cell for by_seed in found.values() for cell in by_seed.values()]
-    document: dict[str, object] = {
-        "table": _table(lines),
-        "command": command,
-        "commits": sorted({str(cell["commit"]) for cell in cells}),
-        "seeds": study.study.seeds,
-        "cells": len(cells),
-        "cells_expected": len(study.cells()),
-        "wall_s": sum(number(cell, "wall_s") for cell in cells),
-        "cpu_s": sum(number(cell, "cpu_s") for cell in cells),
-        "margin_points": study.study.margin_points,
-        "data": asdict(study.data),
-        "arms": [asdict(line) for line in lines],
-        "settings": {arm.name: asdict(arm.settings) for arm in study.arms},
-    }
+    lines, arms = report_lines(study, found), gather_arms(study, found)
+    document = _document(study, lines, arms, command)
     write_file(directory / "table.md", markdown(document).encode())
     write_file(directory / "table.csv", _csv(lines).encode())
     write_json(directory / "study.json", document)
-    if cells:
-        draw(directory / "accuracy.png", study, lines, found)
+    if any(arm.cells for arm in arms):
+        _write_plots(directory, arms, lines, study.study.margin_points)
+    write_file(directory / "report.html", page(document, arms, lines).encode())
     return document
 
 
+def _write_plots(
+    directory: Path, arms: Sequence[ArmResults], lines: Sequence[Line], margin: float
+) -> None:
+    size = (12, 1.5 + 0.32 * len(lines))
+    drawn = render(lambda f: draw_accuracy(f, arms, lines, margin), inches=size, kind="png")
+    write_file(directory / "accuracy.png", drawn)
+    if has_costs(lines):
+        drawn = render(lambda f: draw_pareto(f, arms), inches=(8, 6.5), kind="png")
+        write_file(directory / "pareto.png", drawn)
+
+
+def _document(
+    study: Study, lines: Sequence[Line], arms: Sequence[ArmResults], command: str
+) -> dict[str, object]:
+    cells = [cell for arm in arms for cell in arm.cells.values()]
+    expected = len(study.cells())
+    margin = study.study.margin_points
+    return {
+        "findings": findings(lines, margin=margin, num_cells=len(cells), expected=expected),
+        "verdicts": [verdict_sentence(x) for x in lines if x.is_policy and x.accuracy],
+        "note": "" if has_costs(lines) or not cells else NO_COSTS,
+        "table": _table(lines),
+        "command": command,
+        **{f"{name}s": _distinct(cells, name) for name in ("commit", "device", "machine")},
+        "torch": _distinct(cells, "torch"),
+        "dates": _dates(cells),
+        "seeds": study.study.seeds,
+        "cells": len(cells),
+        "cells_expected": expected,
+        "cells_missing": {
+            arm.name: missing
+            for arm in arms
+            if (missing := [s for s in range(study.study.seeds) if s not in arm.cells])
+        },
+        "wall_s": sum(number(cell, "wall_s") for cell in cells),
+        "cpu_s": sum(number(cell, "cpu_s") for cell in cells),
+        "margin_points": margin,
+        "data": asdict(study.data),
+        "arms": [asdict(line) for line in lines],
+        "settings": {arm.name: dict(arm.settings) for arm in arms},
+    }
+
+
+def _distinct(cells: Sequence[CellFile], name: str) -> list[str]:
+    return sorted({str(cell[name]) for cell in cells if cell.get(name)})
+
+
+def _dates(cells: Sequence[CellFile]) -> list[str]:
+    """The first cell's and the last's."""
+    dates = _distinct(cells, "date")
+    return [dates[0], dates[-1]] if dates else []
+
+
 def markdown(document: Mapping[str, object]) -> str:
-    """Lay out the table of a report's document, and say below how it was made."""
+    """Lay out a report's document: findings, table, verdicts, and below how it was made."""
     commits = document["commits"]
     assert isinstance(commits, list)
+    found = [" ".join(_texts(document, "findings")), str(document["note"])]
+    verdicts = [f"- {sentence}" for sentence in _texts(document, "verdicts")]
     return "\n".join(
         [
+            *(line for text in found if text for line in (text, "")),
             str(document["table"]),
             "",
+            *([*verdicts, ""] if verdicts else []),
             f"Mean and standard deviation over seeds; differences are paired by seed. "
             f"{document['cells']} of {document['cells_expected']} cells, "
             f"{number(document, 'wall_s') / 60:.0f} minutes of training in all, "
@@ -135,88 +127,68 @@ def markdown(document: Mapping[str, object]) -> str:
     )
 
 
+def _texts(document: Mapping[str, object], name: str) -> list[str]:
+    texts = document[name]
+    assert isinstance(texts, list)
+    return texts
+
+
 def _table(lines: Sequence[Line]) -> str:
-    rows = [
-        "| arm | test accuracy, % | difference, points | 95 % interval | compared with | verdict "
-        "| seconds a cell (CPU) |",
-        "|---|---:|---:|---:|---|---|---:|",
-    ]
-    rows += [f"| {' | '.join(_words(line))} |" for line in lines]
-    return "\n".join(rows)
+    columns = table_columns(lines)
+    rows = [columns, ["---"] * len(columns)]
+    rows += [[_cell(text) for text in table_row(line, columns)] for line in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def number(document: Mapping[str, object], name: str) -> float:
-    """Take a number out of a document."""
-    value = document[name]
-    assert isinstance(value, int | float), f"{name} is {value!r}"
-    return float(value)
-
-
-def _words(line: Line) -> list[str]:
-    accuracy, difference, interval = "-", "-", "-"
-    if line.accuracy:
-        spread = line.accuracy.deviation
-        accuracy = f"{line.accuracy.mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
-    if line.difference:
-        difference = f"{line.difference.mean:+.2f}"
-        if line.difference.low is not None:
-            interval = f"[{line.difference.low:+.2f}, {line.difference.high:+.2f}]"
-    seconds = "-" if line.wall_s is None else f"{line.wall_s:.0f} ({line.cpu_s:.0f})"
-    against = "-" if line.arm == line.baseline else line.baseline
-    return [line.arm, accuracy, difference, interval, against, line.verdict, seconds]
+def _cell(text: str) -> str:
+    """A name may hold what ends a cell."""
+    return text.replace("|", "\\|")
 
 
 def _csv(lines: Sequence[Line]) -> str:
     file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(
-        ["arm", "compared_with", "seeds", "accuracy_mean_points", "accuracy_deviation_points",
-         "difference_mean_points", "difference_low_points", "difference_high_points", "verdict",
-         "wall_s", "cpu_s"]
-    )  # fmt: skip
-    for line in lines:
-        accuracy, difference = line.accuracy, line.difference
-        writer.writerow(
-            [
-                line.arm, line.baseline, accuracy.num_seeds if accuracy else 0,
-                accuracy and accuracy.mean, accuracy and accuracy.deviation,
-                difference and difference.mean, difference and difference.low,
-                difference and difference.high, line.verdict, line.wall_s, line.cpu_s,
-            ]
-        )  # fmt: skip
+    rows = [_flat(line) for line in lines]
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
     return file.getvalue()
 
 
-def draw(
-    path: Path,
-    study: Study,
-    lines: Sequence[Line],
-    found: Mapping[str, Mapping[int, CellFile]],
-) -> None:
-    """Draw every seed's accuracy and the mean of each arm, and the paired differences."""
-    from matplotlib.figure import Figure
+def _flat(line: Line) -> dict[str, object]:
+    accuracy, costs = line.accuracy, line.costs
+    target = costs and costs.target
+    against = {one.control: one.difference for one in line.controls}
+    return {
+        "arm": line.arm,
+        "compared_with": line.baseline,
+        "seeds": accuracy.num_seeds if accuracy else 0,
+        "accuracy_mean_points": accuracy and accuracy.mean,
+        "accuracy_deviation_points": accuracy and accuracy.deviation,
+        **_bounds("difference", line.difference, "_points"),
+        "verdict": line.verdict,
+        "wall_s": line.wall_s,
+        "cpu_s": line.cpu_s,
+        "control": line.control,
+        "train_s": costs and costs.train_s.mean,
+        "train_deviation_s": costs and costs.train_s.deviation,
+        **_bounds("train_ratio", costs and costs.train_ratio),
+        "rows_trained": costs and costs.rows_trained,
+        **_bounds("rows_ratio", costs and costs.rows_ratio),
+        "rows_refreshed": costs and costs.rows_refreshed,
+        "flops": costs and costs.flops,
+        **_bounds("flops_ratio", costs and costs.flops_ratio),
+        "hidden_fraction": costs and costs.hidden_fraction,
+        "target_points": target and target.accuracy,
+        "target_s": target and target.seconds,
+        "target_seeds": target and target.num_reached,
+        **{
+            key: value
+            for control in CONTROLS
+            for key, value in _bounds(f"over_{control}", against.get(control), "_points").items()
+        },
+        "control_verdict": line.control_verdict,
+    }
 
-    figure = Figure(figsize=(12, 1.5 + 0.32 * len(lines)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for place, line in enumerate(lines):
-        cells = found.get(line.arm, {}).values()
-        values = [POINTS * number(cell, "accuracy") for cell in cells]
-        left.plot(values, [place] * len(values), "o", color="#1f77b4", alpha=0.35, markersize=4)
-        if line.accuracy:
-            left.plot(line.accuracy.mean, place, "|", color="black", markersize=14)
-        if line.difference:
-            _draw_difference(right, place, line.difference)
-    margin = study.study.margin_points
-    right.axvspan(-margin, margin, color="#2ca02c", alpha=0.15)
-    right.axvline(0, color="black", linewidth=0.8)
-    left.set_yticks(range(len(lines)), [line.arm for line in lines])
-    left.invert_yaxis()
-    left.set(xlabel="test accuracy, % (dots: seeds, bar: mean)")
-    right.set(xlabel=f"points against its baseline, 95 % interval (green: within {margin:g})")
-    figure.savefig(path, dpi=120)
 
-
-def _draw_difference(axes: "Axes", place: int, difference: Difference) -> None:
-    if difference.low is not None and difference.high is not None:
-        axes.plot([difference.low, difference.high], [place, place], color="#1f77b4", linewidth=2)
-    axes.plot(difference.mean, place, "o", color="#1f77b4")
+def _bounds(name: str, found: object, unit: str = "") -> dict[str, object]:
+    return {f"{name}_{part}{unit}": getattr(found, part, None) for part in ("mean", "low", "high")}

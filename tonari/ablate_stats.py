@@ -72,6 +72,43 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -
     return Difference(found.mean, found.mean - reach, found.mean + reach, n)
 
 
+def paired_ratio(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """Compare two positive figures by the seeds that both have: geometric mean of their ratios.
+
+    Args:
+        arm: Its figure for each seed; seeds where either is not positive are left out.
+        baseline: Likewise.
+
+    Returns:
+        The mean ratio and the bounds of its interval, computed on logarithms.
+    """
+    found = paired_difference(_logarithms(arm), _logarithms(baseline))
+    if found is None or found.low is None or found.high is None:
+        return found and Difference(math.exp(found.mean), None, None, found.num_seeds)
+    low, high = math.exp(found.low), math.exp(found.high)
+    return Difference(math.exp(found.mean), low, high, found.num_seeds)
+
+
+def negated(found: Difference) -> Difference:
+    """The same comparison, seen from the other side."""
+    if found.low is None or found.high is None:
+        return Difference(-found.mean, None, None, found.num_seeds)
+    return Difference(-found.mean, -found.high, -found.low, found.num_seeds)
+
+
+def _logarithms(figures: Mapping[int, float]) -> dict[int, float]:
+    return {seed: math.log(value) for seed, value in figures.items() if value > 0}
+
+
+def direction(difference: Difference | None) -> str:
+    """Say on which side of 0 the interval lies: "better", "worse", or "undecided"."""
+    if difference is None or difference.low is None or difference.high is None:
+        return "undecided"
+    if difference.low > 0:
+        return "better"
+    return "worse" if difference.high < 0 else "undecided"
+
+
 def verdict(difference: Difference | None, *, margin: float) -> str:
     """Say what the interval allows to say.
 

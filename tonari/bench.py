@@ -1,4 +1,4 @@
-"""`tonari bench`: the loader beside other loaders and the machine's limits; the exchange."""
+"""`tonari bench`: other loaders and the machine's limits beside ours; exchange; importance."""
 
 import json
 import shutil
@@ -18,6 +18,7 @@ from benchmarks.loader_report import plot, table, to_json, write_csv
 from benchmarks.sets import SETS
 from dataio.filesystem import cache_directory
 from tonari.bench_exchange import Exchange, bench_exchange
+from tonari.bench_importance import Importance, bench_importance
 from tonari.outputs import check_results
 
 PEERS = "bench-peers"
@@ -98,11 +99,14 @@ class Loader:
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = tyro.extras.subcommand_cli_from_dict(
-        {"loader": Loader, "exchange": Exchange}, args=argv, prog="tonari bench",
+        {"loader": Loader, "exchange": Exchange, "importance": Importance}, args=argv,
+        prog="tonari bench",
         description="Measure parts of Tonari on this machine.",
     )  # fmt: skip
     if isinstance(options, Exchange):
         return bench_exchange(options)
+    if isinstance(options, Importance):
+        return bench_importance(options)
     root = options.environments or cache_directory("auto") / PEERS
     if options.install:
         return _install(options, root)

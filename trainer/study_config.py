@@ -3,8 +3,9 @@
 import hashlib
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,20 +25,34 @@ from trainer.config import (
     check_known,
 )
 from trainer.errors import ConfigError
+from trainer.study_grid import expand_grid
+from trainer.study_importance import importance_policy
 
 RESULTS_VERSION = 1
 """Raised when the same settings give other results than before."""
 
-TABLES = ("study", "data", "settings", "arms", "full")
+TABLES = ("study", "data", "settings", "arms", "grid", "full")
+
+KNOBS = (
+    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops"
+)  # fmt: skip
+"""Settings that are an importance policy's own."""
+
+LABELS = ("against", "control")
+"""Settings that change no result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig(Section):
-    """What is compared with what; ``margin_points`` is what counts as no loss of accuracy."""
+    """What is compared with what; ``margin_points`` is what counts as no loss of accuracy.
+
+    Arms are timed to ``target_accuracy``; 0: to their baseline's mean, less the margin.
+    """
 
     baseline: str
     seeds: Count = 5
     margin_points: Positive = 0.5
+    target_accuracy: Share = 0.0
     device: Literal["cpu", "cuda"] = "cpu"
 
 
@@ -69,6 +84,13 @@ class SettingsConfig(Section):
             partner's, or hand each on to a drawn partner.
         norm: See `StudyResNet`; ``running`` is for ``"batch"``.
         evaluate_epochs: Test accuracy is measured every so many epochs, and after the last.
+        evaluate_samples: Test images of the measurements before the last; 0: all.
+        importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
+            are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
+            never), ``rate``, ``threshold``, ``alphas``, ``drops``.
+        epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
+        control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
+            leaving out ``"random"`` rows. The report draws each set as a line.
         against: The arm that this one is compared with, where it is not ``study.baseline``.
     """
 
@@ -91,6 +113,18 @@ class SettingsConfig(Section):
     warmup_epochs: Whole = 1
     flip: bool = True
     evaluate_epochs: Count = 5
+    evaluate_samples: Whole = 0
+    importance: Literal["full", "kakurenbo", "infobatch", "selective_backprop", "random"] = "full"
+    fraction: Share | None = None
+    tau: Fraction | None = None
+    delta: Fraction | None = None
+    refresh_every: Whole | None = None
+    rate: Literal["cap", "realised", "none"] | None = None
+    threshold: Literal["global", "pool"] | None = None
+    alphas: tuple[Fraction, ...] | None = None
+    drops: tuple[Positive, ...] | None = None
+    epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
+    control: Literal["", "epochs", "random"] = ""
     against: str = ""
 
     def __post_init__(self) -> None:
@@ -107,6 +141,28 @@ class SettingsConfig(Section):
                 f"settings.norm is 'batch' with settings.update {self.update!r}, expected 'none' "
                 f"or 'group': replicas that train apart keep no running statistics here"
             )
+        if self.importance != "full" and self.update != "gradients":
+            raise ConfigError(
+                f"settings.importance is {self.importance!r} with settings.update {self.update!r}, "
+                f"expected 'gradients': replicas that train apart have no common loss of a row"
+            )
+        self.make_importance()
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that are trained."""
+        return max(round(self.epochs * self.epochs_fraction), 1)
+
+    @property
+    def num_warmup_epochs(self) -> int:
+        """Of these, the ones in which the learning rate rises."""
+        return round(self.warmup_epochs * self.epochs_fraction)
+
+    def make_importance(self) -> dataio.policies.Importance:
+        """Make the importance policy that a loader would be handed."""
+        knobs = {name: getattr(self, name) for name in KNOBS}
+        warmup = {"warmup_epochs": self.num_warmup_epochs} if self.importance == "kakurenbo" else {}
+        return importance_policy(self.importance, {**knobs, **warmup})
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -169,8 +225,8 @@ class Study:
 
     def _digest(self, arm: Arm, seed: int) -> str:
         trained = asdict(arm.settings)
-        # What it is compared with changes no result; nor where the files lie, if they are the same
-        del trained["against"]
+        trained = {name: value for name, value in trained.items() if name not in LABELS}
+        # Nor does it matter where the files lie, if they are the same
         data = asdict(self.data) | {
             name: _file_key(getattr(self.data, name)) for name in ("train", "test")
         }
@@ -182,7 +238,8 @@ def load_study(path: Path, overrides: Sequence[str] = (), *, full: bool = False)
     """Read a study.
 
     Args:
-        path: TOML file with the tables study, data, settings, and arms.NAME for each arm.
+        path: TOML file with the tables study, data, settings, arms.NAME for each arm, and
+            grid.NAME for arms that differ in some values.
         overrides: ``section.key=value``, above the file's.
         full: Whether the tables under ``full`` apply above the others.
 
@@ -207,7 +264,7 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
         check_known(name, dict.fromkeys(TABLES))
     if full:
         for name, table in _table(tables, "full").items():
-            check_known(f"full.{name}", {f"full.{known}": None for known in TABLES[:3]})
+            check_known(f"full.{name}", {f"full.{known}": None for known in TABLES[:-1]})
             tables[name] = _table(tables, name) | _table({name: table}, name)
     for text in overrides:
         check_known(text.partition(".")[0], dict.fromkeys(TABLES[:3]))
@@ -216,9 +273,7 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
     data = build_section(DataConfig, tables.get("data", {}))
     assert isinstance(study, StudyConfig)
     assert isinstance(data, DataConfig)
-    found = _table(tables, "arms")
-    if not found:
-        raise ConfigError("arms: there is none; write [arms.NAME] for each, with its settings")
+    found = _arm_tables(tables)
     arms = tuple(
         _arm(name, _table(tables, "settings"), _table(found, name), study.baseline)
         for name in found
@@ -230,6 +285,25 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
                 f"one of {', '.join(map(repr, found))}: set study.baseline, or the arm's `against`"
             )
     return Study(study, data, arms)
+
+
+def _arm_tables(tables: dict[str, object]) -> dict[str, dict[str, object]]:
+    arms = _table(tables, "arms")
+    found = [(name, _table(arms, name)) for name in arms]
+    grids = _table(tables, "grid")
+    for name in grids:
+        found += expand_grid(
+            name, _table(grids, name), [its.name for its in fields(SettingsConfig)]
+        )
+    if not found:
+        raise ConfigError("arms: there is none; write [arms.NAME] for each, with its settings")
+    for name, count in Counter(name for name, _ in found).items():
+        if count > 1:
+            raise ConfigError(
+                f"arm {name!r} is there {count} times, expected a name of its own for each; write "
+                f'name = "..." with every {{setting}} that varies into its grid'
+            )
+    return dict(found)
 
 
 def _arm(name: str, common: Mapping[str, object], own: Mapping[str, object], baseline: str) -> Arm:

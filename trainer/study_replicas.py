@@ -52,15 +52,38 @@ class OneModel:
 
     def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         """Take one step; see `Replicas.step`."""
+        return self.step_rows(images, labels, weight)[0]
+
+    def step_rows(
+        self, images: Tensor, labels: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take one step, and tell of its rows.
+
+        Returns:
+            Mean weighted loss; loss floating[replicas * batch]; logits floating[replicas * batch,
+            classes]: all detached.
+        """
         self.model.train()
         # A replica's rows stay together: floating[replicas * batch, channels, height, width]
         rows = images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        losses = F.cross_entropy(self.model(rows), labels.flatten(), reduction="none")
+        logits = self.model(rows)
+        losses = F.cross_entropy(logits, labels.flatten(), reduction="none")
         loss = (losses * weight.flatten()).mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        return loss.detach()
+        return loss.detach(), losses.detach(), logits.detach()
+
+    def pass_rows(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass floating[rows, channels, height, width] forward only, as for testing.
+
+        Returns:
+            Loss floating[rows]; logits floating[rows, classes].
+        """
+        self.model.eval()
+        with torch.no_grad():
+            logits = self.model(images.contiguous(memory_format=torch.channels_last))
+            return F.cross_entropy(logits, labels, reduction="none"), logits
 
     def tested_model(self) -> nn.Module:
         """Give the only one."""

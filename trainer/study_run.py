@@ -1,36 +1,19 @@
 """Train one cell of a study."""
 
+import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from dataio.layout import Layout
-from dataio.seeding import generator, key
-from trainer.errors import ConfigError
-from trainer.models import seeded
-from trainer.schedule import learning_rate
 from trainer.study_config import SettingsConfig
-from trainer.study_data import LabelledImages
-from trainer.study_model import StudyResNet
-from trainer.study_order import epoch_batches, number_samples
-from trainer.study_replicas import ManyModels, OneModel, Replicas
+from trainer.study_data import LabelledImages, draw_subset
+from trainer.study_training import Point, Training, augmented
 
 TEST_ROWS = 1000
 """Images passed at once when testing."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """What is known after an epoch: its mean loss, and test accuracy in [0, 1] where measured."""
-
-    epoch: int
-    loss: float
-    accuracy: float | None
 
 
 @dataclass(frozen=True)
@@ -41,11 +24,22 @@ class CellResult:
         points: Its epochs.
         wall_s: Seconds that they took, tests included.
         cpu_s: Of the processor: on a machine that is shared, what tells of the work.
+        train_s: Seconds of steps, selections and refresh passes, without tests: of the processor,
+            or by the clock on a GPU, which has then done all it was asked for.
+        rows_trained: Rows passed forward and backward, padding out.
+        rows_refreshed: Rows passed forward only, for a new score.
+        flops: Of three forward passes for a row trained, one for a row refreshed.
+        hidden_fraction: Share of the rows left out, mean over epochs.
     """
 
     points: tuple[Point, ...]
     wall_s: float
     cpu_s: float
+    train_s: float
+    rows_trained: int
+    rows_refreshed: int
+    flops: float
+    hidden_fraction: float
 
     @property
     def accuracy(self) -> float:
@@ -80,77 +74,23 @@ def train_cell(
         ConfigError: If a replica has fewer rows than a batch.
     """
     began, cpu_began = time.perf_counter(), time.process_time()
-    layout = Layout(settings.nodes, len(train.labels))
-    if settings.batch_size > layout.share_rows(layout.num_replicas - 1):
-        raise ConfigError(
-            f"settings.batch_size is {settings.batch_size}, more than the "
-            f"{len(train.labels)} training samples over {layout.num_replicas} replicas; lower it, "
-            f"or raise data.train_samples"
-        )
-    rows_of = number_samples(train.labels, settings.partition, seed=seed)
-    images, labels = (torch.from_numpy(part).to(device) for part in train)
-    replicas = _replicas(settings, num_classes, seed=seed, device=device)
+    part = draw_subset(test, min(settings.evaluate_samples, len(test.labels)), seed=seed)
+    training = Training(settings, train, num_classes=num_classes, seed=seed, device=device)
     points = []
-    for epoch in range(settings.epochs):
-        for group in replicas.optimizer.param_groups:
-            group["lr"] = learning_rate(
-                epoch, num_epochs=settings.epochs, lr=settings.lr,
-                warmup_epochs=settings.warmup_epochs,
-            )  # fmt: skip
-        batches = epoch_batches(
-            settings.policy, layout, seed=seed, epoch=epoch, batch_size=settings.batch_size
-        )
-        flips = _flips(len(labels), seed=seed, epoch=epoch, wanted=settings.flip).to(device)
-        losses = []
-        for ids, weight in zip(batches.sample_id, batches.weight, strict=True):
-            rows = torch.from_numpy(rows_of[ids]).to(device)
-            picked = _augmented(images[rows], flips[rows])
-            losses.append(replicas.step(picked, labels[rows], torch.from_numpy(weight).to(device)))
-        tested = (epoch + 1) % settings.evaluate_epochs == 0 or epoch + 1 == settings.epochs
-        points.append(
-            Point(
-                epoch,
-                float(torch.stack(losses).mean()),
-                _accuracy(replicas.tested_model(), test, device) if tested else None,
-            )
-        )
-        on_point(points[-1])
+    for epoch in range(settings.num_epochs):
+        point = training.train_epoch(epoch)
+        last = epoch + 1 == settings.num_epochs
+        if last or (epoch + 1) % settings.evaluate_epochs == 0:
+            model = training.replicas.tested_model()
+            point = replace(point, accuracy=_accuracy(model, test if last else part, device))
+        points.append(point)
+        on_point(point)
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-    return CellResult(tuple(points), wall_s, cpu_s)
-
-
-def _replicas(settings: SettingsConfig, num_classes: int, *, seed: int, device: str) -> Replicas:
-    def build() -> nn.Module:
-        return StudyResNet(
-            num_classes, width=settings.width, blocks=settings.blocks, norm=settings.norm,
-            replicas=settings.replicas, running=settings.running,
-        )  # fmt: skip
-
-    model = seeded(build, seed=seed).to(device)
-    lr, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
-    if settings.update == "gradients":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return OneModel(model, lr=lr, momentum=momentum, weight_decay=decay)
-    return ManyModels(
-        model, replicas=settings.replicas, exchange=settings.update,
-        local_steps=settings.local_steps, seed=seed, lr=lr, momentum=momentum, weight_decay=decay,
+    return CellResult(
+        tuple(points), wall_s, cpu_s, training.train_s, training.rows_trained,
+        training.rows_refreshed, training.flops,
+        statistics.fmean(point.hidden_fraction for point in points),
     )  # fmt: skip
-
-
-def _flips(num_samples: int, *, seed: int, epoch: int, wanted: bool) -> Tensor:
-    """bool[num_samples]: Rows mirrored in this epoch, the same ones in every arm."""
-    if not wanted:
-        return torch.zeros(num_samples, dtype=torch.bool)
-    drawn: NDArray[np.int64] = generator(key(seed, "study flips", epoch=epoch)).integers(
-        2, size=num_samples
-    )
-    return torch.from_numpy(drawn == 1)
-
-
-def _augmented(images: Tensor, flips: Tensor) -> Tensor:
-    """uint8[..., channels, height, width] -> floating in [-1, 1], some mirrored."""
-    scaled = images.float() / 127.5 - 1
-    return torch.where(flips[..., None, None, None], scaled.flip(-1), scaled)
 
 
 def _accuracy(model: nn.Module, test: LabelledImages, device: str) -> float:
@@ -161,7 +101,7 @@ def _accuracy(model: nn.Module, test: LabelledImages, device: str) -> float:
             part = slice(start, start + TEST_ROWS)
             images = torch.from_numpy(test.images[part]).to(device)
             unflipped = torch.zeros(len(images), dtype=torch.bool, device=device)
-            rows = _augmented(images, unflipped).contiguous(memory_format=torch.channels_last)
+            rows = augmented(images, unflipped).contiguous(memory_format=torch.channels_last)
             labels = torch.from_numpy(test.labels[part]).to(device)
             right += int((model(rows).argmax(dim=1) == labels).sum())
     model.train()

@@ -15,7 +15,7 @@ from dataio.rows import corrupt_rows
 from dataio.seeding import key
 from dataio.world import run_threads, thread_worlds
 from shuffle import Global, Partial
-from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
+from shuffle.by_score import facing_ring, leaving_by_loss, leaving_hidden_first, mean_loss
 from shuffle.homes import deal, plan_moves
 from tests.memory_source import FIELDS, MemorySource, payload, placed, placement_of
 from tests.row_store import MemoryStore
@@ -26,6 +26,8 @@ POLICIES = [
     Partial(0.3, rows="scores"),
     Partial(0.3, partners="scores"),
     Partial(1.0, rows="scores", partners="scores"),
+    Partial(0.3, rows="hidden"),
+    Partial(0.6, rows="hidden", partners="scores"),
 ]
 
 
@@ -46,11 +48,20 @@ def open_pool(world, root, policy, layout):
     )
 
 
+def hidden_in(layout, node, epoch):
+    """About half of a node's slots; other ones each epoch."""
+    rng = np.random.default_rng([node, epoch])
+    return rng.permutation(layout.pool_rows(node))[: layout.pool_rows(node) // 2]
+
+
 def go_on(world, pool, policy, layout, epoch, *, seed, steps=range(7)):
     """One epoch's exchange and its turn, as the loader does it."""
     losses = pool.scores["loss"].copy()
     world.barrier(doing="copy the losses")
-    turn = Turn(world, pool.cache, layout, epoch, seed, steps, 20, 0, 0, losses)
+    turn = Turn(
+        world, pool.cache, layout, epoch, seed, steps, 20, 0, 0, losses,
+        hidden=hidden_in(layout, world.node, epoch),
+    )  # fmt: skip
     running = policy.begin(turn)
     if running is None:
         return {}
@@ -219,8 +230,60 @@ def test_rows_never_reported_weigh_as_much_as_the_mean():
     assert mean_loss(losses[:200]) == 0
 
 
+@given(st.lists(st.booleans(), max_size=40), st.data())
+def test_hidden_rows_leave_before_any_visible_one(hidden, data):
+    hidden = np.array(hidden, np.bool_)
+    leaving = data.draw(st.integers(0, len(hidden)))
+    stream = key(0, "test", epoch=data.draw(st.integers(0, 99)))
+    chosen = leaving_hidden_first(hidden, num_leaving=leaving, stream=stream)
+    assert len(chosen) == leaving
+    assert np.all(np.diff(chosen) > 0), "distinct, ascending"
+    assert hidden[chosen].sum() == min(leaving, hidden.sum())
+
+
+@pytest.mark.parametrize(("leaving", "kind"), [(30, True), (130, False)])
+def test_of_each_kind_all_rows_leave_alike(leaving, kind):
+    """30 of the 100 hidden ones; or all of these, and 30 of the 200 visible ones."""
+    hidden = np.arange(300) % 3 == 0
+    times = np.zeros(300, np.int64)
+    for epoch in range(400):
+        stream = key(0, "test", epoch=epoch)
+        times[leaving_hidden_first(hidden, num_leaving=leaving, stream=stream)] += 1
+    drawn = times[hidden == kind]
+    chance = 30 / len(drawn)
+    error = np.sqrt(400 * chance * (1 - chance))
+    assert np.all(np.abs(drawn - 400 * chance) < 5 * error)
+    assert set(times[hidden != kind]) == {0 if kind else 400}
+
+
+def leavers(policy, hidden):
+    layout = Layout((2, 1), 90)
+
+    def leaving(world):
+        mine = hidden if world.node == 0 else hidden[:0]
+        turn = Turn(world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, hidden=mine)
+        return policy._leaving_slots(turn, 6).tolist()
+
+    return run_threads(thread_worlds([2, 1]), leaving)
+
+
+def test_each_replica_sends_the_hidden_rows_of_its_own_share():
+    shares = [range(30), range(30, 60), range(30)]
+    hidden = np.array([*range(4), *range(33, 53)])
+    found = leavers(Partial(0.2, rows="hidden"), hidden)
+    for share, slots in zip(shares, found, strict=True):
+        assert set(slots) <= set(share)
+    assert set(range(4)) < set(found[0]), "its 4 hidden rows, and 2 visible ones"
+    assert set(found[1]) <= set(range(33, 53)), "nothing but hidden rows"
+    assert leavers(Partial(0.2, rows="hidden"), hidden[::-1]) == found, "a set, in any order"
+    nothing_hidden = leavers(Partial(0.2, rows="hidden"), hidden[:0])
+    assert nothing_hidden[0] != nothing_hidden[2], "replicas do not draw alike"
+
+
 @pytest.mark.parametrize("num_leaving", [-1, 4])
 def test_more_rows_than_there_are_cannot_leave(num_leaving):
+    with pytest.raises(ValueError, match=r"expected a number in \[0, 3\].*take it from the layout"):
+        leaving_hidden_first(np.ones(3, np.bool_), num_leaving=num_leaving, stream=key(0, "test"))
     with pytest.raises(ValueError, match=r"expected a number in \[0, 3\].*take it from the layout"):
         leaving_by_loss(np.ones(3, np.float32), num_leaving=num_leaving, stream=key(0, "test"))
 
@@ -275,8 +338,10 @@ def test_nothing_moves_on_one_node(policy):
     assert policy.placement(layout, node=0, epoch=3, seed=0).tolist() == list(range(40))
 
 
-def test_a_placement_by_scores_is_not_guessed():
-    policy, layout = Partial(0.3, rows="scores"), Layout((1, 1), 40)
+@pytest.mark.parametrize("rows", ["scores", "hidden"])
+def test_a_placement_that_no_seed_tells_is_not_guessed(rows):
+    policy = Partial(0.3, rows=rows)
+    layout = Layout((1, 1), 40)
     assert policy.placement(layout, node=1, epoch=2, seed=0, first_epoch=2)[0] == 20
     with pytest.raises(ValueError, match=r"depends on scores.*loader\.save"):
         policy.placement(layout, node=1, epoch=3, seed=0, first_epoch=2)
@@ -284,11 +349,13 @@ def test_a_placement_by_scores_is_not_guessed():
 
 @pytest.mark.parametrize("name", ["rows", "partners"])
 def test_an_unknown_choice_is_refused(name):
-    with pytest.raises(ValueError, match=f'{name} is \'loss\'; give "uniform" or "scores"'):
+    with pytest.raises(ValueError, match=f"{name} is 'loss'; give \"uniform\""):
         Partial(0.1, **{name: "loss"})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("policy", [Global(moves=True), Partial(0.5, rows="scores")])
+@pytest.mark.parametrize(
+    "policy", [Global(moves=True), Partial(0.5, rows="scores"), Partial(0.5, rows="hidden")]
+)
 def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
     """As after a kill between two nodes' commits; then it goes on over what became free again."""
     layout = Layout((2, 2), 120)

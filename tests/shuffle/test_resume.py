@@ -1,4 +1,4 @@
-"""Loaders whose shuffle goes by scores, or deals all rows anew: resumed, they do the same."""
+"""Loaders whose shuffle goes by scores or hidden rows, or deals all anew: resumed they go on."""
 
 from typing import Any
 
@@ -20,9 +20,11 @@ SHUFFLES: dict[str, Shuffle] = {
     "rows": shuffle.Partial(0.3, rows="scores"),
     "partners": shuffle.Partial(0.3, partners="scores"),
     "both": shuffle.Partial(0.5, rows="scores", partners="scores"),
+    "hidden": shuffle.Partial(0.2, rows="hidden"),
+    "hidden, partners": shuffle.Partial(0.4, rows="hidden", partners="scores"),
     "moves": shuffle.Global(moves=True),
 }
-BY_SCORES = ["rows", "partners", "both"]
+BY_SCORES = ["rows", "partners", "both", "hidden", "hidden, partners"]
 
 
 def make(world, root, name, *, num_samples=61, **options):
@@ -207,8 +209,52 @@ def test_a_snapshot_whose_rows_were_changed_is_refused(tmp_path):
 
 @pytest.mark.parametrize("importance", [None, RandomPrune(0.25, delta=0.9)])
 def test_a_shuffle_by_scores_needs_a_policy_that_keeps_them(tmp_path, importance):
-    with pytest.raises(ValueError, match=r"goes by scores.*such as Kakurenbo"):
+    with pytest.raises(ValueError, match=r"goes by losses.*such as Full"):
         make(single_world(), tmp_path, "rows", importance=importance)
+
+
+def test_a_shuffle_by_hidden_rows_needs_a_policy_of_any_kind(tmp_path):
+    with pytest.raises(ValueError, match=r"goes by the rows that a policy hides.*Kakurenbo"):
+        make(single_world(), tmp_path, "hidden", importance=None)
+    with pytest.raises(ValueError, match=r"goes by losses"):
+        make(single_world(), tmp_path, "hidden, partners", importance=RandomPrune(0.25))
+
+
+def test_hidden_rows_leave_whatever_the_policy_and_the_same_after_a_restore(tmp_path):
+    """The policy keeps no scores and hides more rows than can leave: 12 of each node."""
+    options: dict[str, Any] = {"importance": RandomPrune(0.5, delta=1.0), "num_samples": 122}
+
+    def whole(world):
+        seen: list[tuple[int, str]] = []
+        held: list[np.ndarray] = []
+        before: set[int] = set()
+        with make(world, tmp_path / "whole", "hidden", **options) as loader:
+            for epoch in loader.epochs(EPOCHS):
+                held.append(np.array(loader._pool.sample_ids))
+                hidden = set(held[-1][loader._plan.selection.hidden].tolist())
+                for batch in loader:
+                    trained = set(batch["sample_id"][batch["slot"] >= 0].tolist())
+                    assert not trained & hidden
+                    seen.append((epoch, digest(batch)))
+                    if (epoch, loader.step) == (1, 2):
+                        loader.save(tmp_path / "saved")
+                if epoch:
+                    left = set(held[-2].tolist()) - set(held[-1].tolist())
+                    assert len(left) == 12
+                    assert left <= before, "as many hidden rows as can leave"
+                before = hidden
+        return seen
+
+    def rest(world):
+        with make(world, tmp_path / "other", "hidden", **options) as loader:
+            loader.restore(tmp_path / "saved")
+            return [(epoch, digest(b)) for epoch in loader.epochs(EPOCHS) for b in loader]
+
+    results = run_threads(thread_worlds([1, 1], timeout_s=20), whole)
+    ends = run_threads(thread_worlds([1, 1], timeout_s=20), rest)
+    for seen, end in zip(results, ends, strict=True):
+        first = [epoch for epoch, _ in seen].index(1) + 2
+        assert end == seen[first:]
 
 
 @pytest.mark.parametrize("name", ["rows", "moves"])

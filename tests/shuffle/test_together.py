@@ -18,6 +18,7 @@ from tests.memory_source import FIELDS, MemorySource
 SHUFFLES = [
     Partial(0.3),
     Partial(0.3, rows="scores", partners="scores"),
+    Partial(0.2, rows="hidden"),
     Global(moves=True),
 ]
 NODES = [2, 1, 2]

@@ -35,7 +35,7 @@ def test_a_study_that_cannot_write_says_that_its_cells_are_whole(tmp_path, capsy
     def full(*_, **__):
         raise OSError(28, "No space left on device", "cells/a.json")
 
-    monkeypatch.setattr("tonari.ablate_cells.train_missing", full)
+    monkeypatch.setattr("tonari.ablate_call.read_cells", full)
     assert main(["ablate", str(study), "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert "No space left on device" in said

@@ -20,7 +20,8 @@ from trainer.study_data import LabelledImages, draw_subset, load_images
 from trainer.study_model import StudyResNet
 from trainer.study_order import epoch_batches, number_samples
 from trainer.study_replicas import ManyModels, OneModel
-from trainer.study_run import Point, train_cell
+from trainer.study_run import train_cell
+from trainer.study_training import Point
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shuffle_study.toml"
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}

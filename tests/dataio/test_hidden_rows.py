@@ -1,0 +1,215 @@
+"""Hidden rows cost nothing in training: not read, not decoded, not delivered. Counted."""
+
+import re
+import statistics
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import dataio.assemble
+import dataio.decode
+import dataio.deliver
+import dataio.gather
+from benchmarks.hidden_rows import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
+from benchmarks.hidden_rows import two_nodes as two_nodes_read
+from dataio import Image, Int, Loader
+from dataio.assemble import Work
+from dataio.fields import Field
+from dataio.process_transform import Recipe, RecipeRows, _assembler
+from dataio.readahead import Readahead
+from dataio.reader import RowReader, locate
+from dataio.world import run_threads, single_world, thread_worlds
+from importance import Kakurenbo
+from shuffle import Partial
+from tests.dataio.gather_pool import FIELDS as KIND_FIELDS
+from tests.dataio.gather_pool import EveryKind
+from tests.dataio.gather_pool import open_pool as open_kinds
+from tests.dataio.test_loader import loss_of
+from tests.dataio.test_quota import KINDS, Shards
+
+NUM_SAMPLES = 48
+IMAGES: dict[str, Field] = {"image": Image("png"), "label": Int("label")}
+REFRESHED = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
+POLICIES = [PRUNE, REFRESHED]
+
+
+@pytest.fixture
+def touched(monkeypatch):
+    """The samples whose rows are looked up, checked, decoded and copied to a device."""
+    seen: dict[str, list[int]] = {"read": [], "checked": [], "decoded": [], "delivered": []}
+    checksums = RowReader.checksums
+    decode, each = dataio.decode.decode_image, dataio.deliver._each
+
+    def located(entries, slots):
+        found = locate(entries, slots)
+        seen["read"] += found.sample_id.ravel().tolist()
+        return found
+
+    def checked(self, rows):
+        seen["checked"] += rows.sample_id.tolist()
+        return checksums(self, rows)
+
+    def decoded(data, out, *, where, resize=False):
+        seen["decoded"].append(int(re.findall(r"sample (\d+)", where)[0]))
+        decode(data, out, where=where, resize=resize)
+
+    def delivered(batch, device, **options):
+        seen["delivered"] += batch["sample_id"].tolist()
+        return each(batch, device, **options)
+
+    monkeypatch.setattr(dataio.gather, "locate", located)
+    monkeypatch.setattr(RowReader, "checksums", checked)
+    monkeypatch.setattr(dataio.assemble, "decode_image", decoded)
+    monkeypatch.setattr(dataio.deliver, "_each", delivered)
+    return seen
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
+    tmp_path, touched, policy, num_threads
+):
+    with Loader(
+        EveryKind(NUM_SAMPLES), cache=tmp_path, batch_size=4, fields=IMAGES, importance=policy,
+        device="meta", verify="always", world=single_world(), num_threads=num_threads,
+        progress=False,
+    ) as loader:  # fmt: skip
+        hides = []
+        for epoch in loader.epochs(4):
+            for ids in touched.values():
+                ids.clear()
+            hidden = set(loader._held_ids()[loader._plan.selection.hidden].tolist())
+            hides.append(len(hidden))
+            for _ in loader:
+                pass
+            for what, ids in touched.items():
+                visible = set(range(NUM_SAMPLES)) - hidden
+                assert set(ids) - {-1} == visible, f"{what} in epoch {epoch}"
+            report(loader, epoch)
+            touched["delivered"].clear()
+            for _ in loader.refresh():
+                pass
+            due = hidden if policy is REFRESHED else set()
+            assert set(touched["delivered"]) - {-1} == due, "a refresh is what reads them"
+        most = 14 if policy is PRUNE else 12  # topped up to full steps
+        assert max(hides) == most
+
+
+def report(loader, epoch):
+    """Report all rows, as training them would, from outside of what is counted."""
+    scores, ids = loader._pool.scores, loader._held_ids()
+    if "loss" in scores.dtype.names:
+        scores["loss"], scores["epoch"] = ids * 7 % 48, epoch
+        scores["correct"], scores["confidence"] = True, 1
+
+
+@pytest.mark.parametrize("kind", ["fixed", "both"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, policy):
+    def on_rank(world):
+        source = Shards()
+        with Loader(
+            source, cache=tmp_path, world=world, batch_size=6, fields=KINDS[kind], seed=3,
+            num_threads=1, importance=policy, quota=400_000, progress=False,
+        ) as loader:  # fmt: skip
+            ends = []
+            resident = loader._pool.cache.entries.present.copy()
+            for epoch in loader.epochs(4):
+                source.rows_read.clear()
+                selection = loader._plan.selection
+                ids = loader._held_ids().copy()
+                away = set(ids[~resident].tolist())
+                hidden = set(ids[selection.hidden].tolist())
+                trained = set()
+                for batch in loader:
+                    loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                    trained |= set(batch["sample_id"].tolist()) - {-1}
+                ends.append((set(source.rows_read), trained & away, hidden & away))
+            return ends
+
+    for ends in run_threads(thread_worlds([1, 1], timeout_s=20), on_rank):
+        for read, wanted, spared in ends:
+            assert read == wanted, "every visible row that does not stay, and no other"
+            assert not read & spared
+        assert sum(len(spared) for _, _, spared in ends) > 20
+
+
+def open_case(tmp_path, *, fixed=True):
+    """A pool on a disk whose bytes the kernel counts, and what an epoch of all rows reads."""
+    case = Case(48 << 10, fixed, 320 * 48 << 10)  # full batches, with 96 rows hidden or none
+    one_node(case, tmp_path / "one", None, None)
+    with patch("dataio.gather.is_needed", lambda reader: True):
+        full = one_node(case, tmp_path / "one", None, None)
+    if not 0.95 * case.pool_bytes < full.disk_bytes < 1.1 * case.pool_bytes:
+        pytest.skip(f"{tmp_path} is in memory, or not counted: {full} of {case}")
+    return case, full
+
+
+@pytest.mark.parametrize("policy", [PRUNE, KAKURENBO])
+def test_the_disk_gives_as_much_less_as_rows_are_hidden(tmp_path, policy):
+    case, full = open_case(tmp_path)
+    saved = tmp_path / "saved" if policy is KAKURENBO else None
+    if saved is not None:
+        report_losses(case, tmp_path / "one", saved)
+    with patch("dataio.gather.is_needed", lambda reader: True):
+        reads = [one_node(case, tmp_path / "one", saved, policy) for _ in range(3)]
+    assert all(read.trained_bytes < 0.72 * full.trained_bytes for read in reads)
+    ratio = statistics.median(read.disk_bytes for read in reads) / full.disk_bytes
+    assert abs(ratio - (1 - FRACTION)) < 0.02
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize(("rows", "more"), [("uniform", 0.03), ("hidden", 0.1)])
+def test_an_exchange_reads_no_hidden_row_but_those_that_leave(tmp_path, fixed, rows, more):
+    case, full = open_case(tmp_path, fixed=fixed)
+    shuffle = Partial(0.1, rows=rows)
+    two_nodes_read(case, tmp_path / "two", PRUNE, shuffle)
+    with patch("dataio.gather.is_needed", lambda reader: True):
+        reads = [two_nodes_read(case, tmp_path / "two", PRUNE, shuffle) for _ in range(3)]
+    ratio = statistics.median(read.disk_bytes for read in reads) / (2 * full.disk_bytes)
+    assert abs(ratio - (1 - FRACTION + more)) < 0.02
+
+
+def test_no_fault_reads_ahead_of_what_is_asked_for_from_the_first_batch_on(tmp_path):
+    """Even before readahead's own thread comes to it."""
+    with open_kinds(tmp_path) as pool:
+        reader = RowReader(pool.cache.schema, pool.cache.fixed, pool.cache.directory)
+        readahead = Readahead(reader)
+        located = locate(pool.cache.entries, np.arange(8))
+        with patch.object(readahead._thread, "submit"):
+            readahead.ask(located)
+        reader.extents(located.heap, located.bounds[:, 0], located.bounds[:, -1])
+        assert read_at_random(tmp_path) >= {"heap-0.bin", "fixed-0.npy"}
+        readahead.close()
+
+
+@pytest.mark.parametrize("beyond_memory", [True, False])
+def test_a_process_that_decodes_reads_no_page_beside_its_rows_either(tmp_path, beyond_memory):
+    with open_kinds(tmp_path) as pool:
+        cache = pool.cache
+        paths = tuple(file.path for file in cache.fixed)
+        recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
+        located = locate(cache.entries, np.arange(8))
+        here = _assembler(recipe, RowReader(cache.schema, cache.fixed, cache.directory))
+        work = Work(0, 0, located, here.gather_small(located.position))
+        rows = RecipeRows(recipe)
+        with patch("dataio.process_transform.is_needed", lambda reader: beyond_memory):
+            made = rows[work]
+        assert made.error is None
+        told = {"heap-0.bin", "fixed-0.npy"} if beyond_memory else set()
+        assert read_at_random(tmp_path) >= told
+        assert bool(read_at_random(tmp_path)) == beyond_memory
+
+
+def read_at_random(root: Path) -> set[str]:
+    """Mapped files below ``root`` that the kernel was told to read page by page."""
+    found, name = set(), ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("VmFlags:"):
+            if f"{root}/" in name and "rr" in line.split():
+                found.add(Path(name).name)
+        elif not line.split()[0].endswith(":"):
+            name = line.split(maxsplit=5)[-1]
+    return found
