@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import dataio.policies
 import shuffle as shuffles
-from trainer.config import (
+from trainer.errors import ConfigError
+from trainer.settings import (
     Count,
     Fraction,
     NotNegative,
@@ -23,7 +24,6 @@ from trainer.config import (
     build_section,
     check_known,
 )
-from trainer.errors import ConfigError
 
 RESULTS_VERSION = 1
 """Raised when the same settings give other results than before."""
