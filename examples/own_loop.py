@@ -51,11 +51,13 @@ def train(loader: dataio.Loader, given: argparse.Namespace, device: torch.device
             optimizer.zero_grad()
             loader.report(batch, loss, *importance.outcome(logits, batch["label"]))
             total += mean.detach() / len(loader)
+        model.eval()  # new scores change no batch statistics
         with torch.no_grad():
             for batch in loader.refresh():
                 logits = model(batch["image"])
                 loss = cross_entropy(logits, batch["label"], reduction="none")
                 loader.report(batch, loss, *importance.outcome(logits, batch["label"]))
+        model.train()  # type: ignore[no-untyped-call]
         dist.all_reduce(total)
         if dist.get_rank() == 0:
             mean_loss = float(total) / dist.get_world_size()

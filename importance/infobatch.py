@@ -12,8 +12,8 @@ from dataio.policies import Selection
 from importance.schedule import annealing, check_fraction
 from importance.threshold import lowest
 
-MOST_LEVEL = 2**31
-"""A loss counts as at most two million in the mean, so that sums of 2**32 rows stay exact."""
+MOST_LOSS = 2.0**20
+"""More counts as this in the mean, so that sums of 2**32 rows stay exact."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class InfoBatch:
         loss = rows.scores["loss"]
         known = np.isfinite(loss)
         # int64[num_slots]: in quanta, so that sums do not depend on how rows lie in pools
-        level = np.round(np.clip(np.where(known, loss, 0) / QUANTUM, -MOST_LEVEL, MOST_LEVEL))
-        level = level.astype(np.int64)
+        bounded = np.clip(np.where(known, loss, 0), -MOST_LOSS, MOST_LOSS)
+        level = np.round(bounded / QUANTUM).astype(np.int64)
         total, num_known = rows.total(np.array([level.sum(), known.sum()])).tolist()
         low = np.flatnonzero(known & (level * num_known < total))
         num_low = int(rows.total(np.array([len(low)]))[0])

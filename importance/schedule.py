@@ -87,7 +87,7 @@ def lr_drops(
     drops, level = [], 0.0
     for epoch in range(num_epochs):
         rate = learning_rate(epoch)
-        if rate <= factor * level:
+        if rate < level and rate <= factor * level:
             drops.append(epoch)
             level = rate
         elif not drops:

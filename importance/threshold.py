@@ -99,9 +99,11 @@ def percentiles(rows: Candidates, total: Total) -> NDArray[np.float64]:
     Returns:
         float64[num_slots], in (0, 1).
     """
-    levels = np.fmin(rows.scores["loss"], np.float32(NUM_LEVELS * QUANTUM)) / QUANTUM
+    most = np.float32((NUM_LEVELS - 1) * QUANTUM)
+    # Bounded before it is cast: fmin makes a loss that is not a number the most
+    bounded = np.fmax(np.fmin(rows.scores["loss"], most), np.float32(0))
     # int64[num_slots]
-    level = np.clip(np.round(levels).astype(np.int64), 0, NUM_LEVELS - 1)
+    level = np.round(bounded / QUANTUM).astype(np.int64)
     counts = total(np.bincount(level, minlength=NUM_LEVELS))
     share: NDArray[np.float64] = (np.cumsum(counts) - counts / 2) / max(int(counts.sum()), 1)
     return np.asarray(share[level])

@@ -1,5 +1,7 @@
 """From settings to the things a run is made of."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from trainer.launch import Job
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import ResNet, SmallCNN, seeded
 from trainer.parallelize import parallelize
+from trainer.schedule import learning_rate
 
 
 def build_loader(config: Config, job: Job) -> dataio.Loader:
@@ -24,6 +27,7 @@ def build_loader(config: Config, job: Job) -> dataio.Loader:
         DataioError: If the data or the cache cannot be used.
     """
     data = config.data
+    policy = _importance(config)
     try:
         return dataio.Loader(
             _patterns(data.train),
@@ -31,7 +35,7 @@ def build_loader(config: Config, job: Job) -> dataio.Loader:
             fields=_fields(data),
             cache=data.cache,
             shuffle=_shuffle(config.shuffle),
-            importance=_importance(config),
+            importance=policy,
             device=job.device,
             seed=config.run.seed,
             world=job.world,
@@ -73,6 +77,14 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     )  # fmt: skip
 
 
+def build_schedule(config: OptimizerConfig, *, num_epochs: int) -> Callable[[float], float]:
+    """Make epoch -> learning rate of a run, before the importance policy's factor."""
+    return lambda epoch: learning_rate(
+        epoch, num_epochs=num_epochs, lr=config.lr, schedule=config.schedule,
+        warmup_epochs=config.warmup_epochs, milestones=config.milestones, decay=config.decay,
+    )  # fmt: skip
+
+
 def _patterns(patterns: str | tuple[str, ...]) -> str | list[str]:
     return patterns if isinstance(patterns, str) else list(patterns)
 
@@ -89,14 +101,24 @@ def _shuffle(config: ShuffleConfig) -> Shuffle:
 
 
 def _importance(config: Config) -> Importance | None:
-    chosen = config.importance
-    if chosen.kind == "kakurenbo":
-        warmup_epochs = config.optimizer.warmup_epochs
-        return importance.Kakurenbo(chosen.fraction, tau=chosen.tau, warmup_epochs=warmup_epochs)
-    if chosen.kind == "random":
-        return importance.RandomPrune(chosen.fraction, delta=chosen.delta)
-    # No policy at all: full data needs no agreement between ranks.
-    return None
+    kind, settings = config.importance.kind, config.importance.settings
+    if kind == "full" and not settings:
+        # No policy at all: full data needs no agreement between ranks.
+        return None
+    if settings.get("refresh_every") == 0:
+        settings["refresh_every"] = None
+    if kind == "kakurenbo":
+        settings["warmup_epochs"] = config.optimizer.warmup_epochs
+    if settings.get("drops") == "lr":
+        schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
+        drops = importance.lr_drops(schedule, config.run.epochs)
+        alphas = config.importance.alphas or importance.Kakurenbo.alphas
+        # A rate that halves less often than there are alphas leaves the last ones out.
+        settings |= {"drops": drops, "alphas": alphas[: len(drops) + 1]}
+    try:
+        return importance.make_policy(kind, **settings)
+    except ValueError as error:
+        raise ConfigError(f"[importance]: {error}") from error
 
 
 def _model(config: ModelConfig, channels: int) -> nn.Module:

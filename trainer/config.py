@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from dataio.history import Column
+from importance import POLICIES
 from trainer.errors import ConfigError
 
 
@@ -121,12 +123,44 @@ class ShuffleConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceConfig(Section):
-    """Which rows an epoch leaves out; ``tau`` is Kakurenbo's, ``delta`` random pruning's."""
+    """Which rows an epoch leaves out: one of `importance.POLICIES`, and its own settings.
 
-    kind: Literal["full", "kakurenbo", "random"] = "full"
-    fraction: Share = 0.3
-    tau: Fraction = 0.7
-    delta: Fraction = 0.875
+    What is left out is as the policy has it. ``refresh_every`` 0: never. ``drops`` "lr": where this
+    run's learning rate has halved (`importance.lr_drops`).
+    """
+
+    kind: Literal["full", "kakurenbo", "infobatch", "selective_backprop", "random"] = "full"
+    fraction: Share | None = None
+    tau: Fraction | None = None
+    drops: tuple[Positive, ...] | Literal["lr"] | None = None
+    alphas: tuple[Fraction, ...] | None = None
+    threshold: Literal["global", "pool"] | None = None
+    rate: Literal["cap", "realised", "none"] | None = None
+    refresh_every: Whole | None = None
+    delta: Fraction | None = None
+    columns: tuple[Column, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        takes = [f.name for f in dataclasses.fields(POLICIES[self.kind])]  # type: ignore[arg-type]
+        for name in self.settings:
+            if name not in takes:
+                mine = [f.name for f in dataclasses.fields(self) if f.name in takes]
+                raise ConfigError(
+                    f'importance.{name} is given, but importance.kind "{self.kind}" takes '
+                    f"{', '.join(mine)} only; leave it out, or give another importance.kind"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What was given beside the kind."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: v for k, v in given.items() if k != "kind" and v is not None}
+
+    @property
+    def keeps_losses(self) -> bool:
+        """Whether each row's last loss is remembered."""
+        return "loss" in (*POLICIES[self.kind]().columns, *(self.columns or ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +183,17 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """SGD and its learning rate: warm-up, then a cosine, or steps down at ``milestones``."""
+    """SGD and its learning rate: warm-up, then a cosine, or steps down at ``milestones``.
+
+    ``schedule_by`` "step" moves it on at every step, by the part of the epoch's steps that is done:
+    hidden rows make an epoch shorter, not the schedule.
+    """
 
     lr: Positive = 0.1
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
     schedule: Literal["cosine", "steps"] = "cosine"
+    schedule_by: Literal["epoch", "step"] = "epoch"
     warmup_epochs: Whole = 0
     milestones: tuple[Count, ...] = ()
     decay: Annotated[float, Range(0, 1, "(]")] = 0.1
@@ -198,11 +237,12 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        if self.shuffle.by_scores and self.importance.kind != "kakurenbo":
+        if self.shuffle.by_scores and not self.importance.keeps_losses:
             raise ConfigError(
-                f'importance.kind is "{self.importance.kind}", which keeps no scores, and the '
-                "shuffle goes by them; give importance.kind=kakurenbo (importance.fraction=0 hides "
-                "nothing), or shuffle.rows=uniform and shuffle.partners=uniform"
+                f'importance.kind is "{self.importance.kind}", which keeps no losses, and the '
+                'shuffle goes by them; give importance.kind=full and importance.columns=["loss"], '
+                "or a kind that goes by losses, or shuffle.rows=uniform and "
+                "shuffle.partners=uniform"
             )
 
 

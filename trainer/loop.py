@@ -11,7 +11,13 @@ from torch import nn
 
 import dataio
 from trainer import checkpoint
-from trainer.build import build_evaluation, build_loader, build_model, build_optimizer
+from trainer.build import (
+    build_evaluation,
+    build_loader,
+    build_model,
+    build_optimizer,
+    build_schedule,
+)
 from trainer.checkpoint import Progress
 from trainer.config import Config
 from trainer.errors import ConfigError
@@ -19,7 +25,6 @@ from trainer.launch import Job, join
 from trainer.meter import Meter, combine_order_hashes
 from trainer.metrics import Line, MetricsLog, ProgressLine
 from trainer.parallelize import average_buffers
-from trainer.schedule import learning_rate
 from trainer.step import evaluate, rescore, train_step
 from trainer.stop import StopRequest
 
@@ -152,6 +157,7 @@ class Run:
         self._loader = loader
         self._model = model
         self._optimizer = build_optimizer(config.optimizer, model)
+        self._schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
         self._evaluation = build_evaluation(config, loader)
         if self._evaluation:
             opened.callback(self._evaluation.close)
@@ -186,7 +192,11 @@ class Run:
         lr = self._set_learning_rate(epoch)
         if self._stop.agreed(self._job.world):
             return False
+        by_step = self._config.optimizer.schedule_by == "step"
         for batch in self._loader:
+            if by_step:
+                # The loader counts a batch as it delivers it.
+                lr = self._set_learning_rate(epoch + (self._loader.step - 1) / len(self._loader))
             loss = train_step(self._model, self._optimizer, self._loader, batch)
             meter.add(loss, batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
@@ -222,13 +232,8 @@ class Run:
         if every and ((epoch + 1) % every == 0 or epoch + 1 == self._config.run.epochs):
             self._save()
 
-    def _set_learning_rate(self, epoch: int) -> float:
-        settings = self._config.optimizer
-        lr = self._loader.lr_factor * learning_rate(
-            epoch, num_epochs=self._config.run.epochs, lr=settings.lr, schedule=settings.schedule,
-            warmup_epochs=settings.warmup_epochs, milestones=settings.milestones,
-            decay=settings.decay,
-        )  # fmt: skip
+    def _set_learning_rate(self, epoch: float) -> float:
+        lr = self._loader.lr_factor * self._schedule(epoch)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr

@@ -1,4 +1,4 @@
-"""The learning rate of an epoch: a pure function."""
+"""The learning rate of an epoch, or of a moment in it: a pure function."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Literal
 
 
 def learning_rate(
-    epoch: int,
+    epoch: float,
     *,
     num_epochs: int,
     lr: float,
@@ -18,7 +18,7 @@ def learning_rate(
     """Compute an epoch's learning rate, before the importance policy's factor.
 
     Args:
-        epoch: In [0, num_epochs).
+        epoch: In [0, num_epochs); 1.5: half of epoch 1 is done.
         num_epochs: Length of the run.
         lr: The rate right after the warm-up.
         schedule: ``"cosine"`` falls to 0 at the end; ``"steps"`` is multiplied by ``decay`` at

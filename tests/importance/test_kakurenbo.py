@@ -1,15 +1,18 @@
 """Kakurenbo hides the lowest losses that are right, sure and known: never more than its cap."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dataio.history import Scores
 from dataio.policies import Selection
-from importance import Kakurenbo
-from tests.importance.rows import SCORE_DTYPE, one_pool, reported
+from importance import Kakurenbo, outcome
+from tests.importance.rows import SCORE_DTYPE, one_pool, reported, scattered, select_in_pools
 
 NUM_EPOCHS = 100
 
@@ -144,8 +147,87 @@ def test_hidden_rows_top_up_short_steps() -> None:
     assert select(Kakurenbo(), easy_pool(10), 1).top_up
 
 
-@pytest.mark.parametrize(("refresh_every", "expected"), [(1, [1, 2, 3, 4]), (2, [2, 4])])
-def test_hidden_rows_are_due_every_so_many_epochs(refresh_every: int, expected: list[int]) -> None:
+def pools_worked_by_hand() -> tuple[Scores, list[NDArray[np.int64]]]:
+    """A pool of low losses, one of high ones, and one half as long between them."""
+    scores = reported([*np.arange(8) / 8, *np.arange(8) + 4.0, *np.arange(4) / 4 + 2])
+    return scores, [np.arange(8), np.arange(8, 16), np.arange(16, 20)]
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [("global", [8, 0, 2]), ("pool", [4, 4, 2])])
+def test_a_threshold_is_of_all_pools_or_of_each(
+    threshold: Literal["global", "pool"], expected: list[int]
+) -> None:
+    scores, pools = pools_worked_by_hand()
+    policy = Kakurenbo(0.5, threshold=threshold)
+    chosen = select_in_pools(policy, scores, pools, epoch=1, num_epochs=NUM_EPOCHS)
+    assert [len(selection.hidden) for selection in chosen] == expected
+
+
+@given(st.integers(1, 200), st.integers(1, 4), st.integers(0, 15), st.integers(0, 99))
+def test_the_cap_is_an_exact_number_over_all_pools(
+    num_samples: int, num_pools: int, sixteenths: int, seed: int
+) -> None:
+    policy = Kakurenbo(sixteenths / 16, drops=(), alphas=(1.0,))
+    pools = scattered(num_samples, num_pools, seed=seed)
+    # One loss for all: ties must not let a pool hide more, or fewer.
+    scores = reported(np.zeros(num_samples))
+    chosen = select_in_pools(policy, scores, pools, epoch=1, num_epochs=None)
+    assert sum(len(selection.hidden) for selection in chosen) == sixteenths * num_samples // 16
+
+
+@pytest.mark.parametrize(
+    ("rate", "factor"), [("cap", 1 / (1 - 0.5)), ("realised", 1 / (1 - 6 / 20)), ("none", 1.0)]
+)
+def test_the_learning_rate_grows_by_the_rule_and_alike_in_all_pools(
+    rate: Literal["cap", "realised", "none"], factor: float
+) -> None:
+    scores, pools = pools_worked_by_hand()
+    scores["correct"][[0, 1, 2, 17]] = False
+    policy = Kakurenbo(0.5, rate=rate, warmup_epochs=2)
+    warming, warm = (
+        select_in_pools(policy, scores, pools, epoch=epoch, num_epochs=NUM_EPOCHS)
+        for epoch in (1, 2)
+    )
+    assert sum(len(selection.hidden) for selection in warm) == 6
+    assert [selection.lr_factor for selection in warm] == pytest.approx([factor] * 3)
+    assert [selection.lr_factor for selection in warming] == [1.0] * 3
+
+
+def test_figures_tell_the_cap_and_how_many_were_moved_back() -> None:
+    scores = easy_pool(10)
+    scores["confidence"][[7, 9]] = 0.1
+    selection = select(Kakurenbo(0.5), scores, 1)
+    assert selection.figures == {"hidden_cap": 0.5, "moved_back": 2.0}
+
+
+def test_drops_may_be_epochs_of_a_run_of_unknown_length() -> None:
+    policy = Kakurenbo(0.5, drops=(3, 6), alphas=(1.0, 0.4))
+    counts = [
+        len(policy.select(one_pool(easy_pool(10)), epoch=epoch, num_epochs=None).hidden)
+        for epoch in (1, 2, 3, 5, 6, 100)
+    ]
+    # The last alpha stays where there are more drops.
+    assert counts == [5, 5, 2, 2, 2, 2]
+
+
+def test_hidden_rows_are_moved_back_by_the_confidence_of_their_classes() -> None:
+    """Rows that dominate their batch are unsure over classes, and the other way round."""
+    # Two sure rows of one class share its mass over the batch; a lone flat row holds all of it.
+    sure = outcome(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 0]))
+    flat = outcome(torch.tensor([[0.1, 0.0]]), torch.tensor([0]))
+    scores = reported(np.zeros(6))
+    for slots, (correct, confidence) in (([0, 1], sure), ([2], flat)):
+        scores["correct"][slots], scores["confidence"][slots] = correct, confidence
+    scores["loss"][3:] = 5
+    assert sorted(select(Kakurenbo(0.5), scores, 1).hidden.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("refresh_every", "expected"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (None, [])]
+)
+def test_hidden_rows_are_due_every_so_many_epochs_or_never(
+    refresh_every: int | None, expected: list[int]
+) -> None:
     hidden: NDArray[np.int64] = np.array([3, 1])
     policy = Kakurenbo(refresh_every=refresh_every)
     due = {epoch: policy.due(hidden, epoch=epoch).tolist() for epoch in range(1, 5)}
@@ -175,8 +257,12 @@ def test_a_run_of_unknown_length_needs_a_policy_without_drops() -> None:
         ),
         ({"warmup_epochs": -1}, "warmup_epochs is -1, expected >= 0"),
         ({"refresh_every": 0}, "refresh_every is 0, expected >= 1"),
+        ({"threshold": "node"}, "threshold is 'node', expected one of 'global', 'pool'"),
+        ({"rate": "best"}, "rate is 'best', expected one of 'cap', 'realised', 'none'"),
+        ({"drops": (0, 5)}, "drops are .*increase strictly.* or epochs from 1 on"),
+        ({"alphas": ()}, "0 alphas for 3 drops"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
+def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"Kakurenbo: .*{message}"):
         Kakurenbo(**settings)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dataio.policies import Selection
 from importance import RandomPrune
-from tests.importance.rows import one_pool, reported
+from tests.importance.rows import one_pool, reported, scattered, select_in_pools
 
 NUM_EPOCHS = 80
 
@@ -33,6 +33,16 @@ def test_hidden_slots_are_distinct_and_owned(fraction: float, num_slots: int, se
 def test_exactly_the_fraction_is_hidden(sixteenths: int, num_slots: int, seed: int) -> None:
     selection = select(RandomPrune(sixteenths / 16), num_slots, seed=seed)
     assert len(selection.hidden) == sixteenths * num_slots // 16
+
+
+@given(st.integers(0, 15), SIZES, st.integers(1, 4), st.integers(0, 99))
+def test_exactly_the_fraction_of_all_pools_is_hidden(
+    sixteenths: int, num_samples: int, num_pools: int, seed: int
+) -> None:
+    scores, pools = reported(np.zeros(num_samples)), scattered(num_samples, num_pools, seed=seed)
+    policy = RandomPrune(sixteenths / 16, delta=1.0)
+    chosen = select_in_pools(policy, scores, pools, epoch=0, num_epochs=None, seed=seed)
+    assert sum(len(selection.hidden) for selection in chosen) == sixteenths * num_samples // 16
 
 
 @given(FRACTIONS, SIZES, SEEDS)

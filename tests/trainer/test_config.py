@@ -1,11 +1,14 @@
 import dataclasses
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+import importance
 import shuffle
-from trainer.build import _shuffle
-from trainer.config import Config, load_config
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from trainer.build import _importance, _shuffle
+from trainer.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
 
 SMALLEST = '[data]\ntrain = "a.parquet"\n[model]\nnum_classes = 10\n'
@@ -54,7 +57,15 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("shuffle.rows=loss", r"shuffle.rows is 'loss', expected one of 'uniform', 'scores'"),
         ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
         ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
-        ("shuffle.rows=scores", r"keeps no scores.*give importance.kind=kakurenbo"),
+        ("shuffle.rows=scores", r"keeps no losses.*give importance.kind=full and .*columns"),
+        ("shuffle.partners=scores", r"keeps no losses.*shuffle.partners=uniform"),
+        ("importance.kind=kakurenba", r"kind is 'kakurenba', expected one of 'full', 'kakurenbo'"),
+        ("importance.tau=0.5", r'importance.tau is given, but .*"full" takes columns only; leave'),
+        ("importance.drops=fast", r"drops is 'fast', expected a list, each a number > 0 or one of"),
+        (
+            "importance.columns=['los']",
+            r"columns is \('los',\), expected a list, each one of 'loss'",
+        ),
         ("model.depth=21", r"model.depth is 21, expected 6 n \+ 2 layers; choose 8, 14"),
         ("run=3", r"override 'run=3', expected section.key=value"),
         ("run.epochs", r"override 'run.epochs', expected section.key=value"),
@@ -82,6 +93,84 @@ def test_a_shuffle_is_made_as_it_is_set(
     tmp_path: Path, overrides: tuple[str, ...], expected: object
 ) -> None:
     assert _shuffle(load(tmp_path, "", overrides).shuffle) == expected
+
+
+def test_a_kind_of_importance_is_each_policy() -> None:
+    kinds = get_args(get_type_hints(ImportanceConfig)["kind"])
+    assert set(kinds) == set(importance.POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), None),
+        (("kind=full", 'columns=["loss", "forgotten"]'), Full(columns=("loss", "forgotten"))),
+        (("kind=kakurenbo",), Kakurenbo(warmup_epochs=2)),
+        (
+            (
+                "kind=kakurenbo", "fraction=0.1", "tau=0.9", "drops=[4, 8]", "alphas=[1, 0.5]",
+                "threshold=pool", "rate=realised", "refresh_every=0",
+            ),
+            Kakurenbo(
+                0.1, tau=0.9, drops=(4, 8), alphas=(1, 0.5), threshold="pool", rate="realised",
+                warmup_epochs=2, refresh_every=None,
+            ),
+        ),
+        (("kind=infobatch", "fraction=0.4", "delta=0.9"), InfoBatch(0.4, delta=0.9)),
+        (("kind=selective_backprop", "refresh_every=3"), SelectiveBackprop(refresh_every=3)),
+        (("kind=random", "delta=1"), RandomPrune(delta=1)),
+    ],
+)  # fmt: skip
+def test_importance_is_made_as_it_is_set(
+    tmp_path: Path, overrides: tuple[str, ...], expected: object
+) -> None:
+    given = tuple(f"importance.{override}" for override in overrides)
+    assert _importance(load(tmp_path, "", ("optimizer.warmup_epochs=2", *given))) == expected
+
+
+def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:
+    chosen = ("importance.kind=kakurenbo", "importance.drops=lr", "run.epochs=9")
+    steps = ("optimizer.schedule=steps", "optimizer.milestones=[3, 6]")
+    policy = _importance(load(tmp_path, "", (*chosen, *steps)))
+    assert policy == Kakurenbo(drops=(3, 6), alphas=(1.0, 0.8, 0.6), warmup_epochs=0)
+    policy = _importance(load(tmp_path, "", (*chosen, "optimizer.schedule=steps")))
+    assert policy == Kakurenbo(drops=(), alphas=(1.0,), warmup_epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "takes"),
+    [
+        ("random", "tau=0.5", "fraction, delta only"),
+        ("infobatch", "refresh_every=2", "fraction, delta only"),
+        ("selective_backprop", "delta=0.5", "fraction, refresh_every only"),
+        ("kakurenbo", 'columns=["loss"]', "fraction, tau, drops, alphas, threshold, rate"),
+    ],
+)
+def test_a_setting_that_the_kind_does_not_take_is_named(
+    tmp_path: Path, kind: str, setting: str, takes: str
+) -> None:
+    given = (f"importance.kind={kind}", f"importance.{setting}")
+    name = setting.split("=")[0]
+    with pytest.raises(
+        ConfigError, match=rf'importance\.{name} is given, .*"{kind}" takes {takes}'
+    ):
+        load(tmp_path, "", given)
+
+
+def test_settings_that_do_not_go_together_name_their_table(tmp_path: Path) -> None:
+    config = load(tmp_path, "", ("importance.kind=kakurenbo", "importance.drops=[0.5]"))
+    with pytest.raises(ConfigError, match=r"\[importance\]: Kakurenbo: 4 alphas for 1 drops"):
+        _importance(config)
+
+
+@pytest.mark.parametrize("kind", ["kakurenbo", "infobatch", "selective_backprop", "full"])
+def test_rows_go_by_scores_under_any_policy_that_keeps_losses(tmp_path: Path, kind: str) -> None:
+    chosen: tuple[str, ...] = ("shuffle.rows=scores", f"importance.kind={kind}")
+    if kind == "full":
+        chosen = (*chosen, 'importance.columns=["loss"]')
+    assert load(tmp_path, "", chosen).shuffle.by_scores
+    with pytest.raises(ConfigError, match=r'importance.kind is "random", which keeps no losses'):
+        load(tmp_path, "", ("shuffle.rows=scores", "importance.kind=random"))
 
 
 def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:

@@ -29,6 +29,17 @@ def test_a_step_descends_the_weighted_mean_and_reports_every_row() -> None:
     assert loader.reported == [(12, 12, 12)]
 
 
+def test_the_loss_that_is_reported_is_not_weighted() -> None:
+    loader, model, reference = make_loader(), make_model(), make_model()
+    told: list[torch.Tensor] = []
+    loader.report = lambda batch, loss, correct, confidence: told.append(loss)  # type: ignore[method-assign]
+    batch = loader.batch(0)
+    train_step(model, torch.optim.SGD(model.parameters(), lr=0.5), loader, batch)
+    rows = F.cross_entropy(reference(batch["image"]), batch["label"], reduction="none")
+    assert len(batch["weight"].unique()) > 1
+    torch.testing.assert_close(told, [rows.detach()])
+
+
 def test_training_lowers_the_loss() -> None:
     loader, model = make_loader(), make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -24,7 +24,7 @@ KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance
 VARIANTS = {
     "full": (),
     "kakurenbo": KAKURENBO,
-    "random": ("importance.kind=random",),
+    "random": ("importance.kind=random", "optimizer.schedule_by=step"),
     "batch norm": ("model.kind=resnet", "model.depth=8", "model.norm=batch", "run.epochs=2"),
 }
 EPOCH_KEYS = {
@@ -137,6 +137,43 @@ def test_an_importance_policy_hides_rows_raises_the_rate_and_gets_new_scores(
     assert epochs[1]["hidden_fraction"] > 0.1
     assert epochs[1]["lr"] > 1.2 * learning_rate(1, num_epochs=3, lr=0.05)
     assert refreshed == [0, 1, 2]
+
+
+def test_the_learning_rate_does_not_grow_while_it_warms_up(config: Path) -> None:
+    run(config, "run", *KAKURENBO, "optimizer.warmup_epochs=2", "run.epochs=4")
+    epochs = [line for line in lines(config.parent / "run") if line["kind"] == "epoch"]
+    rates = [learning_rate(epoch, num_epochs=4, lr=0.05, warmup_epochs=2) for epoch in range(4)]
+    assert epochs[1]["hidden_fraction"] > 0.1
+    assert [line["lr"] for line in epochs[:2]] == pytest.approx(rates[:2])
+    # 1 / (1 - 0.5 * alpha): of alphas 1, 0.8, 0.6, 0.4 the second, then the third
+    grown = [rates[2] / (1 - 0.5 * 0.8), rates[3] / (1 - 0.5 * 0.6)]
+    assert [line["lr"] for line in epochs[2:]] == pytest.approx(grown)
+
+
+@pytest.mark.parametrize("policy", ["random", "infobatch"])
+def test_by_step_the_schedule_ends_where_it_should_however_many_rows_are_hidden(
+    config: Path, policy: str
+) -> None:
+    chosen = (f"importance.kind={policy}", "importance.fraction=0.5", "importance.delta=1")
+    run(config, "run", *chosen, "optimizer.schedule_by=step")
+    told = [line for line in lines(config.parent / "run") if line["kind"] == "step"]
+    assert len(told) < 21, "hidden rows make epochs shorter"
+    by_epoch = [[line["lr"] for line in told if line["epoch"] == epoch] for epoch in range(3)]
+    for epoch, rates in enumerate(by_epoch):
+        expected = [
+            learning_rate(epoch + step / len(rates), num_epochs=3, lr=0.05)
+            for step in range(len(rates))
+        ]
+        assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["selective_backprop", "full"])
+def test_a_run_trains_under_every_other_policy(config: Path, kind: str) -> None:
+    columns = ('importance.columns=["loss"]', "shuffle.rows=scores") if kind == "full" else ()
+    run(config, "run", f"importance.kind={kind}", *columns)
+    epochs = [line for line in lines(config.parent / "run") if line["kind"] == "epoch"]
+    assert (epochs[1]["hidden_fraction"] > 0.2) == (kind != "full")
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
 
 
 def test_never_resuming_refuses_another_run_s_directory(config: Path) -> None:
