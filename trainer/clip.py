@@ -1,0 +1,46 @@
+"""Bound the gradients of one step by their norm over the whole mesh."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], mesh: DeviceMesh, *, max_norm: float
+) -> Tensor:
+    """Scale the gradients down to a norm, if theirs is larger. Collective.
+
+    Args:
+        parameters: Of all parts that this rank owns.
+        mesh: With the axes of ``trainer.mesh.AXES``.
+        max_norm: Of all the model's gradients together, > 0; infinite to measure only.
+
+    Returns:
+        floating[]: The norm before, the same on all ranks.
+    """
+    # torch takes the norm of tensors of one mesh: those that tp splits, and those that it does not.
+    by_mesh: defaultdict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            own = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            by_mesh[own].append(parameter)
+    squares = [_norm(group).square() for group in by_mesh.values()]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=mesh.device_type)
+    pp = mesh["pp"]
+    if pp.size() > 1:
+        dist.all_reduce(total, group=pp.get_group())
+    norm = total.sqrt()
+    if max_norm < float("inf"):
+        for group in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(group, max_norm, norm)
+    return norm
+
+
+def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
