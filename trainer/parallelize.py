@@ -78,20 +78,27 @@ def parallelize(
         model.hidden_dtype = torch.bfloat16
     parts = [model, *(copy.deepcopy(model) for _ in stages[1:])]
     for stage, part in zip(stages, parts, strict=True):
-        kept = range(*(number * model.num_blocks // num_stages for number in (stage, stage + 1)))
+        kept = stage_blocks(stage, num_stages, num_blocks=model.num_blocks)
         part.keep(kept, first=stage == 0, last=stage == num_stages - 1)
-        part.to(mesh.device_type)
+        # Parameters without data stay so: a dry run counts them.
+        if not any(parameter.is_meta for parameter in part.parameters()):
+            part.to(mesh.device_type)
         if tp > 1:
             plan = part.tp_plan(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
             parallelize_module(part, mesh["tp"], plan, src_data_rank=None)
             replicate_rest(part, mesh["tp"])
         for block in part.blocks.values():
             if checkpointing != "none":
-                _recompute(block, selective=checkpointing == "selective")
+                recompute(block, selective=checkpointing == "selective")
             if compile:
                 block.compile()
         _shard(part, mesh, dtype=dtype, offload=offload)
     return parts
+
+
+def stage_blocks(stage: int, num_stages: int, *, num_blocks: int) -> range:
+    """Say which blocks a stage owns: all as many, or one more."""
+    return range(*(number * num_blocks // num_stages for number in (stage, stage + 1)))
 
 
 def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
@@ -144,7 +151,8 @@ def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     return DeviceMesh._concatenate([mesh["dp_replicate"], sharing])
 
 
-def _recompute(block: nn.Module, *, selective: bool) -> None:
+def recompute(block: nn.Module, *, selective: bool) -> None:
+    """Keep of a block's activations its input only, or what is dear to compute again."""
     # Not checkpoint_wrapper: it puts itself into the parameters' names.
     recomputed = partial(checkpoint, block.forward, use_reentrant=False)
     block.forward = partial(recomputed, context_fn=_save_products) if selective else recomputed
