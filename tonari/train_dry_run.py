@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
+from tonari.sizes import format_bytes
 from trainer.config import Config
 from trainer.dry_run import Delivery, DryRun, PipelineRank, dry_run
-from tonari.sizes import size_words
 
 MOST_REPLICAS = 16
 """More are not listed: they are fed alike."""
@@ -75,7 +75,7 @@ def _held_row(rank: PipelineRank) -> list[str]:
 
 def _memory_row(rank: PipelineRank) -> list[str]:
     memory = rank.memory
-    return [str(rank.pp_rank), *map(size_words, (*asdict(memory).values(), memory.total_bytes))]
+    return [str(rank.pp_rank), *map(format_bytes, (*asdict(memory).values(), memory.total_bytes))]
 
 
 def _fed_row(each: Delivery) -> list[str]:
