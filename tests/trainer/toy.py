@@ -131,7 +131,10 @@ def spread(model: Toy, mesh: DeviceMesh, place: Place) -> list[Toy]:
         cut = [number * NUM_BLOCKS // num_stages for number in (stage, stage + 1)]
         part.keep(range(*cut), last=stage == num_stages - 1)
         part.length = LENGTH // mesh["cp"].size()
-        plan: dict[str, Any] = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        plan: dict[str, Any] = {
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.*.down": RowwiseParallel(),
+        }
         if mesh["tp"].size() > 1:
             parallelize_module(part, mesh["tp"], plan)
         for block in part.blocks.values():
