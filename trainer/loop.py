@@ -12,7 +12,7 @@ from torch import nn
 import dataio
 from trainer import checkpoint
 from trainer.build import build_evaluation, build_loader, build_model, build_optimizer
-from trainer.checkpoint import Progress
+from trainer.checkpoint import Checkpoints, Progress
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.launch import Job, join
@@ -72,7 +72,7 @@ def train(
     ):
         # Before anything is staged: what does not fit should be said at once.
         model = build_model(config, job)
-        found = find_checkpoint(directory / "checkpoints", resume, job)
+        found = checkpoint.find(directory / "checkpoints", resume)
         loader = opened.enter_context(build_loader(config, job))
         run = Run(config, job, loader=loader, model=model, opened=opened, on_epoch=on_epoch)
         if found:
@@ -98,23 +98,6 @@ def _make(directory: Path) -> None:
             f"run.directory is {directory}, which cannot be made ({error}); give a directory that "
             "can be written, on a filesystem that every rank sees"
         ) from error
-
-
-def find_checkpoint(directory: Path, resume: str, job: Job) -> Path | None:
-    """Decide where to go on; rank 0's view of a shared filesystem counts. Collective.
-
-    Raises:
-        ConfigError: If a run is to start anew in a directory that holds another's checkpoints.
-    """
-    newest = checkpoint.latest(directory) if resume in ("auto", "never") else Path(resume)
-    found = b"" if newest is None else str(newest).encode()
-    path = job.world.allgather(found, doing="choosing a checkpoint")[0].decode()
-    if resume == "never" and path:
-        raise ConfigError(
-            f"{directory}: holds {Path(path).name} of an earlier run, expected no checkpoint with "
-            "--resume never; give another run.directory, or remove this one"
-        )
-    return Path(path) if path else None
 
 
 class Run:
@@ -158,12 +141,15 @@ class Run:
         self._stop = opened.enter_context(StopRequest())
         self._line = opened.enter_context(ProgressLine(shown=job.world.rank == 0))
         self._on_epoch = on_epoch
+        self._checkpoints = opened.enter_context(
+            Checkpoints(
+                Path(config.run.directory) / "checkpoints", keep=config.run.keep_checkpoints
+            )
+        )
 
     def restore(self, path: Path) -> None:
         """Go on where a checkpoint was written."""
-        self.progress = checkpoint.restore(
-            path, model=self._model, optimizer=self._optimizer, loader=self._loader
-        )
+        self.progress = checkpoint.restore(path, [self._model], self._optimizer, self._loader)
 
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
@@ -237,11 +223,7 @@ class Run:
         if not self.progress.steps:
             return
         average_buffers(self._model)
-        checkpoint.save(
-            Path(self._config.run.directory) / "checkpoints", model=self._model,
-            optimizer=self._optimizer, loader=self._loader, progress=self.progress,
-            keep=self._config.run.keep_checkpoints,
-        )  # fmt: skip
+        self._checkpoints.save([self._model], self._optimizer, self._loader, self.progress)
 
     def _place(self, epoch: int) -> dict[str, int]:
         return {"epoch": epoch, "step": self.progress.steps}
