@@ -1,4 +1,4 @@
-"""What can go wrong with a run's settings, and between the ranks of a replica."""
+"""What can go wrong with a run: its settings, what it keeps, and between its ranks."""
 
 from dataio.errors import DataioError
 
@@ -9,3 +9,11 @@ class ConfigError(Exception):
 
 class DeliveryError(DataioError):
     """A batch did not reach all ranks of its replica, or not as it was read."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged, or could not be written."""
+
+
+class PeerError(Exception):
+    """Another rank of the job has failed, stopped or hangs."""

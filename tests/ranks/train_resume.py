@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
-from trainer.checkpoint import Progress, latest, restore, save
+from trainer.checkpoint import Checkpoints, Progress, find, restore
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
@@ -30,14 +30,12 @@ def main() -> None:
         (model,) = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=12, steps=stop)
-        found = latest(directory)
+        found = find(directory, "auto")
         if found:
-            restore(found, model=model, optimizer=optimizer, loader=loader)
+            restore(found, [model], optimizer, loader)
         losses = [float(train_step(model, optimizer, loader, batch)) for batch in loader]
-        save(
-            directory, model=model, optimizer=optimizer, loader=loader,
-            progress=Progress(0, stop), keep=2,
-        )  # fmt: skip
+        with Checkpoints(directory, keep=2) as checkpoints:
+            checkpoints.save([model], optimizer, loader, Progress(0, stop))
         weights = [weights.tolist() for weights in whole_weights(model)]
     (report / f"{rank}.json").write_text(json.dumps({"losses": losses, "weights": weights}))
 
