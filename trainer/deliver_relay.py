@@ -103,7 +103,7 @@ class Outlet:
             taking = [*self._near, *self._far]
             described = np.frombuffer(told, np.uint8)
             self._send([(rank, described) for rank in taking], DATA_TAG, "describing the columns")
-            self._await_near(0, "opening the shared memory of batches")
+            self._await_near(0, "waiting for the shared memory of batches to be opened")
             if self._ring is not None:
                 self._ring.unlink()
         self._send_far(columns, data)
@@ -129,7 +129,7 @@ class Outlet:
         """Where the next batch may be written; waits for those who look at the one before there."""
         if self._ring is None:
             return self._memory
-        self._await_near(self.number - NUM_SLOTS, "letting go an earlier batch")
+        self._await_near(self.number - NUM_SLOTS, "waiting for an earlier batch to be let go")
         return self._ring.slot(self.number)
 
     def _await_near(self, number: int, doing: str) -> None:
@@ -138,7 +138,7 @@ class Outlet:
             return
         waiting = [(_LettingGo(ring, i, number), rank) for i, rank in enumerate(self._near)]
         waits = [wait for wait, _ in waiting]
-        self._world.wait(waits, peers=[rank for _, rank in waiting], doing=f"waiting for {doing}")
+        self._world.wait(waits, peers=[rank for _, rank in waiting], doing=doing)
 
     def _hash(self, data: Bytes, span: range) -> int:
         return _hash(data[span.start : span.stop]) if self._guard and len(data) else 0

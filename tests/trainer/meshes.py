@@ -11,6 +11,7 @@ from dataio.policies import Importance
 from dataio.world import World, run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
 from trainer.deliver import ReplicaLoader
+from trainer.deliver_relay import Batch
 from trainer.place import Place, Schedule, place_of
 
 NUM_SAMPLES, EPOCHS, ROWS_A_STEP = 107, 3, 12
@@ -23,19 +24,25 @@ class Run:
 
     Attributes:
         steps: (epoch, kind, lr factor, sorted (sample, weight)) of each batch, where they are told.
+        kept: Each batch, and a copy made when it came.
         columns: The sets of columns that batches had.
         rows_read: Of the source, by this rank.
         delivered: Rows that the reader's loader delivered.
         held_bytes: Of a batch, got from the reader.
+        mapped: Mappings of shared batches whose file has no name any more.
         losses: ``mean_loss`` of every epoch.
+        evaluated: Valid samples of two evaluations.
+        last_step: ``step`` and ``len`` after each epoch.
     """
 
     place: Place
     steps: list[tuple[int, str, float, list[tuple[int, float]]]] = field(default_factory=list)
+    kept: list[tuple[Batch, Batch]] = field(default_factory=list)
     columns: set[tuple[str, ...]] = field(default_factory=set)
     rows_read: list[int] = field(default_factory=list)
     delivered: int = 0
     held_bytes: int = 0
+    mapped: int = 0
     losses: list[float | None] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
     last_step: tuple[int, int] = (0, 0)
@@ -69,7 +76,8 @@ def run_mesh(
     evaluates: bool = False,
     inputs: tuple[str, ...] = ("pixels",),
     timeout_s: float = 30.0,
-    **options: bool,
+    guard: bool = True,
+    shared_memory: bool = True,
 ) -> list[Run]:
     """Train a mesh of (pp, dp, tp) ranks as threads; each rank's view."""
     pp, dp, tp = sizes
@@ -79,7 +87,7 @@ def run_mesh(
         place = place_of(world.rank, (pp, dp, 1, 1, tp), schedule=schedule, virtual=1)
         return train(
             world, place, root, importance=importance, at=at, save=save, stop=stop,
-            evaluates=evaluates, inputs=inputs, **options,
+            evaluates=evaluates, inputs=inputs, guard=guard, shared_memory=shared_memory,
         )  # fmt: skip
 
     return run_threads(worlds, rank)
@@ -96,7 +104,8 @@ def train(
     stop: int | None = None,
     evaluates: bool = False,
     inputs: tuple[str, ...] = ("pixels",),
-    **options: bool,
+    guard: bool = True,
+    shared_memory: bool = True,
 ) -> Run:
     """Run the loop of a trainer on one rank."""
     run, source = Run(place), MemorySource(NUM_SAMPLES)
@@ -109,7 +118,13 @@ def train(
         )  # fmt: skip
 
     with ReplicaLoader(
-        open_loader, world=world, place=place, inputs=inputs, targets=TARGETS, **options
+        open_loader,
+        world=world,
+        place=place,
+        inputs=inputs,
+        targets=TARGETS,
+        guard=guard,
+        shared_memory=shared_memory,
     ) as loader:
         if at is not None:
             loader.restore(at)
@@ -129,11 +144,14 @@ def train(
             _evaluate(run, loader)
         run.held_bytes = loader.held_bytes
         run.rows_read = source.rows_read
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        run.mapped = sum("tonari-batches" in m and m.endswith("(deleted)") for m in maps)
     return run
 
 
 def _see(run: Run, loader: ReplicaLoader, batch, epoch: int, kind: str) -> None:
     run.columns.add(tuple(sorted(batch)))
+    run.kept.append((batch, {name: t.clone() for name, t in batch.items() if name != "data"}))
     if run.place.reads:
         run.delivered += ROWS_A_STEP // run.place.num_replicas
     if not run.place.has_target:
