@@ -131,7 +131,10 @@ def spread(model: Toy, mesh: DeviceMesh, place: Place) -> list[Toy]:
         cut = [number * NUM_BLOCKS // num_stages for number in (stage, stage + 1)]
         part.keep(range(*cut), last=stage == num_stages - 1)
         part.length = LENGTH // mesh["cp"].size()
-        plan: dict[str, Any] = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        plan: dict[str, Any] = {
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.*.down": RowwiseParallel(),
+        }
         if mesh["tp"].size() > 1:
             parallelize_module(part, mesh["tp"], plan)
         for block in part.blocks.values():
@@ -146,7 +149,10 @@ def gradients(parts: list[Toy]) -> dict[str, list[float]]:
     for part in parts:
         for name, parameter in part.named_parameters():
             grad = parameter.grad
-            assert grad is not None
+            assert grad is not None, (
+                name,
+                [n for n, p in part.named_parameters() if p.grad is None],
+            )
             whole = grad.full_tensor() if isinstance(grad, DTensor) else grad
             found[name] = whole.flatten().tolist()
     return found
