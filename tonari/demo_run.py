@@ -121,7 +121,7 @@ def make_training(settings: RunSettings, job: Job) -> Training:
     height, _, channels = settings.image_shape
     model = SmallCNN(settings.num_classes, channels, height)
     mesh = make_mesh(axis_sizes(job.world.world_size), device_type="cpu")
-    spread = parallelize(model, mesh)
+    (spread,) = parallelize(model, mesh)
     return Training(spread, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9))
 
 

@@ -14,7 +14,7 @@ from trainer.config import Config, DataConfig, ModelConfig, OptimizerConfig, Shu
 from trainer.errors import ConfigError
 from trainer.launch import Job
 from trainer.mesh import axis_sizes, make_mesh
-from trainer.models import ResNet, SmallCNN, seeded
+from trainer.models import ResNet, SmallCNN, StagedModel, seeded
 from trainer.parallelize import parallelize
 from trainer.schedule import learning_rate
 
@@ -66,7 +66,7 @@ def build_model(config: Config, job: Job) -> nn.Module:
     )  # fmt: skip
     mesh = make_mesh(sizes, device_type=job.device.type)
     model = seeded(lambda: _model(config.model, config.data.channels), seed=config.run.seed)
-    return parallelize(model.to(job.device), mesh)
+    return parallelize(model, mesh)[0]
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -121,7 +121,7 @@ def _importance(config: Config) -> Importance | None:
         raise ConfigError(f"[importance]: {error}") from error
 
 
-def _model(config: ModelConfig, channels: int) -> nn.Module:
+def _model(config: ModelConfig, channels: int) -> StagedModel:
     if config.kind == "resnet":
         return ResNet(config.num_classes, channels, depth=config.depth, norm=config.norm)
     return SmallCNN(config.num_classes, channels, config.image_size)

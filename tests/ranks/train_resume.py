@@ -27,7 +27,7 @@ def main() -> None:
     with join(device="cpu") as job:
         rank, num_ranks = job.world.rank, job.world.world_size
         mesh = make_mesh(axis_sizes(num_ranks, dp_shard=dp_shard), device_type="cpu")
-        model = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
+        (model,) = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=12, steps=stop)
         found = latest(directory)

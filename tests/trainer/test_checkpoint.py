@@ -24,7 +24,7 @@ class Start:
     def __init__(self, *, image_size: int = 8) -> None:
         mesh = make_mesh(axis_sizes(1), device_type="cpu")
         made = seeded(lambda: SmallCNN(NUM_CLASSES, 3, image_size), seed=0)
-        self.model = parallelize(made, mesh)
+        (self.model,) = parallelize(made, mesh)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=6)
         self.progress = Progress()
