@@ -1,4 +1,4 @@
-"""One batch forward and back through the stages, whatever the mesh: gradients, and a score a row."""
+"""One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, cast

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer.checkpoint import Progress, latest, restore, save
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 
 def main() -> None:
@@ -33,7 +33,8 @@ def main() -> None:
         found = latest(directory)
         if found:
             restore(found, model=model, optimizer=optimizer, loader=loader)
-        losses = [float(train_step(model, optimizer, loader, batch)) for batch in loader]
+        pipeline = one_stage(model, mesh, batch_size=loader.batch_size)
+        losses = [float(step_loss(pipeline, optimizer, loader, batch)) for batch in loader]
         save(
             directory, model=model, optimizer=optimizer, loader=loader,
             progress=Progress(0, stop), keep=2,

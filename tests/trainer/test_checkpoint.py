@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer import checkpoint
 from trainer.checkpoint import Progress, latest, restore, save
@@ -15,7 +16,6 @@ from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 
 class Start:
@@ -25,6 +25,7 @@ class Start:
         mesh = make_mesh(axis_sizes(1), device_type="cpu")
         made = seeded(lambda: SmallCNN(NUM_CLASSES, 3, image_size), seed=0)
         (self.model,) = parallelize(made, mesh)
+        self.pipeline = one_stage(self.model, mesh, batch_size=8)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=6)
         self.progress = Progress()
@@ -35,7 +36,7 @@ class Start:
         losses = []
         for _ in range(steps):
             batch = next(batches)
-            losses.append(train_step(self.model, self.optimizer, self.loader, batch))
+            losses.append(step_loss(self.pipeline, self.optimizer, self.loader, batch))
         self.progress = Progress(0, self.progress.steps + steps)
         return losses
 

@@ -97,7 +97,7 @@ def near(found: list[float], expected: list[float]) -> bool:
             2,
             [
                 *(f"{schedule}:2,1,1,1,1" for schedule in SCHEDULES),
-                *(f"gpipe:{sizes}" for sizes in ("1,2,1,1,1", "1,1,2,1,1", "1,1,1,2,1", "1,1,1,1,2")),
+                "gpipe:1,2,1,1,1", "gpipe:1,1,2,1,1", "gpipe:1,1,1,2,1", "gpipe:1,1,1,1,2",
             ],
         ),
         (
