@@ -1,4 +1,4 @@
-"""One batch forward and back through the stages, whatever the mesh: gradients, and a score a row."""
+"""One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
@@ -254,6 +254,11 @@ class Pipeline:
 
     def _make_stages(self) -> list["_Stage"]:
         num_rows = len(self._rows[0])
+        for part in self.parts:
+            # Schedules that split the way back look for the weights that the way forward used:
+            # of blocks that were sharded again they would find none, and say nothing.
+            if isinstance(part, FSDPModule):
+                part.set_reshard_after_forward(False)
         # Shapes are given: torch would find them by a first call of the loss, with an answer that
         # no model gave, and would count it.
         return [

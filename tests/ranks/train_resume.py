@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer.checkpoint import Checkpoints, Progress, find, restore
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 
 def main() -> None:
@@ -33,7 +33,8 @@ def main() -> None:
         found = find(directory, "auto")
         if found:
             restore(found, [model], optimizer, loader)
-        losses = [float(train_step(model, optimizer, loader, batch)) for batch in loader]
+        pipeline = one_stage(model, mesh, batch_size=loader.batch_size)
+        losses = [float(step_loss(pipeline, optimizer, loader, batch)) for batch in loader]
         with Checkpoints(directory, keep=2) as checkpoints:
             checkpoints.save([model], optimizer, loader, Progress(0, stop))
         weights = [weights.tolist() for weights in whole_weights(model)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer import checkpoint
 from trainer.checkpoint import Checkpoints, Progress, find, latest, restore
@@ -17,7 +18,6 @@ from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 
 class Start:
@@ -26,7 +26,8 @@ class Start:
     def __init__(self, *, image_size: int = 8, adam: bool = False) -> None:
         mesh = make_mesh(axis_sizes(1), device_type="cpu")
         made = seeded(lambda: SmallCNN(NUM_CLASSES, 3, image_size), seed=0)
-        self.model = parallelize(made, mesh)
+        (self.model,) = parallelize(made, mesh)
+        self.pipeline = one_stage(self.model, mesh, batch_size=8)
         self.optimizer: torch.optim.Optimizer
         if adam:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -41,7 +42,7 @@ class Start:
         losses = []
         for _ in range(steps):
             batch = next(batches)
-            losses.append(train_step(self.model, self.optimizer, self.loader, batch))
+            losses.append(step_loss(self.pipeline, self.optimizer, self.loader, batch))
         self.progress = Progress(0, self.progress.steps + steps)
         return losses
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tonari.cli import main
 from trainer.checkpoint import Checkpoints, Progress
@@ -18,7 +19,6 @@ from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import ResNet, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 
 def make_model(seed: int = 0) -> nn.Module:
@@ -29,11 +29,13 @@ class Trained:
     """A model, what it holds, and a run directory with a checkpoint of it."""
 
     def __init__(self, directory: Path) -> None:
-        self.model = parallelize(make_model(), make_mesh(axis_sizes(1), device_type="cpu"))
+        mesh = make_mesh(axis_sizes(1), device_type="cpu")
+        (self.model,) = parallelize(make_model(), mesh)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=3)
+        pipeline = one_stage(self.model, mesh, batch_size=8)
         for batch in loader:
-            train_step(self.model, optimizer, loader, batch)
+            step_loss(pipeline, optimizer, loader, batch)
         self.optimizer = optimizer
         self.run = directory
         with Checkpoints(directory / "checkpoints", keep=1) as checkpoints:

@@ -30,7 +30,7 @@ def reference() -> dict[str, Any]:
     mean(model, task, batches[0]).backward()  # type: ignore[no-untyped-call]
     expected["gradients"] = flat(model)
     valid = torch.cat([batch["valid"] for batch in batches])
-    right = torch.cat([torch.tensor(score[1]) for score in scores])[valid]
+    right = torch.cat([torch.tensor(score[1], dtype=torch.float64) for score in scores])[valid]
     loss = torch.cat([torch.tensor(score[0], dtype=torch.float64) for score in scores])[valid]
     expected["evaluated"] = [float(right.mean()), float(loss.mean())]
     model.zero_grad()
@@ -97,7 +97,7 @@ def near(found: list[float], expected: list[float]) -> bool:
             2,
             [
                 *(f"{schedule}:2,1,1,1,1" for schedule in SCHEDULES),
-                *(f"gpipe:{sizes}" for sizes in ("1,2,1,1,1", "1,1,2,1,1", "1,1,1,2,1", "1,1,1,1,2")),
+                "gpipe:1,2,1,1,1", "gpipe:1,1,2,1,1", "gpipe:1,1,1,2,1", "gpipe:1,1,1,1,2",
             ],
         ),
         (

@@ -17,7 +17,7 @@ from trainer.config import load_config
 from trainer.errors import ConfigError
 from trainer.loop import Summary, train
 from trainer.schedule import learning_rate
-from trainer.step import train_step
+from trainer.step import Step, train_step
 
 ROOT = Path(__file__).parents[2]
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
@@ -29,9 +29,17 @@ VARIANTS = {
 }
 EPOCH_KEYS = {
     "kind", "epoch", "step", "loss", "accuracy", "epoch_s", "wait_s", "staging_s", "evaluation_s",
-    "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows", "source_bytes", "order_hash",
+    "evaluation_loss", "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows",
+    "exchange_overlap_fraction", "source_bytes", "order_hash",
 }  # fmt: skip
-MEASURED = {"epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes"}
+STEP_KEYS = {
+    "kind", "epoch", "step", "loss", "lr", "samples_per_s", "wait_fraction", "hidden_fraction",
+    "exchange_overlap_fraction", "mfu", "gradient_norm",
+}  # fmt: skip
+MEASURED = {
+    "epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes",
+    "samples_per_s", "wait_fraction", "exchange_overlap_fraction",
+}  # fmt: skip
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -51,11 +59,11 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Send this process a SIGTERM in a step."""
     taken: list[int] = []
 
-    def counted(*args: Any) -> torch.Tensor:
+    def counted(*args: Any, **kwargs: Any) -> Step:
         taken.append(1)
         if len(taken) == steps:
             os.kill(os.getpid(), signal.SIGTERM)
-        return train_step(*args)
+        return train_step(*args, **kwargs)
 
     monkeypatch.setattr("trainer.loop.train_step", counted)
 
@@ -75,6 +83,7 @@ def test_a_run_learns_and_tells_what_it_did(config: Path) -> None:
     assert (summary.progress.epochs, summary.progress.steps) == (3, 21)
     assert [line["step"] for line in told if line["kind"] == "step"] == list(range(1, 22))
     assert all(set(line) == EPOCH_KEYS for line in epochs)
+    assert all(set(line) == STEP_KEYS for line in told if line["kind"] == "step")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
     assert epochs[-1]["accuracy"] == 1
     assert epochs[0]["source_bytes"] > 0
@@ -233,7 +242,7 @@ def test_both_launchers_train_cifar10_in_the_same_order(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("data.batch_size=60", "[data]: batch_size: 60 is more than a replica's share of 50 rows"),
-        ("mesh.tp=2", "mesh.tp is 2, expected 1: this version trains data-parallel only"),
+        ("mesh.tp=3", "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 3 is 3 ranks"),
         ("data.train=absent.parquet", "absent.parquet"),
     ],
 )

@@ -149,7 +149,10 @@ def gradients(parts: list[Toy]) -> dict[str, list[float]]:
     for part in parts:
         for name, parameter in part.named_parameters():
             grad = parameter.grad
-            assert grad is not None
+            assert grad is not None, (
+                name,
+                [n for n, p in part.named_parameters() if p.grad is None],
+            )
             whole = grad.full_tensor() if isinstance(grad, DTensor) else grad
             found[name] = whole.flatten().tolist()
     return found
