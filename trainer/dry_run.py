@@ -43,7 +43,7 @@ class Memory:
         gradients_bytes: As its own parameters.
         optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two.
         activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
-            on the stage as one process runs it. Of a transformer tp divides it by its size with
+            on the stage as one process runs it; what selective recomputation saves is left in. Of a transformer tp divides it by its size with
             sequence_parallel, else 24 parts of 34 of it.
 
     Source: of the shares, Korthikanti et al., Reducing activation recomputation in large
@@ -267,16 +267,14 @@ def _activations_bytes(config: Config, layout: Layout, stage: int) -> int:
     """Count the bytes that autograd keeps of one microbatch of a stage."""
     rows = config.data.batch_size // layout.microbatches
     # Tensors without data: attention chooses its kernel as on the device.
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), _default_dtype(config.mesh.dtype):
         model = make_model(config)
         model.num_sequence_parts = layout.sizes[3]
-        if config.mesh.dtype != "float32":
-            model = model.to(getattr(torch, config.mesh.dtype))
         blocks = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
         model.keep(blocks, first=stage == 0, last=stage == layout.num_stages - 1)
-        if config.mesh.checkpointing != "none":
+        if config.mesh.checkpointing == "full":
             for block in model.blocks.values():
-                recompute(block, selective=config.mesh.checkpointing == "selective")
+                recompute(block, selective=False)
         shape = model.input_shape(rows)
         values = torch.empty(shape.shape, dtype=shape.dtype, requires_grad=shape.requires_grad)
         return _saved_bytes(model, values)
@@ -312,6 +310,16 @@ def _count(module: nn.Module) -> int:
 def _count_local(module: nn.Module) -> int:
     own = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
     return sum(tensor.numel() for tensor in own)
+
+
+@contextmanager
+def _default_dtype(name: str) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

@@ -49,14 +49,12 @@ def num_microbatches(wanted: int | None, *, pp: int, schedule: Schedule, virtual
     """Decide into how many parts a pipeline cuts a batch.
 
     Args:
-        wanted: None: 1 for a single rank, else one a stage.
+        wanted: None: one a stage.
         pp: Ranks of the pipeline.
         schedule: The order of the pipeline's work.
         virtual: Stages a rank, where the schedule is looped.
     """
-    if wanted is not None:
-        return wanted
-    return 1 if pp == 1 else num_stages(pp, schedule, virtual)
+    return num_stages(pp, schedule, virtual) if wanted is None else wanted
 
 
 def check_context(cp: int, *, sequence_length: int | None) -> None:

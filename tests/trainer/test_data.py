@@ -47,12 +47,12 @@ def test_the_last_samples_are_held_out_and_none_is_in_both(tmp_path: Path) -> No
 
 def test_changed_text_and_another_length_are_other_datasets(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    path.write_text("abcdefgh")
+    path.write_text("abcdefghi")
     before, _ = text_sources([str(path)], [], sequence_length=2)
     longer, _ = text_sources([str(path)], [], sequence_length=3)
     assert before.name != longer.name
     told = before.fingerprint
-    path.write_text("abcdefgX")
+    path.write_text("abcdefghX")
     changed, _ = text_sources([str(path)], [], sequence_length=2)
     assert changed.fingerprint != told
 

@@ -53,7 +53,7 @@ def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: P
     assert memory("optimizer.kind=adamw")[1] == 2 * own
     assert memory("mesh.schedule=gpipe")[2] == 2 * kept, "4 microbatches wait in place of 2"
     assert memory("mesh.dtype=float64")[0] == 2 * own
-    assert memory("mesh.checkpointing=full")[2] < memory("mesh.checkpointing=selective")[2] < kept
+    assert memory("mesh.checkpointing=full")[2] < kept / 4
 
 
 def test_every_rank_of_a_replica_is_fed_in_one_way(tmp_path: Path) -> None:
