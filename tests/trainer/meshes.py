@@ -30,7 +30,7 @@ class Run:
         delivered: Rows that the reader's loader delivered.
         held_bytes: Of a batch, got from the reader.
         mapped: Mappings of shared batches whose file has no name any more.
-        losses: ``mean_loss`` of every epoch.
+        losses: ``mean_loss`` where each epoch begins.
         evaluated: Valid samples of two evaluations.
         last_step: ``step`` and ``len`` after each epoch.
     """
@@ -130,6 +130,8 @@ def train(
             loader.restore(at)
         count = 0
         for epoch in loader.epochs(EPOCHS):
+            # Asked for here, so that nothing but the turn itself has waited for the losses.
+            run.losses.append(loader.mean_loss())
             for kind, batches in (("train", loader), ("refresh", loader.refresh())):
                 for batch in batches:
                     count += 1
@@ -138,7 +140,6 @@ def train(
                         assert save is not None
                         loader.save(save)
                         return run
-            run.losses.append(loader.mean_loss())
             run.last_step = (loader.step, len(loader))
         if evaluates:
             _evaluate(run, loader)
