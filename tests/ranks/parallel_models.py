@@ -6,6 +6,7 @@ Arguments: report directory, cases as JSON: lists of kind, sizes of the mesh, op
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -24,10 +25,10 @@ def main() -> None:
     with join(device="cpu") as job:
         for kind, sizes, options in cases:
             reports.append(_run(kind, sizes, options))
-    (directory / f"{job.world.rank}.json").write_text(json.dumps(reports))
+    (directory / f"{job.world.rank}.json").write_text(json.dumps({"cases": reports}))
 
 
-def _run(kind: str, sizes: list[int], options: dict[str, object]) -> dict[str, object]:
+def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, object]:
     mesh = make_mesh(tuple(sizes), device_type="cpu")
     (part,) = parallelize(make(kind), mesh, **options)
     task = NextToken(cp=mesh["cp"]) if kind == "gpt" else task_of(kind)

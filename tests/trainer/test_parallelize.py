@@ -5,19 +5,29 @@ import json
 import pytest
 
 from tests.multirank import RunRanks
+from tests.trainer.tiny_models import MAKERS
 
 pytestmark = pytest.mark.multirank
 
-SEQUENCE = {"sequence_parallel": True}
-SPLIT = {"sequence_parallel": True, "loss_parallel": True}
-Case = tuple[str, list[int], dict[str, object]]
+Options = dict[str, object]
+SEQUENCE: Options = {"sequence_parallel": True}
+SPLIT: Options = {"sequence_parallel": True, "loss_parallel": True}
+Case = tuple[str, list[int], Options]
+LOSS: Options = {"loss_parallel": True}
+
+
+def every_model(sizes: list[int]) -> list[Case]:
+    """Make a case of each kind, without options."""
+    return [(kind, sizes, {}) for kind in MAKERS]
+
 
 # Sizes of pp, dp_replicate, dp_shard, cp, tp.
 DP, FSDP, CP, TP = [1, 2, 1, 1, 1], [1, 1, 2, 1, 1], [1, 1, 1, 2, 1], [1, 1, 1, 1, 2]
 ON_TWO: list[Case] = [
-    *((kind, DP, {}) for kind in ("cnn", "resnet", "vit", "gpt")),
-    *((kind, TP, {}) for kind in ("cnn", "resnet", "vit", "gpt")),
-    *((kind, TP, {"loss_parallel": True}) for kind in ("cnn", "resnet")),
+    *every_model(DP),
+    *every_model(TP),
+    ("cnn", TP, LOSS),
+    ("resnet", TP, LOSS),
     ("vit", TP, SPLIT),
     ("gpt", TP, SEQUENCE),
     ("gpt", TP, SPLIT),
@@ -28,7 +38,7 @@ ON_TWO: list[Case] = [
 ]
 HSDP, DP_TP, FSDP_TP = [1, 2, 2, 1, 1], [1, 2, 1, 1, 2], [1, 1, 2, 1, 2]
 ON_FOUR: list[Case] = [
-    *((kind, HSDP, {}) for kind in ("cnn", "resnet", "vit", "gpt")),
+    *every_model(HSDP),
     ("resnet", DP_TP, {}),
     ("gpt", DP_TP, SPLIT),
     ("vit", FSDP_TP, SPLIT | {"checkpointing": "full"}),
@@ -46,7 +56,8 @@ def test_gradients_losses_and_names_are_those_of_one_process(
 ) -> None:
     ended = run_ranks("parallel_models", num_ranks, json.dumps(cases + HALF * (num_ranks == 4)))
     assert "Warning" not in ended.output
-    for reports in ended.reports:
+    for report in ended.reports:
+        reports = report["cases"]
         for case, found in zip(cases, reports, strict=False):
             assert found["names"], case
             assert found["sharded"], case
