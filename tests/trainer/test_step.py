@@ -68,7 +68,9 @@ def test_a_step_is_no_longer_than_the_norm_it_is_clipped_to() -> None:
     step = train_step(pipeline, sgd(model, lr=1), loader, [loader.batch(0)], clip=0.01)
     moved = [new - old for new, old in zip(weights(model), before, strict=True)]
     length = torch.cat([part.flatten() for part in moved]).norm()
-    assert step.norm is not None and step.norm > 0.01 and not step.skipped
+    assert not step.skipped
+    assert step.norm is not None
+    assert step.norm > 0.01
     torch.testing.assert_close(length, torch.tensor(0.01), rtol=1e-3, atol=0)
 
 
@@ -78,7 +80,9 @@ def test_a_norm_that_is_not_finite_leaves_the_weights_only_where_asked_to() -> N
     batch = loader.batch(0)
     batch["weight"][0] = float("inf")
     step = train_step(pipeline, sgd(model), loader, [batch], skip_nonfinite=True)
-    assert step.skipped and step.norm is not None and not step.norm.isfinite()
+    assert step.skipped
+    assert step.norm is not None
+    assert not step.norm.isfinite()
     assert all(map(torch.equal, weights(model), before))
     assert train_step(pipeline, sgd(model), loader, [batch]) == (None, False)
     assert not all(map(torch.equal, weights(model), before))
