@@ -7,7 +7,3 @@ class ConfigError(Exception):
 
 class CheckpointError(Exception):
     """A checkpoint is damaged, or could not be written."""
-
-
-class PeerError(Exception):
-    """Another rank of the job has failed, stopped or hangs."""
