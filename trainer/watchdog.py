@@ -8,6 +8,7 @@ values. The store lies in rank 0: if it does not answer, that is what is said of
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -45,8 +46,8 @@ class Beat:
 
     Attributes:
         count: Beats so far.
-        host: Its node.
-        pid: Its process there.
+        host: Where its process is known by number.
+        pid: That number.
         step: Steps done.
         waits: Whether its training thread waits for other ranks.
         place: Where in the program that thread is.
@@ -89,6 +90,8 @@ class Watchdog:
         self._ending = threading.Lock()
         self._thread: threading.Thread | None = None
         self._watched = 0
+        self._other = (world.rank + 1) % world.world_size
+        self._process: int | None = None
 
     def start(self) -> None:
         """Begin to watch the thread that calls this. Collective."""
@@ -98,12 +101,23 @@ class Watchdog:
         self._store.set_timeout(timedelta(seconds=self._silent_s))
         self._tell(self._beat())
         self._world.barrier(doing="starting the watchdog")
+        self._process = _open_process(self._read([self._other])[0])
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     def know(self, sizes: tuple[int, ...]) -> None:
         """Learn the sizes of the mesh along ``AXES``, to name ranks by their place in it."""
         self._sizes = sizes
+
+    def processes(self) -> list[str]:
+        """Say which process each rank is: a launcher that ends all of them names a process."""
+        if self._store is None:
+            return []
+        beats = self._read(range(self._world.world_size))
+        return [
+            f"{self._name(rank)}: process {beat.pid} on {beat.host.split()[0]}"
+            for rank, beat in enumerate(beats)
+        ]
 
     def progress(self, step: int) -> None:
         """Note that so many steps are done; the next is due within the time limit."""
@@ -131,17 +145,18 @@ class Watchdog:
             return
         self._stopped.set()
         self._thread.join()
+        if self._process is not None:
+            os.close(self._process)
         self._tell(self._beat(left=True))
         # Rank 0 holds the store, which the others still beat to.
         self._world.barrier(doing="ending the watchdog")
 
     def _watch(self) -> None:
-        other = (self._world.rank + 1) % self._world.world_size
         seen, missed = -1, 0
-        while not self._stopped.wait(INTERVAL_S):
+        while not self._pause():
             try:
                 self._tell(self._beat())
-                beat = self._read([other])[0]
+                beat = self._read([self._other])[0]
             except RuntimeError as error:
                 self._speak(f"the store of rank 0 does not answer ({error})")
             # Counted in own beats: a process that slept itself must not take others for silent.
@@ -149,16 +164,26 @@ class Watchdog:
             seen = beat.count
             stalled = self._since is not None and time.monotonic() - self._since > self._timeout_s
             if missed * INTERVAL_S >= self._silent_s and not self._stopped.is_set():
-                self._speak(f"no sign of life of rank {other} for {self._silent_s:g} s")
+                self._speak(f"no sign of life of rank {self._other} for {self._silent_s:g} s")
             if stalled and not self._stopped.is_set():
                 self._speak(f"no step was done for {self._timeout_s:g} s")
+
+    def _pause(self) -> bool:
+        """Wait until the next beat is due; say whether it was told to stop watching."""
+        if self._process is None:
+            return self._stopped.wait(INTERVAL_S)
+        ended, _, _ = select.select([self._process], [], [], INTERVAL_S)
+        if ended and not self._stopped.is_set():
+            # At once: a launcher may be about to kill this rank too, without saying for whom.
+            lost = f"the process of {self._name(self._other)} has ended"
+            print(f"[rank {self._world.rank}] watchdog: {lost}", file=sys.stderr, flush=True)
+            self._speak(lost)
+        return self._stopped.is_set()
 
     def _beat(self, *, words: str = "", left: bool = False) -> Beat:
         self._count += 1
         place, waits = find_place(self._watched)
-        return Beat(
-            self._count, socket.gethostname(), os.getpid(), self._step, waits, place, words, left
-        )
+        return Beat(self._count, _host(), os.getpid(), self._step, waits, place, words, left)
 
     def _tell(self, beat: Beat) -> None:
         assert self._store is not None, "a job of one rank tells nobody"
@@ -203,8 +228,8 @@ class Watchdog:
 
 
 GONE = (
-    "its process was killed or stopped, or its node is gone: look at its last log lines, and in the "
-    "kernel's for one that was killed for its memory"
+    "its process was killed or stopped, or its node is gone: look at its last log lines, "
+    "and in the kernel's for one that was killed for its memory"
 )
 
 
@@ -268,8 +293,22 @@ def find_place(thread: int) -> tuple[str, bool]:
     return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})", waits
 
 
+def _host() -> str:
+    # A process number means something among those who count processes together.
+    return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def _open_process(beat: Beat) -> int | None:
+    """Open a process of this host, readable once it has ended; None where that cannot be."""
+    try:
+        return os.pidfd_open(beat.pid) if beat.host == _host() else None
+    except OSError:
+        return None
+
+
 def _end_silent(beat: Beat) -> None:
     # A stopped process takes no polite signal: its launcher would wait for it for half a minute.
-    if beat.host == socket.gethostname():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+    state = Path(f"/proc/{beat.pid}/stat")
+    with contextlib.suppress(OSError):
+        if beat.host == _host() and state.read_text().rpartition(")")[2].split()[0] == "T":
             os.kill(beat.pid, signal.SIGKILL)

@@ -18,7 +18,9 @@ WORDS = {
 }
 OF_THE_LAUNCHER = {
     # Faster than any of ours, and as clear.
-    ("mpiexec", "kill"): r"RANK {rank} PID",
+    # It may end all others before one of them can speak; ranks.txt says whose process it was.
+    ("mpiexec", "kill"): r"PID {pid} RUNNING",
+    ("torchrun", "kill"): r"rank +: {rank} \(local_rank: {rank}\)\n *exitcode +: -9",
     ("mpiexec", "raise"): r"\[rank {rank}\] ValueError: this model is on fire",
     ("torchrun", "raise"): r"\[rank {rank}\] ValueError: this model is on fire",
 }
@@ -51,7 +53,9 @@ def test_all_ranks_end_within_the_limit_and_the_message_names_the_culprit(
     assert status != 0
     assert ended_s < LIMIT_S, said
     named = rf"rank {rank} \(dp_replicate {rank // 2}, dp_shard {rank % 2}\): {WORDS[way]}"
-    by_launcher = OF_THE_LAUNCHER.get((launcher, way), named).format(rank=rank)
+    pid = (tmp_path / f"{rank}.pid").read_text()
+    by_launcher = OF_THE_LAUNCHER.get((launcher, way), "never").format(rank=rank, pid=pid)
+    assert f"shard {rank % 2}): process {pid} on" in (tmp_path / "ranks.txt").read_text()
     assert re.search(named, said) or re.search(by_launcher, said), said
     others = "".join(str(other) for other in range(4) if other != rank)
     assert not re.search(rf"rank [{others}] \(dp_[^)]*\): (is silent|hangs|failed)", said), said

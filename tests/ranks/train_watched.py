@@ -47,6 +47,8 @@ def main() -> None:
         (report / f"{rank}.pid").write_text(str(os.getpid()))
         sizes = axis_sizes(4, dp_shard=2)
         job.watchdog.know(sizes)
+        if rank == 0:
+            (report / "ranks.txt").write_text("\n".join(job.watchdog.processes()))
         model = parallelize(
             seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), make_mesh(sizes, device_type="cpu")
         )

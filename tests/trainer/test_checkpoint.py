@@ -18,6 +18,7 @@ from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
 from trainer.step import train_step
+from trainer.sums import write_sums
 
 
 class Start:
@@ -178,7 +179,6 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    write_sums = checkpoint.write_sums
 
     def held(*args: Any) -> None:
         assert let_go.wait(60)
