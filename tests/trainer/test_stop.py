@@ -79,7 +79,7 @@ def test_all_ranks_stop_after_the_same_step_within_a_second_and_few_steps_ask(
                 return step
         return -1
 
-    stops = run_threads(thread_worlds(3), run)
+    stops = run_threads(thread_worlds((3,)), run)
     assert len(set(stops)) == 1
     assert signalled <= stops[0] < signalled + 300
     assert asked < 40
