@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -92,6 +92,9 @@ class Watchdog:
         self._watched = 0
         self._other = (world.rank + 1) % world.world_size
         self._process: int | None = None
+        self._calls = 0
+        self._calling = threading.Lock()
+        self._holder: Beat | None = None
 
     def start(self) -> None:
         """Begin to watch the thread that calls this. Collective."""
@@ -104,6 +107,8 @@ class Watchdog:
         self._process = _open_process(self._read([self._other])[0])
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
+        self._holder = self._read([0])[0]
+        threading.Thread(target=self._guard, name="watchdog of rank 0", daemon=True).start()
 
     def know(self, sizes: tuple[int, ...]) -> None:
         """Learn the sizes of the mesh along ``AXES``, to name ranks by their place in it."""
@@ -168,6 +173,19 @@ class Watchdog:
             if stalled and not self._stopped.is_set():
                 self._speak(f"no step was done for {self._timeout_s:g} s")
 
+    def _guard(self) -> None:
+        """End the job where the store lets a call wait without end: rank 0 is stopped."""
+        seen, missed = -1, 0
+        while not self._stopped.wait(INTERVAL_S):
+            calls = self._calls
+            # An odd number: a call is under way.
+            missed = missed + 1 if calls % 2 and calls == seen else 0
+            seen = calls
+            if missed * INTERVAL_S >= self._silent_s:
+                if self._holder is not None:
+                    _end_silent(self._holder)
+                self._abort("the store of rank 0 does not answer", [self._rank_0_is_gone()])
+
     def _pause(self) -> bool:
         """Wait until the next beat is due; say whether it was told to stop watching."""
         if self._process is None:
@@ -187,11 +205,22 @@ class Watchdog:
 
     def _tell(self, beat: Beat) -> None:
         assert self._store is not None, "a job of one rank tells nobody"
-        self._store.set(f"beat/{self._world.rank}", json.dumps(asdict(beat)))
+        with self._call():
+            self._store.set(f"beat/{self._world.rank}", json.dumps(asdict(beat)))
 
     def _read(self, ranks: Sequence[int]) -> list[Beat]:
         assert self._store is not None, "a job of one rank asks nobody"
-        return [Beat(**json.loads(self._store.get(f"beat/{rank}"))) for rank in ranks]
+        with self._call():
+            return [Beat(**json.loads(self._store.get(f"beat/{rank}"))) for rank in ranks]
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        with self._calling:
+            self._calls += 1
+            try:
+                yield
+            finally:
+                self._calls += 1
 
     def _speak(self, reason: str) -> NoReturn:
         """End the job with what is known of the culprit; only one rank says it."""
@@ -203,19 +232,26 @@ class Watchdog:
                 second = self._read(range(self._world.world_size))
                 found, silent = judge(first, second, own=self._world.rank)
                 lines = [f"{self._name(rank)}: {words}" for rank, words in found.items()]
-                speaker = self._speaker()
+                with self._call():
+                    speaker = self._speaker()
             except RuntimeError:
-                lines, silent = [f"{self._name(0)}: is silent: {GONE}"], []
+                lines, silent = [self._rank_0_is_gone()], []
                 speaker = self._world.rank
             for beat in silent:
                 _end_silent(beat)
             if speaker != self._world.rank:
                 time.sleep(GRACE_S)
                 os._exit(1)
-            self._world.abort(
-                f"watchdog: {reason}; " + "; ".join(lines) + ". Every rank ends; the same command "
-                "goes on from the newest checkpoint"
-            )
+            self._abort(reason, lines)
+
+    def _abort(self, reason: str, lines: list[str]) -> NoReturn:
+        self._world.abort(
+            f"watchdog: {reason}; " + "; ".join(lines) + ". Every rank ends; the same command "
+            "goes on from the newest checkpoint"
+        )
+
+    def _rank_0_is_gone(self) -> str:
+        return f"{self._name(0)}: is silent after {self._step} steps: {GONE}"
 
     def _speaker(self) -> int:
         assert self._store is not None, "a job of one rank has nobody to agree with"

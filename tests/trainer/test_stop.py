@@ -62,7 +62,7 @@ def test_all_ranks_stop_after_the_same_step_within_a_second_and_few_steps_ask(
     def counted(world: World, values: object, **kwargs: object) -> object:
         nonlocal asked
         asked += world.rank == 0
-        return allreduce(world, values, **kwargs)  # type: ignore[type-var,arg-type]
+        return allreduce(world, values, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(World, "allreduce", counted)
     signalled = 700
