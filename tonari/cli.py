@@ -34,7 +34,6 @@ KNOWN_ERRORS = frozenset(
         "tonari.errors.CommandError",
         "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",
-        "trainer.errors.PeerError",
     }
 )
 EXTRAS = {

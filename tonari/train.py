@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
     )  # fmt: skip
     if summary.rank == 0:
-        done = "trained" if summary.finished else "stopped by SIGTERM after"
+        done = "trained" if summary.finished else f"stopped by {summary.stopped_by} after"
         print(
             f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
             f"{summary.num_replicas} replicas{_result_words(summary.last)}; "

@@ -13,7 +13,3 @@ class DeliveryError(DataioError):
 
 class CheckpointError(Exception):
     """A checkpoint is damaged, or could not be written."""
-
-
-class PeerError(Exception):
-    """Another rank of the job has failed, stopped or hangs."""

@@ -35,7 +35,8 @@ class Summary:
         progress: Epochs and steps that are done, all starts of the run together.
         num_replicas: Replicas that trained.
         rank: Of this process.
-        finished: False if SIGTERM ended it early; the same command goes on.
+        finished: False if a signal ended it early; the same command goes on.
+        stopped_by: Which one; empty if none did.
         last: The line of the last epoch that this start ended; None if it ended none.
     """
 
@@ -43,6 +44,7 @@ class Summary:
     num_replicas: int
     rank: int
     finished: bool
+    stopped_by: str
     last: Line | None
 
 
@@ -74,6 +76,7 @@ def train(
         # Before anything is staged: what does not fit should be said at once.
         parallel = build_parallel(config, job)
         place = parallel.pipeline.place
+        job.watchdog.know(place.sizes)
         found = checkpoint.find(directory / "checkpoints", resume)
         loader, test = build_loader(config, job, place=place, task=parallel.task)
         opened.enter_context(loader)
@@ -95,7 +98,7 @@ def train(
         finished = run.train()
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
-            finished=finished, last=run.last,
+            finished=finished, stopped_by=run.stopped_by, last=run.last,
         )  # fmt: skip
 
 
@@ -166,6 +169,11 @@ class Run:
         self._stop = opened.enter_context(StopRequest())
         self._line = opened.enter_context(ProgressLine(shown=rank == 0))
 
+    @property
+    def stopped_by(self) -> str:
+        """The signal that ended the run early; empty if none did."""
+        return self._stop.words
+
     def restore(self, path: Path) -> None:
         """Go on where a checkpoint was written."""
         self.progress = checkpoint.restore(
@@ -206,13 +214,15 @@ class Run:
             for batch in batches:
                 meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
+            self._job.watchdog.progress(self.progress.steps)
             self._line.count(self._loader.step, of=len(self._loader))
             if self.progress.steps % config.run.log_steps == 0:
                 norm = None if step.norm is None else float(step.norm)
                 self._write_step(epoch, meter, {"lr": lr, "gradient_norm": norm})
-                # An epoch whose steps are done is ended first, so that its line gets written.
-                if self._loader.step < len(self._loader) and self._stop.agreed(self._job.world):
-                    return False
+            stops = self._stop.after_step(self._job.world)
+            # An epoch whose steps are done is ended first, so that its line gets written.
+            if stops and self._loader.step < len(self._loader):
+                return False
         return True
 
     def _write_step(self, epoch: int, meter: Meter, figures: Figures) -> None:
@@ -235,6 +245,7 @@ class Run:
         return rates
 
     def _end_epoch(self, epoch: int, meter: Meter) -> None:
+        self._job.watchdog.rest()
         self._average_buffers()
         loss = self._loader.mean_loss() or 0.0
         rescore(self._pipeline, self._loader)
@@ -265,6 +276,7 @@ class Run:
         return lr
 
     def _save(self) -> None:
+        self._job.watchdog.rest()
         if not self.progress.steps:
             return
         self._average_buffers()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import trainer.loop
+import trainer.stop
 from trainer.config import load_config
 from trainer.launch import join
 from trainer.loop import train
@@ -19,7 +20,8 @@ from trainer.step import Step, train_step
 
 
 def stop_in(steps: int) -> None:
-    """Send this process a SIGTERM in a step; 0: in none."""
+    """Send this process a SIGTERM in a step; 0: in none. Ranks ask after every step."""
+    trainer.stop.ASK_S = 0
     taken: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> Step:

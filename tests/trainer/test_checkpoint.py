@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_saver
 
 from tests.trainer.alone import one_stage, step_loss
@@ -18,6 +18,7 @@ from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
+from trainer.sums import write_sums
 
 
 class Start:
@@ -179,7 +180,6 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    write_sums = checkpoint.write_sums
 
     def held(*args: Any) -> None:
         assert let_go.wait(60)
@@ -262,3 +262,44 @@ def test_if_no_checkpoint_is_sound_nothing_is_started_anew(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints is sound, .*loader is dam"):
         find(tmp_path, "auto")
     assert latest(tmp_path) == tmp_path / "step-00000001"
+
+
+class Blocks(nn.Module):
+    """Some blocks of a model, under the names they have in the whole of it."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        made = {str(number): nn.Linear(3, 3) for number in numbers}
+        self.blocks = nn.ModuleDict(made)
+        self.register_buffer("scale", torch.ones(2))
+
+
+def stepped(*parts: Blocks) -> torch.optim.Optimizer:
+    """Make an Adam of all parts, with a state."""
+    optimizer = torch.optim.AdamW([w for part in parts for w in part.parameters()], lr=0.1)
+    for part in parts:
+        for weight in part.parameters():
+            weight.grad = torch.rand_like(weight)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("saved", [((0, 3), (1, 2)), ((0, 1, 2, 3),)])
+@pytest.mark.parametrize("restored", [((0, 1, 2, 3),), ((2,), (0, 1), (3,)), ((1, 2),)])
+def test_a_rank_s_stages_are_saved_and_restored_by_the_names_of_the_whole_model(
+    tmp_path: Path, saved: tuple[tuple[int, ...], ...], restored: tuple[tuple[int, ...], ...]
+) -> None:
+    loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=6)
+    parts = [Blocks(*numbers) for numbers in saved]
+    optimizer = stepped(*parts)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        path = checkpoints.save(parts, optimizer, loader, Progress(0, 1))
+    others = [Blocks(*numbers) for numbers in restored]
+    other = stepped(*others)
+    restore(path, others, other, loader)
+    weights = {name: w for part in parts for name, w in part.named_parameters()}
+    for part in others:
+        for name, found in part.named_parameters():
+            assert torch.equal(found, weights[name])
+            for kind, value in optimizer.state[weights[name]].items():
+                assert torch.equal(other.state[found][kind], value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
 from tests.trainer.alone import one_stage, step_loss
@@ -111,7 +111,7 @@ def test_what_cannot_be_exported_is_said(
     read = FileSystemReader.read_metadata
 
     def without_a_chunk(reader: FileSystemReader) -> Any:
-        metadata = read(reader)
+        metadata: Any = read(reader)
         metadata.state_dict_metadata["model.head.weight"].chunks.clear()
         return metadata
 

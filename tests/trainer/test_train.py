@@ -56,7 +56,8 @@ def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summa
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Send this process a SIGTERM in a step."""
+    """Send this process a SIGTERM in a step; ranks ask for signals after every one."""
+    monkeypatch.setattr("trainer.stop.ASK_S", 0)
     taken: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> Step:
@@ -111,6 +112,7 @@ def test_stopped_and_resumed_equals_uninterrupted(
         stop_after(patch, steps)
         stopped = run(config, "cut", *VARIANTS[variant])
     assert not stopped.finished
+    assert stopped.stopped_by == "SIGTERM"
     assert stopped.progress.steps == steps
     finished = run(config, "cut", *VARIANTS[variant])
     assert finished.finished
