@@ -43,8 +43,8 @@ class Memory:
         gradients_bytes: As its own parameters.
         optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two.
         activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
-            on the stage as one process runs it; what selective recomputation saves is left in. Of a transformer tp divides it by its size with
-            sequence_parallel, else 24 parts of 34 of it.
+            on the stage as one process runs it; what selective recomputation saves is left in. Of a
+            transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
 
     Source: of the shares, Korthikanti et al., Reducing activation recomputation in large
     transformer models, MLSys 2023.

@@ -41,7 +41,9 @@ class StagedModel(nn.Module):
         if self.head is not None:
             values = self.head(values)
         # FSDP hooks on to what comes out, where a view (of logits gathered over tp) may lose hooks.
-        return values.clone() if values._is_view() else values
+        values = values.clone() if values._is_view() else values
+        # A pipeline sends it on as it lies in memory.
+        return values if self.head is not None else values.contiguous()
 
     def keep(self, blocks: range, *, first: bool, last: bool) -> None:
         """Drop all but some blocks, in place.
