@@ -100,12 +100,7 @@ class Outlet:
         hashes = [self._hash(data, columns.span(*wanted)) for wanted in SPANS]
         self.tell(BATCH, step, len(told), *hashes)
         if told:
-            taking = [*self._near, *self._far]
-            described = np.frombuffer(told, np.uint8)
-            self._send([(rank, described) for rank in taking], DATA_TAG, "describing the columns")
-            self._await_near(0, "waiting for the shared memory of batches to be opened")
-            if self._ring is not None:
-                self._ring.unlink()
+            self._describe(told)
         self._send_far(columns, data)
 
     def close(self) -> None:
@@ -124,6 +119,20 @@ class Outlet:
         path = str(self._ring.path) if self._ring is not None else ""
         near = ",".join(map(str, self._near))
         return f"{path}\n{near}\n{self._columns.to_json()}".encode()
+
+    def _describe(self, told: bytes) -> None:
+        """Send the columns to all that take some, and let those near open the shared memory."""
+        described = np.frombuffer(told, np.uint8)
+        try:
+            self._send(
+                [(rank, described) for rank in (*self._near, *self._far)], DATA_TAG,
+                "describing the columns",
+            )  # fmt: skip
+            self._await_near(0, "waiting for the shared memory of batches to be opened")
+        finally:
+            # Whatever becomes of this process, the memory ends with those that have it open.
+            if self._ring is not None:
+                self._ring.unlink()
 
     def _free_memory(self) -> Bytes:
         """Where the next batch may be written; waits for those who look at the one before there."""

@@ -162,7 +162,7 @@ def test_a_loop_that_breaks_off_goes_on_with_the_next_batch(tmp_path):
     assert run_threads(thread_worlds([2]), rank) == [[1, 2, 3, 4, 5, 6]] * 2
 
 
-def test_ranks_in_different_loops_are_told_so(tmp_path):
+def test_ranks_in_different_loops_are_told_so(tmp_path, monkeypatch):
     def rank(world):
         loader = open_replica(world, tmp_path)
         next(loader.epochs(1))
@@ -173,7 +173,16 @@ def test_ranks_in_different_loops_are_told_so(tmp_path):
         with pytest.raises(DeliveryError, match=r"announced a batch, expected a state.*same loop"):
             loader.restore(tmp_path)
 
+    rings: list[Ring] = []
+    create = Ring.create
+
+    def record(slot_bytes: int) -> Ring:
+        rings.append(create(slot_bytes))
+        return rings[-1]
+
+    monkeypatch.setattr(Ring, "create", record)
     run_threads(thread_worlds([2], timeout_s=0.5), rank)
+    assert [ring.path.exists() for ring in rings] == [False]
 
 
 def test_columns_without_a_fixed_shape_are_refused():
