@@ -90,7 +90,9 @@ def parallelize(
                 _recompute(block, selective=checkpointing == "selective")
             if compile:
                 block.compile()
-        _shard(part, mesh, dtype=dtype, offload=offload)
+        # One rank a stage: nothing to share, and fully_shard would copy all parameters each step.
+        if mesh.size() > mesh["pp"].size() or dtype != "float32" or offload:
+            _shard(part, mesh, dtype=dtype, offload=offload)
     return parts
 
 

@@ -202,7 +202,8 @@ class Pipeline:
         return self._collect() if self.place.has_target else None
 
     def _pass_alone(self, inputs: Tensor, *, backward: bool, sync: bool) -> None:
-        # torch's schedules average gradients when all is done; here they are averaged under way.
+        # torch's schedule of one stage would average the gradients when the way back is over; here
+        # they are averaged during it.
         (part,) = self.parts
         for number, rows in enumerate(self._rows, 1):
             loss = self._loss(part(inputs[_slice(rows)]), rows)

@@ -6,8 +6,8 @@ Arguments: report directory, cases as JSON: lists of kind, sizes of the mesh, op
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -25,10 +25,10 @@ def main() -> None:
     with join(device="cpu") as job:
         for kind, sizes, options in cases:
             reports.append(_run(kind, sizes, options))
-    (directory / f"{job.world.rank}.json").write_text(json.dumps(reports))
+    (directory / f"{job.world.rank}.json").write_text(json.dumps({"cases": reports}))
 
 
-def _run(kind: str, sizes: list[int], options: dict[str, object]) -> dict[str, object]:
+def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, object]:
     mesh = make_mesh(tuple(sizes), device_type="cpu")
     (part,) = parallelize(make(kind), mesh, **options)
     task = NextToken(cp=mesh["cp"]) if kind == "gpt" else task_of(kind)
@@ -45,17 +45,18 @@ def _run(kind: str, sizes: list[int], options: dict[str, object]) -> dict[str, o
     loss = loss.detach()
     dist.all_reduce(loss, group=mesh.get_group("cp"))
     expected, scores = one_process(kind)
+    described = part.output_shape(share)
     found = {name: parameter.grad for name, parameter in part.named_parameters()}
     return {
         "names": list(found) == list(expected),
-        "whole": all(isinstance(p, DTensor) for p in part.parameters()),
+        "sharded": all(isinstance(p, DTensor) for p in part.parameters()),
         "gradient": max(_error(_whole(found[name]), expected[name]) for name in found),
         "loss": _error(loss, scores["loss"][rows]),
         "confidence": _error(confidence.double(), scores["confidence"][rows].double()),
         "correct": bool((correct == scores["correct"][rows]).all()),
-        "output": list(logits.shape) == list(part.output_shape(share).shape),
+        "shape": (logits.shape, logits.dtype) == (described.shape, described.dtype),
         "split": isinstance(logits, DTensor),
-        "dtype": str(logits.dtype) + " " + str(part.output_shape(share).dtype),
+        "dtype": str(logits.dtype),
     }
 
 

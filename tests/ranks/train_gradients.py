@@ -28,7 +28,7 @@ def main() -> None:
         loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=24, steps=1)
         norm = nn.BatchNorm2d(1)
         norm.running_mean = torch.tensor([float(rank)])
-        average_buffers(norm)
+        average_buffers(norm, mesh)
         report = {"statistics": norm.running_mean.tolist()}
         for name, model in make_models().items():
             (model,) = parallelize(model, mesh)

@@ -60,7 +60,10 @@ class FakeLoader:
 def whole_weights(model: nn.Module) -> list[Tensor]:
     """Copy a parallelized model's parameters, gathered from all shards. Collective."""
     weights = list(model.parameters())
-    return [whole.full_tensor().clone() for whole in weights if isinstance(whole, DTensor)]
+    return [
+        (weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()).clone()
+        for weight in weights
+    ]
 
 
 def make_models() -> dict[str, StagedModel]:

@@ -40,10 +40,9 @@ def batch_of(kind: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     weight = torch.arange(NUM_ROWS) % 3 / 2 + 0.5
     if kind == "gpt":
-        shape = (NUM_ROWS, SEQUENCE + 1)
-        return {"tokens": torch.randint(VOCABULARY, shape, generator=generator), "weight": weight}
-    shape = (NUM_ROWS, 3, 16, 16)
-    images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        tokens = torch.randint(VOCABULARY, (NUM_ROWS, SEQUENCE + 1), generator=generator)
+        return {"tokens": tokens, "weight": weight}
+    images = torch.randint(256, (NUM_ROWS, 3, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.randint(NUM_CLASSES, (NUM_ROWS,), generator=generator)
     return {"image": images, "label": labels, "weight": weight}
 
