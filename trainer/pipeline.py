@@ -300,7 +300,10 @@ class _Stage(PipelineStage):
     # torch 2.13 asks for them in `eval` too, where a rank owns two stages in a row, and fails.
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
         """Hand the input's gradient to the stage before, on the same rank."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        if not self.has_backward:
+            return ()
+        gradients = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor | None, ...], gradients)
 
     def set_local_bwd_input(
         self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int

@@ -31,7 +31,8 @@ class Block(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Add to the values what the layers make of them."""
-        return values + self.down(torch.tanh(self.up(values)))
+        change: Tensor = self.down(torch.tanh(self.up(values)))
+        return values + change
 
 
 class Toy(nn.Module):
