@@ -202,7 +202,8 @@ class Pipeline:
         return self._collect() if self.place.has_target else None
 
     def _pass_alone(self, inputs: Tensor, *, backward: bool, sync: bool) -> None:
-        # torch's schedules average gradients when all is done; here they are averaged under way.
+        # torch's schedule of one stage would average the gradients when the way back is over; here
+        # they are averaged during it.
         (part,) = self.parts
         for number, rows in enumerate(self._rows, 1):
             loss = self._loss(part(inputs[_slice(rows)]), rows)
@@ -299,7 +300,10 @@ class _Stage(PipelineStage):
     # torch 2.13 asks for them in `eval` too, where a rank owns two stages in a row, and fails.
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
         """Hand the input's gradient to the stage before, on the same rank."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        if not self.has_backward:
+            return ()
+        gradients = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor | None, ...], gradients)
 
     def set_local_bwd_input(
         self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int

@@ -6,7 +6,7 @@ Arguments: report directory, then for each case ``schedule:pp,dp_replicate,dp_sh
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +16,13 @@ from trainer.clip import clip_gradients
 from trainer.launch import join
 from trainer.mesh import make_mesh
 from trainer.pipeline import Pipeline, Scored
-from trainer.place import place_of
+from trainer.place import Schedule, place_of
 from trainer.step import evaluate
 
 
 def run_case(rank: int, case: str) -> dict[str, Any]:
-    schedule, _, numbers = case.partition(":")
+    name, _, numbers = case.partition(":")
+    schedule = cast(Schedule, name)
     sizes = tuple(map(int, numbers.split(",")))
     place = place_of(rank, sizes, schedule=schedule, virtual=2)
     mesh = make_mesh(sizes, device_type="cpu")

@@ -27,14 +27,14 @@ def reference() -> dict[str, Any]:
     scores = [judge(model, task, batch) for batch in batches]
     expected["before"] = expected["trained"] = scores[0]
     expected["again"] = scores[1]
-    mean(model, task, batches[0]).backward()  # type: ignore[no-untyped-call]
+    mean(model, task, batches[0]).backward()
     expected["gradients"] = flat(model)
     valid = torch.cat([batch["valid"] for batch in batches])
     right = torch.cat([torch.tensor(score[1], dtype=torch.float64) for score in scores])[valid]
     loss = torch.cat([torch.tensor(score[0], dtype=torch.float64) for score in scores])[valid]
     expected["evaluated"] = [float(right.mean()), float(loss.mean())]
     model.zero_grad()
-    ((mean(model, task, batches[0]) + mean(model, task, batches[1])) / 2).backward()  # type: ignore[no-untyped-call]
+    ((mean(model, task, batches[0]) + mean(model, task, batches[1])) / 2).backward()
     expected["accumulated"] = flat(model)
     expected["norm"] = float(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
     expected["clipped"] = flat(model)

@@ -41,7 +41,7 @@ def test_a_step_descends_the_weighted_mean_and_reports_every_row(microbatches: i
     pipeline = one_stage(model, batch_size=12, microbatches=microbatches)
     train_step(pipeline, sgd(model), loader, [batch])
     rows = row_losses(reference, batch)
-    (rows * batch["weight"]).mean().backward()  # type: ignore[no-untyped-call]
+    (rows * batch["weight"]).mean().backward()
     for found, before in zip(model.parameters(), reference.parameters(), strict=True):
         assert before.grad is not None
         torch.testing.assert_close(found, before - 0.5 * before.grad)
@@ -116,7 +116,11 @@ def test_accuracy_and_loss_count_valid_rows_only() -> None:
     half = batch | {"valid": torch.arange(12) < 6}
     full = batch | {"valid": torch.ones(12, dtype=torch.bool)}
     pipeline = one_stage(model, batch_size=12)
-    assert evaluate(pipeline, [half]) == (0.5, pytest.approx(float(rows[:6].mean())))
+    some = evaluate(pipeline, [half])
+    assert some.accuracy == 0.5
+    assert some.loss == pytest.approx(float(rows[:6].mean()))
     both = float(torch.cat([rows[:6], rows]).mean())
-    assert evaluate(pipeline, [half, full]) == (12 / 18, pytest.approx(both))
+    every = evaluate(pipeline, [half, full])
+    assert every.accuracy == 12 / 18
+    assert every.loss == pytest.approx(both)
     assert model.training

@@ -1,6 +1,7 @@
 """A model of float64 linear blocks on sequences of numbers, cut into stages and spread by hand."""
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ class Block(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Add to the values what the layers make of them."""
-        return values + self.down(torch.tanh(self.up(values)))
+        change: Tensor = self.down(torch.tanh(self.up(values)))
+        return values + change
 
 
 class Toy(nn.Module):
@@ -126,7 +128,10 @@ def spread(model: Toy, mesh: DeviceMesh, place: Place) -> list[Toy]:
     """Make this rank's parts."""
     num_stages = len(place.stages) * mesh["pp"].size()
     parts = [copy.deepcopy(model) for _ in place.stages]
-    mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+        data_parallel = mesh["dp_replicate", "dp_shard_cp"]
     for stage, part in zip(place.stages, parts, strict=True):
         cut = [number * NUM_BLOCKS // num_stages for number in (stage, stage + 1)]
         part.keep(range(*cut), last=stage == num_stages - 1)
@@ -137,9 +142,11 @@ def spread(model: Toy, mesh: DeviceMesh, place: Place) -> list[Toy]:
         }
         if mesh["tp"].size() > 1:
             parallelize_module(part, mesh["tp"], plan)
+        if data_parallel.size() == 1:
+            continue
         for block in part.blocks.values():
-            fully_shard(block, mesh=mesh["dp_replicate", "dp_shard_cp"])
-        fully_shard(part, mesh=mesh["dp_replicate", "dp_shard_cp"])
+            fully_shard(block, mesh=data_parallel)
+        fully_shard(part, mesh=data_parallel)
     return parts
 
 
