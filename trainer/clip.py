@@ -29,7 +29,7 @@ def clip_gradients(
         if parameter.grad is not None:
             own = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh[own].append(parameter)
-    squares = [_norm(group).square() for group in by_mesh.values()]
+    squares = [_square(group) for group in by_mesh.values()]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=mesh.device_type)
     pp = mesh["pp"]
     if pp.size() > 1:
@@ -41,6 +41,13 @@ def clip_gradients(
     return norm
 
 
-def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+def _square(parameters: Iterable[nn.Parameter]) -> Tensor:
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if not isinstance(norm, DTensor):
+        return norm.square()
+    # Added up axis by axis: made whole by torch, every rank would warn that it does so.
+    square = norm.to_local().square()
+    for axis, placement in enumerate(norm.placements):
+        if placement.is_partial():
+            dist.all_reduce(square, group=norm.device_mesh.get_group(axis))
+    return square
