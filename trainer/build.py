@@ -71,9 +71,13 @@ def lay_out(config: Config, world_size: int) -> Layout:
     )  # fmt: skip
     is_text = data.kind == "text"
     check_context(mesh.cp, sequence_length=data.sequence_length if is_text else None)
-    cut = {"pp": mesh.pp, "schedule": mesh.schedule, "virtual": mesh.virtual}
-    microbatches = num_microbatches(mesh.microbatches, **cut)
-    check_microbatches(batch_size=data.batch_size, microbatches=microbatches, **cut)
+    microbatches = num_microbatches(
+        mesh.microbatches, pp=mesh.pp, schedule=mesh.schedule, virtual=mesh.virtual
+    )
+    check_microbatches(
+        batch_size=data.batch_size, microbatches=microbatches, pp=mesh.pp, schedule=mesh.schedule,
+        virtual=mesh.virtual,
+    )  # fmt: skip
     stages = num_stages(mesh.pp, mesh.schedule, mesh.virtual)
     with torch.device("meta"):
         make_model(config).check_mesh(num_stages=stages, tp=mesh.tp)
@@ -92,9 +96,11 @@ def make_model(config: Config) -> StagedModel:
     settings = model.settings
     if model.kind == "gpt":
         return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
-    kinds = {"small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT}
+    kinds: dict[str, Callable[..., StagedModel]] = {
+        "small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT,
+    }  # fmt: skip
     sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
-    return kinds[model.kind](**sized)  # type: ignore[arg-type,return-value]
+    return kinds[model.kind](**sized)
 
 
 def build_parallel(config: Config, job: Job) -> Parallel:

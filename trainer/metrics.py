@@ -67,7 +67,7 @@ class Board:
                 "pip install 'tonari[tensorboard]', or set run.tensorboard=false: metrics.jsonl "
                 "has the same figures"
             ) from error
-        self._writer: SummaryWriter = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+        self._writer: SummaryWriter = SummaryWriter(str(directory))
 
     def __enter__(self) -> Self:
         return self
@@ -78,14 +78,14 @@ class Board:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
     def write(self, line: Line) -> None:
         """Add a line's numbers at its step."""
         kind, step = line["kind"], line["step"]
         for name, value in line.items():
             if isinstance(value, int | float) and name not in ("epoch", "step"):
-                self._writer.add_scalar(f"{kind}/{name}", value, step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
 
 
 class ProgressLine:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer.checkpoint import Checkpoints, Progress, find, restore
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 STEPS, FALL = 6, 3
 LIMIT_S = 4.0
@@ -49,18 +49,18 @@ def main() -> None:
         job.watchdog.know(sizes)
         if rank == 0:
             (report / "ranks.txt").write_text("\n".join(job.watchdog.processes()))
-        model = parallelize(
-            seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), make_mesh(sizes, device_type="cpu")
-        )
+        mesh = make_mesh(sizes, device_type="cpu")
+        (model,) = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         loader = FakeLoader(replica=rank, num_replicas=4, global_batch_size=12, steps=STEPS)
         found = find(directory, "auto")
         if found:
             restore(found, [model], optimizer, loader)
+        pipeline = one_stage(model, mesh, batch_size=loader.batch_size)
         first = loader.step
         with Checkpoints(directory, keep=2, background=True) as checkpoints:
             for batch in loader:
-                train_step(model, optimizer, loader, batch)
+                step_loss(pipeline, optimizer, loader, batch)
                 job.watchdog.progress(loader.step)
                 if loader.step % 2 == 0:
                     checkpoints.save([model], optimizer, loader, Progress(0, loader.step))

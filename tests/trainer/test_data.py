@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from dataio import Source
 from trainer.data import text_sources, token_field
 from trainer.errors import ConfigError
 
 
-def rows(source: object, length: int) -> np.ndarray:
+def rows(source: Source, length: int) -> NDArray[np.uint8]:
     """Read all samples of a source: uint8[num_samples, length + 1]."""
     fields = {"tokens": token_field(length)}
     read = [part.fixed[0] for part in source.read(np.arange(source.num_samples), fields)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
@@ -21,7 +20,7 @@ from trainer.models import ResNet, seeded
 from trainer.parallelize import parallelize
 
 
-def make_model(seed: int = 0) -> nn.Module:
+def make_model(seed: int = 0) -> ResNet:
     return seeded(lambda: ResNet(NUM_CLASSES, depth=8, norm="batch"), seed=seed)
 
 

@@ -62,7 +62,7 @@ def test_every_mesh_trains_as_one_process_and_goes_on_from_any_other(
     config = write_config(tmp_path)
     long = ("run.epochs=8",)
 
-    def started(num_ranks: int, *cases: list[str]) -> list[dict[str, Any]]:
+    def started(num_ranks: int, *cases: list[str]) -> Any:
         joined = ["|".join(case) for case in cases]
         return run_ranks("train_meshes", num_ranks, str(config), *joined, timeout_s=280).reports[0]
 
