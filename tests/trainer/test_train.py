@@ -37,9 +37,38 @@ STEP_KEYS = {
     "exchange_overlap_fraction", "mfu", "gradient_norm",
 }  # fmt: skip
 MEASURED = {
+    "tokens_per_s", "mfu",
     "epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes",
     "samples_per_s", "wait_fraction", "exchange_overlap_fraction",
 }  # fmt: skip
+
+TEXT = """
+[data]
+kind = "text"
+train = "{text}"
+test_fraction = 0.2
+sequence_length = 16
+batch_size = 8
+num_threads = 0
+[model]
+kind = "gpt"
+width = 16
+depth = 1
+heads = 2
+[optimizer]
+kind = "adamw"
+lr = 0.02
+clip = 1.0
+accumulate = 2
+schedule_by = "step"
+[run]
+epochs = 3
+log_steps = 1
+device = "cpu"
+checkpoint_async = true
+peak_tflops = 1.0
+profile_steps = [2, 2]
+"""
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -199,6 +228,30 @@ def test_a_mesh_that_does_not_fit_is_refused_before_staging(config: Path) -> Non
     with pytest.raises(ConfigError, match=r"mesh: .* is 2 ranks, but the job has 1"):
         run(config, "run", "mesh.dp_replicate=2")
     assert not (config.parent / "run").exists()
+
+
+def test_a_gpt_learns_text_by_steps_of_two_batches_and_a_cut_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text(150 * "the cat sat on the mat. ")
+    config = tmp_path / "run.toml"
+    config.write_text(TEXT.format(text=tmp_path / "text"))
+    run(config, "whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 15)
+        assert not run(config, "cut").finished
+    assert run(config, "cut").finished
+    whole, cut = lines(tmp_path / "whole"), lines(tmp_path / "cut")
+    steps = [line for line in whole if line["kind"] == "step"]
+    # 225 samples, 45 of them held out: 23 batches of 8 are 12 steps, the last of one batch.
+    assert len(steps) == 36
+    assert [line for line in cut if line["kind"] == "step"] == steps
+    assert steps[-1]["loss"] < 0.3 * steps[0]["loss"]
+    told = json.loads((tmp_path / "whole/metrics.jsonl").read_text().splitlines()[0])
+    assert told["tokens_per_s"] == pytest.approx(16 * told["samples_per_s"])
+    assert 0 < told["mfu"] < 1
+    assert whole[-1]["evaluation_loss"] < 0.3 * steps[0]["loss"]
+    assert (tmp_path / "whole/profile/trace-0.json").exists()
 
 
 @pytest.mark.multirank
