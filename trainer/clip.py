@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -42,12 +43,21 @@ def clip_gradients(
 
 
 def _square(parameters: Iterable[nn.Parameter]) -> Tensor:
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if not isinstance(norm, DTensor):
-        return norm.square()
-    # Added up axis by axis: made whole by torch, every rank would warn that it does so.
-    square = norm.to_local().square()
-    for axis, placement in enumerate(norm.placements):
-        if placement.is_partial():
-            dist.all_reduce(square, group=norm.device_mesh.get_group(axis))
-    return square
+    """Sum the squares of gradients that lie on one mesh, whole on every rank of it."""
+    # By the axes of the mesh that split them: torch's own norm of DTensors warns on every rank.
+    local: defaultdict[tuple[ProcessGroup, ...], list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor):
+            split = [n for n, placed in enumerate(grad.placements) if not placed.is_replicate()]
+            groups = tuple(grad.device_mesh.get_group(axis) for axis in split)
+            local[groups].append(grad.to_local())
+        elif grad is not None:
+            local[()].append(grad)
+    squares = []
+    for groups, grads in local.items():
+        square = nn.utils.get_total_norm(grads).square()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        squares.append(square)
+    return torch.stack(squares).sum()
