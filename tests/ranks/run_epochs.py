@@ -91,6 +91,7 @@ def main():
         found = None
     started_at = epoch
     pool.ensure(placement_of(policy, layout, node=world.node, epoch=epoch, seed=0))
+    (work / f"staged-{world.rank}").touch()
     if found is not None and world.local_rank == 0:
         pool.scores[:] = load_node(found, world.node, pool.scores.dtype).scores
     world.barrier(doing="restore scores")

@@ -137,7 +137,12 @@ def test_a_signal_ends_it_with_how_far_it_is(study, capsys, monkeypatch, number,
         return train_cell(*args, **kwargs)
 
     monkeypatch.setattr("tonari.ablate_cells.train_cell", train)
-    assert run() == status
+    # Ignored where the tests themselves run in the background of a shell
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run() == status
+    finally:
+        signal.signal(signal.SIGINT, before)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == (
         "tonari ablate: stopped with 1 of 4 cells there; the same command goes on with the others"
