@@ -226,6 +226,7 @@ class Watchdog:
         """End the job with what is known of the culprit; only one rank says it."""
         with self._ending:
             # The training thread and the watching one may both come here: the process ends below.
+            first: list[Beat] = []
             try:
                 first = self._read(range(self._world.world_size))
                 time.sleep(LOOK_S)
@@ -235,8 +236,9 @@ class Watchdog:
                 with self._call():
                     speaker = self._speaker()
             except RuntimeError:
+                # If it was there a moment ago, rank 0 has said what it knew, and ended.
                 lines, silent = [self._rank_0_is_gone()], []
-                speaker = self._world.rank
+                speaker = 0 if first else self._world.rank
             for beat in silent:
                 _end_silent(beat)
             if speaker != self._world.rank:
