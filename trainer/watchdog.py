@@ -229,7 +229,7 @@ class Watchdog:
             first: list[Beat] = []
             try:
                 first = self._read(range(self._world.world_size))
-                time.sleep(LOOK_S)
+                self._go_on_beating(LOOK_S)
                 second = self._read(range(self._world.world_size))
                 found, silent = judge(first, second, own=self._world.rank)
                 lines = [f"{self._name(rank)}: {words}" for rank, words in found.items()]
@@ -242,9 +242,16 @@ class Watchdog:
             for beat in silent:
                 _end_silent(beat)
             if speaker != self._world.rank:
-                time.sleep(GRACE_S)
+                with contextlib.suppress(RuntimeError):  # The store's: rank 0 has ended.
+                    self._go_on_beating(GRACE_S)
                 os._exit(1)
             self._abort(reason, lines)
+
+    def _go_on_beating(self, seconds: float) -> None:
+        """Wait, and let the others see meanwhile that this rank lives: they look at it too."""
+        for _ in range(round(seconds / INTERVAL_S)):
+            time.sleep(INTERVAL_S)
+            self._tell(self._beat())
 
     def _abort(self, reason: str, lines: list[str]) -> NoReturn:
         self._world.abort(
