@@ -30,16 +30,16 @@ LIMIT_S = 30.0
 @pytest.mark.parametrize(
     ("launcher", "way", "rank"),
     [
-        ("mpiexec", "kill", 0),
+        pytest.param("mpiexec", "kill", 0, marks=pytest.mark.slow),
         ("mpiexec", "raise", 1),
-        ("mpiexec", "stop", 2),
-        ("mpiexec", "spin", 3),
-        ("mpiexec", "stop", 0),
+        pytest.param("mpiexec", "stop", 2, marks=pytest.mark.slow),
+        pytest.param("mpiexec", "spin", 3, marks=pytest.mark.slow),
+        pytest.param("mpiexec", "stop", 0, marks=pytest.mark.slow),
         ("torchrun", "kill", 3),
-        ("torchrun", "raise", 0),
-        ("torchrun", "stop", 1),
-        ("torchrun", "spin", 2),
-        ("torchrun", "kill", 0),
+        pytest.param("torchrun", "raise", 0, marks=pytest.mark.slow),
+        pytest.param("torchrun", "stop", 1, marks=pytest.mark.slow),
+        pytest.param("torchrun", "spin", 2, marks=pytest.mark.slow),
+        pytest.param("torchrun", "kill", 0, marks=pytest.mark.slow),
     ],
 )
 def test_all_ranks_end_within_the_limit_and_the_message_names_the_culprit(
