@@ -16,6 +16,7 @@ COMMANDS = {
         "tonari.hardest",
         "show the rows that never become easy: wrong labels, broken samples",
     ),
+    "export": ("tonari.export", "write a checkpoint's weights as one plain file"),
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
     "bench": (
         "tonari.bench",
@@ -31,10 +32,17 @@ KNOWN_ERRORS = frozenset(
         "benchmarks.errors.BenchError",
         "dataio.errors.DataioError",
         "tonari.errors.CommandError",
+        "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",
     }
 )
-EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "report", "jinja2": "report"}
+EXTRAS = {
+    "tyro": "cli",
+    "rich": "cli",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "safetensors": "export",
+}
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130
 

@@ -88,6 +88,7 @@ class BaselineBatches:
         world_size: int,
         seed: int,
     ) -> None:
+        self.batch_size = batch_size
         self.sampler: DistributedSampler[Item] = DistributedSampler(
             dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=seed
         )
@@ -103,7 +104,16 @@ class BaselineBatches:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for image, label in self.loader:
-            yield {"image": image, "label": label, "weight": torch.ones(len(label))}
+            if len(label) == self.batch_size:
+                yield {"image": image, "label": label, "weight": torch.ones(len(label))}
+                continue
+            # A pipeline takes batches of one shape: the last is filled up with rows of weight 0,
+            # the others weigh more, so that its mean stays theirs.
+            row = torch.arange(self.batch_size)
+            valid = row < len(label)
+            row = torch.where(valid, row, 0)
+            weight = valid * (self.batch_size / len(label))
+            yield {"image": image[row], "label": label[row], "weight": weight}
 
     def report(self, *_: object) -> None:
         """The baseline remembers nothing."""

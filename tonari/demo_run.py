@@ -23,8 +23,11 @@ from trainer.launch import Job, join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN
 from trainer.parallelize import parallelize
+from trainer.pipeline import Batch, Pipeline
+from trainer.place import place_of
 from trainer.schedule import learning_rate
-from trainer.step import Batch, Reports, evaluate, rescore, train_step
+from trainer.step import Reports, evaluate, rescore, train_step
+from trainer.tasks import Classify
 
 PROGRESS = "@epoch"
 """Marks the lines by which rank 0 tells the parent how far it is."""
@@ -106,7 +109,7 @@ class Meter:
 class Training:
     """The model and what updates it: the same for all kinds of run."""
 
-    model: torch.nn.Module
+    pipeline: Pipeline
     optimizer: torch.optim.Optimizer
 
     def set_rate(self, rate: float) -> None:
@@ -121,8 +124,13 @@ def make_training(settings: RunSettings, job: Job) -> Training:
     height, _, channels = settings.image_shape
     model = SmallCNN(settings.num_classes, channels, height)
     mesh = make_mesh(axis_sizes(job.world.world_size), device_type="cpu")
-    spread = parallelize(model, mesh)
-    return Training(spread, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9))
+    (spread,) = parallelize(model, mesh)
+    pipeline = Pipeline(
+        [spread], place_of(job.world.rank, mesh.shape, schedule="1f1b", virtual=1), mesh,
+        Classify(), schedule="1f1b", microbatches=1, batch_size=settings.batch_size,
+        device=job.device,
+    )  # fmt: skip
+    return Training(pipeline, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9))
 
 
 def train_epoch(training: Training, batches: Iterable[Batch], reports: Reports) -> float:
@@ -135,7 +143,7 @@ def train_epoch(training: Training, batches: Iterable[Batch], reports: Reports) 
         wait_s += time.perf_counter() - started
         if batch is None:
             return wait_s
-        train_step(training.model, training.optimizer, reports, batch)
+        train_step(training.pipeline, training.optimizer, reports, [batch])
 
 
 def rate_of(settings: RunSettings, epoch: int) -> float:
@@ -166,7 +174,7 @@ def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Recor
         wait_s = train_epoch(training, batches, batches)
         world.barrier(doing="end the epoch")
         epoch_s = time.perf_counter() - started
-        accuracy = evaluate(training.model, test, job.device)
+        accuracy = evaluate(training.pipeline, test).accuracy
         meter.close_epoch(
             epoch_s=epoch_s, wait_s=wait_s, accuracy=accuracy, exchanged=0, hidden=0.0
         )
@@ -180,10 +188,13 @@ def _test_batches(settings: RunSettings, job: Job) -> Iterator[Batch]:
     dataset = IndexedTar(mine, throttle=None, channels=settings.image_shape[2])
     for first in range(0, len(mine), settings.batch_size):
         items = [dataset[n] for n in range(first, min(first + settings.batch_size, len(mine)))]
+        valid = torch.arange(settings.batch_size) < len(items)
+        # A pipeline takes batches of one shape.
+        items += [items[0]] * (settings.batch_size - len(items))
         yield {
             "image": torch.stack([image for image, _ in items]),
             "label": torch.tensor([label for _, label in items]),
-            "valid": torch.ones(len(items), dtype=torch.bool),
+            "valid": valid,
         }
 
 
@@ -225,10 +236,10 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
             break
         training.set_rate(rate_of(settings, epoch) * loader.lr_factor)
         wait_s = train_epoch(training, loader, loader)
-        rescore(training.model, loader)
+        rescore(training.pipeline, loader)
         world.barrier(doing="end the epoch")
         epoch_s = time.perf_counter() - started
-        accuracy = evaluate(training.model, evaluation, job.device)
+        accuracy = evaluate(training.pipeline, evaluation).accuracy
         stats = loader.stats()
         meter.close_epoch(
             epoch_s=epoch_s,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.metrics import Line
 
+RESULTS = ("loss", "evaluation_loss", "accuracy")
+
 
 def main(argv: list[str]) -> int:
     """Run the command. Collective under mpiexec and torchrun.
@@ -21,18 +23,27 @@ def main(argv: list[str]) -> int:
         ConfigError: If the settings are wrong.
         DataioError: If the data or the cache cannot be used.
     """
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    # Options may stand between the config and its overrides.
+    given = parser.parse_intermixed_args(argv)
+    if not given.dry_run and (given.json or given.world > 1 or given.nodes > 1):
+        parser.error("--world, --nodes and --json are for --dry-run; give it too")
     # Only now: `--help` and wrong arguments should not wait for torch.
     from trainer.config import load_config
     from trainer.loop import train
 
     config = load_config(given.config, given.overrides)
+    if given.dry_run:
+        from tonari.train_dry_run import show_dry_run
+
+        show_dry_run(config, world_size=given.world, num_nodes=given.nodes, as_json=given.json)
+        return 0
     summary = train(
         config, resume=given.resume, metrics_path=given.metrics,
         on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
     )  # fmt: skip
     if summary.rank == 0:
-        done = "trained" if summary.finished else "stopped by SIGTERM after"
+        done = "trained" if summary.finished else f"stopped by {summary.stopped_by} after"
         print(
             f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
             f"{summary.num_replicas} replicas{_result_words(summary.last)}; "
@@ -64,6 +75,17 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics", type=Path, metavar="FILE",
         help="where JSON lines go (default: metrics.jsonl in run.directory)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="print the mesh, who holds what, memory and delivery, in one process; start nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--world", type=int, default=1, metavar="N", help="with --dry-run: ranks (default: 1)"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1, metavar="M", help="with --dry-run: nodes (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON document")
     return parser
 
 
@@ -76,5 +98,7 @@ def _epoch_words(line: "Line", num_epochs: int) -> str:
 
 
 def _result_words(line: "Line | None") -> str:
-    shown = [(name, line[name]) for name in ("loss", "accuracy")] if line else []
-    return "".join(f", {name} {value:.4f}" for name, value in shown if value is not None)
+    shown = [(name, line[name]) for name in RESULTS] if line else []
+    return "".join(
+        f", {name.replace('_', ' ')} {value:.4f}" for name, value in shown if value is not None
+    )

@@ -1,44 +1,163 @@
 """From settings to the things a run is made of."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
 
 import dataio
 import importance
 import shuffle
-from dataio.evaluation import Evaluation
 from dataio.policies import Importance, Shuffle
-from trainer.config import Config, DataConfig, ModelConfig, OptimizerConfig, ShuffleConfig
+from dataio.world import World
+from trainer.config import Config, DataConfig, OptimizerConfig, ShuffleConfig
+from trainer.data import VOCABULARY, text_sources, token_field
+from trainer.deliver import ReplicaLoader
 from trainer.errors import ConfigError
 from trainer.launch import Job
-from trainer.mesh import axis_sizes, make_mesh
-from trainer.models import ResNet, SmallCNN, seeded
+from trainer.mesh import axis_sizes, check_context, make_mesh, num_microbatches
+from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
 from trainer.parallelize import parallelize
+from trainer.peak import peak_flops_per_s
+from trainer.pipeline import Pipeline, check_microbatches
+from trainer.place import Place, num_stages, place_of
 from trainer.schedule import learning_rate
+from trainer.tasks import Classify, NextToken, Task
 
 
-def build_loader(config: Config, job: Job) -> dataio.Loader:
-    """Open the training data. Collective; blocks until it is staged.
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a run is spread over its ranks.
+
+    Attributes:
+        sizes: Ranks along each of ``trainer.mesh.AXES``.
+        num_stages: Stages of the model.
+        microbatches: Parts of a batch.
+    """
+
+    sizes: tuple[int, ...]
+    num_stages: int
+    microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """A model spread over the mesh.
+
+    Attributes:
+        pipeline: Trains and scores.
+        task: What it learns.
+        flops_per_row: Of one sample's way forward.
+        peak_flops_per_s: Of this rank's device; 0 where nobody knows.
+    """
+
+    pipeline: Pipeline
+    task: Task
+    flops_per_row: int
+    peak_flops_per_s: float
+
+
+def lay_out(config: Config, world_size: int) -> Layout:
+    """Decide the sizes of the mesh, and check that all that is divided by them can be.
+
+    Raises:
+        ConfigError: If the settings do not fit each other, or this many ranks.
+    """
+    mesh, data = config.mesh, config.data
+    sizes = axis_sizes(
+        world_size, pp=mesh.pp, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, cp=mesh.cp,
+        tp=mesh.tp,
+    )  # fmt: skip
+    is_text = data.kind == "text"
+    check_context(mesh.cp, sequence_length=data.sequence_length if is_text else None)
+    microbatches = num_microbatches(
+        mesh.microbatches, pp=mesh.pp, schedule=mesh.schedule, virtual=mesh.virtual
+    )
+    check_microbatches(
+        batch_size=data.batch_size, microbatches=microbatches, pp=mesh.pp, schedule=mesh.schedule,
+        virtual=mesh.virtual,
+    )  # fmt: skip
+    stages = num_stages(mesh.pp, mesh.schedule, mesh.virtual)
+    with torch.device("meta"):
+        make_model(config).check_mesh(num_stages=stages, tp=mesh.tp)
+    return Layout(sizes=sizes, num_stages=stages, microbatches=microbatches)
+
+
+def build_place(config: Config, layout: Layout, rank: int) -> Place:
+    """Find what a rank is to the run."""
+    mesh = config.mesh
+    return place_of(rank, layout.sizes, schedule=mesh.schedule, virtual=mesh.virtual)
+
+
+def make_model(config: Config) -> StagedModel:
+    """Make the whole model, on torch's default device; weights follow from torch's generator."""
+    model, data = config.model, config.data
+    settings = model.settings
+    if model.kind == "gpt":
+        return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
+    kinds: dict[str, Callable[..., StagedModel]] = {
+        "small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT,
+    }  # fmt: skip
+    sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
+    return kinds[model.kind](**sized)
+
+
+def build_parallel(config: Config, job: Job) -> Parallel:
+    """Make the model, the same on every rank, and spread it over the mesh. Collective.
+
+    Raises:
+        ConfigError: If it cannot be divided so.
+    """
+    layout, settings = lay_out(config, job.world.world_size), config.mesh
+    mesh = make_mesh(layout.sizes, device_type=job.device.type)
+    place = build_place(config, layout, job.world.rank)
+    model = seeded(partial(make_model, config), seed=config.run.seed)
+    flops = model.flops_per_row()
+    # Parameters of that precision; bfloat16 is that of the computation only.
+    model = model.double() if settings.dtype == "float64" else model
+    parts = parallelize(
+        model, mesh, place,
+        sequence_parallel=settings.sequence_parallel,
+        loss_parallel=settings.loss_parallel,
+        checkpointing=settings.checkpointing,
+        dtype="bfloat16" if settings.dtype == "bfloat16" else "float32",
+        compile=settings.compile,
+        offload=settings.offload,
+    )  # fmt: skip
+    task = NextToken(cp=mesh["cp"]) if config.data.kind == "text" else Classify()
+    pipeline = Pipeline(
+        parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
+        batch_size=config.data.batch_size, device=job.device,
+    )  # fmt: skip
+    peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
+    return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
+
+
+def build_loader(
+    config: Config, job: Job, *, place: Place, task: Task
+) -> tuple[ReplicaLoader, dataio.Source | list[str] | None]:
+    """Open the training data, and find what to evaluate on. Collective; blocks until it is staged.
 
     Raises:
         ConfigError: If a setting does not fit the data, such as the size of a batch.
         DataioError: If the data or the cache cannot be used.
     """
     data = config.data
+    train, test = _sources(data)
     policy = _importance(config)
-    try:
+
+    def open_loader(world: World, device: torch.device | None) -> dataio.Loader:
         return dataio.Loader(
-            _patterns(data.train),
+            train,
             batch_size=data.batch_size,
             fields=_fields(data),
             cache=data.cache,
             shuffle=_shuffle(config.shuffle),
             importance=policy,
-            device=job.device,
+            device=device,
             seed=config.run.seed,
-            world=job.world,
+            world=world,
             num_threads=data.num_threads,
             num_processes=data.num_processes,
             prefetch=data.prefetch,
@@ -48,33 +167,28 @@ def build_loader(config: Config, job: Job) -> dataio.Loader:
             staging_bandwidth=data.staging_bandwidth,
             quota=data.quota or None,
         )
+
+    try:
+        loader = ReplicaLoader(
+            open_loader, world=job.world, place=place, inputs=task.columns.input,
+            targets=task.columns.target, device=job.device,
+        )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error
+    return loader, test
 
 
-def build_evaluation(config: Config, loader: dataio.Loader) -> Evaluation | None:
-    """Open the test data, if there is any. Collective; blocks until it is staged."""
-    return loader.evaluation(_patterns(config.data.test)) if config.data.test else None
-
-
-def build_model(config: Config, job: Job) -> nn.Module:
-    """Make the model, the same on every rank, and spread it over the mesh. Collective."""
-    axes = config.mesh
-    sizes = axis_sizes(
-        job.world.world_size, pp=axes.pp, dp_replicate=axes.dp_replicate, dp_shard=axes.dp_shard,
-        cp=axes.cp, tp=axes.tp,
-    )  # fmt: skip
-    mesh = make_mesh(sizes, device_type=job.device.type)
-    model = seeded(lambda: _model(config.model, config.data.channels), seed=config.run.seed)
-    return parallelize(model.to(job.device), mesh)
-
-
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of a parallelized model."""
+def build_optimizer(config: OptimizerConfig, pipeline: Pipeline) -> torch.optim.Optimizer:
+    """Make the optimizer of this rank's parameters."""
+    parameters = list(pipeline.parameters())
+    if config.kind == "adamw":
+        first, second = config.betas
+        return torch.optim.AdamW(
+            parameters, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay
+        )
     return torch.optim.SGD(
-        model.parameters(), lr=config.lr, momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )  # fmt: skip
+        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
 
 
 def build_schedule(config: OptimizerConfig, *, num_epochs: int) -> Callable[[float], float]:
@@ -85,11 +199,15 @@ def build_schedule(config: OptimizerConfig, *, num_epochs: int) -> Callable[[flo
     )  # fmt: skip
 
 
-def _patterns(patterns: str | tuple[str, ...]) -> str | list[str]:
-    return patterns if isinstance(patterns, str) else list(patterns)
+def _listed(patterns: str | tuple[str, ...]) -> list[str]:
+    if isinstance(patterns, str):
+        return [patterns] if patterns else []
+    return list(patterns)
 
 
 def _fields(data: DataConfig) -> dict[str, dataio.Field]:
+    if data.kind == "text":
+        return {"tokens": token_field(data.sequence_length)}
     image = dataio.Image(data.image, size=data.image_size, channels=data.channels)
     return {"image": image, "label": dataio.Int(data.label)}
 
@@ -121,7 +239,12 @@ def _importance(config: Config) -> Importance | None:
         raise ConfigError(f"[importance]: {error}") from error
 
 
-def _model(config: ModelConfig, channels: int) -> nn.Module:
-    if config.kind == "resnet":
-        return ResNet(config.num_classes, channels, depth=config.depth, norm=config.norm)
-    return SmallCNN(config.num_classes, channels, config.image_size)
+def _sources(
+    data: DataConfig,
+) -> tuple[dataio.Source | list[str], dataio.Source | list[str] | None]:
+    train, test = _listed(data.train), _listed(data.test)
+    if data.kind == "images":
+        return train, test or None
+    return text_sources(
+        train, test, sequence_length=data.sequence_length, test_fraction=data.test_fraction
+    )

@@ -2,16 +2,21 @@
 
 One directory a checkpoint, named by its step. It is written under another name and renamed when
 whole, so a kill at any point leaves the one before it usable. Nothing in it depends on how many
-ranks share the parameters. Torch's files hold pickles: open only directories you trust.
+ranks share the parameters, or which of them owns which stage. Torch's files hold pickles: open only
+directories you trust.
 """
 
 import json
-import os
+import logging
 import re
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -24,10 +29,21 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from trainer.errors import ConfigError
+from dataio.atomic import sync_directory, write_json
+from trainer.agree import together, told
+from trainer.errors import CheckpointError, ConfigError
+from trainer.sums import check_sums, write_sums
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 NAME = re.compile(r"step-\d{8}")
+PART = re.compile(r"^((?:state|param_groups)\.)?\d+\.")
+"""The number of a part, in the name of a parameter or of its optimizer's state."""
+
+WRITING = timedelta(minutes=30)
+"""Longest wait for the slowest rank's files."""
+
+Named = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,90 +55,263 @@ class Progress:
 
 
 class Saveable(Protocol):
-    """What a checkpoint needs of the loader."""
+    """What a checkpoint needs of the loader, on every rank."""
 
     def save(self, path: Path) -> None: ...
 
     def restore(self, path: Path) -> None: ...
 
 
-def save(
-    directory: Path,
-    *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Saveable,
-    progress: Progress,
-    keep: int,
-) -> Path:
-    """Write a checkpoint, then remove all but the newest. Collective.
+class Checkpoints:
+    """Writes a run's checkpoints. All methods are collective; an error that leaves it waits not.
+
+    In the background one thread writes a copy of the state, in a process group of its own; the
+    training thread reads what became of it in ``settle``.
 
     Args:
         directory: Of all checkpoints of the run; every rank sees it.
-        model: As ``parallelize`` returned it.
-        optimizer: Its optimizer.
-        loader: Saved with it.
-        progress: Names the checkpoint; one of the same step is left as it is.
         keep: Newest checkpoints to keep, >= 1.
-
-    Returns:
-        The checkpoint's directory.
+        background: Copy the state and let training go on while it is written. Takes memory for the
+            copy.
     """
-    final = directory / f"step-{progress.steps:08d}"
-    partial = final.with_suffix(".partial")
-    if _agreed(final.exists()):
+
+    def __init__(self, directory: Path, *, keep: int, background: bool = False) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._background = background
+        self._group: dist.ProcessGroup | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: tuple[Path, Future[None]] | None = None
+
+    def save(
+        self,
+        parts: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        loader: Saveable,
+        progress: Progress,
+    ) -> Path:
+        """Write a checkpoint, then remove all but the newest; waits for the one before it.
+
+        Args:
+            parts: The stages that this rank owns, as ``parallelize`` returned them.
+            optimizer: Of all their parameters.
+            loader: Saved with them, before this returns.
+            progress: Names the checkpoint; one of the same step is left as it is.
+
+        Returns:
+            The checkpoint's directory, which is there after ``settle`` at the latest.
+
+        Raises:
+            CheckpointError: If this one, or the one before it, could not be written.
+        """
+        self.settle()
+        final = self._directory / f"step-{progress.steps:08d}"
+        if told(str(final.exists())) == "True":
+            return final
+        partial = final.with_suffix(".partial")
+        together(lambda: _begin(partial, progress) if dist.get_rank() == 0 else None)
+        loader.save(partial / "loader")
+        state = _plain(_state(nn.ModuleList(parts), optimizer))
+        if self._group is None:
+            # Its own: what the background sends must not come between the training's collectives.
+            made = dist.new_group(backend="gloo", timeout=WRITING)
+            assert isinstance(made, dist.ProcessGroup), "every rank is in the group"
+            self._group = made
+        if self._background:
+            copied = state_dict_saver.async_save(
+                state, checkpoint_id=partial / "torch", process_group=self._group
+            )
+            assert isinstance(copied, Future), "the stager in use copies before it returns"
+            self._under_way = partial, self._thread.submit(self._end_background, copied, final)
+            return final
+        try:
+            state_dict_saver.save(state, checkpoint_id=partial / "torch", process_group=self._group)
+            self._end(final)
+        except (CheckpointException, CheckpointError, OSError) as error:
+            raise _not_written(partial, error) from error
         return final
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    state, optimizer_state = get_state_dict(model, optimizer, options=OPTIONS)
-    both = {"model": state, "optimizer": optimizer_state}
-    state_dict_saver.save(both, checkpoint_id=partial / "torch")
-    loader.save(partial / "loader")
-    dist.barrier()
-    if dist.get_rank() == 0:
-        (partial / "progress.json").write_text(json.dumps(asdict(progress)))
-        _sync(partial / "progress.json")
-        _sync(partial)
-        partial.rename(final)
-        _sync(directory)
-        _remove_old(directory, keep)
-    dist.barrier()
-    return final
+
+    def settle(self) -> None:
+        """Wait until what is under way lies on disk.
+
+        Raises:
+            CheckpointError: If it could not be written; the run may go on without it.
+        """
+        if self._under_way is None:
+            return
+        partial, written = self._under_way
+        self._under_way = None
+        try:
+            written.result()
+        except Exception as error:
+            raise _not_written(partial, error) from error
+
+    def close(self) -> None:
+        """Wait as ``settle`` does, then end the thread."""
+        try:
+            self.settle()
+        finally:
+            self._thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # Other ranks may be gone.
+            self._thread.shutdown(wait=False)
+
+    def _end_background(self, copied: "Future[Any]", final: Path) -> None:
+        copied.result()
+        self._end(final)
+
+    def _end(self, final: Path) -> None:
+        """Sum the files and give them their name. Collective."""
+        partial = final.with_suffix(".partial")
+        dist.barrier(self._group)
+        write_sums(partial, self._group)
+
+        def rename() -> None:
+            sync_directory(partial)
+            partial.rename(final)
+            sync_directory(final.parent)
+            _remove_old(final.parent, self._keep)
+
+        together(lambda: rename() if dist.get_rank() == 0 else None, self._group)
 
 
 def restore(
-    path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Saveable
+    path: Path, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loader: Saveable
 ) -> Progress:
-    """Go on where ``save`` was called, on any mesh of as many replicas. Collective.
+    """Go on where ``Checkpoints.save`` was called, on any mesh. Collective.
+
+    Args:
+        path: What ``find`` returned: its sums are not looked at again.
+        parts: The stages that this rank owns.
+        optimizer: Of all their parameters.
+        loader: Restored with them.
 
     Raises:
         ConfigError: If ``path`` is not a whole checkpoint, or not of this model.
         StateError: If it is of another loader.
     """
     progress = _load_progress(path)
-    state, optimizer_state = get_state_dict(model, optimizer, options=OPTIONS)
-    both: dict[str, dict[str, Any]] = {"model": state, "optimizer": optimizer_state}
+    whole = nn.ModuleList(parts)
+    own = _state(whole, optimizer)
+    loaded = _plain(own)
     try:
-        state_dict_loader.load(both, checkpoint_id=path / "torch")
+        state_dict_loader.load(loaded, checkpoint_id=path / "torch")
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"{path}: does not fit the model and optimizer: {_reason(error)}; set [model] and "
             "[optimizer] as they were when it was written, or start anew in another run.directory"
         ) from error
+    for kind, named in own.items():
+        named.update({name: loaded[kind][_plain_name(name)] for name in named})
     set_state_dict(
-        model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"],
-        options=OPTIONS,
+        whole, optimizer, options=OPTIONS,
+        model_state_dict=own["model"], optim_state_dict=own["optimizer"],
     )  # fmt: skip
     loader.restore(path / "loader")
     return progress
 
 
+def find(directory: Path, resume: str) -> Path | None:
+    """Choose the checkpoint to go on from, and read all of it: each rank a part. Collective.
+
+    A damaged one is left out, with a warning, and renamed so that the run can come by its step
+    again.
+
+    Args:
+        directory: Of all checkpoints of the run.
+        resume: ``"auto"`` for the newest that is sound, ``"never"`` for none, else its directory.
+
+    Raises:
+        ConfigError: If a run is to start anew in a directory that holds another's checkpoints.
+        CheckpointError: If the one that was named is damaged, or all are.
+    """
+    # Rank 0's view decides: a shared filesystem may show the others an older one.
+    if resume not in ("auto", "never"):
+        path = Path(told(resume))
+        verify(path)
+        return path
+    found = [Path(line) for line in told("\n".join(map(str, _all(directory)))).splitlines()]
+    if resume == "never":
+        if found:
+            raise ConfigError(
+                f"{directory}: holds {found[-1].name} of an earlier run, expected no checkpoint "
+                "with --resume never; give another run.directory, or remove this one"
+            )
+        return None
+    damaged: list[tuple[Path, CheckpointError]] = []
+    while found:
+        try:
+            verify(found[-1])
+            break
+        except CheckpointError as error:
+            damaged.append((found.pop(), error))
+    if damaged and not found:
+        raise CheckpointError(
+            f"{directory}: none of {len(damaged)} checkpoints is sound, the newest: "
+            f"{damaged[0][1]}; bring one back from a copy, or start anew in another run.directory"
+        ) from damaged[0][1]
+    if damaged:
+        together(lambda: _set_aside(damaged, found[-1]) if dist.get_rank() == 0 else None)
+    return found[-1] if found else None
+
+
+def verify(path: Path) -> None:
+    """Read a checkpoint's files, each rank a part, and compare them with their sums. Collective.
+
+    Raises:
+        CheckpointError: On every rank, if one is missing or damaged; names it.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    together(lambda: check_sums(path, rank=rank, num_ranks=num_ranks))
+
+
 def latest(directory: Path) -> Path | None:
-    """Find the newest whole checkpoint of a run."""
+    """Find the newest whole checkpoint of a run, sound or not."""
     found = _all(directory)
     return found[-1] if found else None
+
+
+def _state(whole: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Named]:
+    # The parts are children of one module: torch wants the model of all of an optimizer's weights.
+    state, optimizer_state = get_state_dict(whole, optimizer, options=OPTIONS)
+    return {"model": state, "optimizer": optimizer_state}
+
+
+def _plain(state: dict[str, Named]) -> dict[str, Named]:
+    """Name the values as in the whole model, whichever parts of it are here."""
+    return {
+        kind: {_plain_name(name): value for name, value in named.items()}
+        for kind, named in state.items()
+    }
+
+
+def _plain_name(name: str) -> str:
+    return PART.sub(r"\1", name)
+
+
+def _begin(partial: Path, progress: Progress) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_json(partial / "progress.json", asdict(progress))
+
+
+def _not_written(partial: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"{partial}: was not written: {_reason(error)}; the one before it is whole: make room or "
+        "mend the filesystem, and the same command goes on from there"
+    )
 
 
 def _reason(error: BaseException) -> object:
@@ -155,16 +344,12 @@ def _remove_old(directory: Path, keep: int) -> None:
         shutil.rmtree(path)
 
 
-def _agreed(value: bool) -> bool:
-    # Rank 0's view decides: a shared filesystem may show the others an older one.
-    told = torch.tensor([value])
-    dist.broadcast(told, src=0)
-    return bool(told.item())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _set_aside(damaged: list[tuple[Path, CheckpointError]], taken: Path) -> None:
+    for path, error in damaged:
+        aside = path.with_suffix(".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        logger.warning(
+            "[rank 0] %s; left out, and renamed to %s: going on from %s",
+            error, aside.name, taken.name,
+        )  # fmt: skip

@@ -5,73 +5,54 @@ one line can be moved between the two.
 """
 
 import dataclasses
-import difflib
-import math
-import operator
 import tomllib
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NoReturn, get_type_hints
 
 from dataio.history import Column
 from importance import POLICIES
 from trainer.errors import ConfigError
+from trainer.place import Schedule
+from trainer.settings import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Share,
+    Whole,
+    apply_override,
+    build_section,
+    check_known,
+)
 
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``least`` to ``most``, ends included unless said."""
-
-    least: float
-    most: float | None = None
-    ends: str = "[]"
-
-    def holds(self, value: float) -> bool:
-        above = operator.ge if self.ends[0] == "[" else operator.gt
-        below = operator.le if self.ends[1] == "]" else operator.lt
-        return above(value, self.least) and (self.most is None or below(value, self.most))
-
-    def __str__(self) -> str:
-        if self.most is None:
-            return f"{'>=' if self.ends[0] == '[' else '>'} {self.least}"
-        return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
-
-
-Count = Annotated[int, Range(1)]
-Whole = Annotated[int, Range(0)]
-Fraction = Annotated[float, Range(0, 1)]
-Share = Annotated[float, Range(0, 1, "[)")]
-Positive = Annotated[float, Range(0, ends="(]")]
-NotNegative = Annotated[float, Range(0)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """One table of the file; checks each field against its annotation."""
-
-    def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value = getattr(self, name)
-            if not _fits(value, hint):
-                key = f"{section_name(type(self))}.{name}"
-                raise ConfigError(
-                    f"{key} is {value!r}, expected {_words(hint)}; correct it in the file, or give "
-                    f"{key}=VALUE on the command line"
-                )
+MODEL_KEYS = {
+    "small_cnn": ("num_classes", "image_size"),
+    "resnet": ("num_classes", "image_size", "depth", "norm"),
+    "vit": ("num_classes", "image_size", "patch", "width", "depth", "heads"),
+    "gpt": ("width", "depth", "heads"),
+}
+"""What each kind of model takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """What to train on: shard patterns, and how samples are read; per replica.
+    """What to train on: images in shards, or text files, and how samples are read; per replica.
 
-    ``staging_bandwidth`` is in bytes/s a node, 0: no limit; ``quota`` is a size such as "200GB", or
-    empty; see `dataio.Loader` for the others.
+    Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
+    the last ``test_fraction`` of the samples are left for it. ``staging_bandwidth`` is in bytes/s a
+    node, 0: no limit; ``quota`` is a size such as "200GB", or empty; see `dataio.Loader` for the
+    others.
     """
 
     train: str | tuple[str, ...]
     test: str | tuple[str, ...] = ""
+    kind: Literal["images", "text"] = "images"
+    sequence_length: Count = 128
+    test_fraction: Share = 0.0
     image: str = "jpg"
     label: str = "cls"
     image_size: Count | None = None
@@ -86,6 +67,14 @@ class DataConfig(Section):
     staging_readers: Count = 2
     staging_bandwidth: NotNegative = 0.0
     quota: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_fraction and (self.test or self.kind != "text"):
+            raise ConfigError(
+                f"data.test_fraction is {self.test_fraction}, expected 0 where data.kind is "
+                f'"images" or data.test is given; leave one of them out'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,63 +156,129 @@ class ImportanceConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """What to train; ``image_size`` is the small CNN's, ``depth`` and ``norm`` are the ResNet's."""
+    """What to train; what is left out is as the model has it. ``MODEL_KEYS``: who takes what."""
 
-    num_classes: Count
-    kind: Literal["small_cnn", "resnet"] = "small_cnn"
-    image_size: Count = 32
-    depth: Annotated[int, Range(8)] = 20
-    norm: Literal["batch", "group"] = "group"
+    kind: Literal["small_cnn", "resnet", "vit", "gpt"] = "small_cnn"
+    num_classes: Count | None = None
+    image_size: Count | None = None
+    patch: Count | None = None
+    width: Count | None = None
+    depth: Count | None = None
+    heads: Count | None = None
+    norm: Literal["batch", "group"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depth % 6 != 2:
+        takes = MODEL_KEYS[self.kind]
+        for name in self.settings:
+            if name not in takes:
+                raise ConfigError(
+                    f'model.{name} is given, but model.kind "{self.kind}" takes '
+                    f"{', '.join(takes)} only; leave it out, or give another model.kind"
+                )
+        if "num_classes" in takes and self.num_classes is None:
+            raise ConfigError(
+                "model.num_classes is missing; set it in the file or give model.num_classes=VALUE"
+            )
+        if self.kind == "resnet" and self.depth and (self.depth < 8 or self.depth % 6 != 2):
             raise ConfigError(
                 f"model.depth is {self.depth}, expected 6 n + 2 layers; choose 8, 14, 20, 32 or 56"
             )
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """What was given beside the kind."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: v for k, v in given.items() if k != "kind" and v is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """SGD and its learning rate: warm-up, then a cosine, or steps down at ``milestones``.
+    """SGD or AdamW, and its learning rate: warm-up, then a cosine, or steps down at ``milestones``.
 
     ``schedule_by`` "step" moves it on at every step, by the part of the epoch's steps that is done:
-    hidden rows make an epoch shorter, not the schedule.
+    hidden rows make an epoch shorter, not the schedule. A step's gradient is the mean over
+    ``accumulate`` batches; ``clip`` bounds its norm over the whole mesh, 0: not. ``momentum`` is
+    SGD's, ``betas`` are AdamW's.
     """
 
+    kind: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
     momentum: Share = 0.9
+    betas: tuple[Share, ...] = (0.9, 0.95)
     weight_decay: NotNegative = 5e-4
+    clip: NotNegative = 0.0
+    accumulate: Count = 1
     schedule: Literal["cosine", "steps"] = "cosine"
     schedule_by: Literal["epoch", "step"] = "epoch"
     warmup_epochs: Whole = 0
     milestones: tuple[Count, ...] = ()
     decay: Annotated[float, Range(0, 1, "(]")] = 0.1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.betas) != 2:
+            raise ConfigError(
+                f"optimizer.betas is {self.betas!r}, expected two numbers in [0, 1); give for "
+                "example [0.9, 0.95]"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section):
-    """Ranks along each axis; ``dp_replicate`` left out takes the ranks that remain."""
+    """Ranks along each axis, and how the model is spread over them.
+
+    ``dp_replicate`` left out takes the ranks that remain; ``microbatches`` as few as the pipeline
+    can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
+    stages, interleaved and zero_bubble.
+    """
 
     pp: Count = 1
     dp_replicate: Count | None = None
     dp_shard: Count = 1
     cp: Count = 1
     tp: Count = 1
+    schedule: Schedule = "1f1b"
+    virtual: Count = 2
+    microbatches: Count | None = None
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    compile: bool = False
+    offload: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
-    """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM."""
+    """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
+
+    ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
+    last step, of this start of the run, that torch's profiler traces. ``peak_tflops`` of a device
+    is for the MFU, 0: as known of it.
+    """
 
     epochs: Count = 10
     seed: Whole = 0
     directory: str = "runs/train"
     checkpoint_epochs: Whole = 1
+    checkpoint_async: bool = False
     keep_checkpoints: Count = 2
     log_steps: Count = 50
+    tensorboard: bool = False
+    profile_steps: tuple[Count, ...] = ()
+    peak_tflops: NotNegative = 0.0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout_s: Positive = 300.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = self.profile_steps
+        if steps and (len(steps) != 2 or steps[0] > steps[1]):
+            raise ConfigError(
+                f"run.profile_steps is {steps!r}, expected a first and a last step; give for "
+                "example [10, 15]"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +294,12 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        if (self.model.kind == "gpt") != (self.data.kind == "text"):
+            raise ConfigError(
+                f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
+                'a gpt for text and another model for images; give data.kind="text" with '
+                'model.kind="gpt"'
+            )
         if self.shuffle.by_scores and not self.importance.keeps_losses:
             raise ConfigError(
                 f'importance.kind is "{self.importance.kind}", which keeps no losses, and the '
@@ -276,28 +337,6 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def section_name(section: type[Section]) -> str:
-    """Name the table of a section."""
-    return section.__name__.removesuffix("Config").lower()
-
-
-def apply_override(tables: dict[str, object], override: str) -> None:
-    """Set what ``section.key=value`` says in tables as TOML gives them."""
-    key, equals, text = override.partition("=")
-    section, dot, name = key.partition(".")
-    if not (equals and dot and name):
-        raise ConfigError(
-            f"override {override!r}, expected section.key=value; write for example run.epochs=3"
-        )
-    try:
-        value: object = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    table = tables.setdefault(section, {})
-    if isinstance(table, dict):
-        table[name] = value
-
-
 def _build(tables: Mapping[str, object]) -> Config:
     for section in tables:
         check_known(section, SECTIONS)
@@ -305,59 +344,3 @@ def _build(tables: Mapping[str, object]) -> Config:
         name: build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
     }
     return Config(**made)  # type: ignore[arg-type]
-
-
-def build_section(section: type[Section], table: object) -> Section:
-    """Make one table's settings; unknown and missing keys are errors."""
-    name = section_name(section)
-    if not isinstance(table, dict):
-        raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
-    known = {f"{name}.{f.name}": f for f in dataclasses.fields(section)}
-    for key in table:
-        check_known(f"{name}.{key}", known)
-    for key, its in known.items():
-        missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
-        if missing and its.name not in table:
-            raise ConfigError(f"{key} is missing; set it in the file or give {key}=VALUE")
-    return section(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
-
-
-def check_known(key: str, known: Mapping[str, object]) -> None:
-    """Refuse a key that is not among the known ones, and guess which was meant."""
-    if key not in known:
-        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)
-        raise ConfigError(
-            f"{key} is unknown; did you mean {nearest[0]}? Known here: {', '.join(known)}"
-        )
-
-
-def _fits(value: object, hint: object) -> bool:
-    if get_origin(hint) is Annotated:
-        base, bounds = get_args(hint)
-        assert isinstance(bounds, Range), "only ranges annotate a setting"
-        return _fits(value, base) and isinstance(value, int | float) and bounds.holds(value)
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
-    if hint in (int, float):
-        numbers = int if hint is int else int | float
-        return isinstance(value, numbers) and type(value) is not bool and math.isfinite(value)
-    return isinstance(value, hint) if isinstance(hint, type) else False
-
-
-def _words(hint: object) -> str:
-    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    plain |= {type(None): "leaving it out"}
-    if get_origin(hint) is Annotated:
-        base, bounds = get_args(hint)
-        return f"{_words(base)} {bounds}"
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_words(option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(repr(option) for option in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a list, each {_words(get_args(hint)[0])}"
-    return next(words for kind, words in plain.items() if hint is kind)

@@ -1,5 +1,15 @@
-"""What can go wrong with a run's settings."""
+"""What can go wrong with a run: its settings, what it keeps, and between its ranks."""
+
+from dataio.errors import DataioError
 
 
 class ConfigError(Exception):
     """The configuration asks for something unknown, out of range or impossible on this world."""
+
+
+class DeliveryError(DataioError):
+    """A batch did not reach all ranks of its replica, or not as it was read."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged, or could not be written."""

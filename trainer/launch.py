@@ -15,27 +15,35 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from dataio.errors import DataioError
 from dataio.world import World, discover_world, wait_for_rank_0
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
+from trainer.watchdog import Watchdog, is_of_a_peer
+
+LATER_S = 30.0
+"""How much longer torch waits for a rank than the watchdog, whose message says more."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Who this process is, and where it computes."""
+    """Who this process is, where it computes, and who watches over it."""
 
     world: World
     device: torch.device
+    watchdog: Watchdog
 
 
 @contextmanager
-def join(*, device: str = "auto", timeout_s: float = 300.0) -> Iterator[Job]:
+def join(
+    *, device: str = "auto", timeout_s: float = 300.0, silent_s: float = 20.0
+) -> Iterator[Job]:
     """Join torch's default process group: by torchrun, mpiexec, srun, or alone. Collective.
 
     A group that the program has already made is used, and left as it is. With several ranks, an
-    error of ours that leaves the context ends the whole job.
+    error that leaves the context ends the whole job, with the name of the rank that caused it.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
         timeout_s: Longest wait for another rank, > 0.
+        silent_s: Longest time without a sign of life of another rank's process, >= 2.
 
     Raises:
         ConfigError: If there is no CUDA device for this rank.
@@ -46,36 +54,43 @@ def join(*, device: str = "auto", timeout_s: float = 300.0) -> Iterator[Job]:
     if owned:
         _initialise("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout_s)
     with discover_world(timeout_s=timeout_s) as world:
-        with _ending_together(world):
-            yield Job(world, _own_device(world) if on_cuda else torch.device("cpu"))
+        store = _open_store(world, timedelta(seconds=timeout_s)) if world.world_size > 1 else None
+        watchdog = Watchdog(world, store, timeout_s=timeout_s, silent_s=silent_s)
+        watchdog.start()
+        with _ending_together(world, watchdog):
+            yield Job(world, _own_device(world) if on_cuda else torch.device("cpu"), watchdog)
+        watchdog.close()
     # Not after an error: it may wait for ranks that are gone.
     if owned:
         dist.destroy_process_group()
 
 
 @contextmanager
-def _ending_together(world: World) -> Iterator[None]:
-    """End the job on an error of ours; the hooks of the world do so on others, with their trace."""
+def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
+    """End the job on an error of ours, or of a peer; the hooks of the world do so on others."""
     try:
         yield
-    except (DataioError, ConfigError) as error:
-        # A command would turn it into an exit status, and the other ranks would wait for ever.
+    except Exception as error:
         if world.world_size > 1:
-            wait_for_rank_0(world, error)
-            world.abort(f"{type(error).__name__}: {error}")
+            if is_of_a_peer(error):
+                watchdog.end(error)
+            watchdog.fail(error)
+            # A command would turn it into an exit status, and the other ranks would wait for ever.
+            if isinstance(error, (DataioError, ConfigError, CheckpointError)):
+                wait_for_rank_0(world, error)
+                world.abort(f"{type(error).__name__}: {error}")
         raise
 
 
 def _initialise(backend: str, timeout_s: float) -> None:
-    limit = timedelta(seconds=timeout_s)
+    limit = timedelta(seconds=timeout_s + LATER_S)
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=limit)
         return
     with discover_world(timeout_s=timeout_s) as world:
-        hosts = world.allgather(socket.gethostname().encode(), doing="finding rank 0's host")
+        hosts = _find_hosts(world)
         _share_cores(hosts.count(hosts[world.rank]))
-        host = hosts[0].decode() if len(set(hosts)) > 1 else "127.0.0.1"
-        store = _open_store(world, host, limit)
+        store = _open_store(world, limit)
         dist.init_process_group(
             backend, store=store, rank=world.rank, world_size=world.world_size, timeout=limit
         )
@@ -87,9 +102,16 @@ def _share_cores(num_local: int) -> None:
         torch.set_num_threads(max(len(os.sched_getaffinity(0)) // num_local, 1))
 
 
-def _open_store(world: World, host: str, limit: timedelta) -> Store:
+def _find_hosts(world: World) -> list[str]:
+    own = socket.gethostname().encode()
+    return [host.decode() for host in world.allgather(own, doing="finding rank 0's host")]
+
+
+def _open_store(world: World, limit: timedelta) -> Store:
     if world.world_size == 1:
         return HashStore()
+    hosts = _find_hosts(world)
+    host = hosts[0] if len(set(hosts)) > 1 else "127.0.0.1"
     # Port 0: the system picks a free one, and nobody can take it in between.
     own = None
     if world.rank == 0:

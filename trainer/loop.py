@@ -1,30 +1,26 @@
 """The loop: epochs of steps, new scores, evaluation, metrics and checkpoints."""
 
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torch import nn
-
-import dataio
 from trainer import checkpoint
-from trainer.build import (
-    build_evaluation,
-    build_loader,
-    build_model,
-    build_optimizer,
-    build_schedule,
-)
-from trainer.checkpoint import Progress
+from trainer.build import Parallel, build_loader, build_optimizer, build_parallel, build_schedule
+from trainer.checkpoint import Checkpoints, Progress
 from trainer.config import Config
+from trainer.deliver import ReplicaEvaluation, ReplicaLoader
 from trainer.errors import ConfigError
 from trainer.launch import Job, join
-from trainer.meter import Meter, combine_order_hashes
-from trainer.metrics import Line, MetricsLog, ProgressLine
+from trainer.meter import Figures, Meter, combine_order_hashes
+from trainer.metrics import Board, Line, MetricsLog, ProgressLine, progress_words
 from trainer.parallelize import average_buffers
+from trainer.peak import mfu
+from trainer.pipeline import Batch
+from trainer.profile import StepTrace
 from trainer.step import evaluate, rescore, train_step
 from trainer.stop import StopRequest
 
@@ -39,7 +35,8 @@ class Summary:
         progress: Epochs and steps that are done, all starts of the run together.
         num_replicas: Replicas that trained.
         rank: Of this process.
-        finished: False if SIGTERM ended it early; the same command goes on.
+        finished: False if a signal ended it early; the same command goes on.
+        stopped_by: Which one; empty if none did.
         last: The line of the last epoch that this start ended; None if it ended none.
     """
 
@@ -47,6 +44,7 @@ class Summary:
     num_replicas: int
     rank: int
     finished: bool
+    stopped_by: str
     last: Line | None
 
 
@@ -76,10 +74,17 @@ def train(
         contextlib.ExitStack() as opened,
     ):
         # Before anything is staged: what does not fit should be said at once.
-        model = build_model(config, job)
-        found = find_checkpoint(directory / "checkpoints", resume, job)
-        loader = opened.enter_context(build_loader(config, job))
-        run = Run(config, job, loader=loader, model=model, opened=opened, on_epoch=on_epoch)
+        parallel = build_parallel(config, job)
+        place = parallel.pipeline.place
+        job.watchdog.know(place.sizes)
+        found = checkpoint.find(directory / "checkpoints", resume)
+        loader, test = build_loader(config, job, place=place, task=parallel.task)
+        opened.enter_context(loader)
+        evaluation = None if test is None else loader.evaluation(test)
+        run = Run(
+            config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
+            on_epoch=on_epoch,
+        )  # fmt: skip
         if found:
             run.restore(found)
         if job.world.rank == 0:
@@ -87,11 +92,13 @@ def train(
             (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
             kept = run.progress.steps if found else None
             path = metrics_path or directory / "metrics.jsonl"
-            run.log = opened.enter_context(MetricsLog(path, after_step=kept))
+            run.logs.append(opened.enter_context(MetricsLog(path, after_step=kept)))
+            if config.run.tensorboard:
+                run.logs.append(opened.enter_context(Board(directory / "tensorboard")))
         finished = run.train()
         return Summary(
-            progress=run.progress, num_replicas=job.world.num_replicas, rank=job.world.rank,
-            finished=finished, last=run.last,
+            progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
+            finished=finished, stopped_by=run.stopped_by, last=run.last,
         )  # fmt: skip
 
 
@@ -105,38 +112,22 @@ def _make(directory: Path) -> None:
         ) from error
 
 
-def find_checkpoint(directory: Path, resume: str, job: Job) -> Path | None:
-    """Decide where to go on; rank 0's view of a shared filesystem counts. Collective.
-
-    Raises:
-        ConfigError: If a run is to start anew in a directory that holds another's checkpoints.
-    """
-    newest = checkpoint.latest(directory) if resume in ("auto", "never") else Path(resume)
-    found = b"" if newest is None else str(newest).encode()
-    path = job.world.allgather(found, doing="choosing a checkpoint")[0].decode()
-    if resume == "never" and path:
-        raise ConfigError(
-            f"{directory}: holds {Path(path).name} of an earlier run, expected no checkpoint with "
-            "--resume never; give another run.directory, or remove this one"
-        )
-    return Path(path) if path else None
-
-
 class Run:
     """A run under way on one rank. All its methods are collective.
 
     Args:
         config: The settings.
         job: This rank.
+        parallel: The model.
         loader: The training data.
-        model: Parallelized.
+        evaluation: The test data; None: there is none.
         opened: Closes what the run opens.
         on_epoch: Called on rank 0 with each epoch's line.
 
     Attributes:
         progress: What is done.
         last: The last line of an epoch.
-        log: Rank 0's; None on the others.
+        logs: Rank 0's; empty on the others.
     """
 
     def __init__(
@@ -144,31 +135,49 @@ class Run:
         config: Config,
         job: Job,
         *,
-        loader: dataio.Loader,
-        model: nn.Module,
+        parallel: Parallel,
+        loader: ReplicaLoader,
+        evaluation: ReplicaEvaluation | None,
         opened: contextlib.ExitStack,
         on_epoch: Listener | None,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
-        self.log: MetricsLog | None = None
+        self.logs: list[MetricsLog | Board] = []
         self._config = config
         self._job = job
+        self._parallel = parallel
+        self._pipeline = parallel.pipeline
         self._loader = loader
-        self._model = model
-        self._optimizer = build_optimizer(config.optimizer, model)
+        self._evaluation = evaluation
+        self._optimizer = build_optimizer(config.optimizer, parallel.pipeline)
         self._schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
-        self._evaluation = build_evaluation(config, loader)
-        if self._evaluation:
-            opened.callback(self._evaluation.close)
-        self._stop = opened.enter_context(StopRequest())
-        self._line = opened.enter_context(ProgressLine(shown=job.world.rank == 0))
         self._on_epoch = on_epoch
+        run, rank = config.run, job.world.rank
+        directory = Path(run.directory)
+        self._checkpoints = opened.enter_context(
+            Checkpoints(
+                directory / "checkpoints", keep=run.keep_checkpoints,
+                background=run.checkpoint_async,
+            )
+        )  # fmt: skip
+        self._trace = opened.enter_context(
+            StepTrace(
+                run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
+            )
+        )
+        self._stop = opened.enter_context(StopRequest())
+        self._line = opened.enter_context(ProgressLine(shown=rank == 0))
+
+    @property
+    def stopped_by(self) -> str:
+        """The signal that ended the run early; empty if none did."""
+        return self._stop.words
 
     def restore(self, path: Path) -> None:
         """Go on where a checkpoint was written."""
         self.progress = checkpoint.restore(
-            path, model=self._model, optimizer=self._optimizer, loader=self._loader
+            path, self._pipeline.parts, self._optimizer, self._loader
         )
 
     def train(self) -> bool:
@@ -177,7 +186,7 @@ class Run:
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
             # The turn between epochs is inside next: its time belongs to the epoch it opens.
-            meter = Meter(before, self._job.device)
+            meter = Meter(before, self._pipeline.place)
             epoch = next(epochs, None)
             if epoch is None:
                 return True
@@ -189,40 +198,68 @@ class Run:
 
     def _train_steps(self, epoch: int, meter: Meter) -> bool:
         """Train the rest of an epoch; say whether it was not stopped."""
+        config = self._config
         lr = self._set_learning_rate(epoch)
         if self._stop.agreed(self._job.world):
             return False
-        by_step = self._config.optimizer.schedule_by == "step"
-        for batch in self._loader:
-            if by_step:
+        for batches in _grouped(iter(self._loader), config.optimizer.accumulate):
+            if config.optimizer.schedule_by == "step":
                 # The loader counts a batch as it delivers it.
-                lr = self._set_learning_rate(epoch + (self._loader.step - 1) / len(self._loader))
-            loss = train_step(self._model, self._optimizer, self._loader, batch)
-            meter.add(loss, batch)
+                done = (self._loader.step - len(batches)) / len(self._loader)
+                lr = self._set_learning_rate(epoch + done)
+            self._trace.step()
+            step = train_step(
+                self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
+            )
+            for batch in batches:
+                meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
-            self._line.show(f"epoch {epoch}", step=self._loader.step, steps=len(self._loader))
-            if self.progress.steps % self._config.run.log_steps == 0:
-                recent = meter.recent_loss(self._job.world)
-                self._write({"kind": "step", **self._place(epoch), "loss": recent, "lr": lr})
-                # An epoch whose steps are done is ended first, so that its line gets written.
-                if self._loader.step < len(self._loader) and self._stop.agreed(self._job.world):
-                    return False
+            self._job.watchdog.progress(self.progress.steps)
+            self._line.count(self._loader.step, of=len(self._loader))
+            if self.progress.steps % config.run.log_steps == 0:
+                norm = None if step.norm is None else float(step.norm)
+                self._write_step(epoch, meter, {"lr": lr, "gradient_norm": norm})
+            stops = self._stop.after_step(self._job.world)
+            # An epoch whose steps are done is ended first, so that its line gets written.
+            if stops and self._loader.step < len(self._loader):
+                return False
         return True
 
+    def _write_step(self, epoch: int, meter: Meter, figures: Figures) -> None:
+        loss = self._loader.mean_loss() or 0.0
+        recent = meter.recent(loss, self._loader.stats(), self._job.world)
+        line = {"kind": "step", **self._place(epoch), **recent, **self._rates(recent), **figures}
+        self._line.say(progress_words(line))
+        self._write(line)
+
+    def _rates(self, recent: Figures) -> Figures:
+        samples_per_s = recent["samples_per_s"] or 0.0
+        data = self._config.data
+        share = mfu(
+            samples_per_s, flops_per_row=self._parallel.flops_per_row,
+            peak=self._parallel.peak_flops_per_s, world_size=self._job.world.world_size,
+        )  # fmt: skip
+        rates: Figures = {"mfu": share}
+        if data.kind == "text":
+            rates["tokens_per_s"] = samples_per_s * data.sequence_length
+        return rates
+
     def _end_epoch(self, epoch: int, meter: Meter) -> None:
-        average_buffers(self._model)
-        rescore(self._model, self._loader)
-        world = self._job.world
-        line = meter.epoch_line(self._loader.stats(), world)
+        self._job.watchdog.rest()
+        self._average_buffers()
+        loss = self._loader.mean_loss() or 0.0
+        rescore(self._pipeline, self._loader)
+        world, place = self._job.world, self._pipeline.place
+        line = meter.epoch_line(loss, self._loader.stats(), world)
         started = time.perf_counter()
-        accuracy = None
+        accuracy = evaluation_loss = None
         if self._evaluation is not None:
-            accuracy = evaluate(self._model, self._evaluation, self._job.device)
+            accuracy, evaluation_loss = evaluate(self._pipeline, self._evaluation)
         self.last = {
             "kind": "epoch", **self._place(epoch), **line, "accuracy": accuracy,
-            "evaluation_s": time.perf_counter() - started,
+            "evaluation_loss": evaluation_loss, "evaluation_s": time.perf_counter() - started,
             "lr": self._optimizer.param_groups[0]["lr"],
-            "order_hash": combine_order_hashes(self._loader.order_hash(), world),
+            "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
         }  # fmt: skip
         self._write(self.last)
         if self._on_epoch and world.rank == 0:
@@ -239,18 +276,25 @@ class Run:
         return lr
 
     def _save(self) -> None:
+        self._job.watchdog.rest()
         if not self.progress.steps:
             return
-        average_buffers(self._model)
-        checkpoint.save(
-            Path(self._config.run.directory) / "checkpoints", model=self._model,
-            optimizer=self._optimizer, loader=self._loader, progress=self.progress,
-            keep=self._config.run.keep_checkpoints,
-        )  # fmt: skip
+        self._average_buffers()
+        self._checkpoints.save(self._pipeline.parts, self._optimizer, self._loader, self.progress)
+
+    def _average_buffers(self) -> None:
+        for part in self._pipeline.parts:
+            average_buffers(part, self._pipeline.mesh)
 
     def _place(self, epoch: int) -> dict[str, int]:
         return {"epoch": epoch, "step": self.progress.steps}
 
     def _write(self, line: Line) -> None:
-        if self.log is not None:
-            self.log.write(line)
+        for log in self.logs:
+            log.write(line)
+
+
+def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Take as many batches a step; the last step of an epoch may have fewer."""
+    while group := list(itertools.islice(batches, size)):
+        yield group

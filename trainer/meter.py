@@ -5,76 +5,108 @@ import time
 from collections.abc import Mapping
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dataio.world import World
+from trainer.place import Place
 
 SUMMED = ("exchanged_rows", "source_bytes")
 SLOWEST = ("wait_s", "staging_s")
+SHARED = ("hidden_fraction", "exchange_overlap_fraction")
+"""Figures that are means over the replicas."""
+
+Figures = dict[str, float | None]
 
 
 class Meter:
     """Sums an epoch's losses and samples, and notes what the loader's figures were at its start.
 
-    Of an epoch that was interrupted and resumed, it sees what this start of the run trained.
+    Of an epoch that was interrupted and resumed, it sees what this start of the run trained. A
+    replica's losses and figures are on its reader, its sample ids on its scorer.
 
     Args:
         before: The loader's ``stats`` where the epoch begins; empty for a loader just made, so that
             its staging counts.
-        device: Where losses are summed, so that no step waits for them.
+        place: This rank's.
     """
 
-    def __init__(self, before: Mapping[str, float], device: torch.device) -> None:
-        self._before = before
-        self._started = time.perf_counter()
-        # Losses, steps, samples: of the epoch, and at the last call of recent_loss.
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._told = self._sums.clone()
+    def __init__(self, before: Mapping[str, float], place: Place) -> None:
+        self._before, self._place = before, place
+        self._started = self._asked_at = time.perf_counter()
+        # Counted where the batch is, so that no step waits for it.
+        self._new_samples: Tensor | int = 0
+        # Losses, batches, samples: of the epoch, and at the last call of recent.
+        self._sums, self._told = np.zeros(3), np.zeros(3)
+        self._waited_s = before.get("wait_s", 0.0)
 
-    def add(self, loss: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count a step."""
-        num_samples = (batch["sample_id"] >= 0).sum().to(loss.device)
-        self._sums += torch.stack([loss, torch.ones_like(loss), num_samples])
+    def add(self, batch: Mapping[str, Tensor]) -> None:
+        """Count a batch."""
+        self._sums[1] += self._place.reads
+        if self._place.rank == self._place.scorer:
+            self._new_samples = self._new_samples + (batch["sample_id"] >= 0).sum()
 
-    def recent_loss(self, world: World) -> float:
-        """Compute the mean loss since the last call, over all replicas. Collective."""
-        recent = _array(self._sums - self._told)
-        self._told = self._sums.clone()
-        total = world.allreduce(recent, op="sum", doing="adding up losses")
-        return float(total[0] / total[1])
+    def recent(self, mean_loss: float, after: Mapping[str, float], world: World) -> Figures:
+        """Combine what was since the last call, over all replicas. Collective.
 
-    def epoch_line(self, after: Mapping[str, float], world: World) -> dict[str, float | None]:
+        Args:
+            mean_loss: Of this replica's batches since then, weighted; any where nothing is read.
+            after: The loader's ``stats`` now.
+            world: All ranks.
+        """
+        self._take(mean_loss)
+        now, waited_s = time.perf_counter(), after.get("wait_s", 0.0)
+        recent_s = now - self._asked_at
+        shared = [after.get(name, 0.0) for name in SHARED]
+        mine = np.array(
+            [*(self._sums - self._told), waited_s - self._waited_s, *shared, self._place.reads]
+        )
+        self._told, self._asked_at, self._waited_s = self._sums.copy(), now, waited_s
+        doing = "adding up the recent steps' figures"
+        *sums, num_replicas = world.allreduce(mine, op="sum", doing=doing).tolist()
+        loss, batches, samples, wait_s = sums[:4]
+        return {
+            "loss": loss / batches if batches else None,
+            "samples_per_s": samples / recent_s,
+            "wait_fraction": min(wait_s / num_replicas / recent_s, 1.0),
+            **{name: sums[4 + n] / num_replicas for n, name in enumerate(SHARED)},
+        }
+
+    def epoch_line(self, mean_loss: float, after: Mapping[str, float], world: World) -> Figures:
         """Combine the epoch's figures over all replicas. Collective.
 
         Args:
+            mean_loss: Of this replica's batches since the last call of ``recent``.
             after: The loader's ``stats`` now.
-            world: All replicas.
+            world: All ranks.
         """
+        self._take(mean_loss)
         epoch_s = time.perf_counter() - self._started
-        figures = [after[name] - self._before.get(name, 0) for name in (*SLOWEST, *SUMMED)]
-        mine = np.array([*_array(self._sums), epoch_s, after["hidden_fraction"], *figures])
+        names = (*SLOWEST, *SUMMED)
+        figures = [after.get(name, 0.0) - self._before.get(name, 0.0) for name in names]
+        shared = [after.get(name, 0.0) for name in SHARED]
+        mine = np.array([*self._sums, self._place.reads, epoch_s, *figures, *shared])
         # float64[world_size, figures]
         told = world.allgather_array(mine, doing="adding up the epoch's figures")
-        loss, steps, samples = told[:, :3].sum(axis=0).tolist()
-        slowest_s = told[:, [3, 5, 6]].max(axis=0).tolist()
+        loss, batches, samples, num_replicas = told[:, :4].sum(axis=0).tolist()
+        slowest_s = told[:, 4:7].max(axis=0).tolist()
+        sums = told[:, 7:].sum(axis=0)
         return {
-            "loss": loss / steps if steps else None,
+            "loss": loss / batches if batches else None,
             "epoch_s": slowest_s[0],
             **dict(zip(SLOWEST, slowest_s[1:], strict=True)),
             "train_samples_per_s": samples / slowest_s[0],
-            "hidden_fraction": float(told[:, 4].mean()),
-            **dict(zip(SUMMED, told[:, 7:].sum(axis=0).astype(int).tolist(), strict=True)),
+            **dict(zip(SUMMED, sums[:2].astype(int).tolist(), strict=True)),
+            **dict(zip(SHARED, (sums[2:] / num_replicas).tolist(), strict=True)),
         }
 
+    def _take(self, mean_loss: float) -> None:
+        self._sums[0] += mean_loss * (self._sums[1] - self._told[1])
+        self._sums[2] += int(self._new_samples)
+        self._new_samples = 0
 
-def combine_order_hashes(digest: str, world: World) -> str:
-    """Hash the order of all replicas from each one's hash, in replica order. Collective."""
+
+def combine_order_hashes(digest: str, world: World, place: Place) -> str:
+    """Hash the order of all replicas from each reader's hash, in replica order. Collective."""
     by_rank = world.allgather(digest.encode(), doing="comparing orders")
-    in_order = [by_rank[world.rank_of_replica(replica)] for replica in range(world.num_replicas)]
+    in_order = [by_rank[reader] for reader in place.readers]
     return hashlib.blake2b(b" ".join(in_order), digest_size=8).hexdigest()
-
-
-def _array(values: Tensor) -> NDArray[np.float64]:
-    return np.asarray(values.cpu().numpy(), np.float64)

@@ -1,4 +1,4 @@
-"""What a run did: JSON lines on disk, and a line on rank 0's terminal while it runs."""
+"""What a run did: JSON lines and TensorBoard on disk, and a line on rank 0's terminal."""
 
 import importlib.util
 import json
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -46,6 +48,46 @@ class MetricsLog:
         self._file.write(json.dumps(line) + "\n")
 
 
+class Board:
+    """Writes every number of a line for TensorBoard, under its kind. For one rank.
+
+    Args:
+        directory: Of the event files.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"run.tensorboard is true, but tensorboard cannot be imported ({error}); "
+                "pip install 'tonari[tensorboard]', or set run.tensorboard=false: metrics.jsonl "
+                "has the same figures"
+            ) from error
+        self._writer: SummaryWriter = SummaryWriter(str(directory))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+
+    def write(self, line: Line) -> None:
+        """Add a line's numbers at its step."""
+        kind, step = line["kind"], line["step"]
+        for name, value in line.items():
+            if isinstance(value, int | float) and name not in ("epoch", "step"):
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+
 class ProgressLine:
     """Shows an epoch's steps on a terminal; where there is none, or no rich, shows nothing."""
 
@@ -73,13 +115,39 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, words: str, *, step: int, steps: int) -> None:
+    def say(self, words: str) -> None:
+        """Put words beside the bar."""
+        if self._bar is not None:
+            self._bar.update(self._shown(self._bar), description=words)
+
+    def count(self, step: int, *, of: int) -> None:
         """Say how far the epoch is."""
-        if self._bar is None:
-            return
+        if self._bar is not None:
+            self._bar.update(self._shown(self._bar), completed=step, total=of)
+
+    def _shown(self, bar: "Progress") -> "TaskID":
         if self._task is None:
-            self._task = self._bar.add_task(words)
-        self._bar.update(self._task, description=words, completed=step, total=steps)
+            self._task = bar.add_task("training")
+        return self._task
+
+
+def progress_words(line: Line) -> str:
+    """Put the figures of recent steps into the words of one line; those not known are left out."""
+    shown = [
+        _figure(line, "loss", "loss {:.4f}"),
+        _figure(line, "samples_per_s", "{:,.0f} samples/s"),
+        _figure(line, "tokens_per_s", "{:,.0f} tokens/s"),
+        _figure(line, "mfu", "MFU {:.1%}"),
+        _figure(line, "wait_fraction", "wait {:.0%}"),
+        _figure(line, "hidden_fraction", "hidden {:.0%}"),
+        _figure(line, "exchange_overlap_fraction", "overlap {:.0%}"),
+    ]
+    return ", ".join([f"epoch {line['epoch']}, step {line['step']}", *filter(None, shown)])
+
+
+def _figure(line: Line, name: str, words: str) -> str:
+    value = line.get(name)
+    return "" if value is None else words.format(value)
 
 
 def _bytes_until(path: Path, step: int | None) -> int:

@@ -1,16 +1,15 @@
-"""What happens to one batch: a training step, a new score, or an evaluation."""
+"""What happens to batches: a training step, new scores, or an evaluation."""
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from importance import outcome
-
-Batch = dict[str, Tensor]
+from trainer.clip import clip_gradients
+from trainer.pipeline import Batch, Pipeline
 
 
 class Reports(Protocol):
@@ -21,47 +20,96 @@ class Reports(Protocol):
     def refresh(self) -> Iterator[Batch]: ...
 
 
-def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: Reports, batch: Batch
-) -> Tensor:
-    """Update the model by one batch and report its rows' losses. Collective.
+class Step(NamedTuple):
+    """How a step went, the same on all ranks.
 
-    Returns:
-        float[]: This replica's weighted loss; its mean over replicas is the policy's loss.
+    Attributes:
+        norm: floating[]: Of the gradients before clipping; None where nobody asked for it.
+        skipped: Whether the weights were left as they were.
     """
-    loss = _score(model, loader, batch)
-    mean = (loss * batch["weight"]).mean()
-    mean.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+
+    norm: Tensor | None
+    skipped: bool
+
+
+class Evaluation(NamedTuple):
+    """Means over all valid rows, the same on all ranks."""
+
+    accuracy: float
+    loss: float
+
+
+def train_step(
+    pipeline: Pipeline,
+    optimizer: torch.optim.Optimizer,
+    loader: Reports,
+    batches: Sequence[Batch],
+    *,
+    clip: float = 0.0,
+    skip_nonfinite: bool = False,
+) -> Step:
+    """Update the model once by one or several batches, and report their rows. Collective.
+
+    Args:
+        pipeline: The model.
+        optimizer: Of its parameters; those of a rank at least.
+        loader: Takes the reports.
+        batches: The step descends the mean over all their rows.
+        clip: Largest norm of the gradients, over the whole mesh; 0 leaves them as they are.
+        skip_nonfinite: Leave the weights as they are where the norm is not finite: it costs a wait
+            for the device.
+    """
+    for number, batch in enumerate(batches, 1):
+        last = number == len(batches)
+        scored = pipeline.train(batch, share=1 / len(batches), sync=last)
+        if scored is not None:
+            loader.report(batch, *scored)
+    norm = None
+    if clip or skip_nonfinite:
+        norm = clip_gradients(pipeline.parameters(), pipeline.mesh, max_norm=clip or float("inf"))
+    skipped = skip_nonfinite and norm is not None and not bool(norm.isfinite())
+    if not skipped:
+        optimizer.step()
     optimizer.zero_grad()
-    return mean.detach()
+    return Step(norm, skipped)
 
 
-@torch.no_grad()
-def rescore(model: nn.Module, loader: Reports) -> None:
+def rescore(pipeline: Pipeline, loader: Reports) -> None:
     """Give the hidden rows that are due a new score, in evaluation mode. Collective."""
-    model.eval()
-    for batch in loader.refresh():
-        _score(model, loader, batch)
-    model.train()
+    with _evaluating(pipeline):
+        for batch in loader.refresh():
+            scored = pipeline.forward(batch)
+            if scored is not None:
+                loader.report(batch, *scored)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
-    """Compute the accuracy over all replicas' valid rows. Collective."""
-    model.eval()
-    counts = torch.zeros(2, dtype=torch.int64, device=device)
-    for batch in batches:
-        right = model(batch["image"]).argmax(dim=1) == batch["label"]
-        counts += torch.stack([(right & batch["valid"]).sum(), batch["valid"].sum()])
-    dist.all_reduce(counts)
-    model.train()
-    num_right, num_valid = counts.tolist()
-    return float(num_right / max(num_valid, 1))
+def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
+    """Compute accuracy and mean loss over all replicas' valid rows. Collective.
+
+    Args:
+        pipeline: The model.
+        batches: Equally many on all ranks; ``valid`` with the targets.
+    """
+    # Right rows, the sum of losses, rows.
+    sums = torch.zeros(3, dtype=torch.float64, device=pipeline.device)
+    with _evaluating(pipeline):
+        for batch in batches:
+            scored = pipeline.forward(batch)
+            # A replica's peers have the same scores: they count once.
+            if scored is not None and pipeline.place.rank == pipeline.place.scorer:
+                valid = batch["valid"]
+                right = (scored.correct & valid).sum()
+                loss = scored.loss.masked_fill(~valid, 0).double().sum()
+                sums += torch.stack([right.double(), loss, valid.sum().double()])
+    dist.all_reduce(sums)
+    num_right, loss_sum, num_valid = sums.tolist()
+    return Evaluation(num_right / max(num_valid, 1), loss_sum / max(num_valid, 1))
 
 
-def _score(model: nn.Module, loader: Reports, batch: Batch) -> Tensor:
-    logits = model(batch["image"])
-    loss = F.cross_entropy(logits, batch["label"], reduction="none")
-    loader.report(batch, loss.detach(), *outcome(logits, batch["label"]))
-    return loss
+@contextlib.contextmanager
+def _evaluating(pipeline: Pipeline) -> Iterator[None]:
+    for part in pipeline.parts:
+        part.eval()
+    yield
+    for part in pipeline.parts:
+        part.train()

@@ -1,7 +1,9 @@
-"""A polite end: SIGTERM asks for a checkpoint instead of killing at once."""
+"""A polite end: a signal asks for a checkpoint instead of killing at once."""
 
+import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -9,18 +11,34 @@ import numpy as np
 
 from dataio.world import World
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What launchers send, and what Slurm can send ahead of the time limit (--signal=USR1@300)."""
+
+ASK_S = 1.0
+"""Time between two questions to all ranks: a step that takes longer asks every time."""
+
+AGAIN_S = 2.0
+"""A launcher and its group may both pass on a signal: within this time it is the same one."""
+
 
 class StopRequest:
-    """Notes a SIGTERM while it is open. The signal handler writes, the training loop reads."""
+    """Notes a signal while it is open; the same one again ends the process at once.
+
+    The signal handler writes, the training loop reads.
+    """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked = 0
+        self._noted: dict[int, float] = {}
+        self._earlier: dict[int, object] = {}
+        self._steps = 0
+        self._due = 1
+        self._since = time.monotonic()
 
     def __enter__(self) -> Self:
         # Python lets only the main thread handle signals.
-        self._handles = threading.current_thread() is threading.main_thread()
-        if self._handles:
-            self._earlier = signal.signal(signal.SIGTERM, self._note)
+        if threading.current_thread() is threading.main_thread():
+            self._earlier = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -29,13 +47,42 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._handles:
-            signal.signal(signal.SIGTERM, self._earlier)
+        for number, earlier in self._earlier.items():
+            signal.signal(number, earlier)  # type: ignore[arg-type]
+
+    @property
+    def words(self) -> str:
+        """The signal that was agreed on; empty before."""
+        return signal.Signals(self._asked).name if self._asked else ""
 
     def agreed(self, world: World) -> bool:
         """Say whether any rank was asked to stop; the same answer everywhere. Collective."""
-        asked = np.array([self._asked])
-        return bool(world.allreduce(asked, op="max", doing="looking for a SIGTERM")[0])
+        return self._ask(world, pace_s=0.0)[0]
+
+    def after_step(self, world: World) -> bool:
+        """Ask what ``agreed`` does about once a second, however short the steps. Collective.
+
+        Every rank calls it after every step. They agree on when to ask next as they ask, by the
+        slowest one's pace; in between this only counts.
+        """
+        self._steps += 1
+        if self._steps < self._due:
+            return False
+        stops, pace_s = self._ask(world, pace_s=(time.monotonic() - self._since) / self._steps)
+        # At most doubled: the first steps of a run are not like the others.
+        self._due = min(max(int(ASK_S / pace_s), 1) if pace_s > 0 else 1, 2 * self._due)
+        self._steps, self._since = 0, time.monotonic()
+        return stops
+
+    def _ask(self, world: World, *, pace_s: float) -> tuple[bool, float]:
+        asked = np.array([max(self._noted, default=0), pace_s])
+        number, slowest_s = world.allreduce(asked, op="max", doing="looking for a signal to stop")
+        self._asked = int(number)
+        return self._asked > 0, float(slowest_s)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        now = time.monotonic()
+        if number in self._noted and now - self._noted[number] > AGAIN_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._noted.setdefault(number, now)

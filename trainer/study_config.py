@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 import dataio.policies
 import shuffle as shuffles
-from trainer.config import (
+from trainer.errors import ConfigError
+from trainer.settings import (
     Count,
     Fraction,
     NotNegative,
@@ -24,7 +25,6 @@ from trainer.config import (
     build_section,
     check_known,
 )
-from trainer.errors import ConfigError
 from trainer.study_grid import expand_grid
 from trainer.study_importance import importance_policy
 

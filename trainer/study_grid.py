@@ -4,8 +4,8 @@ import string
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from trainer.config import check_known
 from trainer.errors import ConfigError
+from trainer.settings import check_known
 
 LISTS = ("alphas", "drops")
 """Settings whose value is a list: a grid over these is a list of lists."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tests.trainer.alone import one_stage
 from tests.trainer.fake_loader import FakeLoader, make_models, whole_weights
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
@@ -27,13 +28,14 @@ def main() -> None:
         loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=24, steps=1)
         norm = nn.BatchNorm2d(1)
         norm.running_mean = torch.tensor([float(rank)])
-        average_buffers(norm)
+        average_buffers(norm, mesh)
         report = {"statistics": norm.running_mean.tolist()}
         for name, model in make_models().items():
-            parallelize(model, mesh)
+            (model,) = parallelize(model, mesh)
             before = whole_weights(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=1)
-            train_step(model, optimizer, loader, loader.batch(0))
+            pipeline = one_stage(model, mesh, batch_size=loader.batch_size)
+            train_step(pipeline, optimizer, loader, [loader.batch(0)])
             after = whole_weights(model)
             report[name] = [(old - new).tolist() for old, new in zip(before, after, strict=True)]
     (directory / f"{rank}.json").write_text(json.dumps(report))

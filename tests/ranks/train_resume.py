@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
-from trainer.checkpoint import Progress, latest, restore, save
+from trainer.checkpoint import Checkpoints, Progress, find, restore
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
 
 
 def main() -> None:
@@ -27,17 +27,16 @@ def main() -> None:
     with join(device="cpu") as job:
         rank, num_ranks = job.world.rank, job.world.world_size
         mesh = make_mesh(axis_sizes(num_ranks, dp_shard=dp_shard), device_type="cpu")
-        model = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
+        (model,) = parallelize(seeded(lambda: SmallCNN(NUM_CLASSES, 3, 8), seed=0), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         loader = FakeLoader(replica=rank, num_replicas=num_ranks, global_batch_size=12, steps=stop)
-        found = latest(directory)
+        found = find(directory, "auto")
         if found:
-            restore(found, model=model, optimizer=optimizer, loader=loader)
-        losses = [float(train_step(model, optimizer, loader, batch)) for batch in loader]
-        save(
-            directory, model=model, optimizer=optimizer, loader=loader,
-            progress=Progress(0, stop), keep=2,
-        )  # fmt: skip
+            restore(found, [model], optimizer, loader)
+        pipeline = one_stage(model, mesh, batch_size=loader.batch_size)
+        losses = [float(step_loss(pipeline, optimizer, loader, batch)) for batch in loader]
+        with Checkpoints(directory, keep=2) as checkpoints:
+            checkpoints.save([model], optimizer, loader, Progress(0, stop))
         weights = [weights.tolist() for weights in whole_weights(model)]
     (report / f"{rank}.json").write_text(json.dumps({"losses": losses, "weights": weights}))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.models import ResNet, SmallCNN, seeded
+from trainer.models import ResNet, SmallCNN, StagedModel, seeded
 
 NUM_CLASSES = 4
 
@@ -60,12 +60,15 @@ class FakeLoader:
 def whole_weights(model: nn.Module) -> list[Tensor]:
     """Copy a parallelized model's parameters, gathered from all shards. Collective."""
     weights = list(model.parameters())
-    return [whole.full_tensor().clone() for whole in weights if isinstance(whole, DTensor)]
+    return [
+        (weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()).clone()
+        for weight in weights
+    ]
 
 
-def make_models() -> dict[str, nn.Module]:
+def make_models() -> dict[str, StagedModel]:
     """Make a float64 model of each kind that does not mix the rows of a batch."""
-    makers: dict[str, Callable[[], nn.Module]] = {
+    makers: dict[str, Callable[[], StagedModel]] = {
         "cnn": lambda: SmallCNN(NUM_CLASSES, 3, 8),
         "resnet": lambda: ResNet(NUM_CLASSES, depth=8, norm="group"),
     }

@@ -1,31 +1,39 @@
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_saver
 
+from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer import checkpoint
-from trainer.checkpoint import Progress, latest, restore, save
-from trainer.errors import ConfigError
+from trainer.checkpoint import Checkpoints, Progress, find, latest, restore
+from trainer.errors import CheckpointError, ConfigError
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
 from trainer.models import SmallCNN, seeded
 from trainer.parallelize import parallelize
-from trainer.step import train_step
+from trainer.sums import write_sums
 
 
 class Start:
     """One start of a run: what a process holds."""
 
-    def __init__(self, *, image_size: int = 8) -> None:
+    def __init__(self, *, image_size: int = 8, adam: bool = False) -> None:
         mesh = make_mesh(axis_sizes(1), device_type="cpu")
         made = seeded(lambda: SmallCNN(NUM_CLASSES, 3, image_size), seed=0)
-        self.model = parallelize(made, mesh)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        (self.model,) = parallelize(made, mesh)
+        self.pipeline = one_stage(self.model, mesh, batch_size=8)
+        self.optimizer: torch.optim.Optimizer
+        if adam:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        else:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=6)
         self.progress = Progress()
 
@@ -35,20 +43,19 @@ class Start:
         losses = []
         for _ in range(steps):
             batch = next(batches)
-            losses.append(train_step(self.model, self.optimizer, self.loader, batch))
+            losses.append(step_loss(self.pipeline, self.optimizer, self.loader, batch))
         self.progress = Progress(0, self.progress.steps + steps)
         return losses
 
     def save(self, directory: Path, *, keep: int = 2) -> Path:
-        return save(
-            directory, model=self.model, optimizer=self.optimizer, loader=self.loader,
-            progress=self.progress, keep=keep,
-        )  # fmt: skip
+        with Checkpoints(directory, keep=keep) as checkpoints:
+            return self.save_by(checkpoints)
+
+    def save_by(self, checkpoints: Checkpoints) -> Path:
+        return checkpoints.save([self.model], self.optimizer, self.loader, self.progress)
 
     def restore(self, path: Path) -> None:
-        self.progress = restore(
-            path, model=self.model, optimizer=self.optimizer, loader=self.loader
-        )
+        self.progress = restore(path, [self.model], self.optimizer, self.loader)
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +64,22 @@ def _group() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("steps", range(1, 6))
-def test_prefix_and_resume_equal_the_uninterrupted_run(tmp_path: Path, steps: int) -> None:
-    whole = Start()
+@pytest.mark.parametrize("adam", [False, True])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_prefix_and_resume_equal_the_uninterrupted_run(
+    tmp_path: Path, steps: int, background: bool, adam: bool
+) -> None:
+    whole = Start(adam=adam)
     expected = whole.train(6)
-    prefix, rest = Start(), Start()
+    prefix, rest = Start(adam=adam), Start(adam=adam)
     losses = prefix.train(steps)
-    rest.restore(prefix.save(tmp_path))
+    with Checkpoints(tmp_path, keep=2, background=background) as checkpoints:
+        path = prefix.save_by(checkpoints)
+        # What comes after the call must not be in the checkpoint.
+        prefix.train(6 - steps)
+    assert find(tmp_path, "auto") == path
+    rest.restore(path)
     assert rest.progress.steps == steps
     losses += rest.train(6 - steps)
     assert losses == expected
@@ -98,8 +114,9 @@ class Killed(BaseException):
 
 
 KILLS = {
-    "before torch's files": (state_dict_saver, "save"),
-    "before the loader's": (FakeLoader, "save"),
+    "before the loader's files": (FakeLoader, "save"),
+    "before torch's": (state_dict_saver, "save"),
+    "before the sums": (checkpoint, "write_sums"),
     "before the renaming": (Path, "rename"),
     "before old ones are removed": (checkpoint, "_remove_old"),
     "while old ones are removed": (shutil, "rmtree"),
@@ -157,3 +174,132 @@ def test_another_model_s_checkpoint_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"does not fit the model and .*Missing key.*; set \[model\]"
     ):
         Start(image_size=16).restore(path)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+
+    def held(*args: Any) -> None:
+        assert let_go.wait(60)
+        write_sums(*args)
+
+    monkeypatch.setattr(checkpoint, "write_sums", held)
+    start = Start()
+    with Checkpoints(tmp_path, keep=2, background=True) as checkpoints:
+        start.train(1)
+        first = start.save_by(checkpoints)
+        start.train(2)
+        assert not first.exists()
+        let_go.set()
+        second = start.save_by(checkpoints)
+        assert first.exists()
+    assert second.exists()
+
+
+@pytest.mark.parametrize("later", ["save", "settle", "close"])
+def test_a_failure_in_the_background_is_told_by_the_next_call_and_the_run_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError("no space left")
+
+    start = Start()
+    start.train(1)
+    checkpoints = Checkpoints(tmp_path, keep=2, background=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_sums", fail)
+        start.save_by(checkpoints)
+        with pytest.raises(
+            CheckpointError, match=r"step-00000001.partial: was not written: no space left; .* room"
+        ) as raised:
+            start.save_by(checkpoints) if later == "save" else getattr(checkpoints, later)()
+    assert isinstance(raised.value.__cause__, OSError)
+    if later != "close":
+        assert start.save_by(checkpoints) == tmp_path / "step-00000001"
+        checkpoints.close()
+        assert find(tmp_path, "auto") == tmp_path / "step-00000001"
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["weights", "loader", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    start = Start()
+    for _ in range(2):
+        start.train(1)
+        newest = start.save(tmp_path)
+    if kind == "weights":
+        damage(next(newest.glob("torch/*.distcp")))
+    elif kind == "loader":
+        damage(newest / "loader")
+    elif kind == "missing":
+        (newest / "progress.json").unlink()
+    else:
+        (newest / "manifest.json").write_text('{"files"')
+    name = {"weights": ".distcp", "missing": "progress.json"}.get(kind, kind)
+    with pytest.raises(CheckpointError, match=rf"step-00000002: .*{name}.*--resume auto for the"):
+        find(tmp_path, str(newest))
+    assert find(tmp_path, "auto") == tmp_path / "step-00000001"
+    assert name in caplog.text
+    assert "going on from step-00000001" in caplog.text
+    # The run comes by the same step again, and keeps it.
+    assert start.save(tmp_path) == newest
+    assert find(tmp_path, "auto") == newest
+
+
+def test_if_no_checkpoint_is_sound_nothing_is_started_anew(tmp_path: Path) -> None:
+    start = Start()
+    start.train(1)
+    damage(start.save(tmp_path) / "loader")
+    with pytest.raises(CheckpointError, match=r"none of 1 checkpoints is sound, .*loader is dam"):
+        find(tmp_path, "auto")
+    assert latest(tmp_path) == tmp_path / "step-00000001"
+
+
+class Blocks(nn.Module):
+    """Some blocks of a model, under the names they have in the whole of it."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        made = {str(number): nn.Linear(3, 3) for number in numbers}
+        self.blocks = nn.ModuleDict(made)
+        self.register_buffer("scale", torch.ones(2))
+
+
+def stepped(*parts: Blocks) -> torch.optim.Optimizer:
+    """Make an Adam of all parts, with a state."""
+    optimizer = torch.optim.AdamW([w for part in parts for w in part.parameters()], lr=0.1)
+    for part in parts:
+        for weight in part.parameters():
+            weight.grad = torch.rand_like(weight)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("saved", [((0, 3), (1, 2)), ((0, 1, 2, 3),)])
+@pytest.mark.parametrize("restored", [((0, 1, 2, 3),), ((2,), (0, 1), (3,)), ((1, 2),)])
+def test_a_rank_s_stages_are_saved_and_restored_by_the_names_of_the_whole_model(
+    tmp_path: Path, saved: tuple[tuple[int, ...], ...], restored: tuple[tuple[int, ...], ...]
+) -> None:
+    loader = FakeLoader(replica=0, num_replicas=1, global_batch_size=8, steps=6)
+    parts = [Blocks(*numbers) for numbers in saved]
+    optimizer = stepped(*parts)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        path = checkpoints.save(parts, optimizer, loader, Progress(0, 1))
+    others = [Blocks(*numbers) for numbers in restored]
+    other = stepped(*others)
+    restore(path, others, other, loader)
+    weights = {name: w for part in parts for name, w in part.named_parameters()}
+    for part in others:
+        for name, found in part.named_parameters():
+            assert torch.equal(found, weights[name])
+            for kind, value in optimizer.state[weights[name]].items():
+                assert torch.equal(other.state[found][kind], value)

@@ -7,7 +7,7 @@ import pytest
 import importance
 import shuffle
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
-from trainer.build import _importance, _shuffle
+from trainer.build import _importance, _shuffle, lay_out
 from trainer.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
 
@@ -66,7 +66,18 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
             "importance.columns=['los']",
             r"columns is \('los',\), expected a list, each one of 'loss'",
         ),
-        ("model.depth=21", r"model.depth is 21, expected 6 n \+ 2 layers; choose 8, 14"),
+        ("model.depth=21", r'model.depth is given, but model.kind "small_cnn" takes num_classes,'),
+        ("model.kind=gpt", r'num_classes is given, but model.kind "gpt" takes width, depth, heads'),
+        ("mesh.schedule=2f2b", r"mesh.schedule is '2f2b', expected one of 'gpipe', '1f1b'"),
+        ("mesh.dtype=float16", r"mesh.dtype is 'float16', expected one of 'float32', 'bfloat16'"),
+        ("mesh.microbatches=0", r"mesh.microbatches is 0, expected a whole number >= 1 or leaving"),
+        ("optimizer.betas=[0.9]", r"betas is \(0.9,\), expected two numbers in \[0, 1\); give"),
+        ("optimizer.clip=-1", r"optimizer.clip is -1, expected a number >= 0"),
+        ("optimizer.accumulate=0", r"optimizer.accumulate is 0, expected a whole number >= 1"),
+        ("run.profile_steps=[5]", r"profile_steps is \(5,\), expected a first and a last step"),
+        ("run.profile_steps=[5, 4]", r"profile_steps is \(5, 4\), expected a first and a last"),
+        ("data.kind=text", r'model.kind is "small_cnn" and data.kind is "text", expected a gpt'),
+        ("data.test_fraction=0.1", r"test_fraction is 0.1, expected 0 where data.kind is"),
         ("run=3", r"override 'run=3', expected section.key=value"),
         ("run.epochs", r"override 'run.epochs', expected section.key=value"),
     ],
@@ -184,6 +195,20 @@ def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:
         load(tmp_path, "", overrides)
 
 
+def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
+    assert load(tmp_path, "", ("model.kind=resnet", "model.depth=14")).model.depth == 14
+    with pytest.raises(ConfigError, match=r"model.depth is 21, expected 6 n \+ 2 layers; choose 8"):
+        load(tmp_path, "", ("model.kind=resnet", "model.depth=21"))
+
+
+def test_classes_must_be_given_but_for_text(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ntrain = "a.parquet"\n[model]\n')
+    with pytest.raises(ConfigError, match=r"model.num_classes is missing; set it in the file or"):
+        load_config(path)
+    assert load_config(path, ("data.kind=text", "model.kind=gpt")).model.settings == {}
+
+
 def test_a_missing_setting_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[model]\nnum_classes = 10\n")
@@ -205,9 +230,10 @@ def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
 
 
-def test_the_shipped_example_is_valid() -> None:
-    config = load_config(Path(__file__).parents[2] / "examples" / "cifar10.toml")
-    assert config.data.train == "data/cifar10-train.parquet"
+@pytest.mark.parametrize("name", ["cifar10", "vit_cifar10", "gpt_shakespeare"])
+def test_the_shipped_examples_are_valid_on_their_mesh(name: str) -> None:
+    config = load_config(Path(__file__).parents[2] / "examples" / f"{name}.toml")
+    assert lay_out(config, 4).sizes[1:3] == ((4, 1) if name == "cifar10" else (2, 1))
 
 
 def test_settings_cannot_change(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -6,7 +7,11 @@ from hypothesis import strategies as st
 
 from trainer.errors import ConfigError
 from trainer.launch import join
-from trainer.mesh import AXES, axis_sizes, make_mesh
+from trainer.mesh import AXES, axis_sizes, check_context, make_mesh, num_microbatches
+from trainer.pipeline import check_microbatches
+from trainer.place import Schedule
+
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 @given(copies=st.integers(1, 64), shards=st.integers(1, 8))
@@ -16,10 +21,35 @@ def test_axes_left_out_take_the_ranks_that_remain(copies: int, shards: int) -> N
     assert dict(zip(AXES, sizes, strict=True))["dp_shard"] == shards
 
 
-@pytest.mark.parametrize("axis", ["pp", "cp", "tp"])
-def test_an_axis_not_trained_over_yet_is_refused(axis: str) -> None:
-    with pytest.raises(ConfigError, match=rf"mesh.{axis} is 2, expected 1: .* data-parallel only"):
-        axis_sizes(4, **{axis: 2})
+@given(st.tuples(*(st.integers(1, 3) for _ in AXES)))
+def test_any_sizes_whose_product_is_the_world_are_taken(sizes: tuple[int, ...]) -> None:
+    named = dict(zip(AXES, sizes, strict=True))
+    assert axis_sizes(math.prod(sizes), **named) == sizes
+    del named["dp_replicate"]
+    assert axis_sizes(math.prod(sizes), **named) == sizes
+
+
+@given(pp=st.integers(1, 4), virtual=st.integers(1, 3), schedule=st.sampled_from(SCHEDULES))
+def test_left_out_a_batch_is_cut_as_every_schedule_takes_it(
+    pp: int, virtual: int, schedule: Schedule
+) -> None:
+    parts = num_microbatches(None, pp=pp, schedule=schedule, virtual=virtual)
+    check_microbatches(
+        batch_size=12 * parts, microbatches=parts, pp=pp, schedule=schedule, virtual=virtual
+    )
+    assert num_microbatches(5, pp=pp, schedule=schedule, virtual=virtual) == 5
+
+
+@pytest.mark.parametrize(
+    ("length", "found"), [(None, "images"), (7, "sequences of 7")], ids=["images", "odd text"]
+)
+def test_context_parallelism_needs_a_sequence_that_it_divides(
+    length: int | None, found: str
+) -> None:
+    check_context(2, sequence_length=8)
+    check_context(1, sequence_length=length)
+    with pytest.raises(ConfigError, match=rf"mesh.cp is 2, which does not divide {found}; leave"):
+        check_context(2, sequence_length=length)
 
 
 @pytest.mark.parametrize("axes", [{"dp_shard": 3}, {"dp_replicate": 3}, {"dp_shard": 8}])

@@ -1,16 +1,21 @@
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from trainer.models import ResNet, SmallCNN, seeded
+from tests.trainer.tiny_models import MAKERS, batch_of, make, task_of
+from trainer.errors import ConfigError
+from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
 
 IMAGES = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32).to(torch.uint8)
 
 
 @pytest.mark.parametrize(
     "model",
-    [SmallCNN(7), ResNet(7), ResNet(7, depth=8, norm="batch")],
-    ids=["cnn", "resnet", "batch norm"],
+    [SmallCNN(7), ResNet(7), ResNet(7, depth=8, norm="batch"), ViT(7, width=32, depth=2, heads=2)],
+    ids=["cnn", "resnet", "batch norm", "vit"],
 )
 def test_a_model_takes_bytes_and_gives_logits(model: nn.Module) -> None:
     logits = model(IMAGES)
@@ -27,9 +32,18 @@ def test_the_small_cnn_takes_its_image_size_and_no_other(image_size: int) -> Non
         model(torch.zeros(2, 3, 9, 9, dtype=torch.uint8))
 
 
-def test_a_row_s_logits_do_not_depend_on_the_rest_of_the_batch() -> None:
-    for model in (SmallCNN(5), ResNet(5, depth=8, norm="group")):
-        torch.testing.assert_close(model.double()(IMAGES)[:1], model(IMAGES[:1]))
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_row_s_logits_do_not_depend_on_the_rest_of_the_batch(kind: str) -> None:
+    model, rows = make(kind), task_of(kind).input(batch_of(kind))
+    torch.testing.assert_close(model(rows)[:1], model(rows[:1]))
+
+
+def test_a_token_s_logits_do_not_depend_on_those_after_it() -> None:
+    model, tokens = make("gpt"), task_of("gpt").input(batch_of("gpt"))
+    changed = tokens.clone()
+    changed[:, 5:] = 0
+    torch.testing.assert_close(model(tokens)[:, :5], model(changed)[:, :5])
+    assert not torch.allclose(model(tokens)[:, 5:], model(changed)[:, 5:])
 
 
 def test_the_resnet_has_the_paper_s_size() -> None:
@@ -39,7 +53,62 @@ def test_the_resnet_has_the_paper_s_size() -> None:
 
 def test_weights_depend_on_the_seed_alone() -> None:
     before = torch.get_rng_state()
-    one, same, other = (seeded(lambda: SmallCNN(3), seed=seed) for seed in (1, 1, 2))
+    one, same, other = (seeded(lambda: SmallCNN(3), seed=seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(one.head.weight, same.head.weight)
-    assert not torch.equal(one.head.weight, other.head.weight)
+    name = "head.linear.weight"
+    assert torch.equal(one[name], same[name])
+    assert not torch.equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_stages_one_after_the_other_are_the_whole_model_wherever_it_is_cut(kind: str) -> None:
+    whole = make(kind)
+    data = task_of(kind).input(batch_of(kind))
+    expected = whole(data)
+    for cut in range(1, whole.num_blocks):
+        values, names = data, list[str]()
+        for blocks in (range(cut), range(cut, whole.num_blocks)):
+            part: StagedModel = copy.deepcopy(whole)
+            part.keep(blocks, first=blocks.start == 0, last=blocks.stop == whole.num_blocks)
+            _check_shape(values, part.input_shape(len(values)))
+            values = part(values)
+            _check_shape(values, part.output_shape(len(values)))
+            names += [name for name, _ in part.named_parameters()]
+        assert torch.equal(values, expected)
+        assert names == [name for name, _ in whole.named_parameters()]
+
+
+def test_operations_are_counted_without_computing_them() -> None:
+    model = GPT(11, 8, width=16, depth=1, heads=2)
+    products = 2 * 8 * (12 * 16 * 16 + 16 * 11)
+    attention = 2 * 2 * 8 * 8 * 16
+    assert model.flops_per_row() == products + attention
+
+
+@pytest.mark.parametrize(
+    ("make_model", "sizes", "message"),
+    [
+        (
+            lambda: GPT(12, 8, width=15, depth=1, heads=4),
+            {},
+            r"width is 15, .*heads = 4 does not divide; choose",
+        ),
+        (lambda: ViT(4, image_size=30), {}, r"image_size is 30, .*patch = 4; choose"),
+        (lambda: MAKERS["gpt"](), {"tp": 3}, r"mesh.tp is 3, .* GPT's 4 heads; choose"),
+        (lambda: GPT(13, 8, width=8, heads=4), {"tp": 2}, r"GPT's 13 classes; choose"),
+        (lambda: ResNet(4), {"tp": 3}, r"ResNet's 8 channel groups"),
+        (lambda: ResNet(4, norm="batch"), {"tp": 2}, r'expected 1 .* "batch".* give model.norm='),
+        (lambda: MAKERS["vit"](), {"num_stages": 4}, r"ViT has 3 blocks, fewer than 4 .* choose"),
+    ],
+)
+def test_sizes_that_do_not_divide_a_model_are_refused(
+    make_model: Callable[[], StagedModel], sizes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_model().check_mesh(**sizes)
+
+
+def _check_shape(values: torch.Tensor, described: torch.Tensor) -> None:
+    assert described.device.type == "meta"
+    assert (values.shape, values.dtype) == (described.shape, described.dtype)
+    assert described.requires_grad == values.is_floating_point()

@@ -17,7 +17,7 @@ from trainer.config import load_config
 from trainer.errors import ConfigError
 from trainer.loop import Summary, train
 from trainer.schedule import learning_rate
-from trainer.step import train_step
+from trainer.step import Step, train_step
 
 ROOT = Path(__file__).parents[2]
 KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
@@ -29,9 +29,46 @@ VARIANTS = {
 }
 EPOCH_KEYS = {
     "kind", "epoch", "step", "loss", "accuracy", "epoch_s", "wait_s", "staging_s", "evaluation_s",
-    "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows", "source_bytes", "order_hash",
+    "evaluation_loss", "train_samples_per_s", "lr", "hidden_fraction", "exchanged_rows",
+    "exchange_overlap_fraction", "source_bytes", "order_hash",
 }  # fmt: skip
-MEASURED = {"epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes"}
+STEP_KEYS = {
+    "kind", "epoch", "step", "loss", "lr", "samples_per_s", "wait_fraction", "hidden_fraction",
+    "exchange_overlap_fraction", "mfu", "gradient_norm",
+}  # fmt: skip
+MEASURED = {
+    "tokens_per_s", "mfu",
+    "epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes",
+    "samples_per_s", "wait_fraction", "exchange_overlap_fraction",
+}  # fmt: skip
+
+TEXT = """
+[data]
+kind = "text"
+train = "{text}"
+test_fraction = 0.2
+sequence_length = 16
+batch_size = 8
+num_threads = 0
+[model]
+kind = "gpt"
+width = 16
+depth = 1
+heads = 2
+[optimizer]
+kind = "adamw"
+lr = 0.02
+clip = 1.0
+accumulate = 2
+schedule_by = "step"
+[run]
+epochs = 3
+log_steps = 1
+device = "cpu"
+checkpoint_async = true
+peak_tflops = 1.0
+profile_steps = [2, 2]
+"""
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -48,14 +85,15 @@ def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summa
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Send this process a SIGTERM in a step."""
+    """Send this process a SIGTERM in a step; ranks ask for signals after every one."""
+    monkeypatch.setattr("trainer.stop.ASK_S", 0)
     taken: list[int] = []
 
-    def counted(*args: Any) -> torch.Tensor:
+    def counted(*args: Any, **kwargs: Any) -> Step:
         taken.append(1)
         if len(taken) == steps:
             os.kill(os.getpid(), signal.SIGTERM)
-        return train_step(*args)
+        return train_step(*args, **kwargs)
 
     monkeypatch.setattr("trainer.loop.train_step", counted)
 
@@ -75,6 +113,7 @@ def test_a_run_learns_and_tells_what_it_did(config: Path) -> None:
     assert (summary.progress.epochs, summary.progress.steps) == (3, 21)
     assert [line["step"] for line in told if line["kind"] == "step"] == list(range(1, 22))
     assert all(set(line) == EPOCH_KEYS for line in epochs)
+    assert all(set(line) == STEP_KEYS for line in told if line["kind"] == "step")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
     assert epochs[-1]["accuracy"] == 1
     assert epochs[0]["source_bytes"] > 0
@@ -102,6 +141,7 @@ def test_stopped_and_resumed_equals_uninterrupted(
         stop_after(patch, steps)
         stopped = run(config, "cut", *VARIANTS[variant])
     assert not stopped.finished
+    assert stopped.stopped_by == "SIGTERM"
     assert stopped.progress.steps == steps
     finished = run(config, "cut", *VARIANTS[variant])
     assert finished.finished
@@ -190,6 +230,30 @@ def test_a_mesh_that_does_not_fit_is_refused_before_staging(config: Path) -> Non
     assert not (config.parent / "run").exists()
 
 
+def test_a_gpt_learns_text_by_steps_of_two_batches_and_a_cut_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text(150 * "the cat sat on the mat. ")
+    config = tmp_path / "run.toml"
+    config.write_text(TEXT.format(text=tmp_path / "text"))
+    run(config, "whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 15)
+        assert not run(config, "cut").finished
+    assert run(config, "cut").finished
+    whole, cut = lines(tmp_path / "whole"), lines(tmp_path / "cut")
+    steps = [line for line in whole if line["kind"] == "step"]
+    # 225 samples, 45 of them held out: 23 batches of 8 are 12 steps, the last of one batch.
+    assert len(steps) == 36
+    assert [line for line in cut if line["kind"] == "step"] == steps
+    assert steps[-1]["loss"] < 0.3 * steps[0]["loss"]
+    told = json.loads((tmp_path / "whole/metrics.jsonl").read_text().splitlines()[0])
+    assert told["tokens_per_s"] == pytest.approx(16 * told["samples_per_s"])
+    assert 0 < told["mfu"] < 1
+    assert whole[-1]["evaluation_loss"] < 0.3 * steps[0]["loss"]
+    assert (tmp_path / "whole/profile/trace-0.json").exists()
+
+
 @pytest.mark.multirank
 def test_both_launchers_train_in_the_same_order(config: Path) -> None:
     told = {}
@@ -233,7 +297,7 @@ def test_both_launchers_train_cifar10_in_the_same_order(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("data.batch_size=60", "[data]: batch_size: 60 is more than a replica's share of 50 rows"),
-        ("mesh.tp=2", "mesh.tp is 2, expected 1: this version trains data-parallel only"),
+        ("mesh.tp=3", "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 3 is 3 ranks"),
         ("data.train=absent.parquet", "absent.parquet"),
     ],
 )

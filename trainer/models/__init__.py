@@ -1,7 +1,10 @@
-"""Reference models: they take uint8 images from the loader and scale them themselves."""
+"""Reference models: they take what the loader gives, bytes of images or tokens, as it is."""
 
 from trainer.models.cnn import SmallCNN
+from trainer.models.gpt import GPT
 from trainer.models.resnet import ResNet
 from trainer.models.seeded import seeded
+from trainer.models.staged import StagedModel
+from trainer.models.vit import ViT
 
-__all__ = ["ResNet", "SmallCNN", "seeded"]
+__all__ = ["GPT", "ResNet", "SmallCNN", "StagedModel", "ViT", "seeded"]

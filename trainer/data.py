@@ -1,0 +1,83 @@
+"""Text as a dataset: the bytes of files, in windows of one length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+import dataio
+from trainer.errors import ConfigError
+
+VOCABULARY = 256
+"""A token is a byte."""
+
+KEY = "tokens"
+
+
+def token_field(sequence_length: int) -> dataio.Array:
+    """Describe a sample: a sequence, and the byte after its last."""
+    return dataio.Array(KEY, (sequence_length + 1,), "uint8")
+
+
+def text_sources(
+    train: Sequence[str], test: Sequence[str], *, sequence_length: int, test_fraction: float = 0.0
+) -> tuple[dataio.Source, dataio.Source | None]:
+    """Open text to train on, and to evaluate on, if there is any.
+
+    Args:
+        train: Files.
+        test: Files; none where ``test_fraction`` gives the samples.
+        sequence_length: Bytes that a model reads of a sample; the next sample begins after them.
+        test_fraction: Of the samples of ``train``, its last ones.
+
+    Raises:
+        ConfigError: If a file cannot be read, or is shorter than a sample.
+    """
+    windows = _windows(train, sequence_length, "data.train")
+    if test:
+        held_out = _windows(test, sequence_length, "data.test")
+    else:
+        num_train = len(windows) - round(test_fraction * len(windows))
+        windows, held_out = windows[:num_train], windows[num_train:]
+        if not num_train:
+            raise ConfigError(
+                f"data.test_fraction is {test_fraction}, which leaves no sample of "
+                f"{len(held_out)} to train on; choose a smaller one"
+            )
+    return _source(train, windows), _source(test or train, held_out) if len(held_out) else None
+
+
+def _windows(paths: Sequence[str], sequence_length: int, key: str) -> NDArray[np.uint8]:
+    """See uint8[num_samples, sequence_length + 1] in files; no sample lies in two of them."""
+    each = [_windows_of(Path(path), sequence_length, key) for path in paths]
+    # One file is mapped, and read where a sample is asked for.
+    return each[0] if len(each) == 1 else np.concatenate(each)
+
+
+def _windows_of(path: Path, sequence_length: int, key: str) -> NDArray[np.uint8]:
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes <= sequence_length:
+            raise ConfigError(
+                f"{key}: {path} has {num_bytes} bytes, expected more than data.sequence_length = "
+                f"{sequence_length}; give a longer text, or a shorter sequence"
+            )
+        text = np.memmap(path, np.uint8, mode="r")
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {path} cannot be read ({error}); give the path of a text file, or "
+            'data.kind="images" for shards'
+        ) from error
+    # uint8[num_bytes - sequence_length, sequence_length + 1], then every sequence_length-th
+    sliding = np.lib.stride_tricks.sliding_window_view(text, sequence_length + 1)
+    return sliding[::sequence_length]
+
+
+def _source(paths: Sequence[str], windows: NDArray[np.uint8]) -> dataio.Source:
+    # The shape is part of the name: each length of sequence has a cache of its own.
+    shown = " ".join(str(Path(path).resolve()) for path in paths)
+    digest = xxhash.xxh3_64_hexdigest(shown.encode())
+    name = f"text://{Path(paths[0]).name}/{digest}/{len(windows)}x{windows.shape[1]}"
+    return dataio.NumpySource({KEY: windows}, name=name)

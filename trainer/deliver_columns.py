@@ -1,0 +1,153 @@
+"""Where the columns of a batch lie in a run of bytes: what every rank of a replica agrees on."""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.errors import DeliveryError
+
+Bytes = NDArray[np.uint8]
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Column:
+    """One tensor of a batch.
+
+    Attributes:
+        name: In the batch.
+        dtype: Torch's name of it.
+        shape: Of the tensor.
+        order: Its dimensions as they lie in memory, outermost first.
+        first: Its first byte.
+        wanted: By ``"input"``, ``"both"`` or ``"target"``: the stages that take it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    first: int
+    wanted: str
+
+    @property
+    def stop(self) -> int:
+        """The byte after its last."""
+        return self.first + math.prod(self.shape) * _dtype(self.dtype).itemsize
+
+    def view(self, data: Tensor, *, first: int = 0) -> Tensor:
+        """See the column in bytes that begin with byte ``first`` of the whole."""
+        flat = data[self.first - first : self.stop - first].view(_dtype(self.dtype))
+        laid = flat.view([self.shape[dim] for dim in self.order])
+        return laid.permute([self.order.index(dim) for dim in range(len(self.order))])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a stream of batches: the inputs' first, those of both next, the targets' last.
+
+    So what the first stage takes is one run of bytes, and what the last stage takes is one.
+    """
+
+    columns: tuple[Column, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.span("input", "target").stop
+
+    def span(self, *wanted: str) -> range:
+        """Find the bytes of the columns that some stages take; empty for none."""
+        taken = [column for column in self.columns if _takes(column.wanted, wanted)]
+        return range(taken[0].first, taken[-1].stop) if taken else range(0)
+
+    def write(self, batch: Mapping[str, Tensor], into: Bytes, *, where: str) -> None:
+        """Lay a batch out.
+
+        Raises:
+            DeliveryError: If its columns are not as they were when the layout was made.
+        """
+        data = torch.from_numpy(into)
+        for column in self.columns:
+            value = batch.get(column.name)
+            found = None if value is None else (_name(value.dtype), tuple(value.shape))
+            if value is None or found != (column.dtype, column.shape):
+                raise DeliveryError(
+                    f"{where}: column {column.name!r} is {found}, expected "
+                    f"{(column.dtype, column.shape)} as in the first batch; ranks of a replica "
+                    "take batches of one shape only: pad to it in transform or collate"
+                )
+            column.view(data).copy_(value)
+
+    def read(self, data: Bytes, *wanted: str) -> dict[str, Tensor]:
+        """See the columns that some stages take in the bytes of their span."""
+        first, whole = self.span(*wanted).start, torch.from_numpy(data)
+        taken = [column for column in self.columns if _takes(column.wanted, wanted)]
+        return {column.name: column.view(whole, first=first) for column in taken}
+
+    def to_json(self) -> str:
+        return json.dumps([asdict(column) for column in self.columns])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Columns":
+        told = [
+            column | {"shape": tuple(column["shape"]), "order": tuple(column["order"])}
+            for column in json.loads(text)
+        ]
+        return cls(tuple(Column(**column) for column in told))
+
+
+def lay_columns(
+    batch: Mapping[str, object], *, inputs: Collection[str], targets: Collection[str]
+) -> Columns:
+    """Lay out the columns that the first and the last stage take; others stay behind.
+
+    Raises:
+        DeliveryError: If one is missing, or is no tensor.
+    """
+    laid: list[Column] = []
+    stop = 0
+    for name, wanted in _by_stage(batch, inputs, targets):
+        value = batch.get(name)
+        if not isinstance(value, Tensor):
+            raise DeliveryError(
+                f"batch: column {name!r} is {type(value).__name__}, expected a tensor of one shape "
+                f"for every batch; the batch has {', '.join(batch)}: declare a field of fixed shape"
+            )
+        # Images lie channels last: kept so, they are copied as they are.
+        order = sorted(range(value.dim()), key=lambda dim: -value.stride()[dim])
+        first = -(-stop // ALIGNMENT) * ALIGNMENT
+        laid.append(
+            Column(name, _name(value.dtype), tuple(value.shape), tuple(order), first, wanted)
+        )
+        stop = laid[-1].stop
+    return Columns(tuple(laid))
+
+
+def _by_stage(
+    batch: Mapping[str, object], inputs: Collection[str], targets: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    both = [name for name in batch if name in inputs and name in targets]
+    yield from ((name, "input") for name in inputs if name not in both)
+    yield from ((name, "both") for name in both)
+    yield from ((name, "target") for name in targets if name not in both)
+
+
+def _takes(wanted: str, stages: Sequence[str]) -> bool:
+    return bool(stages) and (wanted == "both" or wanted in stages)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), "written by _name"
+    return dtype

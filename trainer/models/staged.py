@@ -1,0 +1,168 @@
+"""What the trainer asks of a model: a stem, numbered blocks and a head; any may be elsewhere."""
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.errors import ConfigError
+
+
+class StagedModel(nn.Module):
+    """A model that can be cut between any two blocks; to bring your own, see ``docs/models.md``.
+
+    Parameter names do not depend on the cut, so that a checkpoint of one mesh fits every other.
+
+    Args:
+        stem: Turns a batch's input into what the first block takes; None on later stages.
+        blocks: In order; what a block gives, the next one takes: one tensor.
+        head: Turns what the last block gives into logits; None on earlier stages.
+    """
+
+    def __init__(self, *, stem: nn.Module, blocks: list[nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        self.stem: nn.Module | None = stem
+        self.blocks = nn.ModuleDict({str(number): block for number, block in enumerate(blocks)})
+        self.head: nn.Module | None = head
+        self.num_blocks = len(blocks)
+        self.hidden_dtype: torch.dtype | None = None
+        self.num_sequence_parts = self.num_hidden_parts = 1
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Pass a batch, or what the stage before gave, through the layers that are here."""
+        if self.stem is not None:
+            values = self.stem(values)
+        for block in self.blocks.values():
+            values = block(values)
+        if self.head is not None:
+            values = self.head(values)
+        # FSDP hooks on to what comes out, where a view (of logits gathered over tp) may lose hooks.
+        values = values.clone() if values._is_view() else values
+        # A pipeline sends it on as it lies in memory.
+        return values if self.head is not None else values.contiguous()
+
+    def keep(self, blocks: range, *, first: bool, last: bool) -> None:
+        """Drop all but some blocks, in place.
+
+        Args:
+            blocks: Numbers of those to keep.
+            first: Whether to keep the stem.
+            last: Whether to keep the head.
+        """
+        self.blocks = nn.ModuleDict({str(number): self.blocks[str(number)] for number in blocks})
+        if not first:
+            self.stem = None
+        if not last:
+            self.head = None
+
+    def data_shape(self, batch_size: int) -> Tensor:
+        """Describe the stem's input, as a meta tensor."""
+        raise NotImplementedError
+
+    def logits_shape(self, batch_size: int) -> tuple[int, ...]:
+        """Say the shape of the head's output."""
+        raise NotImplementedError
+
+    def hidden_shape_before(self, block: int, batch_size: int) -> tuple[int, ...]:
+        """Say the shape of what a block takes (``num_blocks``: what the head takes)."""
+        raise NotImplementedError
+
+    def tp_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
+        """Say how the layers that are here are split over tp; those not named stay whole.
+
+        Args:
+            sequence_parallel: Between layers, each tp rank holds its part of the sequence.
+            loss_parallel: Logits stay split by class, as a DTensor.
+        """
+        return {}
+
+    def tp_divides(self) -> Mapping[str, int]:
+        """List the numbers that the tp size has to divide, by name."""
+        return {}
+
+    def use_context_parallel(self, mesh: DeviceMesh) -> None:
+        """Take a part of each sequence only, the others being on the other ranks of the mesh."""
+        raise ConfigError(
+            f"mesh.cp is {mesh.size()}, expected 1: {type(self).__name__} has no sequence to "
+            f"divide; leave mesh.cp out, and use mesh.tp or mesh.dp_shard"
+        )
+
+    def input_shape(self, batch_size: int) -> Tensor:
+        """Describe what this part takes, as a meta tensor."""
+        if self.stem is not None:
+            return self.data_shape(batch_size)
+        return self.hidden_shape(batch_size, min(self._numbers(), default=self.num_blocks))
+
+    def output_shape(self, batch_size: int) -> Tensor:
+        """Describe what this part gives, as a meta tensor."""
+        if self.head is None:
+            return self.hidden_shape(batch_size, max(self._numbers(), default=-1) + 1)
+        return self._meta(self.logits_shape(batch_size))
+
+    def hidden_shape(self, batch_size: int, before: int = 1) -> Tensor:
+        """Describe what the block of that number takes, as a meta tensor."""
+        return self._meta(self.hidden_shape_before(before, batch_size))
+
+    def flops_per_row(self) -> int:
+        """Count the operations of one sample's way forward; for a whole model on one process."""
+        weights = {
+            name: torch.empty_like(tensor, device="meta")
+            for name, tensor in [*self.named_parameters(), *self.named_buffers()]
+        }
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            torch.func.functional_call(self, weights, (self.data_shape(1),))
+        return int(counter.get_total_flops())
+
+    def check_mesh(self, *, num_stages: int = 1, tp: int = 1) -> None:
+        """Refuse sizes that this model cannot be divided by.
+
+        Raises:
+            ConfigError: Names the number that does not divide.
+        """
+        kind = type(self).__name__
+        if num_stages > max(self.num_blocks, 1):
+            raise ConfigError(
+                f"mesh.pp: {kind} has {self.num_blocks} blocks, fewer than {num_stages} stages; "
+                f"choose a smaller mesh.pp (or mesh.virtual), or a deeper model"
+            )
+        for name, number in self.tp_divides().items():
+            if number % tp:
+                raise ConfigError(
+                    f"mesh.tp is {tp}, which does not divide {kind}'s {number} {name}; choose a "
+                    f"mesh.tp or a number of {name} that does"
+                )
+
+    def _numbers(self) -> list[int]:
+        return [int(number) for number in self.blocks]
+
+    def _meta(self, shape: tuple[int, ...]) -> Tensor:
+        dtype = self.hidden_dtype or next(self.parameters()).dtype
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def scaled(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Map uint8 in [0, 255] to floating point in [-1, 1]."""
+    return images.to(dtype) / 127.5 - 1
+
+
+class Images(nn.Module):
+    """A stem: scale bytes, then the layers."""
+
+    def __init__(self, layers: nn.Module, shape: tuple[int, int, int] | None = None) -> None:
+        super().__init__()
+        self.layers, self.shape = layers, shape
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map uint8[batch, channels, height, width] to what the first block takes."""
+        if self.shape is not None and tuple(images.shape[1:]) != self.shape:
+            raise ValueError(
+                f"images are {list(images.shape[1:])}, the model was made for "
+                f"{list(self.shape)} [channels, height, width]; set data.channels and "
+                "model.image_size, or data.image_size to resize"
+            )
+        dtype = next(self.layers.parameters()).dtype
+        return cast(Tensor, self.layers(scaled(images, dtype)))

@@ -1,0 +1,133 @@
+"""Settings in checked dataclasses: a table of a TOML file, each field within its range."""
+
+import dataclasses
+import difflib
+import math
+import operator
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+
+from trainer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least`` to ``most``, ends included unless said."""
+
+    least: float
+    most: float | None = None
+    ends: str = "[]"
+
+    def holds(self, value: float) -> bool:
+        above = operator.ge if self.ends[0] == "[" else operator.gt
+        below = operator.le if self.ends[1] == "]" else operator.lt
+        return above(value, self.least) and (self.most is None or below(value, self.most))
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"{'>=' if self.ends[0] == '[' else '>'} {self.least}"
+        return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
+
+
+Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, 1, "[)")]
+Positive = Annotated[float, Range(0, ends="(]")]
+NotNegative = Annotated[float, Range(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One table of the file; checks each field against its annotation."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            if not _fits(value, hint):
+                key = f"{section_name(type(self))}.{name}"
+                raise ConfigError(
+                    f"{key} is {value!r}, expected {_words(hint)}; correct it in the file, or give "
+                    f"{key}=VALUE on the command line"
+                )
+
+
+def section_name(section: type[Section]) -> str:
+    """Name the table of a section."""
+    return section.__name__.removesuffix("Config").lower()
+
+
+def apply_override(tables: dict[str, object], override: str) -> None:
+    """Set what ``section.key=value`` says in tables as TOML gives them."""
+    key, equals, text = override.partition("=")
+    section, dot, name = key.partition(".")
+    if not (equals and dot and name):
+        raise ConfigError(
+            f"override {override!r}, expected section.key=value; write for example run.epochs=3"
+        )
+    try:
+        value: object = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = tables.setdefault(section, {})
+    if isinstance(table, dict):
+        table[name] = value
+
+
+def build_section(section: type[Section], table: object) -> Section:
+    """Make one table's settings; unknown and missing keys are errors."""
+    name = section_name(section)
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
+    known = {f"{name}.{f.name}": f for f in dataclasses.fields(section)}
+    for key in table:
+        check_known(f"{name}.{key}", known)
+    for key, its in known.items():
+        missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
+        if missing and its.name not in table:
+            raise ConfigError(f"{key} is missing; set it in the file or give {key}=VALUE")
+    return section(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+
+
+def check_known(key: str, known: Mapping[str, object]) -> None:
+    """Refuse a key that is not among the known ones, and guess which was meant."""
+    if key not in known:
+        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)
+        raise ConfigError(
+            f"{key} is unknown; did you mean {nearest[0]}? Known here: {', '.join(known)}"
+        )
+
+
+def _fits(value: object, hint: object) -> bool:
+    if get_origin(hint) is Annotated:
+        base, bounds = get_args(hint)
+        assert isinstance(bounds, Range), "only ranges annotate a setting"
+        return _fits(value, base) and isinstance(value, int | float) and bounds.holds(value)
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
+    if hint in (int, float):
+        numbers = int if hint is int else int | float
+        return isinstance(value, numbers) and type(value) is not bool and math.isfinite(value)
+    return isinstance(value, hint) if isinstance(hint, type) else False
+
+
+def _words(hint: object) -> str:
+    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    plain |= {type(None): "leaving it out"}
+    if get_origin(hint) is Annotated:
+        base, bounds = get_args(hint)
+        return f"{_words(base)} {bounds}"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_words(option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list, each {_words(get_args(hint)[0])}"
+    return next(words for kind, words in plain.items() if hint is kind)
