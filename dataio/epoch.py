@@ -74,11 +74,13 @@ class EpochPlan:
         selection: As the policy chose, less the hidden rows that top up the last steps.
         order: The batches.
         dealt: int64[num_replicas]: Rows that every replica of the job trains.
+        num_hidden: Rows that all decks hide, the same however they are dealt.
     """
 
     selection: Selection
     order: Order
     dealt: NDArray[np.int64]
+    num_hidden: int = 0
 
     def block(self, first_step: int, num_steps: int) -> Block:
         """Find rows and weights of some steps.
@@ -147,7 +149,8 @@ def plan_epoch(
         num_steps(dealt, batch_size, drop_last=drop_last),
         groups,
     )
-    return EpochPlan(replace(selection, hidden=hidden), order, dealt)
+    num_hidden = int((counts.unseen - shown).sum())
+    return EpochPlan(replace(selection, hidden=hidden), order, dealt, num_hidden)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class Filesystem(NamedTuple):
     mount_point: Path
     source: str
     """The device, server or label that is mounted."""
+    options: tuple[str, ...] = ()
+    """Of this mount, then of its filesystem, each once."""
 
 
 def filesystem_of(path: Path, *, mountinfo: str | None = None) -> Filesystem:
@@ -61,8 +63,12 @@ def filesystem_of(path: Path, *, mountinfo: str | None = None) -> Filesystem:
         deeper = len(mount_point.parts) >= len(found.mount_point.parts)
         # Equally deep: the later one was mounted over the earlier.
         if deeper and resolved.is_relative_to(mount_point):
-            fs_type, source = kind.split(" ")[:2]
-            found = Filesystem(fs_type, _is_shared(fs_type), mount_point, _unescape(source))
+            fs_type, source, *own = kind.split(" ")
+            listed = ",".join([mounted.split(" ")[5], *own]).split(",")
+            found = Filesystem(
+                fs_type, is_shared(fs_type), mount_point, _unescape(source),
+                tuple(dict.fromkeys(_unescape(option) for option in listed if option)),
+            )  # fmt: skip
     return found
 
 
@@ -158,7 +164,8 @@ def _named(choice: str | None) -> str | None:
     return os.environ.get("TONARI_CACHE") if choice in (None, "auto") else choice
 
 
-def _is_shared(fs_type: str) -> bool:
+def is_shared(fs_type: str) -> bool:
+    """Whether other nodes see the same files on a filesystem of this type."""
     # Sites mount parallel filesystems under FUSE names of their own: of those we do not know, a
     # wrong refusal costs one variable, a wrong trust costs the run.
     is_fuse = fs_type == "fuse" or fs_type.startswith("fuse.")

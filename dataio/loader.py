@@ -253,6 +253,8 @@ class Loader:
         self._num_epochs: int | None = None
         self._begun = False
         self._scores_used = False
+        # Rows that a loaded state's epoch hides; None: not known, or nothing was loaded.
+        self._told_hidden: int | None = None
         self._restored: NodeSnapshot | None = None
         self._first_tag = self.world.open_channel()
         self._moves = Moves(self._pool, self._placements, first_tag=self._first_tag)
@@ -335,7 +337,21 @@ class Loader:
         selection = node.selection if node is not None else None
         losses = node.losses if node is not None else None
         self._begin(position, selection, self._seen_before(position, node), losses)
+        self._check_hidden(position)
         self._open_epoch()
+
+    def _check_hidden(self, position: Position) -> None:
+        """Refuse to go on amid an epoch that hid other rows; who keeps scores has been warned."""
+        told, self._told_hidden = self._told_hidden, None
+        found = self._plan.num_hidden
+        if told in (None, found) or not position.running.steps or self._pool.keeps_scores:
+            return
+        self._begun = False
+        raise StateError(
+            f"checkpoint: epoch {position.epoch} hides {told} rows, with the importance of this "
+            f"loader {found}, so samples would be skipped or repeated; make the loader as it was "
+            "when the checkpoint was written"
+        )
 
     def _seen_before(
         self, position: Position, node: NodeSnapshot | None
@@ -462,6 +478,14 @@ class Loader:
         epochs = self.epoch + (done / whole if whole else 1.0)
         return min(epochs / self._num_epochs, 1.0) if self._num_epochs else 1.0
 
+    @property
+    def steps_before(self) -> float:
+        """Steps that the rows trained before this epoch's first would make here, on every rank.
+
+        0 unless the epoch goes on from one that other replicas, or other batches, began.
+        """
+        return self._position.ended_rows / self._position.running.step_rows
+
     def __len__(self) -> int:
         """Count this epoch's steps, the same on every replica; all rows before the first."""
         return self._plan.order.steps if self._begun else self.max_steps(1)
@@ -538,6 +562,8 @@ class Loader:
     ) -> None:
         """Tell what a batch's rows cost; padding is passed over. Without importance, does nothing.
 
+        Before the epoch turns: its slots hold other rows then.
+
         Args:
             batch: As delivered.
             loss: float[batch]: One loss a row.
@@ -581,7 +607,9 @@ class Loader:
         if self._begun:
             position = position.at(steps=self.step, refresh_step=self._refresh_step)
         placed = {} if self._placements.traced else {"placement": self._moves.digest}
-        return {**self._run.to_json(), **placed, **position.to_json()}
+        hidden = self._plan.num_hidden if self._begun else self._told_hidden
+        told = {} if hidden is None else {"hidden": hidden}
+        return {**self._run.to_json(), **placed, **position.to_json(), **told}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from where `state_dict` was taken. Scores start anew: only `restore` has them.
@@ -592,10 +620,12 @@ class Loader:
         Raises:
             StateError: If the state is of another dataset, seed or shuffle; or it is from the
                 middle of an epoch with hidden rows, and the layout or batch size is another; or
-                the shuffle goes by scores, and placed the rows of that epoch.
+                the shuffle goes by scores, and placed the rows of that epoch. When the epoch
+                begins: if it hid another number of rows than a policy without scores now does.
         """
         position = self._position_in(state)
-        if self._importance is not None and position.ended:
+        hidden = state.get("hidden")
+        if position.ended and (hidden or self._importance is not None):
             raise StateError(
                 f"checkpoint: epoch {position.epoch} was begun on other ranks or with another "
                 "batch size, and state_dict does not say which rows it hid; use loader.save and "
@@ -605,11 +635,15 @@ class Loader:
         if self._pool.keeps_scores:
             log.warning(
                 "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
-                "hidden rows start anew; use loader.save and loader.restore to keep them",
+                "hidden rows start anew%s; use loader.save and loader.restore to keep them",
                 self.world.rank,
+                ", and what is left of this epoch skips some samples and repeats others"
+                if hidden and position.running.steps
+                else "",
             )
         self._abandon()
         self._position = position
+        self._told_hidden = hidden if isinstance(hidden, int) else None
 
     def _check_known(self, position: Position, call: str) -> None:
         first_epoch = position.running.first_epoch
@@ -624,10 +658,7 @@ class Loader:
 
         A directory of that name is replaced only when the new one is whole.
         """
-        self._ensure_begun()
-        # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._pool.settle()
-        self._feedback.settle()
+        self.settle()
         trained = np.zeros(self._decks.num_rows, np.uint8)
         if self._seen is not None:
             trained[self._seen] = 1
@@ -636,6 +667,16 @@ class Loader:
             self._held_ids(), self._pool.scores, self._plan.selection, trained, self._moves.losses
         )
         save_snapshot(Path(path), self.state_dict(), node, self.world)
+
+    def settle(self) -> None:
+        """Bring cache and scores to where this loader stands: what `save` begins with. Collective.
+
+        For a loader that goes on from what another one of the same rows has saved.
+        """
+        self._ensure_begun()
+        # A checkpoint is never ahead of the caches: they cannot step forward.
+        self._pool.settle()
+        self._feedback.settle()
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on exactly where `save` was called. Collective.
@@ -650,7 +691,7 @@ class Loader:
         state = load_state(found)
         position = self._position_in(state)
         self._abandon()
-        self._position = position
+        self._position, self._told_hidden = position, None
         epoch, first_epoch = position.epoch, position.running.first_epoch
         wanted = None
         if self._placements.knows(epoch, first_epoch=first_epoch):
@@ -684,9 +725,10 @@ class Loader:
             ``exchange_blocked_s`` of it waiting for partners, ``exchange_cpu_s`` of a core,
             ``exchange_overlap_fraction`` of the
             last epoch's arrivals in before, ``staging_s`` reading the source; bytes by where they
-            came from: ``source_bytes``, ``disk_bytes`` (read by this process, as the kernel
-            counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``; ``pulled_rows``
-            that came from other nodes because a cache was lost, older or laid out otherwise;
+            came from: ``source_bytes`` (indexes and the counting of samples included),
+            ``disk_bytes`` (read by this process, as the kernel counts), ``page_cache_bytes`` (the
+            rest of the batches), ``peer_bytes``; ``pulled_rows`` that came from other nodes because
+            a cache was lost, older or laid out otherwise;
             with a quota ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and
             ``streamed_bytes`` read from the source because they do not, ``window_wait_s`` (part of
             ``wait_s``) blocked on them;

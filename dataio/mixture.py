@@ -6,6 +6,7 @@ the loaders' own collective calls meet.
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from dataio.gather import Batch
 from dataio.loader import Loader
 from dataio.permutation import permute
 from dataio.seeding import Key, key
+from dataio.snapshot import named, previous, replace_directory
 
 Weights = Mapping[str, float]
 
@@ -31,7 +33,8 @@ class Mixture:
     """Draws batches from loaders by weight; an epoch is a number of steps.
 
     A loader whose epoch is used up begins its next one: every dataset goes round at its own pace,
-    each of its samples once a lap. Collective: as `Loader`'s calls are.
+    each of its samples once a lap. Rows that a loader hides get no new score at the end of a lap.
+    Collective: as `Loader`'s calls are.
 
     Args:
         loaders: By name; closed with the mixture.
@@ -183,14 +186,24 @@ class Mixture:
         self._plan = self._planned(self.epoch)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all loaders' states into a directory that all nodes see; see `Loader.save`."""
+        """Write all loaders' states into a directory that all nodes see; see `Loader.save`.
+
+        A directory of that name is replaced only when the new one is whole.
+        """
         root = Path(path)
+        # Whole or not at all: loaders that stand at different times would skip or repeat samples
+        partial = root.with_name(root.name + ".partial")
+        world = next(iter(self.loaders.values())).world
+        if world.rank == 0:
+            with named(root):
+                shutil.rmtree(partial, ignore_errors=True)
         for name, loader in self.loaders.items():
-            loader.save(root / name)
-        first = next(iter(self.loaders.values()))
-        if first.world.rank == 0:
-            write_json(root / "mixture.json", self._mine())
-        first.world.barrier(doing="save the mixture")
+            loader.save(partial / name)
+        if world.rank == 0:
+            with named(root):
+                write_json(partial / "mixture.json", self._mine())
+                replace_directory(partial, root)
+        world.barrier(doing="save the mixture")
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on exactly where `save` was called; see `Loader.restore`.
@@ -198,14 +211,18 @@ class Mixture:
         Raises:
             StateError: If nothing was saved there, or by another mixture.
         """
-        found = Path(path) / "mixture.json"
+        root = Path(path)
+        if not (root / "mixture.json").exists() and previous(root).exists():
+            root = previous(root)
+        found = root / "mixture.json"
         if not found.exists():
             raise StateError(
-                f"{found}: no such file, expected what Mixture.save wrote; give its directory"
+                f"{Path(path) / 'mixture.json'}: no such file, expected what Mixture.save wrote; "
+                "give its directory"
             )
         self._go_to(json.loads(found.read_text()))
         for name, loader in self.loaders.items():
-            loader.restore(Path(path) / name)
+            loader.restore(root / name)
 
     def close(self) -> None:
         """Close all loaders."""

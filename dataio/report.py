@@ -90,7 +90,7 @@ class Feedback:
         *,
         epoch: int,
     ) -> None:
-        """Take in a batch's report, but for padding; a loss of nan is as inf.
+        """Take in a batch's report, but for padding; a loss of nan is as inf, such a confidence 0.
 
         Each tensor may be on the host or on a GPU; other devices are waited for.
 
@@ -148,7 +148,7 @@ class Feedback:
                 correct=None if correct is None else correct.astype(np.bool_, copy=False),
                 confidence=None
                 if confidence is None
-                else confidence.astype(np.float32, copy=False),
+                else np.fmax(confidence, 0).astype(np.float32, copy=False),
                 epoch=epoch,
             )
 

@@ -65,23 +65,28 @@ def save_snapshot(path: Path, state: dict[str, object], node: NodeSnapshot, worl
     """
     partial = path.with_name(path.name + ".partial")
     if world.rank == 0:
-        with _named(path):
+        with named(path):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     world.barrier(doing="begin to save")
     if world.local_rank == 0:
-        with _named(path):
+        with named(path):
             write_table(_node_file(partial, world.node), _to_table(node))
     world.barrier(doing="save every node")
     if world.rank == 0:
-        with _named(path):
+        with named(path):
             write_json(partial / "state.json", state)
-            _replace(partial, path)
+            replace_directory(partial, path)
     world.barrier(doing="finish saving")
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
+    """Make an error of writing one that names the directory.
+
+    Raises:
+        StateError: If something in it cannot be written.
+    """
     try:
         yield
     except OSError as error:
@@ -92,8 +97,9 @@ def _named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _replace(partial: Path, path: Path) -> None:
-    older = _previous(path)
+def replace_directory(partial: Path, path: Path) -> None:
+    """Put a whole directory in the place of an older one, which stays beside it until then."""
+    older = previous(path)
     if path.exists():
         shutil.rmtree(older, ignore_errors=True)
         os.replace(path, older)
@@ -102,7 +108,8 @@ def _replace(partial: Path, path: Path) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
-def _previous(path: Path) -> Path:
+def previous(path: Path) -> Path:
+    """Name the directory that a kill may have left in place of ``path``."""
     return path.with_name(path.name + ".previous")
 
 
@@ -112,7 +119,7 @@ def find_snapshot(path: Path) -> Path:
     Raises:
         StateError: If neither is there.
     """
-    for candidate in (path, _previous(path)):
+    for candidate in (path, previous(path)):
         if (candidate / "state.json").exists():
             return candidate
     raise StateError(

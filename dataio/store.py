@@ -27,6 +27,9 @@ RUN_ROWS = 8
 """Rows in a run, on average, from which on a write a run is cheaper than page faults."""
 
 
+ALIGN_BYTES = 4096
+"""Where rows of a memory page or more begin. A page of most machines; those of larger ones are
+past what NumPy reads of a header, 10,000 bytes."""
 FOLIO_BYTES = 2 << 20
 """What the page cache holds in one piece at best; a fault then maps as much at once."""
 
@@ -107,8 +110,8 @@ class FixedFile:
 
     def _choose_start(self, header_bytes: int) -> int:
         """Where rows begin: those of a page or more on a page, or each would need one more."""
-        wide = self.column.width_bytes >= mmap.PAGESIZE
-        return -(-header_bytes // mmap.PAGESIZE) * mmap.PAGESIZE if wide else header_bytes
+        wide = self.column.width_bytes >= ALIGN_BYTES
+        return -(-header_bytes // ALIGN_BYTES) * ALIGN_BYTES if wide else header_bytes
 
     @staticmethod
     def _start_of_rows(file: IO[bytes]) -> int:

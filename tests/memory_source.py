@@ -34,14 +34,17 @@ class MemorySource:
         schema = row_schema(fields)
         for first in range(0, len(sample_ids), self.block_rows):
             ids = np.asarray(sample_ids[first : first + self.block_rows], np.int64)
-            data = [payload(i) for i in ids.tolist()]
-            lengths = np.array([[len(d)] for d in data], np.int64).reshape(len(ids), 1)
-            labels = (ids % 10).astype("<i8").view(np.uint8).reshape(len(ids), 8)
-            column = np.frombuffer(b"".join(data), np.uint8)
-            assert row_offsets(lengths[:, 0])[-1] == len(column)
-            self.bytes_read += len(column) + 8 * len(ids)
             self.rows_read += ids.tolist()
-            yield make_rows(schema, ids, [labels], lengths, [column])
+            fixed, columns, lengths = [], [], np.empty((len(ids), 0), np.int64)
+            if any(isinstance(field, Int) for field in fields.values()):
+                fixed = [(ids % 10).astype("<i8").view(np.uint8).reshape(len(ids), 8)]
+            if any(isinstance(field, Bytes) for field in fields.values()):
+                data = [payload(i) for i in ids.tolist()]
+                lengths = np.array([[len(d)] for d in data], np.int64).reshape(len(ids), 1)
+                columns = [np.frombuffer(b"".join(data), np.uint8)]
+                assert row_offsets(lengths[:, 0])[-1] == len(columns[0])
+            self.bytes_read += sum(column.size for column in (*fixed, *columns))
+            yield make_rows(schema, ids, fixed, lengths, columns)
 
 
 def placed(sample_ids: np.ndarray, epoch: int = 0) -> Placement:

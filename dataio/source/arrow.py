@@ -11,7 +11,7 @@ from dataio.errors import SourceError
 from dataio.fields import Field
 from dataio.rows import Rows
 from dataio.source.arrow_messages import BATCH, DICTIONARY, Message, list_messages
-from dataio.source.base import Shard
+from dataio.source.base import Contents, Shard
 from dataio.source.columns import check_columns, one_line, table_rows
 from dataio.source.files import Storage, StorageFile
 from dataio.source.window import merge_extents
@@ -46,13 +46,11 @@ class ArrowFormat:
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
         return None
 
-    def count(self, storage: Storage, path: str) -> int:
-        return sum(self.piece_counts(storage, path))
-
-    def piece_counts(self, storage: Storage, path: str) -> list[int]:
+    def survey(self, storage: Storage, path: str) -> Contents:
         """Count the rows of each record batch, by the headers."""
         with storage.open(path) as file:
-            return [m.num_rows for m in list_messages(file) if m.kind == BATCH and m.num_rows]
+            messages = list_messages(file)
+        return Contents([m.num_rows for m in messages if m.kind == BATCH and m.num_rows])
 
     def read(
         self,

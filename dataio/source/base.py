@@ -1,8 +1,8 @@
 """A source: shards in their order, their samples numbered from 0 through all of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,24 @@ def check_ids(source: Source, sample_ids: NDArray[np.int64]) -> None:
         )
 
 
+Mark = tuple[int, int]
+"""The number of a sample in its shard, and where its first byte is."""
+
+NO_MARKS = np.empty((0, 2), np.int64)
+
+
+class Contents(NamedTuple):
+    """What a shard holds.
+
+    Attributes:
+        counts: Samples of each piece that is read as one; of all, where there are no pieces.
+        marks: int64[num_marks, 2]: Samples that reading can begin at, see `Mark`; ascending.
+    """
+
+    counts: list[int]
+    marks: NDArray[np.int64] = NO_MARKS
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file of the source.
@@ -82,11 +100,13 @@ class Shard:
         path: Where it is.
         num_samples: How many samples it holds, >= 1.
         first: Number of its first sample.
+        marks: See `Contents`; empty where nobody looked.
     """
 
     path: str
     num_samples: int
     first: int
+    marks: NDArray[np.int64] = field(default_factory=lambda: NO_MARKS, compare=False)
 
 
 class ShardFormat(Protocol):
@@ -96,7 +116,7 @@ class ShardFormat(Protocol):
         """Find the samples of each shard in an index of all; None where there is none."""
         ...
 
-    def count(self, storage: Storage, path: str) -> int:
+    def survey(self, storage: Storage, path: str) -> Contents:
         """Count the samples of one shard."""
         ...
 
@@ -108,15 +128,6 @@ class ShardFormat(Protocol):
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
         """Read samples of one shard; ``numbers`` count from its first."""
-        ...
-
-
-@runtime_checkable
-class PiecedFormat(Protocol):
-    """A `ShardFormat` that reads shards in pieces, each of them whole."""
-
-    def piece_counts(self, storage: Storage, path: str) -> list[int]:
-        """Count the samples of each piece of one shard."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How many samples each shard holds, kept on the node so that the next start opens none."""
+"""What each shard holds, kept on the node so that the next start opens none."""
 
 import json
 import logging
@@ -14,11 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class Surveyed(NamedTuple):
-    """A shard: the samples of its pieces, its bytes and time of change."""
+    """A shard: the samples of its pieces, its bytes and time of change; its marks, flat."""
 
     counts: list[int]
     num_bytes: int
     mtime_ns: int
+    marks: list[int]
 
 
 def read_counts(directory: Path, paths: Sequence[str]) -> list[Surveyed] | None:
@@ -67,4 +68,4 @@ def write_counts(directory: Path, paths: Sequence[str], found: Sequence[Surveyed
 def _file(directory: Path, paths: Sequence[str]) -> Path:
     # A relative path means another shard in another working directory.
     names = [path if "://" in path else str(Path(path).absolute()) for path in paths]
-    return directory / f"{xxhash.xxh3_64_hexdigest(json.dumps(names).encode())}.counts"
+    return directory / f"{xxhash.xxh3_64_hexdigest(json.dumps(names).encode())}.survey"

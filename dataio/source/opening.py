@@ -12,7 +12,7 @@ import xxhash
 from dataio.errors import SourceError
 from dataio.source.agree import agree
 from dataio.source.arrow import ArrowFormat
-from dataio.source.base import PiecedFormat, Shard, ShardedSource, ShardFormat, Source
+from dataio.source.base import Contents, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.counts import Surveyed, read_counts, write_counts
 from dataio.source.expand import SHARD_SUFFIXES, expand
 from dataio.source.files import Storage
@@ -38,6 +38,8 @@ FORMATS: dict[str, ShardFormat] = {
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 FOLDER = b"folder"
+MAX_MARKS = 1 << 16
+"""Of all shards: every rank is told all. Where shards are many, few ranks read parts of them."""
 COUNT_THREADS = 4
 """Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
 
@@ -80,34 +82,39 @@ def open_source(
 
     kept = read_counts(index_cache, paths) if index_cache is not None else None
 
+    # In the order that nodes stage them: this one's page cache may still hold what it counted.
+    size = world.world_size
+    cuts = [len(paths) * rank // size for rank in range(size + 1)]
+
     def survey() -> bytes:
         def one(i: int) -> Surveyed:
-            count = counts[i] if counts is not None else None
-            return _survey(storage, shard_format, paths[i], count, kept[i] if kept else None)
+            known = Contents([counts[i]]) if counts is not None else None
+            found = _survey(storage, shard_format, paths[i], known, kept[i] if kept else None)
+            return found._replace(marks=_thinned(found.marks, len(paths)))
 
-        mine = range(world.rank, len(paths), world.world_size)
+        mine = range(*cuts[world.rank : world.rank + 2])
         with ThreadPoolExecutor(COUNT_THREADS, thread_name_prefix="tonari-count") as threads:
             return json.dumps(list(threads.map(one, mine))).encode()
 
-    parts = [
-        json.loads(part) for part in agree(world, survey, doing="count the samples of the shards")
-    ]
-    size = world.world_size
-    found = [Surveyed(*parts[i % size][i // size]) for i in range(len(paths))]
+    parts = agree(world, survey, doing="count the samples of the shards")
+    found = [Surveyed(*entry) for part in parts for entry in json.loads(part)]
     if index_cache is not None and found != kept and world.local_rank == 0:
         write_counts(index_cache, paths, found)
     for i, (path, shard) in enumerate(zip(paths, found, strict=True)):
         # Another node's copy may have another time.
-        storage.expect(path, shard.num_bytes, shard.mtime_ns if i % size == world.rank else None)
+        own = cuts[world.rank] <= i < cuts[world.rank + 1]
+        storage.expect(path, shard.num_bytes, shard.mtime_ns if own else None)
     pieces = np.concatenate([shard.counts for shard in found]).astype(np.int64)
     totals = [sum(shard.counts) for shard in found]
     shards = [
-        Shard(path, count, first)
-        for path, count, first in zip(paths, totals, accumulate(totals, initial=0), strict=False)
+        Shard(path, count, first, np.array(shard.marks, np.int64).reshape(-1, 2))
+        for path, shard, count, first in zip(
+            paths, found, totals, accumulate(totals, initial=0), strict=False
+        )
     ]
     marks = [
-        [PurePosixPath(path).name, count, size, mtime_ns]
-        for path, count, (_, size, mtime_ns) in zip(paths, totals, found, strict=True)
+        [PurePosixPath(path).name, count, num_bytes, mtime_ns]
+        for path, count, (_, num_bytes, mtime_ns, _) in zip(paths, totals, found, strict=True)
     ]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
     return ShardedSource(
@@ -176,23 +183,26 @@ def _survey(
     storage: Storage,
     shard_format: ShardFormat,
     path: str,
-    count: int | None,
+    known: Contents | None,
     kept: Surveyed | None,
 ) -> Surveyed:
     """Find a shard's samples, piece by piece, its bytes and time of change."""
     size, mtime_ns = storage.stat(path)
     if kept is not None and (kept.num_bytes, kept.mtime_ns) == (size, mtime_ns):
         return kept
-    if isinstance(shard_format, PiecedFormat):
-        counts = shard_format.piece_counts(storage, path)
-    else:
-        counts = [shard_format.count(storage, path) if count is None else count]
+    counts, marks = known if known is not None else shard_format.survey(storage, path)
     if size == 0 or sum(counts) < 1:
         raise SourceError(
             f"{path}: holds no samples ({size} bytes), expected at least one; remove the shard or "
             "write it again"
         )
-    return Surveyed(counts, size, mtime_ns)
+    return Surveyed(counts, size, mtime_ns, marks.ravel().tolist())
+
+
+def _thinned(marks: list[int], num_shards: int) -> list[int]:
+    """Keep a shard's part of all marks that there may be."""
+    step = 1 + len(marks) // 2 * num_shards // MAX_MARKS
+    return np.array(marks, np.int64).reshape(-1, 2)[::step].ravel().tolist()
 
 
 def _name(spec: str | Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dataio.errors import SourceError
 from dataio.fields import Field
 from dataio.rows import Rows
-from dataio.source.base import Shard
+from dataio.source.base import Contents, Shard
 from dataio.source.columns import check_columns, one_line, table_rows
 from dataio.source.files import Storage, StorageFile
 
@@ -22,14 +22,12 @@ class ParquetFormat:
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
         return None
 
-    def count(self, storage: Storage, path: str) -> int:
-        return sum(self.piece_counts(storage, path))
-
-    def piece_counts(self, storage: Storage, path: str) -> list[int]:
+    def survey(self, storage: Storage, path: str) -> Contents:
         """Count the rows of each row group: readers that meet between two share none."""
         with storage.open(path) as file:
             metadata = _open(file).metadata
-        return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        groups = range(metadata.num_row_groups)
+        return Contents([metadata.row_group(group).num_rows for group in groups])
 
     def read(
         self,

@@ -9,17 +9,18 @@ from dataio.buffers import BufferRing
 from dataio.errors import FieldError, SourceError
 from dataio.fields import Field, Raw
 from dataio.rows import Rows
-from dataio.source.base import Shard
+from dataio.source.base import Contents, Mark, Shard
 from dataio.source.files import Storage, StorageFile
 from dataio.source.row_block import RowBlock
 from dataio.source.tar_headers import BLOCK, read_number
 from dataio.source.tar_index import (
     ShardIndex,
-    count_samples,
     index_path,
+    indexed_count,
     listed_counts,
     read_index,
 )
+from dataio.source.tar_marks import count_and_mark, cut_at_marks
 from dataio.source.tar_samples import Samples, Wanted, walk_samples
 from dataio.source.window import File, Window, merge_extents
 
@@ -37,8 +38,12 @@ class TarFormat:
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         return listed_counts(storage, paths)
 
-    def count(self, storage: Storage, path: str) -> int:
-        return count_samples(storage, path)
+    def survey(self, storage: Storage, path: str) -> Contents:
+        count = indexed_count(storage, path)
+        if count is not None:
+            return Contents([count])
+        with storage.open(path) as file:
+            return count_and_mark(file)
 
     def read(
         self,
@@ -47,7 +52,7 @@ class TarFormat:
         numbers: NDArray[np.int64],
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
-        """Read samples: a whole shard by its headers alone, a part by its index if it has one."""
+        """Read samples: a part of a shard by its index if it has one, else by its headers."""
         extensions = {name: field.key.lower() for name, field in fields.items()}
         index = read_index(storage, shard.path) if len(numbers) < shard.num_samples else None
         with storage.open(shard.path) as file:
@@ -73,24 +78,32 @@ def read_in_order(
     fields: Mapping[str, Field],
     buffers: BufferRing,
 ) -> Iterator[Rows]:
-    """Read samples by the headers of their shard, from its beginning."""
+    """Read samples by the headers of their shard, from its beginning or the marks before them."""
     extensions = {name: field.key.lower() for name, field in fields.items()}
-    wanted = Wanted(numbers, frozenset(extensions.values()), file.size // shard.num_samples)
-    block, stop = RowBlock(fields, buffers), 0
-    for samples in walk_samples(Window(file), wanted):
+    block = RowBlock(fields, buffers)
+    for start, run in cut_at_marks(numbers, shard.marks):
+        for samples, chosen in _walk(file, shard, start, run, frozenset(extensions.values())):
+            _add(block, samples, shard, chosen, extensions)
+            if block.full:
+                yield block.take()
+    if len(block):
+        yield block.take()
+
+
+def _walk(
+    file: File, shard: Shard, start: Mark, numbers: NDArray[np.int64], extensions: frozenset[str]
+) -> Iterator[tuple[Samples, NDArray[np.int64]]]:
+    """Find samples from a mark on, those that are wanted among them; and see that all are there."""
+    wanted, stop = Wanted(numbers, extensions, file.size // shard.num_samples), start[0]
+    for samples in walk_samples(Window(file), wanted, start=start):
         stop = samples.stop
         first, last = np.searchsorted(numbers, [samples.start, stop])
         if first < last:
-            _add(block, samples, shard, numbers[first:last], extensions)
-        if block.full:
-            yield block.take()
+            yield samples, numbers[first:last]
         if last == len(numbers) and stop < shard.num_samples:
-            break
-    else:
-        if stop != shard.num_samples:
-            raise _disagree(shard, f"{stop} samples", f"{shard.num_samples}")
-    if len(block):
-        yield block.take()
+            return
+    if stop != shard.num_samples:
+        raise _disagree(shard, f"{stop} samples", f"{shard.num_samples}")
 
 
 def _add(

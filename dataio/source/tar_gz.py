@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from dataio.errors import SourceError
 from dataio.fields import Field
 from dataio.rows import Rows
-from dataio.source.base import Shard
+from dataio.source.base import Contents, Shard
 from dataio.source.files import Storage, StorageFile
 from dataio.source.tar import read_in_order
-from dataio.source.tar_index import count_headers, listed_counts
+from dataio.source.tar_index import listed_counts
+from dataio.source.tar_marks import count_and_mark
 from dataio.source.window import IN_ORDER_BYTES
 
 COMPRESSED_BYTES = 1 << 20
@@ -26,9 +27,10 @@ class GzipTarFormat:
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         return listed_counts(storage, paths)
 
-    def count(self, storage: Storage, path: str) -> int:
+    def survey(self, storage: Storage, path: str) -> Contents:
         with storage.open(path) as file:
-            return count_headers(GunzippedFile(file))
+            # Nobody can go to a mark.
+            return Contents(count_and_mark(GunzippedFile(file)).counts)
 
     def read(
         self,

@@ -67,14 +67,15 @@ class HeaderReader:
 
     Args:
         window: The file.
+        offset: Where the first header begins.
 
     Attributes:
         offset: Where the next header begins.
         ended: Whether there is none.
     """
 
-    def __init__(self, window: Window) -> None:
-        self.offset = 0
+    def __init__(self, window: Window, offset: int = 0) -> None:
+        self.offset = offset
         self.ended = False
         self._window = window
         self._here, self._everywhere = _Extended(), _Extended()
@@ -83,6 +84,11 @@ class HeaderReader:
     def is_plain(self) -> bool:
         """Whether no extension header has a say in what follows."""
         return self._here == self._everywhere == _Extended()
+
+    @property
+    def under_global(self) -> bool:
+        """Whether a global header has a say in all that follows."""
+        return self._everywhere != _Extended()
 
     def step(self) -> tuple[Member, ...]:
         """Read one header: the member, if it is of a sample.

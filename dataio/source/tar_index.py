@@ -11,7 +11,7 @@ from dataio.errors import SourceError
 from dataio.source.files import Storage, StorageFile
 from dataio.source.tar_headers import as_text, split_name
 from dataio.source.tar_samples import Samples, duplicate_member, walk_samples
-from dataio.source.window import File, Window
+from dataio.source.window import Window
 
 VERSION = "v1.2"
 
@@ -73,27 +73,14 @@ def read_index(storage: Storage, shard_path: str) -> ShardIndex | None:
     return index
 
 
-def count_samples(storage: Storage, shard_path: str) -> int:
-    """Count the samples of a shard: by the first line of its ``.idx``, else by its headers."""
+def indexed_count(storage: Storage, shard_path: str) -> int | None:
+    """Count the samples of a shard by the first line of its ``.idx``, if there is one."""
     path = index_path(shard_path)
-    if storage.exists(path):
-        with storage.open(path) as file:
-            head = file.read_at(0, 64).decode(errors="replace")
-        return _count(path, head.partition("\n")[0])
-    with storage.open(shard_path) as file:
-        return count_headers(file)
-
-
-def count_headers(file: File) -> int:
-    """Count the samples of a shard by its headers.
-
-    Raises:
-        SourceError: If it is no tar file, truncated, or a sample has two members of one extension.
-    """
-    stop = 0
-    for samples in walk_samples(Window(file)):
-        stop = samples.stop
-    return stop
+    if not storage.exists(path):
+        return None
+    with storage.open(path) as file:
+        head = file.read_at(0, 64).decode(errors="replace")
+    return _count(path, head.partition("\n")[0])
 
 
 def listed_counts(storage: Storage, shard_paths: Sequence[str]) -> list[int] | None:

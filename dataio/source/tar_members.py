@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.source.tar_blocks import Headers, plain_headers
+from dataio.source.tar_blocks import BLOCK, Headers, plain_headers
 from dataio.source.tar_headers import META_NAME, HeaderReader, Member
 from dataio.source.window import MANY_BYTES, Window, skip_piece_bytes
 
@@ -53,26 +53,32 @@ def no_members() -> Members:
 
 
 class MemberWalk:
-    """Lists the members of samples from the beginning of a tar file to its end.
+    """Lists the members of samples of a tar file to its end.
 
     Args:
         window: The file. Reads around members where little is read at once.
+        offset: Where the first header begins.
 
     Attributes:
         held: Bytes of the file, in which most of the members listed last lie.
         held_from: Where these begin.
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, offset: int = 0) -> None:
         self.held = memoryview(b"")
         self.held_from = 0
         self._window = window
-        self._reader = HeaderReader(window)
+        self._reader = HeaderReader(window, offset)
 
     @property
     def ended(self) -> bool:
         """Whether all members were listed."""
         return self._reader.ended
+
+    @property
+    def under_global(self) -> bool:
+        """Whether a global header had a say in the members listed, or has in the next."""
+        return self._reader.under_global
 
     def take(self, most: int = MEMBERS_AT_ONCE) -> Members:
         """List the members that come next: those of a window, or a few where little is read.
@@ -84,7 +90,7 @@ class MemberWalk:
             SourceError: If it is not a tar file, damaged, or ends inside a member.
         """
         reader, window = self._reader, self._window
-        self.held_from, self.held = reader.offset, window.rest(reader.offset)
+        self.held_from, self.held = reader.offset, window.rest(reader.offset, least=BLOCK)
         if window.piece_bytes < MANY_BYTES or not len(self.held):
             return self._few(most)
         stop, plain = self.held_from + len(self.held), no_members()
@@ -94,7 +100,9 @@ class MemberWalk:
             reader.offset += found.end
         # The rest of the window, so that where nothing is plain it is not tried at every header.
         others: list[Member] = []
-        while not reader.ended and reader.offset < stop:
+        # A header that goes on behind it waits for the next, unless the file ends there.
+        last = stop - BLOCK if len(self.held) >= BLOCK else stop
+        while not reader.ended and reader.offset <= last:
             others += reader.step()
         return join(plain, _columns(others))
 

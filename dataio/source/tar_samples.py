@@ -38,6 +38,7 @@ class Samples:
         number: int64[num_members]: The sample that a member belongs to, from the shard's first.
         code: int64[num_members]: A member's extension.
         extensions: What the codes mean.
+        under_global: Whether a global header may have a say in what they are.
     """
 
     members: Members
@@ -45,6 +46,7 @@ class Samples:
     number: NDArray[np.int64]
     code: NDArray[np.int64]
     extensions: Extensions
+    under_global: bool
     window: Window
     held: memoryview
     held_from: int
@@ -142,19 +144,23 @@ class Wanted:
         return min(max(left * self.mean_bytes, MANY_BYTES), READ_BYTES)
 
 
-def walk_samples(window: Window, wanted: Wanted | None = None) -> Iterator[Samples]:
-    """Find the samples of a shard from the first on, around what is not wanted.
+def walk_samples(
+    window: Window, wanted: Wanted | None = None, *, start: tuple[int, int] = (0, 0)
+) -> Iterator[Samples]:
+    """Find the samples of a shard from one on, around what is not wanted.
 
     Args:
         window: The shard.
         wanted: The samples whose bytes will be asked for; by default none.
+        start: Number of the sample to begin with, and where its first header is.
 
     Raises:
         SourceError: If it is no tar file, damaged, or a sample has two members of one extension.
     """
-    walk, extensions = MemberWalk(window), Extensions()
+    first, offset = start
+    walk, extensions = MemberWalk(window, offset), Extensions()
     # The last sample of a window may go on in the next: its members wait for it here.
-    waiting, kept, first = no_members(), list[memoryview](), 0
+    waiting, kept = no_members(), list[memoryview]()
     window.pace(HEADER_BYTES if wanted is None else skip_piece_bytes(wanted.mean_bytes))
     while not walk.ended:
         following = -1 if wanted is None else wanted.first_from(first)
@@ -171,6 +177,9 @@ def walk_samples(window: Window, wanted: Wanted | None = None) -> Iterator[Sampl
             continue
         samples = _grouped(members, first, extensions, walk=walk, window=window, kept=kept)
         last = samples.stop if walk.ended else samples.stop - 1
+        if wanted is not None and following == first:
+            # Views of these members may read on: no further than is wanted behind them.
+            window.pace(wanted.ahead_bytes(last))
         cut = int(np.searchsorted(samples.number, last))
         waiting, kept = members.part(slice(cut, None)), _keep(samples, cut, wanted)
         first = last
@@ -192,7 +201,16 @@ def _grouped(
     codes = [extensions[name[end:]] for name, end in zip(names, ends, strict=True)]
     number, code = first + _numbers(members), np.array(codes, np.int64)
     samples = Samples(
-        members, names, number, code, extensions, window, walk.held, walk.held_from, kept
+        members,
+        names,
+        number,
+        code,
+        extensions,
+        walk.under_global,
+        window,
+        walk.held,
+        walk.held_from,
+        kept,
     )
     pairs = np.sort(number * len(extensions.codes) + code)
     twice = pairs[1:][pairs[1:] == pairs[:-1]]

@@ -63,9 +63,9 @@ class Window:
         """Choose how much to read at once; no matter where a file is read in order alone."""
         self.piece_bytes = IN_ORDER_BYTES if self.file.in_order else piece_bytes
 
-    def rest(self, offset: int) -> memoryview:
-        """View what is held from ``offset`` on; a piece is read if nothing is."""
-        if not self._held(offset):
+    def rest(self, offset: int, *, least: int = 1) -> memoryview:
+        """View what is held from ``offset`` on; a piece is read if less than ``least`` is."""
+        if sum(map(len, self._held(offset))) < least:
             self._fill(offset, 0)
         held = self._held(offset)
         return held[0] if len(held) == 1 else _joined(held)

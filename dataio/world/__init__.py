@@ -1,8 +1,8 @@
 """Who is where, and a few verbs between ranks."""
 
-from dataio.world.abort import wait_for_rank_0
+from dataio.world.abort import leave_together, wait_for_rank_0
 from dataio.world.base import Request, Transport
-from dataio.world.discover import discover_world
+from dataio.world.discover import discover_world, launcher_name
 from dataio.world.single import single_world
 from dataio.world.threads import run_threads, thread_worlds
 from dataio.world.topology import Topology
@@ -15,6 +15,8 @@ __all__ = [
     "Transport",
     "World",
     "discover_world",
+    "launcher_name",
+    "leave_together",
     "run_threads",
     "single_world",
     "thread_worlds",

@@ -69,6 +69,14 @@ def wait_for_rank_0(world: World, error: BaseException | None) -> None:
         time.sleep(PATIENCE_S)
 
 
+def leave_together() -> None:
+    """Let this rank leave with an error that all ranks have agreed on: none waits for another.
+
+    Collective, as the last thing that the ranks do together.
+    """
+    atexit.unregister(_end_after_exit)
+
+
 def _watched_exit(status: ExitCode = None, /) -> NoReturn:
     raise _WatchedExit(status)
 

@@ -88,6 +88,18 @@ def choose_medium(environ: Mapping[str, str], torch: Claim | None) -> Medium:
     return "single"
 
 
+def launcher_name(world_size: int) -> str:
+    """Name what started the ranks, for reports: ``"alone"``, ``"srun"``, ``"mpiexec"``, ..."""
+    if world_size == 1:
+        return "alone"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun"
+    claim = mpi_claim(os.environ)
+    if claim is None or not claim.is_job:
+        return "by hand"
+    return "srun" if "SLURM_STEP_ID" in os.environ else "mpiexec"
+
+
 def torch_claim() -> Claim | None:
     """Ask torch.distributed, if the program has imported it and initialised its default group."""
     if "torch.distributed" not in sys.modules:

@@ -427,6 +427,52 @@ def test_state_without_scores_warns_under_importance(tmp_path, caplog):
         assert "the score history is not part of state_dict" in caplog.text
 
 
+RANDOM = RandomPrune(0.5, delta=1.0)
+HIDING = Kakurenbo(0.5, drops=(), alphas=(1.0,), tau=0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "batch_size", "message"),
+    [
+        (RANDOM, None, 5, r"epoch 1 hides \d+ rows, with the importance of this loader 0, so"),
+        (None, RANDOM, 5, r"epoch 1 hides 0 rows, with the importance of this loader \d+, so"),
+        (HIDING, None, 5, r"epoch 1 hides \d+ rows, with the importance of this loader 0, so"),
+        (RANDOM, None, 4, r"epoch 1 was begun on other ranks or with another batch size, and"),
+        (RANDOM, RANDOM, 5, None),
+    ],
+)
+def test_a_state_goes_on_amid_an_epoch_only_with_what_that_epoch_hid(
+    tmp_path, before, after, batch_size, message
+):
+    """Else samples of that epoch would be skipped or repeated."""
+    first = []
+    with make(single_world(), tmp_path, importance=before, batch_size=5) as loader:
+        for epoch in loader.epochs(2):
+            for number, batch in enumerate(loader):
+                loader.report(batch, *loss_of(batch["sample_id"], epoch))
+                if epoch == 1:
+                    first += batch["sample_id"].tolist()
+                    if number == 1:
+                        break
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make(single_world(), tmp_path, importance=after, batch_size=batch_size) as loader:
+        if message is None:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            rest = [i for batch in loader for i in batch["sample_id"].tolist() if i >= 0]
+            assert (
+                len(set(first + rest)) == len(first + rest) == loader.num_samples - state["hidden"]
+            )
+            return
+        with pytest.raises(StateError, match=message):
+            _go_on(loader, state)
+
+
+def _go_on(loader, state):
+    loader.load_state_dict(state)
+    next(iter(loader))
+
+
 def test_a_transform_that_returns_nothing_is_named(tmp_path):
     with (
         make(single_world(), tmp_path, transform=lambda sample, rng: None) as loader,

@@ -1,3 +1,5 @@
+import contextlib
+import os
 from collections import Counter
 from functools import partial
 
@@ -86,6 +88,43 @@ def test_a_mixture_goes_on_from_any_step(tmp_path, by_save):
     for stop in (1, 9, 17, 40, 63):
         resumed = run_threads(thread_worlds([1, 1]), partial(parts, stop=stop))
         assert resumed == uninterrupted, f"stopped after {stop}"
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("renamed", range(7))
+def test_a_kill_while_a_mixture_is_saved_leaves_all_loaders_where_they_stood_together(
+    tmp_path, monkeypatch, renamed
+):
+    """At each rename: loaders from before and after it would skip or repeat samples."""
+    saved, rename, left = tmp_path / "saved", os.replace, renamed
+
+    def killing(source, target):
+        nonlocal left
+        if "saved" in str(source):
+            left -= 1
+            if left < 0:
+                raise Killed
+        rename(source, target)
+
+    with mixed(single_world(), tmp_path) as mixture:
+        batches = iter(mixture)
+        before = [seen(next(batches)) for _ in range(4)]
+        mixture.save(saved)
+        after = [seen(next(batches)) for _ in range(5)]
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", killing)
+            with contextlib.suppress(Killed):
+                mixture.save(saved)
+        assert left < 0, "killed"
+    with mixed(single_world(), tmp_path) as mixture:
+        mixture.restore(saved)
+        assert mixture.step in (4, 9)
+        gone_on = (before + after)[: mixture.step] + [seen(batch) for batch in mixture]
+    with mixed(single_world(), tmp_path / "whole") as mixture:
+        assert gone_on == [seen(batch) for batch in mixture]
 
 
 def test_wrong_weights_and_states_are_refused(tmp_path):

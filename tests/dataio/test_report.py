@@ -191,6 +191,16 @@ def test_losses_of_any_precision_are_taken(gpu, side, dtype):
 
 
 @pytest.mark.parametrize("side", SIDES)
+def test_a_confidence_that_is_not_a_number_counts_as_unsure(gpu, side):
+    """As of a model that diverged: whoever ranks rows by it relies on numbers."""
+    feedback, scores = make_feedback(2)
+    confidence = SIDES[side]([float("nan"), 0.5])
+    feedback.add(torch.arange(2), torch.ones(2), None, confidence, epoch=0)
+    feedback.settle()
+    assert scores["confidence"].tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize("side", SIDES)
 def test_a_loss_that_float32_does_not_hold_is_infinite_and_no_warning(gpu, side):
     feedback, scores = make_feedback(3)
     tell(feedback, [0, 1, 2], SIDES[side]([1e300, 1e38, -1e300], dtype=torch.float64))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataio.rows import FixedColumn
-from dataio.store import FixedFile
+from dataio.store import ALIGN_BYTES, FixedFile
 
 
 def rows_of(width):
@@ -24,7 +24,17 @@ def test_rows_of_a_page_or_more_begin_on_a_page_and_stay_there_as_the_file_grows
         loaded = np.load(file.path, mmap_mode="r")
         assert loaded.shape == (num_positions, width)
         assert np.array_equal(loaded[:3], rows_of(width))
-        assert (file.start_bytes % mmap.PAGESIZE == 0) == (width >= mmap.PAGESIZE)
+        assert (file.start_bytes % ALIGN_BYTES == 0) == (width >= ALIGN_BYTES)
+
+
+def test_numpy_reads_the_files_of_a_machine_with_pages_of_64_kib(tmp_path, monkeypatch):
+    monkeypatch.setattr(mmap, "PAGESIZE", 64 << 10)
+    width = 100_000
+    file = FixedFile(tmp_path / "fixed-0.npy", FixedColumn("x", "|u1", (width,)))
+    file.reserve(3)
+    file.map()
+    file.rows[:] = rows_of(width)
+    assert np.array_equal(np.load(file.path, mmap_mode="r"), rows_of(width))
 
 
 @pytest.mark.parametrize("width", [8, mmap.PAGESIZE])

@@ -34,7 +34,7 @@ POINTS = {
     "turn": (Cache, "turn"),
     "replace": (os, "replace"),
     "checkpoint": (dataio.snapshot, "write_table"),
-    "checkpoint renames": (dataio.snapshot, "_replace"),
+    "checkpoint renames": (dataio.snapshot, "replace_directory"),
 }
 
 

@@ -1,0 +1,216 @@
+"""Marks: a part of a tar shard without index is read from near by, and is what it was."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataio import Loader
+from dataio.errors import SourceError
+from dataio.fields import Bytes, Field, Int
+from dataio.source import opening, tar_marks
+from dataio.source.base import ShardedSource
+from dataio.world import World, run_threads, thread_worlds
+from tests.dataio.source.shards import (
+    damage,
+    forget_survey,
+    ids,
+    numbered,
+    read_all,
+    rows_of,
+    write_tar,
+)
+
+FIELDS: dict[str, Field] = {"data": Bytes("bin"), "label": Int("cls")}
+REUSE = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+FORMS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+STRETCH = 4096
+
+
+def opened(path: Path, **kwargs: object) -> ShardedSource:
+    source = opening.open_source(str(path), **kwargs)  # type: ignore[arg-type]
+    assert isinstance(source, ShardedSource)
+    return source
+
+
+@pytest.fixture
+def dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark every few samples, so that shards may be small."""
+    monkeypatch.setattr(tar_marks, "MARK_BYTES", STRETCH)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tar(tmp_path_factory.mktemp("shards") / "a.tar", numbered(1600, num_bytes=30_000))
+
+
+@pytest.mark.parametrize(("num_nodes", "num_readers"), [(1, 2), (1, 3), (2, 2), (4, 2)])
+def test_parts_of_a_counted_shard_cost_little_more_than_the_whole(
+    tmp_path: Path, large: Path, num_nodes: int, num_readers: int
+) -> None:
+    shard_bytes = large.stat().st_size
+    counted = opened(large, index_cache=tmp_path / "indexes")
+    assert shard_bytes * 0.98 <= counted.bytes_read <= shard_bytes
+
+    def stage(world: World) -> float:
+        with Loader(
+            str(large),
+            world=world,
+            fields=FIELDS,
+            batch_size=100,
+            cache=tmp_path,
+            num_threads=0,
+            progress=False,
+            staging_readers=num_readers,
+        ) as loader:
+            return float(loader.stats()["source_bytes"])
+
+    staged = sum(run_threads(thread_worlds([1] * num_nodes), stage))
+    assert shard_bytes * 0.98 <= staged <= shard_bytes * 1.1
+
+
+def test_every_rank_is_told_what_one_of_them_counted(tmp_path: Path, large: Path) -> None:
+    (tmp_path / "b.tar").symlink_to(large)
+    write_tar(tmp_path / "a.tar", numbered(9))
+    index_cache = tmp_path / "indexes"
+
+    def marks(world: World) -> tuple[int, list[list[int]]]:
+        source = opened(tmp_path, world=world, index_cache=index_cache)
+        return source.bytes_read, [shard.marks.ravel().tolist() for shard in source.shards]
+
+    (a_bytes, told), (b_bytes, same) = run_threads(thread_worlds([1, 1]), marks)
+    assert a_bytes < 1e6 < b_bytes
+    assert told == same
+    assert [len(of) for of in told] == [0, 2 * (large.stat().st_size >> 20)]
+    assert run_threads(thread_worlds([1]), marks) == [(0, told)], "kept on the node"
+
+
+def test_many_shards_share_the_marks_that_may_be(
+    tmp_path: Path, dense: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(4):
+        write_tar(tmp_path / f"{i}.tar", numbered(100))
+    whole = [len(shard.marks) for shard in opened(tmp_path).shards]
+    monkeypatch.setattr(opening, "MAX_MARKS", 40)
+    source = opened(tmp_path)
+    assert min(whole) > 50
+    assert [len(shard.marks) for shard in source.shards] == [10] * 4
+    rows = read_all(source, FIELDS)
+    assert rows_of(source.read(np.arange(150, 350, 7), FIELDS)) == rows[150:350:7]
+
+
+@REUSE
+@given(
+    form=st.sampled_from(FORMS),
+    sizes=st.lists(st.sampled_from([0, 1, 511, 513, 3000, 9000, 70_000]), min_size=1, max_size=40),
+    long=st.sets(st.integers(0, 39)),
+    others=st.sets(st.integers(0, 39)),
+    chosen=st.sets(st.integers(0, 39)),
+)
+def test_any_subset_by_marks_is_that_of_the_whole(
+    tmp_path: Path,
+    dense: None,
+    form: int,
+    sizes: list[int],
+    long: set[int],
+    others: set[int],
+    chosen: set[int],
+) -> None:
+    members = []
+    for i, num_bytes in enumerate(sizes):
+        key = f"{i:04d}" + "/long" * 25 * (i in long) + "/x" * (i in others)
+        members += [("unnamed", b"z" * 5000)] * (i in others)
+        members += [(f"{key}.bin", b"%d" % (i % 10) * num_bytes), (f"{key}.cls", b"%d" % i)]
+    source = opened(write_tar(tmp_path / "a.tar", members, form=form))
+    rows = read_all(source, FIELDS)
+    assert [len(row[1][1]) for row in rows] == sizes
+    wanted = sorted(i for i in chosen if i < len(sizes))
+    assert rows_of(source.read(np.array(wanted, np.int64), FIELDS)) == [rows[i] for i in wanted]
+    # From every mark on, a sample that lies across the next one included.
+    for first in source.shards[0].marks[:, 0].tolist():
+        assert rows_of(source.read(np.arange(first, len(rows)), FIELDS)) == rows[first:]
+
+
+@pytest.mark.parametrize("num_bytes", [30_000, 200_000])
+def test_what_lies_between_marks_is_not_read(
+    tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(24_000_000 // num_bytes, num_bytes=num_bytes))
+    source = opened(path)
+    counted = source.bytes_read
+    wanted = np.linspace(0, source.num_samples - 1, 4).astype(np.int64)
+    assert [row[0] for row in rows_of(source.read(wanted, FIELDS))] == wanted.tolist()
+    assert source.bytes_read - counted < 0.25 * path.stat().st_size
+
+
+def members_only(first: int, *, key_tail: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in numbered(20, first=first):
+            info = tarfile.TarInfo(name.replace(".", f"{key_tail}."))
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        return buffer.getvalue()[: tar.offset]
+
+
+def test_a_global_header_that_has_a_say_ends_the_marks(tmp_path: Path, dense: None) -> None:
+    path = tmp_path / "a.tar"
+    for keyword, marked in (("comment", True), ("path", False)):
+        globally = tarfile.TarInfo.create_pax_global_header({keyword: "name.bin"})
+        # Names that the header has no room for have records of their own, which go before it.
+        later = members_only(20, key_tail="y" * 120)
+        path.write_bytes(members_only(0) + globally + later + bytes(1024))
+        source = opened(path)
+        assert source.num_samples == 40
+        assert (len(source.shards[0].marks) > 20) == marked
+        assert rows_of(source.read(ids(30, 39), FIELDS))[0] == read_all(source, FIELDS)[30]
+
+
+def test_a_shard_that_changed_is_counted_and_marked_again(tmp_path: Path, dense: None) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(40))
+    index_cache = tmp_path / "indexes"
+    before = opened(path, index_cache=index_cache).shards[0].marks
+    write_tar(path, numbered(60, num_bytes=2000))
+    source = opened(path, index_cache=index_cache)
+    assert source.num_samples == 60
+    assert source.shards[0].marks.tolist() != before.tolist()
+    assert rows_of(source.read(ids(30, 50), FIELDS))[1] == read_all(source, FIELDS)[50]
+
+
+def test_a_damaged_table_of_marks_is_made_anew(tmp_path: Path, dense: None) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(40))
+    index_cache = tmp_path / "indexes"
+    marks = opened(path, index_cache=index_cache).shards[0].marks
+    file = next(index_cache.iterdir())
+    whole = file.read_bytes()
+    offset = str(marks[3, 1]).encode()
+    assert whole.count(offset) == 1
+    file.write_bytes(whole.replace(offset, b"1" * len(offset)))
+    source = opened(path, index_cache=index_cache)
+    assert source.bytes_read > 0
+    assert source.shards[0].marks.tolist() == marks.tolist()
+    assert file.read_bytes() == whole
+
+
+def test_a_shard_that_changes_after_it_was_marked_is_refused(tmp_path: Path, dense: None) -> None:
+    path = write_tar(tmp_path / "a.tar", numbered(40))
+    source = opened(path)
+    whole, num_bytes = path.read_bytes(), path.stat().st_size
+    write_tar(path, numbered(50, num_bytes=2000))
+    with pytest.raises(SourceError, match="long when surveyed; expected shards that stay"):
+        list(source.read(ids(30), FIELDS))
+    # The same length, as another node sees it, to which no time was told.
+    path.write_bytes(path.read_bytes()[:num_bytes].ljust(num_bytes, b"\0"))
+    forget_survey(source)
+    with pytest.raises(SourceError, match=r"found no header at byte \d+, expected one or the end"):
+        list(source.read(ids(30), FIELDS))
+    # Nothing but the end where a sample was.
+    damage(path, whole[:20_480] + bytes(num_bytes - 20_480))
+    with pytest.raises(SourceError, match="samples, expected 40 by the index; the shard was"):
+        list(source.read(ids(30), FIELDS))
