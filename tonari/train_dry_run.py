@@ -79,8 +79,11 @@ def _memory_row(rank: PipelineRank) -> list[str]:
 
 
 def _fed_row(each: Delivery) -> list[str]:
+    reads = f"rank {each.reader}"
+    if each.target_reader is not None:
+        reads += f", targets: rank {each.target_reader}"
     return [
-        str(each.replica), f"rank {each.reader}", _ranges(each.maps), _ranges(each.receives),
+        str(each.replica), reads, _ranges(each.maps), _ranges(each.receives),
         _ranges(each.nothing), f"rank {each.scorer}",
     ]  # fmt: skip
 

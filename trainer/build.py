@@ -1,6 +1,6 @@
 """From settings to the things a run is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -147,11 +147,13 @@ def build_loader(
     train, test = _sources(data)
     policy = _importance(config)
 
-    def open_loader(world: World, device: torch.device | None) -> dataio.Loader:
+    def open_loader(
+        world: World, device: torch.device | None, columns: Collection[str]
+    ) -> dataio.Loader:
         return dataio.Loader(
             train,
             batch_size=data.batch_size,
-            fields=_fields(data),
+            fields={name: field for name, field in _fields(data).items() if name in columns},
             cache=data.cache,
             shuffle=_shuffle(config.shuffle),
             importance=policy,
@@ -166,12 +168,14 @@ def build_loader(
             staging_readers=data.staging_readers,
             staging_bandwidth=data.staging_bandwidth,
             quota=data.quota or None,
+            # Of those that read the inputs and those that read the targets, one speaks.
+            progress=job.world.rank == 0,
         )
 
     try:
         loader = ReplicaLoader(
             open_loader, world=job.world, place=place, inputs=task.columns.input,
-            targets=task.columns.target, device=job.device,
+            targets=task.columns.target, targets_by=config.mesh.targets, device=job.device,
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"[data]: {error}") from error

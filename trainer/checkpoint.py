@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from dataio.atomic import sync_directory, write_json
 from trainer.agree import together, told
@@ -39,8 +40,8 @@ NAME = re.compile(r"step-\d{8}")
 PART = re.compile(r"^((?:state|param_groups)\.)?\d+\.")
 """The number of a part, in the name of a parameter or of its optimizer's state."""
 
-WRITING = timedelta(minutes=30)
-"""Longest wait for the slowest rank's files."""
+DISK = timedelta(minutes=30)
+"""Longest wait for the slowest rank's files, to be written or read."""
 
 Named = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -102,21 +103,21 @@ class Checkpoints:
             The checkpoint's directory, which is there after ``settle`` at the latest.
 
         Raises:
-            CheckpointError: If this one, or the one before it, could not be written.
+            CheckpointError: If this one, or the one before it, could not be written, or if a
+                parameter is not finite: the older checkpoints, which would go, are of more use.
         """
         self.settle()
         final = self._directory / f"step-{progress.steps:08d}"
         if told(str(final.exists())) == "True":
             return final
+        together(lambda: _check_finite(parts, progress))
         partial = final.with_suffix(".partial")
         together(lambda: _begin(partial, progress) if dist.get_rank() == 0 else None)
         loader.save(partial / "loader")
         state = _plain(_state(nn.ModuleList(parts), optimizer))
         if self._group is None:
             # Its own: what the background sends must not come between the training's collectives.
-            made = dist.new_group(backend="gloo", timeout=WRITING)
-            assert isinstance(made, dist.ProcessGroup), "every rank is in the group"
-            self._group = made
+            self._group = _patient_group()
         if self._background:
             copied = state_dict_saver.async_save(
                 state, checkpoint_id=partial / "torch", process_group=self._group
@@ -182,7 +183,15 @@ class Checkpoints:
             sync_directory(partial)
             partial.rename(final)
             sync_directory(final.parent)
-            _remove_old(final.parent, self._keep)
+            try:
+                _remove_old(final.parent, self._keep)
+            except OSError as error:
+                # A shared filesystem may refuse for a while; the new one is whole all the same.
+                logger.warning(
+                    "[rank 0] %s: an old checkpoint could not be removed: %s; the next one to be "
+                    "written tries again: see that there is room",
+                    final.parent, error,
+                )  # fmt: skip
 
         together(lambda: rename() if dist.get_rank() == 0 else None, self._group)
 
@@ -198,16 +207,23 @@ def restore(
         optimizer: Of all their parameters.
         loader: Restored with them.
 
+    The optimizer's settings, such as the weight decay, stay as they are: what it remembers of each
+    parameter is restored.
+
     Raises:
         ConfigError: If ``path`` is not a whole checkpoint, or not of this model.
         StateError: If it is of another loader.
     """
-    progress = _load_progress(path)
+    progress = read_progress(path)
     whole = nn.ModuleList(parts)
+    settings = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
     own = _state(whole, optimizer)
     loaded = _plain(own)
     try:
-        state_dict_loader.load(loaded, checkpoint_id=path / "torch")
+        state_dict_loader.load(loaded, checkpoint_id=path / "torch", process_group=_patient_group())
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"{path}: does not fit the model and optimizer: {_reason(error)}; set [model] and "
@@ -219,8 +235,23 @@ def restore(
         whole, optimizer, options=OPTIONS,
         model_state_dict=own["model"], optim_state_dict=own["optimizer"],
     )  # fmt: skip
+    for group, given in zip(optimizer.param_groups, settings, strict=True):
+        group.update(given)
     loader.restore(path / "loader")
     return progress
+
+
+def set_aside_later(directory: Path, taken: Path) -> None:
+    """Rename the checkpoints of steps that the run will come to again. Collective.
+
+    Where a run goes on from an older checkpoint, those after it are of another course: they would
+    stand in the way of its own, and the newest of them be taken for the run's end.
+
+    Args:
+        directory: Of all checkpoints of the run.
+        taken: The one that was restored.
+    """
+    together(lambda: _leave_later(directory, taken) if dist.get_rank() == 0 else None)
 
 
 def find(directory: Path, resume: str) -> Path | None:
@@ -274,13 +305,20 @@ def verify(path: Path) -> None:
         CheckpointError: On every rank, if one is missing or damaged; names it.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    together(lambda: check_sums(path, rank=rank, num_ranks=num_ranks))
+    together(lambda: check_sums(path, rank=rank, num_ranks=num_ranks), _patient_group())
 
 
 def latest(directory: Path) -> Path | None:
     """Find the newest whole checkpoint of a run, sound or not."""
     found = _all(directory)
     return found[-1] if found else None
+
+
+def _patient_group() -> dist.ProcessGroup:
+    """Make a group whose ranks wait for each other's files. Collective."""
+    made = dist.new_group(backend="gloo", timeout=DISK)
+    assert isinstance(made, dist.ProcessGroup), "every rank is in the group"
+    return made
 
 
 def _state(whole: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Named]:
@@ -299,6 +337,17 @@ def _plain(state: dict[str, Named]) -> dict[str, Named]:
 
 def _plain_name(name: str) -> str:
     return PART.sub(r"\1", name)
+
+
+def _check_finite(parts: Sequence[nn.Module], progress: Progress) -> None:
+    for name, parameter in nn.ModuleList(parts).named_parameters():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not bool(own.isfinite().all()):
+            raise CheckpointError(
+                f"step {progress.steps}: {_plain_name(name)} is not finite, expected numbers to go "
+                "on from; no checkpoint was written, and those before it are kept: go on from one "
+                "of them with a smaller optimizer.lr, or with optimizer.clip"
+            )
 
 
 def _begin(partial: Path, progress: Progress) -> None:
@@ -326,7 +375,12 @@ def _all(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
 
 
-def _load_progress(path: Path) -> Progress:
+def read_progress(path: Path) -> Progress:
+    """Read how far the run of a checkpoint had come.
+
+    Raises:
+        ConfigError: If ``path`` is not a whole checkpoint.
+    """
     try:
         return Progress(**json.loads((path / "progress.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -346,10 +400,25 @@ def _remove_old(directory: Path, keep: int) -> None:
 
 def _set_aside(damaged: list[tuple[Path, CheckpointError]], taken: Path) -> None:
     for path, error in damaged:
-        aside = path.with_suffix(".damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
+        aside = _rename(path, ".damaged")
         logger.warning(
             "[rank 0] %s; left out, and renamed to %s: going on from %s",
             error, aside.name, taken.name,
         )  # fmt: skip
+
+
+def _leave_later(directory: Path, taken: Path) -> None:
+    for path in _all(directory):
+        if path.name >= taken.name and path.resolve() != taken.resolve():
+            aside = _rename(path, ".later")
+            logger.warning(
+                "[rank 0] %s: renamed to %s: the run goes on from %s, and comes to this step again",
+                path, aside.name, taken,
+            )  # fmt: skip
+
+
+def _rename(path: Path, suffix: str) -> Path:
+    aside = path.with_suffix(suffix)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    return aside

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NoReturn, get_type_hints
 from dataio.history import Column
 from importance import POLICIES
 from trainer.errors import ConfigError
-from trainer.place import Schedule
+from trainer.place import SPLIT, Schedule, Targets
 from trainer.settings import (
     Count,
     Fraction,
@@ -230,7 +230,8 @@ class MeshConfig(Section):
 
     ``dp_replicate`` left out takes the ranks that remain; ``microbatches`` as few as the pipeline
     can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
-    stages, interleaved and zero_bubble.
+    stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
+    it is on another node than the first: the reader sends them, or it reads them, and nothing else.
     """
 
     pp: Count = 1
@@ -241,6 +242,7 @@ class MeshConfig(Section):
     schedule: Schedule = "1f1b"
     virtual: Count = 2
     microbatches: Count | None = None
+    targets: Targets = "send"
     sequence_parallel: bool = False
     loss_parallel: bool = False
     checkpointing: Literal["none", "full", "selective"] = "none"
@@ -248,11 +250,21 @@ class MeshConfig(Section):
     compile: bool = False
     offload: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.checkpointing == "selective" and self.schedule in SPLIT:
+            raise ConfigError(
+                f'mesh.checkpointing is "selective" with mesh.schedule "{self.schedule}", which '
+                "goes back over a stage twice, and what was kept is there once; choose "
+                "mesh.checkpointing=full, or mesh.schedule=interleaved"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
     """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
 
+    ``checkpoint_steps`` writes one every so many steps too, for epochs that are long.
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
     last step, of this start of the run, that torch's profiler traces. ``peak_tflops`` of a device
     is for the MFU, 0: as known of it.
@@ -262,6 +274,7 @@ class RunConfig(Section):
     seed: Whole = 0
     directory: str = "runs/train"
     checkpoint_epochs: Whole = 1
+    checkpoint_steps: Whole = 0
     checkpoint_async: bool = False
     keep_checkpoints: Count = 2
     log_steps: Count = 50

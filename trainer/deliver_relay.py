@@ -5,6 +5,7 @@ the reader's node, and in messages to those of others; middle stages get the hea
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,32 +44,36 @@ def stages_wanted(place: Place, rank: int) -> tuple[str, ...]:
     return tuple(stage for stage, ranks in zip(STAGES, owned, strict=True) if rank in ranks)
 
 
-class Outlet:
-    """The reader's end: hands batches on.
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """What both ends of a stream must agree on.
 
-    Args:
+    Attributes:
         world: All ranks.
-        place: This rank's.
+        place: This rank's in its feed: the ranks that get the stream, and their reader.
         inputs: Columns that the first stage takes.
         targets: Columns that the last stage takes.
         first_tag: Of NUM_TAGS tags.
-        guard: Whether every rank checks the bytes that it got.
+        guard: Whether every rank checks what it got.
         shared: Whether ranks of a node share memory; they exchange messages otherwise.
     """
 
-    def __init__(
-        self,
-        world: World,
-        place: Place,
-        *,
-        inputs: Collection[str],
-        targets: Collection[str],
-        first_tag: int,
-        guard: bool,
-        shared: bool,
-    ) -> None:
-        self._world, self._tag, self._guard = world, first_tag, guard
-        self._inputs, self._targets = inputs, targets
+    world: World
+    place: Place
+    inputs: Collection[str]
+    targets: Collection[str]
+    first_tag: int
+    guard: bool
+    shared: bool
+
+
+class Outlet:
+    """The reader's end: hands batches on."""
+
+    def __init__(self, route: Route) -> None:
+        world, place, shared = route.world, route.place, route.shared
+        self._world, self._tag, self._guard = world, route.first_tag, route.guard
+        self._inputs, self._targets = route.inputs, route.targets
         self._peers = [rank for rank in place.ranks if rank != world.rank]
         self._wanted = {rank: stages_wanted(place, rank) for rank in self._peers}
         nodes = world.topology.node_of_rank
@@ -91,6 +96,8 @@ class Outlet:
     def hand_on(self, batch: Batch, *, step: int) -> None:
         """Give every rank what it takes of a batch. Blocks until it can be changed again."""
         self.number += 1
+        if not self._peers:
+            return
         told = self._open(batch) if self._columns is None else b""
         columns = self._columns
         assert columns is not None, "opened above"
@@ -150,7 +157,7 @@ class Outlet:
         self._world.wait(waits, peers=[rank for _, rank in waiting], doing=doing)
 
     def _hash(self, data: Bytes, span: range) -> int:
-        return _hash(data[span.start : span.stop]) if self._guard and len(data) else 0
+        return hash_of(data[span.start : span.stop]) if self._guard and len(data) else 0
 
     def _send_far(self, columns: Columns, data: Bytes) -> None:
         spans = {rank: columns.span(*self._wanted[rank]) for rank in self._far}
@@ -172,9 +179,7 @@ class Inlet:
     """The end of a rank that reads nothing: takes what its stages need of each batch.
 
     Args:
-        world: All ranks.
-        place: This rank's.
-        first_tag: Of NUM_TAGS tags.
+        route: Of the stream.
         pinned: Whether batches are made in memory that a GPU copies from without waiting.
 
     Attributes:
@@ -182,9 +187,10 @@ class Inlet:
         step: Of the last batch.
     """
 
-    def __init__(self, world: World, place: Place, *, first_tag: int, pinned: bool) -> None:
+    def __init__(self, route: Route, *, pinned: bool) -> None:
         self.number = self.step = 0
-        self._world, self._place, self._tag = world, place, first_tag
+        world, place = route.world, route.place
+        self._world, self._place, self._tag = world, place, route.first_tag
         self._wanted = stages_wanted(place, world.rank)
         self._buffers = BufferRing(pinned=pinned)
         self._columns: Columns | None = None
@@ -282,10 +288,11 @@ class Inlet:
         self._world.wait(requests, peers=[reader] * len(pieces), doing=doing, timeout_s=limit_s)
 
     def _check(self, data: Bytes, expected: int) -> None:
-        if expected and _hash(data) != expected:
+        found = hash_of(data) if expected else 0
+        if found != expected:
             raise DeliveryError(
                 f"{self._where}, step {self.step}: the bytes of the batch that came hash to "
-                f"{_hash(data):#018x}, rank {self._place.reader} read {expected:#018x}; the ranks "
+                f"{found:#018x}, rank {self._place.reader} read {expected:#018x}; the ranks "
                 "would train different rows: check this node's memory and network, and start "
                 "again from the last checkpoint"
             )
@@ -307,6 +314,7 @@ def _segments(first: int, num_bytes: int) -> list[slice]:
     return [slice(i, min(i + SEGMENT_BYTES, stop)) for i in range(first, stop, SEGMENT_BYTES)]
 
 
-def _hash(data: Bytes) -> int:
+def hash_of(data: Bytes) -> int:
+    """Hash bytes to a positive int64."""
     # 63 bits: it travels as int64; and never 0, which says that there is none.
     return (xxhash.xxh3_64_intdigest(data.data) >> 1) | 1

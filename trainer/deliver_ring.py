@@ -5,6 +5,8 @@ Messages order the two: a slot is looked at after its batch was announced, and w
 peers have let it go.
 """
 
+import contextlib
+import fcntl
 import mmap
 import os
 import tempfile
@@ -17,13 +19,15 @@ from trainer.errors import DeliveryError
 
 Bytes = NDArray[np.uint8]
 
+PREFIX = "tonari-batches-"
 NUM_SLOTS = 4
 """Batches of one replica that may be on their way at once."""
 
-CONTROL_BYTES = 4096
-PEER_BYTES = 64
-MAX_PEERS = CONTROL_BYTES // PEER_BYTES
-"""Peers whose numbers fit, a cache line each."""
+CONTROL_BYTES = max(4096, mmap.ALLOCATIONGRANULARITY)
+"""A whole page, which some kernels make 64 KiB long: the slots are mapped behind it."""
+
+MAX_PEERS = 64
+"""Peers whose numbers fit, a cache line each at least."""
 
 UNOPENED = -1
 
@@ -39,6 +43,7 @@ class Ring:
 
     def __init__(self, path: Path, slot_bytes: int, *, writes: bool) -> None:
         self.path = path
+        self._held: int | None = None
         self.slot_bytes = slot_bytes
         self._stride = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         length, access = NUM_SLOTS * self._stride, mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
@@ -60,20 +65,21 @@ class Ring:
         num_bytes = CONTROL_BYTES + NUM_SLOTS * stride
         shared = Path("/dev/shm")
         directory = shared if shared.is_dir() else Path(tempfile.gettempdir())
-        descriptor, name = tempfile.mkstemp(prefix="tonari-batches-", dir=directory)
+        _remove_abandoned(directory)
+        descriptor, path = _make_held(directory)
         try:
             # Or a process that writes beyond what is left would be killed by a signal.
             os.posix_fallocate(descriptor, 0, num_bytes)
-            ring = cls(Path(name), slot_bytes, writes=True)
+            ring = cls(path, slot_bytes, writes=True)
         except OSError as error:
-            Path(name).unlink()
+            path.unlink()
+            os.close(descriptor)
             raise DeliveryError(
                 f"{directory}: cannot take {num_bytes} bytes for {NUM_SLOTS} batches that the "
                 f"ranks of a node share ({error}); enlarge it (a container's --shm-size), or train "
                 "with smaller batches"
             ) from error
-        finally:
-            os.close(descriptor)
+        ring._held = descriptor
         ring._let_go[:] = UNOPENED
         return ring
 
@@ -98,3 +104,23 @@ class Ring:
     def unlink(self) -> None:
         """Take the file's name away: the memory goes with the last process that has it open."""
         self.path.unlink(missing_ok=True)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+
+def _make_held(directory: Path) -> tuple[int, Path]:
+    """Make a file whose lock is held as long as the descriptor is open."""
+    # Under another name until then: it would seem abandoned.
+    descriptor, name = tempfile.mkstemp(prefix=f".{PREFIX}", dir=directory)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor, Path(name).rename(directory / Path(name).name[1:])
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove what a reader left that was killed before all had opened it: nobody holds its lock."""
+    for path in directory.glob(f"{PREFIX}*"):
+        # Another user's, or gone by now, or one that is held: no concern of ours.
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()

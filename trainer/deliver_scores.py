@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataio.world import Request, World
+from trainer.errors import DeliveryError
 
 Bytes = NDArray[np.uint8]
-HEADER_BYTES, ROW_BYTES = 16, 13
-"""int64 number of the batch and whether it was scored; loss, confidence and correct of a row."""
+HEADER_BYTES, ROW_BYTES = 24, 13
+"""int64 number of the batch, whether it was scored, hash of its sample ids; loss, confidence and
+correct of a row."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,40 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class _Unscored:
+    """A batch on the scorer: its number, a tensor that names it, and the hash of its ids."""
+
+    number: int
+    slot: Tensor
+    ids_hash: int
+
+
+@dataclass(frozen=True)
 class _Computing:
     """Scores on their way from the device."""
 
-    number: int
+    batch: _Unscored
     scores: Scores
     done: torch.cuda.Event | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """A batch on the reader, whose scores are to come.
+
+    Attributes:
+        slot: Of its rows.
+        weight: Of its rows.
+        ids_hash: Of its sample ids.
+        step: Of the epoch, or of the refresh.
+        trains: Whether it is a training batch.
+    """
+
+    slot: Tensor
+    weight: Tensor
+    ids_hash: int
+    step: int
+    trains: bool
 
 
 class ScoreSender:
@@ -45,14 +75,13 @@ class ScoreSender:
 
     def __init__(self, world: World, *, reader: int, tag: int) -> None:
         self._world, self._reader, self._tag = world, reader, tag
-        # Delivered and not scored yet: a tensor that names the batch, and its number.
-        self._open: dict[int, Tensor] = {}
+        self._open: list[_Unscored] = []
         self._computing: deque[_Computing] = deque()
         self._sending: list[Request] = []
 
-    def expect(self, number: int, slot: Tensor) -> None:
+    def expect(self, number: int, slot: Tensor, *, ids_hash: int) -> None:
         """A batch was delivered, which may be scored."""
-        self._open[number] = slot
+        self._open.append(_Unscored(number, slot, ids_hash))
 
     def send(self, slot: Tensor, scores: Scores) -> None:
         """Send a batch's scores as soon as the device has them.
@@ -60,14 +89,13 @@ class ScoreSender:
         Raises:
             ValueError: If it is no batch that was delivered and not yet scored.
         """
-        number = next((number for number, its in self._open.items() if its is slot), None)
-        if number is None:
+        found = next((at for at, its in enumerate(self._open) if its.slot is slot), None)
+        if found is None:
             raise ValueError(
                 "report: found a batch that was reported before, or not delivered in this epoch; "
                 "report each batch that the loader yields once"
             )
-        del self._open[number]
-        self._computing.append(_begin(number, scores))
+        self._computing.append(_begin(self._open.pop(found), scores))
         self._advance()
 
     def settle(self) -> None:
@@ -76,9 +104,9 @@ class ScoreSender:
             computing = self._computing.popleft()
             if computing.done is not None:
                 computing.done.synchronize()
-            self._post(computing.number, computing.scores)
-        for number, slot in self._open.items():
-            self._post(number, None, num_rows=len(slot))
+            self._post(computing.batch, computing.scores)
+        for batch in self._open:
+            self._post(batch, None)
         self._open.clear()
         peers = [self._reader] * len(self._sending)
         self._world.wait(self._sending, peers=peers, doing="sending losses to the reader")
@@ -89,12 +117,14 @@ class ScoreSender:
             computing = self._computing[0]
             if computing.done is not None and not computing.done.query():  # type: ignore[no-untyped-call]
                 break
-            self._post(computing.number, self._computing.popleft().scores)
+            self._post(computing.batch, self._computing.popleft().scores)
         self._sending = [request for request in self._sending if not request.test()]
 
-    def _post(self, number: int, scores: Scores | None, *, num_rows: int = 0) -> None:
-        header = np.array([number, scores is not None], np.int64).view(np.uint8)
-        body = _pack(scores) if scores is not None else np.zeros(num_rows * ROW_BYTES, np.uint8)
+    def _post(self, batch: _Unscored, scores: Scores | None) -> None:
+        words = [batch.number, scores is not None, batch.ids_hash]
+        header = np.array(words, np.int64).view(np.uint8)
+        nothing = np.zeros(len(batch.slot) * ROW_BYTES, np.uint8)
+        body = nothing if scores is None else _pack(scores)
         data = np.concatenate([header, body])
         self._sending.append(self._world.isend(data, dest=self._reader, tag=self._tag))
 
@@ -106,21 +136,20 @@ class ScoreReceiver:
         world: All ranks.
         scorer: Who sends.
         tag: Of the messages.
-        take: Given the batch's slots and weights, and its scores.
+        take: Given the batch and its scores.
     """
 
     def __init__(
-        self, world: World, *, scorer: int, tag: int,
-        take: Callable[[Tensor, Tensor, Scores, bool], None],
-    ) -> None:  # fmt: skip
+        self, world: World, *, scorer: int, tag: int, take: Callable[[Awaited, Scores], None]
+    ) -> None:
         self._world, self._scorer, self._tag, self._take = world, scorer, tag, take
-        self._open: dict[int, tuple[Tensor, Tensor, bool]] = {}
+        self._open: dict[int, Awaited] = {}
         self._coming: deque[tuple[Request, Bytes]] = deque()
 
-    def expect(self, number: int, slot: Tensor, weight: Tensor, *, trains: bool) -> None:
+    def expect(self, number: int, batch: Awaited) -> None:
         """A batch was delivered, which may be scored; take in what has come of those before."""
-        self._open[number] = (slot, weight, trains)
-        buffer = np.empty(HEADER_BYTES + ROW_BYTES * len(slot), np.uint8)
+        self._open[number] = batch
+        buffer = np.empty(HEADER_BYTES + ROW_BYTES * len(batch.slot), np.uint8)
         request = self._world.irecv(buffer, source=self._scorer, tag=self._tag)
         self._coming.append((request, buffer))
         while self._coming[0][0].test():
@@ -129,7 +158,11 @@ class ScoreReceiver:
                 break
 
     def settle(self) -> None:
-        """Take in all scores of the batches delivered. Blocks for the scorer."""
+        """Take in all scores of the batches delivered. Blocks for the scorer.
+
+        Raises:
+            DeliveryError: As from `expect`, if the scorer's rows were others than this rank's.
+        """
         while self._coming:
             request, buffer = self._coming.popleft()
             self._world.wait([request], peers=[self._scorer], doing="waiting for a batch's losses")
@@ -142,22 +175,30 @@ class ScoreReceiver:
         self._coming = deque()
 
     def _take_in(self, buffer: Bytes) -> None:
-        number, scored = buffer[:HEADER_BYTES].view(np.int64).tolist()
-        slot, weight, trains = self._open.pop(number)
+        number, scored, ids_hash = buffer[:HEADER_BYTES].view(np.int64).tolist()
+        batch = self._open.pop(number)
+        if batch.ids_hash != ids_hash:
+            raise DeliveryError(
+                f"[rank {self._world.rank}] {'step' if batch.trains else 'refresh step'} "
+                f"{batch.step}: the sample ids of its batch hash to {batch.ids_hash:#018x}, those "
+                f"that rank {self._scorer} scored to {ids_hash:#018x}; losses would go to other "
+                "rows than they are of: remove the caches of both ranks' nodes and start again "
+                'from the last checkpoint, or give mesh.targets="send"'
+            )
         if scored:
-            self._take(slot, weight, _unpack(buffer[HEADER_BYTES:]), trains)
+            self._take(batch, _unpack(buffer[HEADER_BYTES:]))
 
 
-def _begin(number: int, scores: Scores) -> _Computing:
+def _begin(batch: _Unscored, scores: Scores) -> _Computing:
     loss = scores.loss.detach().to(torch.float64)
     told = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
     if loss.device.type != "cuda":
         # Copied: the caller may change its tensors before they are sent.
-        return _Computing(number, _each(told, torch.Tensor.clone), None)
+        return _Computing(batch, _each(told, torch.Tensor.clone), None)
     told = _each(told, _to_host)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(loss.device))
-    return _Computing(number, told, done)
+    return _Computing(batch, told, done)
 
 
 def _each(scores: Scores, change: Callable[[Tensor], Tensor]) -> Scores:

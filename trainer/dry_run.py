@@ -6,7 +6,7 @@ without data and with messages that go nowhere. Activations are an estimate: see
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from trainer.errors import ConfigError
 from trainer.mesh import AXES, make_mesh
 from trainer.models import StagedModel
 from trainer.parallelize import parallelize, recompute, stage_blocks
-from trainer.place import FOLDED, LOOPED, Place, Schedule
+from trainer.place import FOLDED, LOOPED, Place, Schedule, feed_of
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
 """Of a parameter as it is kept; bfloat16 is that of the computation."""
@@ -93,7 +93,8 @@ class Delivery:
     Attributes:
         replica: Its number.
         reader: The rank that reads and decodes them.
-        maps: Ranks on its node that take their columns from shared memory.
+        target_reader: The rank that reads the last stage's columns; None: the reader does.
+        maps: Ranks on the node of who reads for them that take their columns from shared memory.
         receives: Ranks elsewhere that take them in messages.
         nothing: Ranks of middle stages: they hold no batch.
         scorer: The rank whose losses go back to the reader.
@@ -101,6 +102,7 @@ class Delivery:
 
     replica: int
     reader: int
+    target_reader: int | None
     maps: tuple[int, ...]
     receives: tuple[int, ...]
     nothing: tuple[int, ...]
@@ -158,7 +160,7 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
     )
     num_replicas = layout.sizes[1] * layout.sizes[2]
     first_ranks = [replica * layout.sizes[3] * layout.sizes[4] for replica in range(num_replicas)]
-    places = [build_place(config, layout, rank) for rank in first_ranks]
+    nodes = [rank // (world_size // num_nodes) for rank in range(world_size)]
     return DryRun(
         axes=dict(zip(AXES, layout.sizes, strict=True)),
         num_nodes=num_nodes,
@@ -167,17 +169,24 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
         parameters=_count(model),
         flops_per_row=model.flops_per_row(),
         pipeline_ranks=held,
-        deliveries=tuple(_delivery(place, world_size // num_nodes) for place in places),
+        deliveries=tuple(_delivery(config, layout, rank, nodes) for rank in first_ranks),
     )
 
 
-def _delivery(place: Place, ranks_per_node: int) -> Delivery:
-    others = [rank for rank in place.ranks if rank != place.reader]
+def _delivery(config: Config, layout: Layout, reader: int, nodes: Sequence[int]) -> Delivery:
+    place = build_place(config, layout, reader)
+    feeds = {
+        rank: feed_of(build_place(config, layout, rank), nodes, config.mesh.targets)
+        for rank in place.ranks
+    }
+    others = [rank for rank, feed in feeds.items() if rank != feed.reader]
     fed = [rank for rank in others if rank in (*place.input_ranks, *place.target_ranks)]
-    near = [rank for rank in fed if rank // ranks_per_node == place.reader // ranks_per_node]
+    near = [rank for rank in fed if nodes[rank] == nodes[feeds[rank].reader]]
+    target_reader = feeds[place.scorer].reader
     return Delivery(
         replica=place.replica,
         reader=place.reader,
+        target_reader=target_reader if target_reader != place.reader else None,
         maps=tuple(near),
         receives=tuple(rank for rank in fed if rank not in near),
         nothing=tuple(rank for rank in others if rank not in fed),

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from dataio.errors import DataioError
 from dataio.world import World, discover_world, wait_for_rank_0
 from trainer.errors import CheckpointError, ConfigError
-from trainer.watchdog import Watchdog, is_of_a_peer
+from trainer.watchdog import Watchdog, find_cause, is_of_a_peer
 
 LATER_S = 30.0
 """How much longer torch waits for a rank than the watchdog, whose message says more."""
@@ -72,13 +73,15 @@ def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
         yield
     except Exception as error:
         if world.world_size > 1:
-            if is_of_a_peer(error):
-                watchdog.end(error)
-            watchdog.fail(error)
+            cause = find_cause(error)
+            if is_of_a_peer(cause):
+                watchdog.end(cause)
+            words = watchdog.fail(cause)
             # A command would turn it into an exit status, and the other ranks would wait for ever.
             if isinstance(error, (DataioError, ConfigError, CheckpointError)):
                 wait_for_rank_0(world, error)
-                world.abort(f"{type(error).__name__}: {error}")
+                world.abort(words)
+            print(f"[rank {world.rank}] {words}", file=sys.stderr, flush=True)
         raise
 
 
@@ -111,7 +114,8 @@ def _open_store(world: World, limit: timedelta) -> Store:
     if world.world_size == 1:
         return HashStore()
     hosts = _find_hosts(world)
-    host = hosts[0] if len(set(hosts)) > 1 else "127.0.0.1"
+    # As torchrun's: where rank 0's name cannot be resolved, or leads to another network.
+    host = os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
     # Port 0: the system picks a free one, and nobody can take it in between.
     own = None
     if world.rank == 0:
@@ -123,11 +127,35 @@ def _open_store(world: World, limit: timedelta) -> Store:
 
 
 def _own_device(world: World) -> torch.device:
-    found = torch.cuda.device_count()
-    if world.local_rank >= found:
+    seen = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
+    number = choose_device(world, seen)
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def choose_device(world: World, seen: Sequence[str]) -> int:
+    """Choose a rank's CUDA device: one for each rank of its node. Collective.
+
+    Args:
+        world: All ranks.
+        seen: What tells the devices that this rank sees from any others, in their order.
+
+    Returns:
+        Its place in ``seen``.
+
+    Raises:
+        ConfigError: If there are fewer devices than ranks.
+    """
+    told = world.allgather(" ".join(seen).encode(), doing="comparing CUDA devices")
+    nodes = world.topology.node_of_rank
+    on_node = [words for words, node in zip(told, nodes, strict=True) if node == world.node]
+    if len(seen) == 1 and len(set(on_node)) == len(on_node):
+        # The launcher has given each rank its own, as srun --gpus-per-task does.
+        return 0
+    if world.local_rank >= len(seen):
         raise ConfigError(
-            f"rank {world.rank}: local rank {world.local_rank}, but the node has {found} CUDA "
-            f"devices; start at most {found} ranks a node, or set run.device=cpu"
+            f"rank {world.rank}: local rank {world.local_rank}, but it sees {len(seen)} CUDA "
+            f"devices; start at most {len(seen)} ranks a node, let the launcher show each rank all "
+            "devices of the node or one of its own, or set run.device=cpu"
         )
-    torch.cuda.set_device(world.local_rank)
-    return torch.device("cuda", world.local_rank)
+    return world.local_rank

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,11 +13,12 @@ from trainer import checkpoint
 from trainer.build import Parallel, build_loader, build_optimizer, build_parallel, build_schedule
 from trainer.checkpoint import Checkpoints, Progress
 from trainer.config import Config
-from trainer.deliver import ReplicaEvaluation, ReplicaLoader
+from trainer.deliver import ReplicaLoader
+from trainer.deliver_evaluation import ReplicaEvaluation
 from trainer.errors import ConfigError
 from trainer.launch import Job, join
 from trainer.meter import Figures, Meter, combine_order_hashes
-from trainer.metrics import Board, Line, MetricsLog, ProgressLine, progress_words
+from trainer.metrics import Board, Line, MetricsLog, ProgressLine, import_writer, progress_words
 from trainer.parallelize import average_buffers
 from trainer.peak import mfu
 from trainer.pipeline import Batch
@@ -70,6 +72,8 @@ def train(
     """
     directory = Path(config.run.directory)
     with (
+        # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
+        StopRequest() as stop,
         join(device=config.run.device, timeout_s=config.run.timeout_s) as job,
         contextlib.ExitStack() as opened,
     ):
@@ -78,23 +82,19 @@ def train(
         place = parallel.pipeline.place
         job.watchdog.know(place.sizes)
         found = checkpoint.find(directory / "checkpoints", resume)
+        if job.world.rank == 0:
+            _check_outputs(config)
         loader, test = build_loader(config, job, place=place, task=parallel.task)
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(test)
+        logs = _open_logs(config, job, opened, found=found, metrics_path=metrics_path)
         run = Run(
             config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
-            on_epoch=on_epoch,
+            logs=logs, stop=stop, on_epoch=on_epoch,
         )  # fmt: skip
         if found:
             run.restore(found)
-        if job.world.rank == 0:
-            _make(directory)
-            (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
-            kept = run.progress.steps if found else None
-            path = metrics_path or directory / "metrics.jsonl"
-            run.logs.append(opened.enter_context(MetricsLog(path, after_step=kept)))
-            if config.run.tensorboard:
-                run.logs.append(opened.enter_context(Board(directory / "tensorboard")))
+            checkpoint.set_aside_later(directory / "checkpoints", found)
         finished = run.train()
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
@@ -102,14 +102,46 @@ def train(
         )  # fmt: skip
 
 
+def _check_outputs(config: Config) -> None:
+    """Refuse what a run could not write, and leave nothing: other settings may still be wrong."""
+    directory = Path(config.run.directory).absolute()
+    standing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)):
+        raise _cannot_make(directory, f"{standing} is no directory that may be written")
+    if config.run.tensorboard:
+        import_writer()
+
+
+def _open_logs(
+    config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
+    metrics_path: Path | None,
+) -> list[MetricsLog | Board]:  # fmt: skip
+    """Make the run's directory, and open rank 0's logs; none on the others."""
+    if job.world.rank:
+        return []
+    directory = Path(config.run.directory)
+    _make(directory)
+    (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    kept = checkpoint.read_progress(found).steps if found else None
+    path = metrics_path or directory / "metrics.jsonl"
+    logs: list[MetricsLog | Board] = [opened.enter_context(MetricsLog(path, after_step=kept))]
+    if config.run.tensorboard:
+        logs.append(opened.enter_context(Board(directory / "tensorboard")))
+    return logs
+
+
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"run.directory is {directory}, which cannot be made ({error}); give a directory that "
-            "can be written, on a filesystem that every rank sees"
-        ) from error
+        raise _cannot_make(directory, error) from error
+
+
+def _cannot_make(directory: Path, why: object) -> ConfigError:
+    return ConfigError(
+        f"run.directory is {directory}, which cannot be made ({why}); give a directory that can be "
+        "written, on a filesystem that every rank sees"
+    )
 
 
 class Run:
@@ -122,12 +154,13 @@ class Run:
         loader: The training data.
         evaluation: The test data; None: there is none.
         opened: Closes what the run opens.
+        logs: Rank 0's; empty on the others.
+        stop: Notes signals.
         on_epoch: Called on rank 0 with each epoch's line.
 
     Attributes:
         progress: What is done.
         last: The last line of an epoch.
-        logs: Rank 0's; empty on the others.
     """
 
     def __init__(
@@ -139,11 +172,13 @@ class Run:
         loader: ReplicaLoader,
         evaluation: ReplicaEvaluation | None,
         opened: contextlib.ExitStack,
+        logs: list[MetricsLog | Board],
+        stop: StopRequest,
         on_epoch: Listener | None,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
-        self.logs: list[MetricsLog | Board] = []
+        self._logs, self._stop = logs, stop
         self._config = config
         self._job = job
         self._parallel = parallel
@@ -166,7 +201,6 @@ class Run:
                 run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
             )
         )
-        self._stop = opened.enter_context(StopRequest())
         self._line = opened.enter_context(ProgressLine(shown=rank == 0))
 
     @property
@@ -205,8 +239,9 @@ class Run:
         for batches in _grouped(iter(self._loader), config.optimizer.accumulate):
             if config.optimizer.schedule_by == "step":
                 # The loader counts a batch as it delivers it.
-                done = (self._loader.step - len(batches)) / len(self._loader)
-                lr = self._set_learning_rate(epoch + done)
+                before = self._loader.steps_before
+                done = before + self._loader.step - len(batches)
+                lr = self._set_learning_rate(epoch + done / (before + len(self._loader)))
             self._trace.step()
             step = train_step(
                 self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
@@ -221,8 +256,13 @@ class Run:
                 self._write_step(epoch, meter, {"lr": lr, "gradient_norm": norm})
             stops = self._stop.after_step(self._job.world)
             # An epoch whose steps are done is ended first, so that its line gets written.
-            if stops and self._loader.step < len(self._loader):
+            if self._loader.step == len(self._loader):
+                continue
+            if stops:
                 return False
+            every = config.run.checkpoint_steps
+            if every and self.progress.steps % every == 0:
+                self._save()
         return True
 
     def _write_step(self, epoch: int, meter: Meter, figures: Figures) -> None:
@@ -290,7 +330,7 @@ class Run:
         return {"epoch": epoch, "step": self.progress.steps}
 
     def _write(self, line: Line) -> None:
-        for log in self.logs:
+        for log in self._logs:
             log.write(line)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from torch.utils.tensorboard.writer import SummaryWriter
 
 Line = Mapping[str, str | int | float | None]
 """One object of the log. Times are ``*_s``, sizes ``*_bytes``, shares ``*_fraction``."""
@@ -44,8 +46,9 @@ class MetricsLog:
         self._file.close()
 
     def write(self, line: Line) -> None:
-        """Append a line."""
-        self._file.write(json.dumps(line) + "\n")
+        """Append a line; what is not finite is written as null, which every reader takes."""
+        told = {name: value if _is_finite(value) else None for name, value in line.items()}
+        self._file.write(json.dumps(told, allow_nan=False) + "\n")
 
 
 class Board:
@@ -59,15 +62,7 @@ class Board:
     """
 
     def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                f"run.tensorboard is true, but tensorboard cannot be imported ({error}); "
-                "pip install 'tonari[tensorboard]', or set run.tensorboard=false: metrics.jsonl "
-                "has the same figures"
-            ) from error
-        self._writer: SummaryWriter = SummaryWriter(str(directory))
+        self._writer = import_writer()(str(directory))
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +81,23 @@ class Board:
         for name, value in line.items():
             if isinstance(value, int | float) and name not in ("epoch", "step"):
                 self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+
+def import_writer() -> "type[SummaryWriter]":
+    """Import what writes for TensorBoard.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            f"run.tensorboard is true, but tensorboard cannot be imported ({error}); "
+            "pip install 'tonari[tensorboard]', or set run.tensorboard=false: metrics.jsonl "
+            "has the same figures"
+        ) from error
+    return SummaryWriter
 
 
 class ProgressLine:
@@ -148,6 +160,10 @@ def progress_words(line: Line) -> str:
 def _figure(line: Line, name: str, words: str) -> str:
     value = line.get(name)
     return "" if value is None else words.format(value)
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _bytes_until(path: Path, step: int | None) -> int:

@@ -1,7 +1,10 @@
 """Spread a model over the mesh, by torch's own means."""
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import TracebackType
 from typing import Literal, Protocol
 
 import torch
@@ -17,11 +20,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from trainer.errors import ConfigError
 from trainer.models.staged import StagedModel
 from trainer.models.styles import replicate_rest
 
 Checkpointing = Literal["none", "full", "selective"]
 Dtype = Literal["float32", "bfloat16"]
+
+ONE_MESSAGE_BYTES = 1 << 20
+"""Gradients of replicas up to this size travel together, on the CPU."""
 
 
 class Stages(Protocol):
@@ -43,10 +50,11 @@ def parallelize(
     compile: bool = False,
     offload: bool = False,
 ) -> list[StagedModel]:
-    """Cut out this rank's stages and make their gradients the mean over all replicas. Collective.
+    """Cut out this rank's stages and spread them, for gradients that are means. Collective.
 
-    The mean is over the ranks of cp too, each of which has a part of a row's loss: multiply the
-    loss by the size of cp.
+    The mean is over all replicas, and over the ranks of cp too, each of which has a part of a row's
+    loss: multiply the loss by the size of cp. Parts that are ``left_whole`` have gradients of their
+    own, which `Pipeline` averages.
 
     Args:
         model: The same weights on every rank; used up.
@@ -64,8 +72,10 @@ def parallelize(
         One part for each stage, on the mesh's device.
 
     Raises:
-        ConfigError: If a size does not divide the model.
+        ConfigError: If a size does not divide the model, or nothing can compile it.
     """
+    if compile and mesh.device_type == "cpu":
+        _find_compiler()
     stages = (0,) if place is None else place.stages
     num_stages = len(stages) * mesh["pp"].size()
     tp = mesh["tp"].size()
@@ -92,10 +102,38 @@ def parallelize(
                 recompute(block, selective=checkpointing == "selective")
             if compile:
                 block.compile()
-        # One rank a stage: nothing to share, and fully_shard would copy all parameters each step.
-        if mesh.size() > mesh["pp"].size() or dtype != "float32" or offload:
+        if dtype != "float32" or offload or not left_whole(part, mesh):
             _shard(part, mesh, dtype=dtype, offload=offload)
     return parts
+
+
+def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
+    """Say whether a part that is neither offloaded nor computed in bfloat16 is left as it is.
+
+    So are parts of one rank each, which have nothing to share, and small replicas on the CPU: there
+    a message for each block costs more than is won by sending it while the way back goes on. A GPU
+    computes meanwhile, and large parts are long on their way.
+    """
+    if mesh.size() == mesh["pp"].size():
+        return True
+    replicated = mesh.size() == mesh["pp"].size() * mesh["dp_replicate"].size()
+    num_bytes = sum(parameter.nbytes for parameter in part.parameters())
+    return replicated and mesh.device_type == "cpu" and num_bytes <= ONE_MESSAGE_BYTES
+
+
+def _find_compiler() -> None:
+    """Refuse to compile without a C++ compiler: torch would say so in the first step."""
+    # Only now: it is slow to import.
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "mesh.compile is true, but no C++ compiler was found, and torch compiles with one on "
+            "the CPU; install g++ or name yours in CXX, or set mesh.compile=false"
+        ) from error
 
 
 def stage_blocks(stage: int, num_stages: int, *, num_blocks: int) -> range:
@@ -156,11 +194,52 @@ def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:
 def recompute(block: nn.Module, *, selective: bool) -> None:
     """Keep of a block's activations its input only, or what is dear to compute again."""
     # Not checkpoint_wrapper: it puts itself into the parameters' names.
-    recomputed = partial(checkpoint, block.forward, use_reentrant=False)
-    block.forward = partial(recomputed, context_fn=_save_products) if selective else recomputed
+    block.forward = partial(
+        checkpoint, block.forward, use_reentrant=False,
+        context_fn=partial(_contexts, block, _save_products if selective else _save_nothing),
+    )  # fmt: skip
 
 
-def _save_products() -> object:
+Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
+"""Of the way forward, and of its repetition."""
+
+
+def _contexts(block: nn.Module, save: Callable[[], Contexts]) -> Contexts:
+    first, again = save()
+    return first, _Repeated(block, again)
+
+
+class _Repeated:
+    """Keeps a block's batch statistics out of what is computed again: they have counted it.
+
+    Entered once more where a schedule goes back over a stage twice.
+    """
+
+    def __init__(self, block: nn.Module, context: AbstractContextManager[object]) -> None:
+        self._block, self._context = block, context
+
+    def __enter__(self) -> None:
+        self._kept = [(each, each._buffers) for each in self._block.modules() if each._buffers]
+        for module, buffers in self._kept:
+            module._buffers = {name: b if b is None else b.clone() for name, b in buffers.items()}
+        self._context.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
+        for module, buffers in self._kept:
+            module._buffers = buffers
+
+
+def _save_nothing() -> Contexts:
+    return nullcontext(), nullcontext()
+
+
+def _save_products() -> Contexts:
     aten = torch.ops.aten
     attention = [
         getattr(aten, f"_scaled_dot_product_{kind}").default
@@ -169,5 +248,5 @@ def _save_products() -> object:
         )
     ]  # fmt: skip
     products = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default]
-    contexts: object = create_selective_checkpoint_contexts([*products, *attention])  # type: ignore[no-untyped-call]
+    contexts: Contexts = create_selective_checkpoint_contexts([*products, *attention])  # type: ignore[no-untyped-call]
     return contexts

@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
+from trainer.average import average_gradients
 from trainer.errors import ConfigError
 from trainer.place import FOLDED, LOOPED, Place, Schedule, num_stages
 
@@ -35,13 +36,18 @@ class Scored(NamedTuple):
 
     Attributes:
         loss: floating[batch], not weighted, in the precision that it was computed in.
-        correct: bool[batch].
+        right_fraction: bool or floating[batch]: The share of a row's answers that are right.
         confidence: float32[batch].
     """
 
     loss: Tensor
-    correct: Tensor
+    right_fraction: Tensor
     confidence: Tensor
+
+    @property
+    def correct(self) -> Tensor:
+        """Say which rows are right, bool[batch]: those most of whose answers are."""
+        return self.right_fraction > 0.5
 
 
 class Judge(Protocol):
@@ -144,6 +150,8 @@ class Pipeline:
         self.parts, self.place, self.mesh, self.device = list(parts), place, mesh, device
         self._task = task
         self._cp = mesh["cp"]
+        several = mesh["dp_replicate"].size() > 1
+        self._replicas = [part for part in parts if several and not isinstance(part, FSDPModule)]
         self._rows = torch.arange(batch_size).chunk(microbatches)
         self._batch_size = batch_size
         self._syncs = True
@@ -199,6 +207,9 @@ class Pipeline:
             for stage in self._stages:
                 stage.syncs = sync
             self._pass_in_turns(inputs, backward=backward)
+        if backward and sync:
+            for part in self._replicas:
+                average_gradients(part.parameters(), self.mesh.get_group("dp_replicate"))
         return self._collect() if self.place.has_target else None
 
     def _pass_alone(self, inputs: Tensor, *, backward: bool, sync: bool) -> None:

@@ -1,9 +1,12 @@
 """Who is where in the mesh: which replica, which stages, who reads its rows and who scores them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
+
+from dataio.world import Topology
+from trainer.errors import ConfigError
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
 LOOPED: tuple[Schedule, ...] = ("interleaved", "zero_bubble")
@@ -11,6 +14,14 @@ LOOPED: tuple[Schedule, ...] = ("interleaved", "zero_bubble")
 
 FOLDED: tuple[Schedule, ...] = ("zbv", "dualpipev")
 """The stages go down the ranks and up again: the first rank owns the last stage too."""
+
+Targets = Literal["send", "read"]
+"""How the last stage gets its columns where no node has it and the first: the reader sends them, or
+the scorer reads them."""
+
+
+SPLIT: tuple[Schedule, ...] = ("zero_bubble", *FOLDED)
+"""Their way back goes twice over a stage: for its input, and later for its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +39,7 @@ class Place:
         input_ranks: Those of them that own the first stage.
         target_ranks: Those that own the last.
         readers: Of all replicas, ascending; the j-th reads replica j's rows.
+        scorers: Likewise.
         stages: Numbers of the stages that this rank owns.
     """
 
@@ -41,12 +53,19 @@ class Place:
     input_ranks: tuple[int, ...]
     target_ranks: tuple[int, ...]
     readers: tuple[int, ...]
+    scorers: tuple[int, ...]
     stages: tuple[int, ...]
 
     @property
     def reads(self) -> bool:
         """Whether this rank reads its replica's rows."""
         return self.rank == self.reader
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether its replica has no other rank."""
+        pp, _, _, cp, tp = self.sizes
+        return pp * cp * tp == 1
 
     @property
     def has_input(self) -> bool:
@@ -103,7 +122,8 @@ def place_of(rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: in
     starts = [(row * num_replicas + replica) * inner for row in range(pp)]
     peers = [tuple(range(start, start + inner)) for start in starts]
     owned = [stages_of(row, pp, schedule, virtual) for row in range(pp)]
-    target_ranks = next(peers[row] for row in range(pp) if last in owned[row])
+    last_row = next(row for row in range(pp) if last in owned[row])
+    target_ranks, first_scorer = peers[last_row], last_row * num_replicas * inner
     return Place(
         sizes=tuple(sizes),
         rank=rank,
@@ -115,5 +135,41 @@ def place_of(rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: in
         input_ranks=peers[0],
         target_ranks=target_ranks,
         readers=tuple(range(0, num_replicas * inner, inner)),
+        scorers=tuple(range(first_scorer, first_scorer + num_replicas * inner, inner)),
         stages=owned[pp_rank],
     )
+
+
+def feed_of(place: Place, node_of_rank: Sequence[int], targets: Targets) -> Place:
+    """Find a rank's feed: its place among those ranks of its replica that one of them reads for.
+
+    That is the replica, where targets are sent. Where they are read, and some replica has its first
+    and its last stage on different nodes, the last stage's ranks are a feed, whose reader is the
+    scorer, and the others are one.
+
+    Args:
+        place: The rank's, in the replica.
+        node_of_rank: Of all ranks of the job.
+        targets: How the last stage gets its columns.
+
+    Raises:
+        ConfigError: If the scorers lie on their nodes otherwise than the readers on theirs, so that
+            their loaders would not deal the same rows.
+    """
+    ends = [tuple(node_of_rank[rank] for rank in ranks) for ranks in (place.readers, place.scorers)]
+    if targets == "send" or ends[0] == ends[1]:
+        return place
+    layouts = [Topology.from_names([str(node) for node in nodes]).node_of_rank for nodes in ends]
+    if layouts[0] != layouts[1]:
+        raise ConfigError(
+            f'mesh.targets is "read", but the first stages of the replicas are on nodes {ends[0]} '
+            f"and the last stages on {ends[1]}, expected as many replicas to share a node here as "
+            'there; give each stage whole nodes, or mesh.targets="send"'
+        )
+    if place.has_target:
+        return replace(
+            place, ranks=place.target_ranks, reader=place.scorer, readers=place.scorers,
+            input_ranks=(),
+        )  # fmt: skip
+    others = tuple(rank for rank in place.ranks if rank not in place.target_ranks)
+    return replace(place, ranks=others, target_ranks=())

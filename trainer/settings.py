@@ -109,7 +109,8 @@ def _fits(value: object, hint: object) -> bool:
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, option) for option in get_args(hint))
     if get_origin(hint) is Literal:
-        return value in get_args(hint)
+        # True equals 1.
+        return any(type(value) is type(option) and value == option for option in get_args(hint))
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
     if hint in (int, float):

@@ -33,7 +33,12 @@ class Step(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Means over all valid rows, the same on all ranks."""
+    """Means over all valid rows, the same on all ranks.
+
+    Attributes:
+        accuracy: Of the shares of right answers; a row of text has as many as tokens.
+        loss: Of the losses.
+    """
 
     accuracy: float
     loss: float
@@ -63,7 +68,7 @@ def train_step(
         last = number == len(batches)
         scored = pipeline.train(batch, share=1 / len(batches), sync=last)
         if scored is not None:
-            loader.report(batch, *scored)
+            loader.report(batch, scored.loss, scored.correct, scored.confidence)
     norm = None
     if clip or skip_nonfinite:
         norm = clip_gradients(pipeline.parameters(), pipeline.mesh, max_norm=clip or float("inf"))
@@ -80,7 +85,7 @@ def rescore(pipeline: Pipeline, loader: Reports) -> None:
         for batch in loader.refresh():
             scored = pipeline.forward(batch)
             if scored is not None:
-                loader.report(batch, *scored)
+                loader.report(batch, scored.loss, scored.correct, scored.confidence)
 
 
 def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
@@ -90,7 +95,7 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
         pipeline: The model.
         batches: Equally many on all ranks; ``valid`` with the targets.
     """
-    # Right rows, the sum of losses, rows.
+    # Sums of the rows' shares of right answers and of losses; rows.
     sums = torch.zeros(3, dtype=torch.float64, device=pipeline.device)
     with _evaluating(pipeline):
         for batch in batches:
@@ -98,9 +103,9 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
             # A replica's peers have the same scores: they count once.
             if scored is not None and pipeline.place.rank == pipeline.place.scorer:
                 valid = batch["valid"]
-                right = (scored.correct & valid).sum()
+                right = scored.right_fraction.double().masked_fill(~valid, 0).sum()
                 loss = scored.loss.masked_fill(~valid, 0).double().sum()
-                sums += torch.stack([right.double(), loss, valid.sum().double()])
+                sums += torch.stack([right, loss, valid.sum().double()])
     dist.all_reduce(sums)
     num_right, loss_sum, num_valid = sums.tolist()
     return Evaluation(num_right / max(num_valid, 1), loss_sum / max(num_valid, 1))

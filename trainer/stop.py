@@ -17,6 +17,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 ASK_S = 1.0
 """Time between two questions to all ranks: a step that takes longer asks every time."""
 
+MOST_STEPS = 100
+"""Between two questions: steps may become slower all at once."""
+
 AGAIN_S = 2.0
 """A launcher and its group may both pass on a signal: within this time it is the same one."""
 
@@ -70,7 +73,8 @@ class StopRequest:
             return False
         stops, pace_s = self._ask(world, pace_s=(time.monotonic() - self._since) / self._steps)
         # At most doubled: the first steps of a run are not like the others.
-        self._due = min(max(int(ASK_S / pace_s), 1) if pace_s > 0 else 1, 2 * self._due)
+        due = max(int(ASK_S / pace_s), 1) if pace_s > 0 else 1
+        self._due = min(due, 2 * self._due, MOST_STEPS)
         self._steps, self._since = 0, time.monotonic()
         return stops
 

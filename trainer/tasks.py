@@ -40,7 +40,13 @@ class Task(Protocol):
         ...
 
     def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge: (correct bool[batch], confidence float32[batch]), the same on all cp ranks."""
+        """Judge, the same on all cp ranks.
+
+        Returns:
+            right: bool or floating[batch]: The share of a row's answers that are right. The row
+                counts as right where it is over a half.
+            confidence: float32[batch].
+        """
         ...
 
 
@@ -75,7 +81,7 @@ class Classify:
 class NextToken:
     """Each next token of a sequence; the columns hold one token more than the model reads.
 
-    A row is right if most of its tokens are, and as confident as they are on average.
+    A row is as right, and as confident, as its tokens are on average.
 
     Args:
         tokens: Column of integer[batch, sequence_length + 1].
@@ -110,7 +116,7 @@ class NextToken:
         if self._cp is not None:
             dist.all_reduce(means, group=self._cp.get_group())
         means = means / self._num_parts
-        return means[0] > 0.5, means[1].float()
+        return means[0], means[1].float()
 
     @property
     def _num_parts(self) -> int:

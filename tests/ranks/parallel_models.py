@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.tiny_models import NUM_ROWS, batch_of, make, one_process, task_of
+from trainer.average import average_gradients
 from trainer.launch import join
 from trainer.mesh import make_mesh
-from trainer.parallelize import parallelize
+from trainer.parallelize import left_whole, parallelize
 from trainer.tasks import NextToken
 
 
@@ -41,6 +42,9 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
     loss = task.losses(logits, target)
     # Ranks of cp have a part of each loss, and are averaged over like replicas.
     ((loss * batch["weight"]).mean() * cp).backward()
+    whole = left_whole(part, mesh) and not options
+    if whole:
+        average_gradients(part.parameters(), mesh.get_group("dp_replicate"))
     correct, confidence = task.outcome(logits, target)
     loss = loss.detach()
     dist.all_reduce(loss, group=mesh.get_group("cp"))
@@ -49,7 +53,7 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
     found = {name: parameter.grad for name, parameter in part.named_parameters()}
     return {
         "names": list(found) == list(expected),
-        "sharded": all(isinstance(p, DTensor) for p in part.parameters()),
+        "sharded": all(isinstance(p, DTensor) is not whole for p in part.parameters()),
         "gradient": max(_error(_whole(found[name]), expected[name]) for name in found),
         "loss": _error(loss, scores["loss"][rows]),
         "confidence": _error(confidence.double(), scores["confidence"][rows].double()),
@@ -61,8 +65,8 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
 
 
 def _whole(gradient: Tensor | None) -> Tensor:
-    assert isinstance(gradient, DTensor)
-    return gradient.full_tensor()
+    assert gradient is not None
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
 def _error(found: Tensor, expected: Tensor) -> float:

@@ -6,20 +6,25 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.fake_loader import FakeLoader
 from trainer.mesh import AXES, make_mesh
-from trainer.pipeline import Batch, Pipeline
+from trainer.pipeline import Batch, Judge, Pipeline
 from trainer.place import place_of
 from trainer.step import train_step
 from trainer.tasks import Classify
 
 
 def one_stage(
-    model: nn.Module, mesh: DeviceMesh | None = None, *, batch_size: int, microbatches: int = 1
+    model: nn.Module,
+    mesh: DeviceMesh | None = None,
+    *,
+    batch_size: int,
+    microbatches: int = 1,
+    task: Judge | None = None,
 ) -> Pipeline:
     """Make a pipeline of a model that is spread already, or, without a mesh, of one process."""
     mesh = mesh or make_mesh((1,) * len(AXES), device_type="cpu")
     place = place_of(mesh.get_rank(), mesh.shape, schedule="1f1b", virtual=1)
     return Pipeline(
-        [model], place, mesh, Classify(), schedule="1f1b", microbatches=microbatches,
+        [model], place, mesh, task or Classify(), schedule="1f1b", microbatches=microbatches,
         batch_size=batch_size, device=torch.device("cpu"),
     )  # fmt: skip
 

@@ -1,18 +1,20 @@
 """Every rank of a mesh runs the loop that a trainer runs, without a model; what each saw."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import shuffle
 from dataio import Loader
 from dataio.policies import Importance
-from dataio.world import World, run_threads, thread_worlds
+from dataio.world import Request, World, run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
 from trainer.deliver import ReplicaLoader
-from trainer.deliver_relay import Batch
-from trainer.place import Place, Schedule, place_of
+from trainer.deliver_relay import DATA_TAG, NUM_TAGS, Batch
+from trainer.place import Place, Schedule, Targets, place_of
 
 NUM_SAMPLES, EPOCHS, ROWS_A_STEP = 107, 3, 12
 TARGETS = ("label",)
@@ -27,6 +29,9 @@ class Run:
         kept: Each batch, and a copy made when it came.
         columns: The sets of columns that batches had.
         rows_read: Of the source, by this rank.
+        bytes_read: Likewise.
+        sent: (receiver, bytes) of each message of this rank that has a batch's data.
+        stats: Of the loader, at the end.
         delivered: Rows that the reader's loader delivered.
         held_bytes: Of a batch, got from the reader.
         mapped: Mappings of shared batches whose file has no name any more.
@@ -40,6 +45,9 @@ class Run:
     kept: list[tuple[Batch, Batch]] = field(default_factory=list)
     columns: set[tuple[str, ...]] = field(default_factory=set)
     rows_read: list[int] = field(default_factory=list)
+    bytes_read: int = 0
+    sent: list[tuple[int, int]] = field(default_factory=list)
+    stats: dict[str, float] = field(default_factory=dict)
     delivered: int = 0
     held_bytes: int = 0
     mapped: int = 0
@@ -78,6 +86,7 @@ def run_mesh(
     timeout_s: float = 30.0,
     guard: bool = True,
     shared_memory: bool = True,
+    targets_by: Targets = "send",
 ) -> list[Run]:
     """Train a mesh of (pp, dp, tp) ranks as threads; each rank's view."""
     pp, dp, tp = sizes
@@ -88,6 +97,7 @@ def run_mesh(
         return train(
             world, place, root, importance=importance, at=at, save=save, stop=stop,
             evaluates=evaluates, inputs=inputs, guard=guard, shared_memory=shared_memory,
+            targets_by=targets_by,
         )  # fmt: skip
 
     return run_threads(worlds, rank)
@@ -106,13 +116,26 @@ def train(
     inputs: tuple[str, ...] = ("pixels",),
     guard: bool = True,
     shared_memory: bool = True,
+    targets_by: Targets = "send",
 ) -> Run:
     """Run the loop of a trainer on one rank."""
     run, source = Run(place), MemorySource(NUM_SAMPLES)
+    send = world.isend
 
-    def open_loader(readers: World, device: torch.device | None) -> Loader:
+    def note(data: np.ndarray, *, dest: int, tag: int) -> Request:
+        if tag % NUM_TAGS == DATA_TAG:
+            run.sent.append((dest, data.nbytes))
+        return send(data, dest=dest, tag=tag)
+
+    world.isend = note  # type: ignore[method-assign]
+
+    def open_loader(
+        readers: World, device: torch.device | None, columns: Collection[str]
+    ) -> Loader:
+        read = {"data" if column == "pixels" else column for column in columns}
+        fields = {name: field for name, field in FIELDS.items() if name in read}
         return Loader(
-            source, batch_size=ROWS_A_STEP // place.num_replicas, fields=FIELDS, cache=root,
+            source, batch_size=ROWS_A_STEP // place.num_replicas, fields=fields, cache=root,
             shuffle=shuffle.Partial(0.3), importance=importance, world=readers, device=device,
             batch_transform=add_pixels, num_threads=0, seed=3, progress=False,
         )  # fmt: skip
@@ -123,6 +146,7 @@ def train(
         place=place,
         inputs=inputs,
         targets=TARGETS,
+        targets_by=targets_by,
         guard=guard,
         shared_memory=shared_memory,
     ) as loader:
@@ -144,7 +168,8 @@ def train(
         if evaluates:
             _evaluate(run, loader)
         run.held_bytes = loader.held_bytes
-        run.rows_read = source.rows_read
+        run.rows_read, run.bytes_read = source.rows_read, source.bytes_read
+        run.stats = loader.stats()
         maps = Path("/proc/self/maps").read_text().splitlines()
         run.mapped = sum("tonari-batches" in m and m.endswith("(deleted)") for m in maps)
     return run

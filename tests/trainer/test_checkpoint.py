@@ -12,7 +12,8 @@ from torch.distributed.checkpoint import state_dict_saver
 from tests.trainer.alone import one_stage, step_loss
 from tests.trainer.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from trainer import checkpoint
-from trainer.checkpoint import Checkpoints, Progress, find, latest, restore
+from trainer.agree import together
+from trainer.checkpoint import Checkpoints, Progress, find, latest, restore, set_aside_later
 from trainer.errors import CheckpointError, ConfigError
 from trainer.launch import join
 from trainer.mesh import axis_sizes, make_mesh
@@ -161,6 +162,29 @@ def test_a_killed_checkpoint_leaves_one_to_go_on_from(
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove = shutil.rmtree
+
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(39, "Directory not empty", str(path))
+        remove(path, ignore_errors=True)
+
+    start = Start()
+    start.train(1)
+    start.save(tmp_path, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        start.train(1)
+        assert start.save(tmp_path, keep=1) == latest(tmp_path)
+    assert "could not be removed: [Errno 39] Directory not empty" in caplog.text
+    start.train(1)
+    start.save(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not a whole checkpoint: .* give a step-NUMBER"):
         Start().restore(tmp_path)
@@ -220,6 +244,50 @@ def test_a_failure_in_the_background_is_told_by_the_next_call_and_the_run_may_go
         assert start.save_by(checkpoints) == tmp_path / "step-00000001"
         checkpoints.close()
         assert find(tmp_path, "auto") == tmp_path / "step-00000001"
+
+
+def test_an_error_does_not_wait_for_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+    written_after: list[bool] = []
+
+    def held(*args: Any) -> None:
+        written_after.append(left.wait(5))
+        write_sums(*args)
+
+    def fail(checkpoints: Checkpoints) -> None:
+        with checkpoints:
+            start.save_by(checkpoints)
+            raise ValueError("of a step")
+
+    monkeypatch.setattr(checkpoint, "write_sums", held)
+    start = Start()
+    start.train(1)
+    checkpoints = Checkpoints(tmp_path, keep=2, background=True)
+    with pytest.raises(ValueError, match="of a step"):
+        fail(checkpoints)
+    left.set()
+    checkpoints.settle()
+    assert written_after == [True]
+
+
+def test_a_checkpoint_gets_its_name_when_its_files_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, list[str]]] = []
+
+    def noted(directory: Path) -> None:
+        synced.append((directory.name, sorted(path.name for path in tmp_path.iterdir())))
+
+    monkeypatch.setattr(checkpoint, "sync_directory", noted)
+    start = Start()
+    start.train(1)
+    start.save(tmp_path)
+    assert synced == [
+        ("step-00000001.partial", ["step-00000001.partial"]),
+        (tmp_path.name, ["step-00000001"]),
+    ]
 
 
 def damage(path: Path) -> None:
@@ -303,3 +371,74 @@ def test_a_rank_s_stages_are_saved_and_restored_by_the_names_of_the_whole_model(
             assert torch.equal(found, weights[name])
             for kind, value in optimizer.state[weights[name]].items():
                 assert torch.equal(other.state[found][kind], value)
+
+
+def test_what_comes_after_the_checkpoint_that_a_run_went_back_to_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = Start()
+    for _ in range(4):
+        start.train(1)
+        start.save(tmp_path, keep=4)
+    older = tmp_path / "step-00000002"
+    set_aside_later(tmp_path, older)
+    assert find(tmp_path, "auto") == older
+    assert "step-00000004: renamed to step-00000004.later: the run goes on from" in caplog.text
+    again = Start()
+    again.restore(older)
+    again.train(1)
+    # Neither taken for an old one nor left out for one that was there before.
+    assert again.save(tmp_path, keep=1) == tmp_path / "step-00000003"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step-00000003", "step-00000003.later", "step-00000004.later",
+    ]  # fmt: skip
+
+
+def test_the_optimizer_s_settings_are_those_of_this_start(tmp_path: Path) -> None:
+    start = Start(adam=True)
+    start.train(1)
+    path = start.save(tmp_path)
+    again = Start(adam=True)
+    again.optimizer.param_groups[0] |= {"weight_decay": 0.5, "betas": (0.5, 0.6), "lr": 0.25}
+    again.restore(path)
+    (group,) = again.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"], group["lr"]) == (0.5, (0.5, 0.6), 0.25)
+    assert all(state["step"] == 1 for state in again.optimizer.state.values())
+
+
+def test_weights_that_are_not_finite_push_out_no_checkpoint(tmp_path: Path) -> None:
+    start = Start()
+    start.train(1)
+    sound = start.save(tmp_path, keep=1)
+    start.train(1)
+    with torch.no_grad():
+        next(start.model.blocks.parameters()).view(-1)[3] = float("nan")
+    with pytest.raises(
+        CheckpointError, match=r"step 2: blocks\.0\.\S+ is not finite, .* smaller optimizer.lr"
+    ):
+        start.save(tmp_path, keep=1)
+    assert [path for path in tmp_path.iterdir()] == [sound]
+
+
+def test_ranks_wait_for_the_slowest_disk_longer_than_for_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Start()
+    start.train(1)
+    start.save(tmp_path)
+    groups: list[object] = []
+
+    def noted(act: Any, group: object = None) -> object:
+        groups.append(group)
+        return together(act, group)  # type: ignore[arg-type]
+
+    def loaded(*args: Any, process_group: object = None, **kwargs: Any) -> None:
+        groups.append(process_group)
+
+    monkeypatch.setattr(checkpoint, "together", noted)
+    monkeypatch.setattr("trainer.checkpoint.state_dict_loader.load", loaded)
+    path = find(tmp_path, "auto")
+    assert path is not None
+    Start().restore(path)
+    limits = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]  # type: ignore[attr-defined]
+    assert limits == 2 * [checkpoint.DISK]

@@ -55,6 +55,7 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("optimizer.milestones=[0]", r"milestones is \(0,\), expected a list, each a whole number"),
         ("shuffle.kind=ring", r"shuffle.kind is 'ring', expected one of 'local', 'partial'"),
         ("shuffle.rows=loss", r"shuffle.rows is 'loss', expected one of 'uniform', 'scores'"),
+        ("data.channels=true", r"data.channels is True, expected one of 1, 3"),
         ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
         ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
         ("shuffle.rows=scores", r"keeps no losses.*give importance.kind=full and .*columns"),
@@ -193,6 +194,14 @@ def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:
     overrides = ("shuffle.kind=local", "shuffle.partners=scores", "importance.kind=kakurenbo")
     with pytest.raises(ConfigError, match=r'for shuffle.kind "partial", which is "local"; leave'):
         load(tmp_path, "", overrides)
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv", "dualpipev"])
+def test_selective_recomputation_needs_one_way_back(tmp_path: Path, schedule: str) -> None:
+    given = (f"mesh.schedule={schedule}", "mesh.checkpointing=selective")
+    with pytest.raises(ConfigError, match=r'"selective" with mesh\.schedule .*; choose mesh\.chec'):
+        load(tmp_path, "", given)
+    assert load(tmp_path, "", (given[0], "mesh.checkpointing=full")).mesh.schedule == schedule
 
 
 def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:

@@ -1,9 +1,15 @@
 """Every rank of a replica trains the rows that its reader read, whatever the mesh."""
 
-import pytest
+import math
 
+import pytest
+import torch
+
+from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo
-from tests.trainer.meshes import NUM_SAMPLES, merged, run_mesh
+from tests.memory_source import MemorySource
+from tests.trainer.meshes import EPOCHS, NUM_SAMPLES, ROWS_A_STEP, merged, run_mesh, score
+from tests.trainer.test_deliver_faults import open_replica
 
 MESHES = {"dp2": (1, 2, 1), "tp2": (1, 1, 2), "pp2": (2, 1, 1), "dp2tp2": (1, 2, 2),
           "pp2tp2": (2, 1, 2), "pp2dp2": (2, 2, 1), "pp4": (4, 1, 1)}  # fmt: skip
@@ -45,6 +51,42 @@ def test_mean_losses_reach_the_reader_to_the_last_bit(tmp_path):
     assert one[0].losses[0] is None
     assert None not in one[0].losses[1:]
     assert all(set(run.losses) == {None} for run in pipeline[1:])
+
+
+@pytest.mark.parametrize("mesh", ["one", "pp2"])
+def test_the_mean_loss_is_that_of_the_weighted_rows_of_the_steps_padding_included(
+    tmp_path, policy, mesh
+):
+    (run, *others) = run_mesh(tmp_path, MESHES.get(mesh, (1, 1, 1)), importance=policy)
+    steps = others[-1].steps if others else run.steps
+    for epoch in range(EPOCHS - 1):
+        means = [
+            sum(weight * float(score(torch.tensor([i]), epoch)[0]) for i, weight in rows)
+            for at, kind, _, rows in steps
+            if (at, kind) == (epoch, "train")
+        ]
+        expected = sum(means) / len(means) / ROWS_A_STEP
+        assert run.losses[epoch + 1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_staged_is_waited_for_without_limit(tmp_path):
+    def rank(world):
+        limits, wait = [], world.wait
+
+        def noted(requests, *, peers, doing, timeout_s=None):
+            if doing == "waiting for a state":
+                limits.append(timeout_s)
+            wait(requests, peers=peers, doing=doing, timeout_s=timeout_s)
+
+        world.wait = noted
+        with open_replica(world, tmp_path) as loader:
+            loader.evaluation(MemorySource(9, name="test"))
+            loader.save(tmp_path / "saved")
+            world.barrier(doing="saving")
+            loader.restore(tmp_path / "saved")
+        return limits
+
+    assert run_threads(thread_worlds([2]), rank) == [[], 3 * [math.inf]]
 
 
 @pytest.mark.parametrize("nodes", [(4,), (2, 2), (1, 1, 1, 1)])

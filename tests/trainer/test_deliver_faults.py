@@ -1,5 +1,6 @@
 """What goes wrong between the ranks of a replica is found, named, and leaves nobody waiting."""
 
+import importlib.util
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from dataio import Loader
 from dataio.errors import SourceError, StallError, WorldError
 from dataio.world import run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
-from tests.trainer.meshes import TARGETS, add_pixels, run_mesh, score
+from tests.trainer.meshes import TARGETS, add_pixels, merged, run_mesh, score
 from trainer.deliver import ReplicaLoader
 from trainer.deliver_columns import Columns, lay_columns
 from trainer.deliver_ring import NUM_SLOTS, Ring
@@ -27,7 +28,7 @@ def open_replica(world, root, *, sizes=PIPELINE, batch_transform=add_pixels, inp
     pp, dp, tp = sizes
     place = place_of(world.rank, (pp, dp, 1, 1, tp), schedule="1f1b", virtual=1)
 
-    def open_loader(readers, device):
+    def open_loader(readers, device, columns):
         return Loader(
             MemorySource(48), batch_size=8, fields=FIELDS, cache=root, world=readers,
             device=device, batch_transform=batch_transform, num_threads=0, progress=False,
@@ -235,6 +236,85 @@ def test_a_slot_is_free_when_all_have_let_it_go():
     assert ring.has_let_go(1, 3)
     assert not ring.has_let_go(1, 4)
     assert not ring.has_let_go(0, 1)
+
+
+def test_what_was_let_go_may_be_written_over_at_once(tmp_path, monkeypatch):
+    written: list[Ring] = []
+    create, let_go = Ring.create, Ring.let_go
+
+    def record(slot_bytes: int) -> Ring:
+        written.append(create(slot_bytes))
+        return written[-1]
+
+    def let_go_and_lose(ring: Ring, peer: int, number: int) -> None:
+        let_go(ring, peer, number)
+        if number:
+            written[-1].slot(number)[:] = 0xEE
+
+    monkeypatch.setattr(Ring, "create", record)
+    monkeypatch.setattr(Ring, "let_go", let_go_and_lose)
+    # The guard compares what arrived.
+    for run in run_mesh(tmp_path, (1, 1, 2), inputs=("pixels", "label")):
+        assert run.kept
+        for batch, copy in run.kept:
+            assert all(torch.equal(batch[name], value) for name, value in copy.items())
+
+
+def test_a_reader_is_as_far_ahead_of_the_slowest_peer_as_there_are_slots(tmp_path):
+    told = threading.Event()
+
+    def rank(world):
+        loader = open_replica(world, tmp_path, sizes=(1, 1, 3))
+        next(loader.epochs(1))
+        batches = iter(loader)
+        next(batches)
+        if world.rank == 2:
+            assert told.wait(20)
+            return loader.step, ""
+        with pytest.raises((StallError, DeliveryError)) as error:
+            list(batches)
+        told.set()
+        return loader.step, str(error.value)
+
+    (_, said), (step, _), _ = run_threads(thread_worlds([3], timeout_s=0.5), rank)
+    # Of six batches an epoch the slow one took the first.
+    assert step == 1 + NUM_SLOTS
+    assert "rank 2" in said
+    assert "waiting for an earlier batch to be let go" in said
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_long_batches_go_in_windows_and_to_more_peers_than_share_memory(
+    tmp_path, monkeypatch, shared
+):
+    # A batch of 12 rows is 1,000 bytes: more than two windows of eight segments.
+    monkeypatch.setattr("trainer.deliver_relay.SEGMENT_BYTES", 48)
+    monkeypatch.setattr("trainer.deliver_relay.MAX_PEERS", 1)
+    one = run_mesh(tmp_path / "one", (1, 1, 1))
+    runs = run_mesh(tmp_path / "several", (1, 1, 3), shared_memory=shared)
+    assert merged(runs) == merged(one)
+    assert all(run.steps == one[0].steps for run in runs)
+    messages = [size for dest, size in runs[0].sent if dest == 2]
+    # Beside the first, which describes the columns.
+    assert set(messages[1:]) > {48}
+    assert max(messages[1:]) == 48
+
+
+def test_the_slots_begin_where_a_kernel_of_long_pages_can_map_them(monkeypatch):
+    monkeypatch.setattr("mmap.ALLOCATIONGRANULARITY", 1 << 16)
+    spec = importlib.util.find_spec("trainer.deliver_ring")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    ring = module.Ring.create(100)
+    ring.unlink()
+    assert module.CONTROL_BYTES == 1 << 16
+    for number in range(1, 4):
+        ring.slot(number)[:] = number
+    ring.let_go(module.MAX_PEERS - 1, 1)
+    assert ring.has_let_go(module.MAX_PEERS - 1, 1)
+    assert not ring.has_let_go(0, 0)
 
 
 def test_too_little_shared_memory_is_said_before_anything_is_written(monkeypatch):

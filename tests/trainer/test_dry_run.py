@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from tests.multirank import RunRanks
 from tonari.train import main
 from trainer.config import Config, load_config
 from trainer.dry_run import dry_run
@@ -56,6 +58,32 @@ def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: P
     assert memory("mesh.checkpointing=full")[2] < kept / 4
 
 
+COUNTED = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+@pytest.mark.multirank
+def test_what_is_counted_is_what_the_fullest_rank_holds_after_a_step(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    cases = [
+        ("mesh.dp_shard=2", "mesh.tp=2", "optimizer.kind=adamw"),
+        ("mesh.pp=2", "mesh.tp=2", "mesh.dtype=bfloat16"),
+        ("mesh.dp_shard=2", "mesh.dp_replicate=2", "mesh.dtype=float64"),
+        ("mesh.pp=2", "mesh.dp_shard=2", "mesh.schedule=zbv", "optimizer.kind=adamw"),
+    ]
+    planned = [dry_run(load(tmp_path, *case), world_size=4, num_nodes=1) for case in cases]
+    joined = ["|".join(case) for case in cases]
+    told: Any = run_ranks("held_bytes", 4, str(tmp_path / "run.toml"), *joined).reports
+    for number, (case, plan) in enumerate(zip(cases, planned, strict=True)):
+        on_one = 4 // len(plan.pipeline_ranks)
+        for held in plan.pipeline_ranks:
+            expected = {name: getattr(held.memory, name) for name in COUNTED}
+            expected["rank_parameters"] = held.rank_parameters
+            ranks = [told[held.pp_rank * on_one + other][number] for other in range(on_one)]
+            fullest = {name: max(rank[name] for rank in ranks) for name in expected}
+            assert fullest == expected, case
+
+
 def test_every_rank_of_a_replica_is_fed_in_one_way(tmp_path: Path) -> None:
     found = dry_run(load(tmp_path, "mesh.pp=3", "mesh.tp=2", "data.batch_size=6"),
                     world_size=12, num_nodes=3)  # fmt: skip
@@ -64,6 +92,18 @@ def test_every_rank_of_a_replica_is_fed_in_one_way(tmp_path: Path) -> None:
     assert (first.reader, first.maps, first.receives) == (0, (1,), (8, 9))
     assert (first.nothing, first.scorer) == ((4, 5), 8)
     assert (second.reader, second.maps, second.receives) == (2, (3,), (10, 11))
+    assert first.target_reader is second.target_reader is None
+
+
+def test_a_last_stage_that_reads_its_targets_is_sent_nothing(tmp_path: Path) -> None:
+    read = load(tmp_path, "mesh.pp=3", "mesh.tp=2", "data.batch_size=6", "mesh.targets=read")
+    first, second = dry_run(read, world_size=12, num_nodes=3).deliveries
+    assert (first.reader, first.target_reader, first.scorer) == (0, 8, 8)
+    assert (first.maps, first.receives, first.nothing) == ((1, 9), (), (4, 5))
+    assert (second.reader, second.target_reader, second.maps) == (2, 10, (3, 11))
+    assert dry_run(read, world_size=12, num_nodes=1).deliveries[0].target_reader is None
+    with pytest.raises(ConfigError, match=r"nodes \(0, 0, 0, 1\) .* on \(2, 3, 3, 3\)"):
+        dry_run(read, world_size=24, num_nodes=4)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +141,5 @@ def test_the_command_shows_tables_or_one_document(
     assert told["axes"]["tp"] == 2
     assert told["deliveries"][0]["receives"] == [2, 3]
     assert not (tmp_path / "runs").exists()
+    assert main([str(tmp_path / "run.toml"), *end, "mesh.targets=read"]) == 0
+    assert "rank 0, targets: rank 2" in capsys.readouterr().out

@@ -21,6 +21,15 @@ def write(path: Path, *numbers: int, after_step: int | None = None) -> None:
             log.write({"kind": "step", "step": number})
 
 
+def test_what_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        log.write({"kind": "step", "step": 1, "loss": float("nan"), "lr": float("inf")})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "kind": "step", "step": 1, "loss": None, "lr": None,
+    }  # fmt: skip
+
+
 def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "metrics.jsonl"
     write(path, 1, 2)

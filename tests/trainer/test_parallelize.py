@@ -58,6 +58,7 @@ def test_gradients_losses_and_names_are_those_of_one_process(
     assert "Warning" not in ended.output
     for report in ended.reports:
         reports = report["cases"]
+        assert len(reports) == len(cases) + (num_ranks == 4)
         for case, found in zip(cases, reports, strict=False):
             assert found["names"], case
             assert found["sharded"], case

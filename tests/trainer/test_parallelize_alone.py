@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -11,6 +13,7 @@ from tests.trainer.tiny_models import MAKERS, batch_of, make, one_process, task_
 from trainer.errors import ConfigError
 from trainer.launch import join
 from trainer.mesh import make_mesh
+from trainer.models import ResNet, seeded
 from trainer.parallelize import Checkpointing, parallelize
 
 
@@ -51,6 +54,38 @@ def test_selective_checkpointing_computes_no_product_twice(mesh: DeviceMesh) -> 
         return int(counter.get_total_flops())
 
     assert operations("selective") == operations("none") < operations("full")
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_what_is_computed_again_counts_in_batch_statistics_once(
+    checkpointing: Checkpointing, mesh: DeviceMesh
+) -> None:
+    def statistics(checkpointing: Checkpointing) -> dict[str, Tensor]:
+        model = seeded(lambda: ResNet(2, 1, depth=8, norm="batch", image_size=8), seed=0)
+        (part,) = parallelize(model, mesh, checkpointing=checkpointing)
+        pixels = torch.arange(4 * 64, dtype=torch.uint8).view(4, 1, 8, 8)
+        loss = part(pixels).sum()
+        # Twice, as a schedule does that goes back for a stage's input first.
+        loss.backward(retain_graph=checkpointing == "full")
+        if checkpointing == "full":
+            loss.backward()
+        return dict(part.named_buffers())
+
+    for name, value in statistics("none").items():
+        assert torch.equal(statistics(checkpointing)[name], value), name
+
+
+def test_compiling_without_a_compiler_is_refused_before_the_first_step(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", absent)
+    with pytest.raises(
+        ConfigError, match=r"no C\+\+ compiler was found, .* set mesh\.compile=false"
+    ):
+        parallelize(make("gpt"), mesh, compile=True)
 
 
 @pytest.mark.parametrize("kind", ["cnn", "resnet", "vit"])

@@ -105,7 +105,8 @@ def near(found: list[float], expected: list[float]) -> bool:
             [
                 *(f"{schedule}:2,1,2,1,1" for schedule in SCHEDULES),
                 *(f"{schedule}:2,1,1,1,2" for schedule in SCHEDULES),
-                "1f1b:1,2,2,1,1", "1f1b:2,2,1,1,1", "zbv:2,1,1,2,1", "1f1b:4,1,1,1,1",
+                "1f1b:1,2,2,1,1", "1f1b:2,2,1,1,1", "zbv:2,2,1,1,1", "zbv:2,1,1,2,1",
+                "1f1b:4,1,1,1,1",
             ],
         ),
         pytest.param(

@@ -36,6 +36,7 @@ def test_replicas_share_no_rank_and_miss_none(sizes, schedule, virtual):
     for place in everyone:
         assert place.rank in place.ranks
         assert groups[place.replica] == place.ranks == tuple(sorted(place.ranks))
+        assert place.is_lone == (place.ranks == (place.rank,))
 
 
 @given(meshes, schedules, virtuals)
@@ -54,6 +55,8 @@ def test_reader_and_scorer_are_the_first_peers_of_the_first_and_last_stage(
         assert (place.reader, place.scorer) == (first_stage[0], last_stage[0])
         assert place.readers == tuple(sorted({p.reader for p in everyone}))
         assert place.readers[place.replica] == place.reader
+        assert place.scorers == tuple(sorted({p.scorer for p in everyone}))
+        assert place.scorers[place.replica] == place.scorer
 
 
 def test_ranks_lie_row_by_row_as_in_the_device_mesh():

@@ -10,6 +10,7 @@ from tests.trainer.fake_loader import NUM_CLASSES
 from trainer.launch import join
 from trainer.models import ResNet, SmallCNN, seeded
 from trainer.step import evaluate, rescore, train_step
+from trainer.tasks import Classify
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,19 @@ def test_a_step_of_several_batches_is_the_step_of_all_their_rows() -> None:
     for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
     assert loader.reported == 3 * [(12, 12, 12)]
+
+
+def test_a_step_forgets_the_gradients_of_the_one_before() -> None:
+    loader, model, reference = Told(batch_size=12), make_model(), make_model()
+    pipeline, optimizer, plain = one_stage(model, batch_size=12), sgd(model), sgd(reference)
+    for number in range(2):
+        batch = loader.batch(number)
+        train_step(pipeline, optimizer, loader, [batch])
+        plain.zero_grad()
+        (row_losses(reference, batch) * batch["weight"]).mean().backward()
+        plain.step()
+    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_step_is_no_longer_than_the_norm_it_is_clipped_to() -> None:
@@ -124,3 +138,23 @@ def test_accuracy_and_loss_count_valid_rows_only() -> None:
     assert every.accuracy == 12 / 18
     assert every.loss == pytest.approx(both)
     assert model.training
+
+
+class Quarters(Classify):
+    """Says that a quarter of each row's answers are right, and of the first row's all."""
+
+    def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        right = torch.full((len(target),), 0.25)
+        right[0] = 1
+        return right, torch.ones(len(target))
+
+
+def test_accuracy_is_the_share_of_right_answers_and_the_loader_hears_of_right_rows() -> None:
+    loader, model = Told(batch_size=12), make_model()
+    batch = loader.batch(0) | {"valid": torch.arange(12) < 6}
+    pipeline = one_stage(model, batch_size=12, task=Quarters())
+    assert evaluate(pipeline, [batch]).accuracy == (1 + 5 * 0.25) / 6
+    train_step(pipeline, sgd(model), loader, [batch])
+    rescore(pipeline, loader)
+    for _, correct, _ in loader.told:
+        assert correct.tolist() == [True] + 11 * [False]

@@ -41,6 +41,32 @@ def test_the_same_signal_again_ends_the_process_at_once() -> None:
     assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"saves\n")
 
 
+def test_repeats_of_a_signal_count_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ended = Clock(), list[int]()
+    monkeypatch.setattr(stop, "time", clock)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "kill", lambda _, number: ended.append(number))
+    request = StopRequest()
+    for now in (0.0, 1.5, 1.9):
+        clock.now = now
+        request._note(signal.SIGTERM, None)
+    assert not ended
+    clock.now = 2.5
+    request._note(signal.SIGTERM, None)
+    assert ended == [signal.SIGTERM]
+
+
+def test_outside_of_the_main_thread_no_signal_is_handled() -> None:
+    def run(world: World) -> str:
+        with StopRequest() as request:
+            assert not request.agreed(world)
+        return request.words
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_threads(thread_worlds((2,)), run) == ["", ""]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 class Clock:
     """Time that passes by steps."""
 
@@ -71,7 +97,7 @@ def test_all_ranks_stop_after_the_same_step_within_a_second_and_few_steps_ask(
         request = StopRequest()
         for step in range(2000):
             if world.rank == 0:
-                clock.now += 0.01
+                clock.now += 0.001
             if step == signalled and world.rank == 1:
                 request._note(signal.SIGUSR1, None)
             if request.after_step(world):
@@ -81,5 +107,5 @@ def test_all_ranks_stop_after_the_same_step_within_a_second_and_few_steps_ask(
 
     stops = run_threads(thread_worlds((3,)), run)
     assert len(set(stops)) == 1
-    assert signalled <= stops[0] < signalled + 300
-    assert asked < 40
+    assert signalled <= stops[0] < signalled + stop.MOST_STEPS
+    assert asked < 20

@@ -3,6 +3,7 @@
 import torch
 
 from importance import outcome
+from trainer.pipeline import Scored
 from trainer.tasks import Classify, NextToken
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 1.0, 0.0]], dtype=torch.float64)
@@ -24,11 +25,12 @@ def test_the_loss_of_a_sequence_is_the_mean_of_its_tokens() -> None:
     torch.testing.assert_close(task.losses(LOGITS[None], target), torch.stack(each).mean()[None])
 
 
-def test_a_sequence_is_right_if_most_of_its_tokens_are() -> None:
+def test_a_sequence_is_as_right_as_its_tokens_and_correct_if_most_of_them_are() -> None:
     task = NextToken()
     batch = torch.stack([LOGITS, LOGITS])
-    correct, confidence = task.outcome(batch, torch.tensor([[0, 2, 2], [0, 1, 2]]))
-    assert correct.tolist() == [True, False]
+    right, confidence = task.outcome(batch, torch.tensor([[0, 2, 2], [0, 1, 2]]))
+    torch.testing.assert_close(right, torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
+    assert Scored(right, right, confidence).correct.tolist() == [True, False]
     expected = LOGITS.softmax(1).amax(1).mean().float()
     torch.testing.assert_close(confidence, expected.expand(2))
 

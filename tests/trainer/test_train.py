@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from dataio.loader import Loader
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
+from trainer.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.errors import ConfigError
+from trainer.export import read_checkpoint
 from trainer.loop import Summary, train
 from trainer.schedule import learning_rate
 from trainer.step import Step, train_step
@@ -152,6 +155,35 @@ def test_stopped_and_resumed_equals_uninterrupted(
     assert cut == whole
 
 
+@pytest.mark.parametrize("variant", ["kakurenbo", "random"])
+def test_a_run_that_dies_within_an_epoch_goes_on_from_the_last_steps_that_were_kept(
+    config: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    run(config, "whole", *VARIANTS[variant])
+    kept = (*VARIANTS[variant], "run.checkpoint_steps=3", "run.checkpoint_epochs=0")
+    taken: list[int] = []
+
+    def dies(*args: Any, **kwargs: Any) -> Step:
+        taken.append(1)
+        if len(taken) == 12:
+            raise RuntimeError("killed")
+        return train_step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.loop.train_step", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(config, "cut", *kept)
+    assert [p.name for p in sorted((config.parent / "cut/checkpoints").iterdir())] == [
+        "step-00000006", "step-00000009",
+    ]  # fmt: skip
+    assert run(config, "cut", *kept).finished
+    whole, cut = lines(config.parent / "whole"), lines(config.parent / "cut")
+    # The interrupted epoch's own line knows the loss of its rest alone.
+    for told in (whole, cut):
+        told[:] = [line | {"loss": 0} if line["kind"] == "epoch" else line for line in told]
+    assert cut == whole
+
+
 def test_a_finished_run_has_nothing_left_to_do(config: Path) -> None:
     run(config, "run", "run.epochs=1")
     before = lines(config.parent / "run")
@@ -207,6 +239,21 @@ def test_by_step_the_schedule_ends_where_it_should_however_many_rows_are_hidden(
         assert rates == pytest.approx(expected)
 
 
+def test_by_step_the_schedule_goes_on_where_an_epoch_goes_on_in_other_batches(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_step = ("optimizer.schedule_by=step", "run.epochs=2")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        run(config, "run", *by_step)
+    run(config, "run", *by_step, "data.batch_size=8")
+    told = [line for line in lines(config.parent / "run") if line["kind"] == "step"]
+    # 64 of 100 rows in batches of 16; then 36 in batches of 8: 104 with the last one's padding.
+    done = [step * 16 / 112 for step in range(4)] + [(64 + step * 8) / 104 for step in range(5)]
+    expected = [learning_rate(epoch, num_epochs=2, lr=0.05) for epoch in done]
+    assert [line["lr"] for line in told if line["epoch"] == 0] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("kind", ["selective_backprop", "full"])
 def test_a_run_trains_under_every_other_policy(config: Path, kind: str) -> None:
     columns = ('importance.columns=["loss"]', "shuffle.rows=scores") if kind == "full" else ()
@@ -214,6 +261,64 @@ def test_a_run_trains_under_every_other_policy(config: Path, kind: str) -> None:
     epochs = [line for line in lines(config.parent / "run") if line["kind"] == "epoch"]
     assert (epochs[1]["hidden_fraction"] > 0.2) == (kind != "full")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
+
+
+def test_a_run_that_goes_back_to_an_older_checkpoint_keeps_those_of_its_own_course(
+    config: Path,
+) -> None:
+    run(config, "run", "run.epochs=3", "run.keep_checkpoints=3")
+    checkpoints = config.parent / "run/checkpoints"
+    changed = ("run.epochs=3", "run.keep_checkpoints=1", "optimizer.weight_decay=0.1")
+    run(config, "run", *changed, resume=str(checkpoints / "step-00000007"))
+    assert {path.name for path in checkpoints.iterdir()} == {
+        "step-00000021", "step-00000014.later", "step-00000021.later",
+    }  # fmt: skip
+    losses = [line["loss"] for line in lines(config.parent / "run") if line["kind"] == "epoch"]
+    weights = read_checkpoint(checkpoints / "step-00000021")["model"]
+    again = read_checkpoint(checkpoints / "step-00000021.later")["model"]
+    assert len(losses) == 3
+    equal = (torch.as_tensor(weights[name]).equal(torch.as_tensor(again[name])) for name in weights)
+    assert not any(equal)
+
+
+@pytest.mark.parametrize("moment", ["staging", "the last write"])
+def test_a_signal_outside_of_the_steps_does_not_end_the_process(
+    config: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    place, name = (Loader, "__init__") if moment == "staging" else (Checkpoints, "close")
+    original = getattr(place, name)
+
+    def signalled(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        original(*args, **kwargs)
+
+    def kill(*_: object) -> None:
+        raise AssertionError("nobody noted the signal")
+
+    before = signal.signal(signal.SIGTERM, kill)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, signalled)
+            summary = run(config, "run", "run.checkpoint_async=true", "run.epochs=1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert summary.finished == (moment != "staging")
+    assert (summary.stopped_by, summary.progress.steps) == (
+        ("SIGTERM", 0) if moment == "staging" else ("", 7)
+    )
+    assert run(config, "run", "run.epochs=1").finished
+
+
+def test_what_a_run_cannot_write_is_said_before_staging(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stage(*args: object, **kwargs: object) -> None:
+        raise AssertionError("staged")
+
+    monkeypatch.setattr(Loader, "__init__", stage)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
+    with pytest.raises(ConfigError, match=r"run.tensorboard is true, but tensorboard cannot be"):
+        run(config, "run", "run.tensorboard=true")
 
 
 def test_never_resuming_refuses_another_run_s_directory(config: Path) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from trainer.parallelize import left_whole
 from trainer.place import Place
 
 NUM_BLOCKS, LENGTH, WIDTH, NUM_CLASSES = 4, 4, 4, 4
@@ -142,7 +143,7 @@ def spread(model: Toy, mesh: DeviceMesh, place: Place) -> list[Toy]:
         }
         if mesh["tp"].size() > 1:
             parallelize_module(part, mesh["tp"], plan)
-        if data_parallel.size() == 1:
+        if data_parallel.size() == 1 or left_whole(part, mesh):
             continue
         for block in part.blocks.values():
             fully_shard(block, mesh=data_parallel)

@@ -1,5 +1,6 @@
 """What the trainer asks of a model: a stem, numbered blocks and a head; any may be elsewhere."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import cast
 
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.errors import ConfigError
 
 
-class StagedModel(nn.Module):
+class StagedModel(nn.Module, ABC):
     """A model that can be cut between any two blocks; to bring your own, see ``docs/models.md``.
 
     Parameter names do not depend on the cut, so that a checkpoint of one mesh fits every other.
@@ -59,17 +60,17 @@ class StagedModel(nn.Module):
         if not last:
             self.head = None
 
+    @abstractmethod
     def data_shape(self, batch_size: int) -> Tensor:
         """Describe the stem's input, as a meta tensor."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits_shape(self, batch_size: int) -> tuple[int, ...]:
         """Say the shape of the head's output."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hidden_shape_before(self, block: int, batch_size: int) -> tuple[int, ...]:
         """Say the shape of what a block takes (``num_blocks``: what the head takes)."""
-        raise NotImplementedError
 
     def tp_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         """Say how the layers that are here are split over tp; those not named stay whole.
