@@ -1,9 +1,10 @@
 """Cells on disk: train those that are missing, read those that are there."""
 
 import json
+import math
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,9 @@ from trainer.study_data import LabelledImages, draw_subset, load_images
 from trainer.study_run import CellResult, train_cell
 
 CELLS = "cells"
+
+FIGURES = ("train_s", "rows_trained", "rows_refreshed", "flops", "hidden_fraction")
+"""Of a cell's results, what files of earlier versions lack."""
 
 
 def train_missing(
@@ -171,16 +175,25 @@ def _read(path: Path) -> CellFile:
         document = json.loads(path.read_text())
         if not {"accuracy", "wall_s", "cpu_s", "commit"} <= document.keys():
             raise ValueError("keys are missing")
-        for name in ("accuracy", "wall_s", "cpu_s"):
-            if not isinstance(document[name], int | float):
-                raise ValueError(f"{name} is {document[name]!r}, expected a number")
-    except (OSError, ValueError, AttributeError) as error:
+        _check_numbers(document, ("accuracy", "wall_s", "cpu_s"))
+        _check_numbers(document, [name for name in FIGURES if document.get(name) is not None])
+        for point in document.get("epochs") or []:
+            given = [name for name in ("accuracy", "train_s") if point.get(name) is not None]
+            _check_numbers(point, given)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CommandError(
             f"{path}: cannot be read as a cell's results: {error}; remove it, and the same command "
             f"trains the cell again"
         ) from error
     result: CellFile = document
     return result
+
+
+def _check_numbers(document: CellFile, names: Iterable[str]) -> None:
+    for name in names:
+        value = document[name]
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}, expected a number")
 
 
 def _load(study: Study) -> tuple[LabelledImages, LabelledImages]:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.pictures import darkened, render
 from tonari.ablate_lines import Line
-from tonari.ablate_plots import Draw, darkened, draw_accuracy, draw_curves, draw_pareto, render
+from tonari.ablate_plots import Draw, draw_accuracy, draw_curves, draw_pareto
 from tonari.ablate_results import ArmResults, number
 from tonari.ablate_words import has_costs, points, ratio, table_columns, table_row, verdict_sentence
 

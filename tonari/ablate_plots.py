@@ -1,9 +1,8 @@
 """A study's plots: accuracy by arm, accuracy against training time, and the curves to it."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +23,6 @@ BASELINE_COLOUR = "#7f7f7f"
 CONTROL_STYLES = {"epochs": ("#6b8fb5", "--", "s"), "random": ("#b5896b", ":", "<")}
 FRONT_COLOUR = "#e8c547"
 
-# None of these is a colour of the above
-LIGHT = {"text": "#1c2024", "paper": "#ffffff", "grid": "#dfe3e8"}
-DARK = {"text": "#e6e9ec", "paper": "#171a1e", "grid": "#343a41"}
-
 Draw = Callable[["Figure"], None]
 
 
@@ -39,41 +34,6 @@ class Place:
     seconds_spread: float
     accuracy: float
     accuracy_spread: float
-
-
-def render(draw: Draw, *, inches: tuple[float, float], kind: Literal["png", "svg"]) -> bytes:
-    """Draw a figure as a file's bytes, in the colours of a light page."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    text, paper = LIGHT["text"], LIGHT["paper"]
-    file = io.BytesIO()
-    with rc_context(
-        {
-            "text.color": text, "axes.labelcolor": text, "axes.edgecolor": text,
-            "xtick.color": text, "ytick.color": text,
-            "figure.facecolor": paper, "axes.facecolor": paper, "savefig.facecolor": paper,
-            "axes.grid": True, "axes.axisbelow": True, "grid.color": LIGHT["grid"],
-            "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-            "font.size": 11, "svg.hashsalt": "tonari",
-            # A name is a name, whatever it holds
-            "text.parse_math": False,
-        }
-    ):  # fmt: skip
-        figure = Figure(figsize=inches, layout="constrained")
-        draw(figure)
-        # Without a date the same cells make the same bytes
-        figure.savefig(
-            file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
-        )
-    return file.getvalue()
-
-
-def darkened(svg: bytes) -> bytes:
-    """Put a drawn SVG into the colours of a dark page."""
-    for name, colour in LIGHT.items():
-        svg = svg.replace(colour.encode(), DARK[name].encode())
-    return svg
 
 
 def place(arm: ArmResults) -> Place | None:

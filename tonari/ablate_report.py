@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.pictures import render
 from dataio.atomic import write_file, write_json
 from tonari.ablate_controls import CONTROLS
 from tonari.ablate_findings import findings
 from tonari.ablate_html import page
 from tonari.ablate_lines import Line, report_lines
-from tonari.ablate_plots import draw_accuracy, draw_pareto, render
+from tonari.ablate_plots import draw_accuracy, draw_pareto
 from tonari.ablate_results import ArmResults, CellFile, gather_arms, number
 from tonari.ablate_words import has_costs, table_columns, table_row, verdict_sentence
 from trainer.study_config import Study

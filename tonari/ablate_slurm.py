@@ -69,7 +69,9 @@ class Array:
     ) -> Submission:
         path = copy.with_suffix(f".{what}.sh")
         name = f"--job-name={self.study.stem}-{what}"
-        output = f"--output={copy.with_suffix('')}.{what}-{log}.log"
+        # To sbatch a lone % of a path begins a pattern of its own
+        plain = str(copy.with_suffix("")).replace("%", "%%")
+        output = f"--output={plain}.{what}-{log}.log"
         # The last of two is what sbatch takes: the user's above ours, except what must be
         line = ["sbatch", "--parsable", name, output, *given, *self.sbatch_args, *forced, str(path)]
         return Submission(path, script, tuple(line))

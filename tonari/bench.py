@@ -17,8 +17,10 @@ from benchmarks.loader import measure_loaders, say_on_stderr
 from benchmarks.loader_report import plot, table, to_json, write_csv
 from benchmarks.sets import SETS
 from dataio.filesystem import cache_directory
+from tonari.bench_compare import Compare, bench_compare
 from tonari.bench_exchange import Exchange, bench_exchange
 from tonari.bench_importance import Importance, bench_importance
+from tonari.bench_io import IO, bench_io
 from tonari.outputs import check_results
 
 PEERS = "bench-peers"
@@ -99,7 +101,11 @@ class Loader:
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = tyro.extras.subcommand_cli_from_dict(
-        {"loader": Loader, "exchange": Exchange, "importance": Importance}, args=argv,
+        {
+            "loader": Loader, "exchange": Exchange, "importance": Importance, "io": IO,
+            "compare": Compare,
+        },
+        args=argv,
         prog="tonari bench",
         description="Measure parts of Tonari on this machine.",
     )  # fmt: skip
@@ -107,6 +113,10 @@ def main(argv: list[str]) -> int:
         return bench_exchange(options)
     if isinstance(options, Importance):
         return bench_importance(options)
+    if isinstance(options, IO):
+        return bench_io(options)
+    if isinstance(options, Compare):
+        return bench_compare(options)
     root = options.environments or cache_directory("auto") / PEERS
     if options.install:
         return _install(options, root)

@@ -20,7 +20,7 @@ COMMANDS = {
     "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
     "bench": (
         "tonari.bench",
-        "measure the loader beside others and the machine's limits; the exchange",
+        "measure the loader beside others; the exchange; what a shared filesystem costs",
     ),
     "simulate": ("tonari.simulate", "say what an exchange would do at any scale, moving no data"),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),

@@ -30,13 +30,17 @@ def in_job() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ or choose_medium(os.environ, None) != "single"
 
 
-def join() -> World:
-    """Join the world of this job, whichever launcher started it. Collective."""
+def join(*, timeout_s: float = 30.0) -> World:
+    """Join the world of this job, whichever launcher started it. Collective.
+
+    Args:
+        timeout_s: Longest wait for another rank.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
-    return discover_world(timeout_s=30.0)
+    return discover_world(timeout_s=timeout_s)
 
 
 def exchange(world: World) -> str:

@@ -220,11 +220,17 @@ def test_a_failed_process_is_told(study, capsys, monkeypatch):
 def test_a_broken_cell_is_named_with_its_cure(study, capsys):
     assert run("study.toml", "--out", "out", "--only", "global") == 0
     broken = next(Path("out/cells").glob("*.json"))
-    broken.write_text('{"accuracy"')
-    capsys.readouterr()
-    assert run("study.toml", "--out", "out", "--only", "global") == 1
-    assert f"{broken}: cannot be read as a cell's results" in (error := capsys.readouterr().err)
-    assert "remove it" in error
+    whole = json.loads(broken.read_text())
+    spoilt: list[dict[str, object]] = [
+        {"train_s": "soon"}, {"flops": float("nan")}, {"accuracy": None}, {"epochs": 3},
+        {"epochs": ["first"]}, {"epochs": [{"train_s": 1.0, "accuracy": "all"}]},
+    ]  # fmt: skip
+    for content in ('{"accuracy"', "[]", *(json.dumps(whole | bad) for bad in spoilt)):
+        broken.write_text(content)
+        capsys.readouterr()
+        assert run("study.toml", "--out", "out", "--only", "global") == 1, content
+        assert f"{broken}: cannot be read as a cell's results" in (error := capsys.readouterr().err)
+        assert "remove it" in error
 
 
 def test_counts_are_whole_numbers_from_one_on(study, capsys):

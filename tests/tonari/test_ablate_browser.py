@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
+from benchmarks.pictures import DARK, LIGHT
 from tests.tonari.study_cells import EPOCHS_CONTROL, POLICY, RANDOM_CONTROL, make_cell, make_study
-from tonari.ablate_plots import COLOURS, CONTROL_STYLES, DARK, LIGHT
+from tonari.ablate_plots import COLOURS, CONTROL_STYLES
 from tonari.ablate_report import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from benchmarks.pictures import DARK, LIGHT, darkened, render
 from tests.tonari.study_cells import (
     EPOCHS_CONTROL,
     POLICY,
@@ -23,7 +24,7 @@ from tonari import ablate_html, ablate_report
 from tonari.ablate_controls import AgainstControl, against_controls, control_verdict
 from tonari.ablate_findings import findings
 from tonari.ablate_lines import report_lines
-from tonari.ablate_plots import DARK, LIGHT, Place, darkened, draw_pareto, front, render
+from tonari.ablate_plots import Place, draw_pareto, front
 from tonari.ablate_report import write_report
 from tonari.ablate_results import gather_arms
 from tonari.ablate_stats import Difference, paired_ratio

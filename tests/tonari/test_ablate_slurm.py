@@ -79,6 +79,23 @@ def test_the_tasks_of_an_array_train_all_cells_and_its_second_job_reports(study,
     assert json.loads(Path("out/report/study.json").read_text())["cells"] == 4
 
 
+def test_any_path_is_a_path_to_bash_and_to_sbatch(tmp_path, monkeypatch, sbatch):
+    here = tmp_path / "a $HOME 'b' \"c\" 100%j"
+    here.mkdir()
+    make_study(here)
+    monkeypatch.chdir(here)
+    assert run("--slurm", "--only", "global") == 0
+    array, report = calls()
+    for line, log in ((array, "cells-%A_%a.log"), (report, "report-%j.log")):
+        (output,) = [part for part in line if part.startswith("--output=")]
+        escaped = str(here).replace("%", "%%")
+        assert output.startswith(f"--output={escaped}/out/slurm/")
+        assert output.endswith(log)
+    ended = bash(array[-1], SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_JOB_ID="100")
+    assert ended.returncode == 0, ended.stderr
+    assert len(list(Path("out/cells").glob("*.json"))) == 1
+
+
 def test_only_missing_cells_are_submitted(study, sbatch, capsys):
     assert run("--only", "global") == 0
     assert run("--slurm") == 0

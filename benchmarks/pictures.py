@@ -1,0 +1,50 @@
+"""Pictures made of plots: one style, light and dark, the same bytes for the same figures."""
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Nothing may be drawn in these: they change for a dark page.
+LIGHT = {"text": "#1c2024", "paper": "#ffffff", "grid": "#dfe3e8"}
+DARK = {"text": "#e6e9ec", "paper": "#171a1e", "grid": "#343a41"}
+
+
+def render(
+    draw: "Callable[[Figure], None]", *, inches: tuple[float, float], kind: Literal["png", "svg"]
+) -> bytes:
+    """Draw a figure as a file's bytes, in the colours of a light page."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    text, paper = LIGHT["text"], LIGHT["paper"]
+    file = io.BytesIO()
+    with rc_context(
+        {
+            "text.color": text, "axes.labelcolor": text, "axes.edgecolor": text,
+            "xtick.color": text, "ytick.color": text,
+            "figure.facecolor": paper, "axes.facecolor": paper, "savefig.facecolor": paper,
+            "axes.grid": True, "axes.axisbelow": True, "grid.color": LIGHT["grid"],
+            "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+            "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlelocation": "left",
+            "font.size": 11, "svg.hashsalt": "tonari",
+            # A name is a name, whatever it holds
+            "text.parse_math": False,
+        }
+    ):  # fmt: skip
+        figure = Figure(figsize=inches, layout="constrained")
+        draw(figure)
+        # Without a date the same figures make the same bytes
+        figure.savefig(
+            file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
+        )
+    return file.getvalue()
+
+
+def darkened(svg: bytes) -> bytes:
+    """Put a drawn SVG into the colours of a dark page."""
+    for name, colour in LIGHT.items():
+        svg = svg.replace(colour.encode(), DARK[name].encode())
+    return svg

@@ -1,0 +1,26 @@
+"""Run every way on real ranks, DataLoader workers included; each rank reports what it found."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.storage.pipeline import PipelineOptions, run_ways
+from benchmarks.storage.results import Results
+from benchmarks.storage.site import describe_site
+from dataio import discover_world
+
+
+def main() -> None:
+    reports, shared, scratch = (Path(argument) for argument in sys.argv[1:4])
+    options = PipelineOptions(
+        step_s=0.002, batch_size=8, num_samples=160, sample_bytes=4096, workers=1, epochs=2
+    )
+    with discover_world() as world:
+        results = Results(environment={}, site=describe_site(shared), local=describe_site(scratch))
+        found = run_ways(world, shared, scratch, options, results, lambda _: None)
+        (reports / f"{world.rank}.json").write_text(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""`tonari bench io`: alone, on two ranks, by hand, and what it cannot do."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multirank import ROOT, launch_command, run_job
+from tonari import cli
+from tonari.meet import interface_towards
+
+SMALL = "--size 1MiB --sample 32KiB --repeats 1 --threads 2 --patterns random_record".split()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> list[str]:
+    """A directory to measure, and one beside it, as arguments."""
+    for name in ("shared", "scratch"):
+        (tmp_path / name).mkdir()
+    return [str(tmp_path / "shared"), "--scratch", str(tmp_path / "scratch")]
+
+
+def left(place: list[str]) -> list[Path]:
+    return [*Path(place[0]).iterdir(), *Path(place[2]).iterdir()]
+
+
+def test_one_process_prints_one_document(place, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    status = cli.main(["bench", "io", *place, *SMALL, "--json", "--json-file", str(file)])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    document = json.loads(told.out)
+    assert document == json.loads(file.read_text())
+    assert document["site"]["path"] == place[0]
+    assert document["environment"]["launcher"] == "alone"
+    assert len(document["phases"]) == 4
+    assert "random_record (shared), 1 x 2, cold: " in told.err
+    assert not left(place)
+
+
+@pytest.mark.parametrize(
+    ("directory", "message"),
+    [
+        ("nothere", "found nothing there, expected a directory to measure"),
+        ("file", "is no directory, expected one to measure"),
+        ("/proc/self", "making the benchmark's own directory failed"),
+    ],
+)
+def test_a_directory_that_cannot_be_measured_ends_it_with_one_message(
+    directory, message, place, tmp_path, capsys
+):
+    (tmp_path / "file").touch()
+    assert cli.main(["bench", "io", str(tmp_path / directory), *place[1:], *SMALL]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tonari")]
+    assert len(said) == 1
+    assert message in said[0]
+    assert not left(place)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--node 1", "go together"),
+        ("--node 2 --nodes 2 --meet here:1", "must be in [0, 2)"),
+        ("--sample 1000", "multiple of 4096"),
+        ("--repeats 0", "repeats must be >= 1"),
+    ],
+)
+def test_a_wrong_flag_is_refused(flags, message, place, capsys):
+    assert cli.main(["bench", "io", *place, *flags.split()]) == 2
+    said = " ".join(word for word in capsys.readouterr().err.split() if word != "│")
+    assert message in said
+
+
+def test_an_address_without_a_port_is_refused(place, capsys):
+    status = cli.main(["bench", "io", *place, *"--node 0 --nodes 2 --meet here".split()])
+    assert status == 1
+    assert "expected HOST:PORT" in capsys.readouterr().err
+
+
+def test_the_interface_towards_this_host_is_the_loopback():
+    assert interface_towards("127.0.0.1", 9) == "lo"
+
+
+def test_sigterm_removes_the_files_and_ends(place, tmp_path):
+    command = [sys.executable, "-m", "tonari", "bench", "io", *place, "--size", "8MiB"]  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "file_per_sample" in line:
+                break
+        assert left(place)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+    assert not left(place)
+
+
+@pytest.mark.multirank
+def test_two_ranks_as_two_nodes_measure_and_agree_on_errors(place, tmp_path):
+    file = tmp_path / "out.json"
+    tonari = [*launch_command("mpiexec", 2), "-m", "tonari", "bench", "io"]
+    env = {"TONARI_RANKS_PER_NODE": "1"}
+    status, said = run_job(
+        [*tonari, *place, *SMALL, "--json-file", str(file)], env=env, timeout_s=120
+    )
+    assert status == 0, said
+    document = json.loads(file.read_text())
+    assert document["environment"]["launcher"] == "mpiexec"
+    assert len(document["links"]) == 1
+    phases = [phase for phase in document["phases"] if phase["clients"] == 2]
+    assert {len(phase["repeats"][0]["verdict_of_node"]) for phase in phases} == {2}
+    if document["site"]["name"] in ("ext4", "xfs", "btrfs"):
+        # Each rank reads what the other wrote, and is judged by its own process's counter.
+        states = [(phase["wanted"], phase["repeats"][0]["verdict"]["state"]) for phase in phases]
+        assert {wanted == state for wanted, state in states} == {True}, states
+    status, said = run_job(
+        [*tonari, str(tmp_path / "nothere"), *place[1:], *SMALL], env=env, timeout_s=60
+    )
+    assert status != 0
+    assert said.count("found nothing there") == 1, said
+    assert "Traceback" not in said
+    assert not left(place)
+
+
+@pytest.mark.multirank
+def test_two_nodes_started_by_hand_meet_and_measure(place, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "tonari", "bench", "io", *place, *SMALL, "--nodes", "2",
+               "--meet", address, "--json-file", str(tmp_path / "out.json")]  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [*command, "--node", str(node)], env=environ, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for node in (1, 0)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=200)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["environment"]["launcher"] == "by hand"
+    assert document["environment"]["nodes"] == 2
+    assert not left(place)
