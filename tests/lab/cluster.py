@@ -1,13 +1,13 @@
 """A small virtual cluster on one machine: nodes of their own name, network, mounts and links.
 
 A node is a process that holds namespaces (network, mounts, host name, IPC) and reads a pipe from
-this one: it ends when the pipe closes, however this process ends, and its namespaces with it. A
+this one: it ends when the pipe closes, however this process ends, and ends all that runs there. A
 switch, one more such process, joins the nodes' links in a bridge; the machine's own network is not
 touched. Needs root, iproute2 (ip, tc) and util-linux (unshare, nsenter).
 
 What is not real: the processor and its caches are one machine's, the links have no latency beyond
-what their queue makes, all nodes see one process table and one /tmp. Not yet here: a parallel
-filesystem and a batch system; they are more holders on the same bridge.
+what their queue makes, all nodes see one process table and one /tmp. A parallel filesystem and a
+batch system run on it: `tests/lab/parallel_fs.py`, `tests/lab/slurm.py`.
 """
 
 import json
@@ -27,11 +27,19 @@ TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 UP_TIMEOUT_S = 10.0
 SWITCH = "switch"
 
-# Its own /dev/shm, or MPI would pass from node to node through memory.
+# Its own /dev/shm, or MPI would pass from node to node through memory. Daemons, which no signal of
+# their starter reaches, end when the pipe does.
 HOLD = """
 hostname {name} && mount -t tmpfs -o size=2g,mode=1777 shm /dev/shm &&
 mount --bind {own} {scratch} && mount --bind {hosts} /etc/hosts && ip link set lo up &&
-echo ready && exec cat
+echo ready || exit
+while read -r _; do :; done
+exec 2> /dev/null
+own=$(readlink /proc/$$/ns/net)
+for entry in /proc/[0-9]*; do
+    [ "$entry" = /proc/$$ ] || [ "$(readlink "$entry/ns/net")" != "$own" ] ||
+        kill -KILL "${{entry#/proc/}}"
+done
 """
 
 ENTER = """#!/bin/sh
@@ -141,10 +149,27 @@ class Lab:
         self.run(node, "ip", "addr", "add", address, "dev", "eth0")
         self.run(node, "ip", "link", "set", "eth0", "up")
 
-    def shape(self, rate: str) -> None:
-        """Give every link a rate, each way; may be called again while a job runs."""
+    def add(self, name: str, address: str) -> None:
+        """Join a machine that is not one of the nodes, such as a server, to the switch.
+
+        Args:
+            name: Of the machine; it is held and ended as a node is.
+            address: In 10.77.0.0/24.
+        """
+        with open(self._hosts, "a") as hosts:
+            hosts.write(f"{address} {name}\n")
+        self._hold(name)
+        self._link(name, f"{address}/24")
+
+    def shape(self, rate: str, *names: str) -> None:
+        """Give links a rate, each way; may be called again while a job runs.
+
+        Args:
+            rate: As tc writes it.
+            names: Of machines; by default all nodes.
+        """
         limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
-        for node in self.nodes:
+        for node in names or self.nodes:
             self.run(node, "tc", "qdisc", "replace", "dev", "eth0", *limit)
             self.run(SWITCH, "tc", "qdisc", "replace", "dev", f"to-{node}", *limit)
 

@@ -5,10 +5,11 @@ No accounts and no keys: everything runs as root, and messages are not signed.
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.lab.cluster import Lab
+from tests.lab.cluster import UP_TIMEOUT_S, Lab
 
 TOOLS = ("slurmctld", "slurmd", "sbatch", "scontrol", "srun")
 
@@ -29,6 +30,8 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
+KillWait=5
+SlurmdTimeout=30
 ReturnToService=2
 SlurmdParameters=config_overrides
 NodeName=node[0-{last}] NodeAddr=10.77.0.[1-{num_nodes}] CPUs=1 RealMemory=2000 State=UNKNOWN
@@ -58,4 +61,10 @@ def start_slurm(lab: Lab, directory: Path) -> Mapping[str, str]:
     lab.run("node0", "slurmctld", "-f", str(conf))
     for node in lab.nodes:
         lab.run(node, "slurmd", "-f", str(conf))
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    asked = ("env", f"SLURM_CONF={conf}", "sinfo", "--noheader", "--format=%t %D")
+    while lab.run("node0", *asked).strip() != f"idle {count}":
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"lab: Slurm's nodes did not come up; see {directory}/*.log")
+        time.sleep(0.1)
     return environment

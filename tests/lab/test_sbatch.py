@@ -1,0 +1,246 @@
+"""The scripts of examples/slurm on a real Slurm of four nodes, as they are."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.lab import cluster, slurm
+from tests.lab.cluster import Lab
+from tests.multirank import ROOT
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+DATA = ROOT.parent / "shared" / "data" / "cifar10-train.parquet"
+SCRIPTS = ROOT / "examples" / "slurm"
+CONFIG = str(ROOT / "examples" / "cifar10.toml")
+NUM_NODES, EPOCHS, START_S, JOB_S = 4, 8, 200, 300
+
+Line = dict[str, Any]
+
+
+@dataclass
+class Site:
+    """Four nodes with Slurm, and the directory that users call sbatch in.
+
+    Attributes:
+        lab: The nodes.
+        home: Seen by all of them, with 2,000 images.
+        environment: Of every command.
+    """
+
+    lab: Lab
+    home: Path
+    environment: dict[str, str]
+
+    def call(self, *command: str, **variables: str) -> str:
+        """Run a command on node 0; returns what it wrote."""
+        ended = subprocess.run(
+            [*self.lab.enter("node0"), "env", "-C", str(self.home), *command],
+            env={**self.environment, **variables}, timeout=JOB_S, capture_output=True, text=True,
+        )  # fmt: skip
+        assert not ended.returncode, f"{ended.stdout}\n{ended.stderr}"
+        return ended.stdout
+
+    def submit(self, script: str, *end: str, **variables: str) -> str:
+        """Submit one of the scripts; returns the job. SBATCH_... overrule its own lines."""
+        path = str(SCRIPTS / script)
+        return self.call("sbatch", "--parsable", path, *end, **variables).strip()
+
+    def log(self, job: str) -> str:
+        return "".join(path.read_text() for path in self.home.glob(f"*-{job}.log"))
+
+    def state(self, job: str) -> str:
+        """Ask Slurm; empty once it has forgotten the job."""
+        told = self.call("squeue", "--noheader", "--states=all", "--format=%i %T")
+        return dict(line.split() for line in told.splitlines()).get(job, "")
+
+    def await_state(self, job: str, *states: str, within_s: float = JOB_S) -> str:
+        what = f"job {job} is {' or '.join(states)}"
+        self.wait_for(lambda: self.state(job) in states, what, job, within_s)
+        return self.state(job)
+
+    def wait_for(self, holds: Callable[[], bool], what: str, job: str, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while not holds():
+            assert time.monotonic() < deadline, (
+                f"not within {within_s} s: {what}; it is {self.state(job)}\n{self.log(job)}"
+            )
+            time.sleep(0.1)
+
+    def train(self, *end: str, script: str = "train.sbatch", **variables: str) -> tuple[Path, str]:
+        """Run a script to its end; returns the directory of the run, and the job's log."""
+        job = self.submit(script, *end, **variables)
+        assert self.await_state(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") == (
+            "COMPLETED"
+        ), self.log(job)
+        return next(self.home.glob(f"runs/*-{job}")), self.log(job)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if reason := cluster.what_is_missing() or slurm.what_is_missing():
+        pytest.skip(reason)
+    if not DATA.exists():
+        pytest.skip(f"{DATA} is not here")
+    top = tmp_path_factory.mktemp("site")
+    home = top / "home"
+    (home / "data").mkdir(parents=True)
+    # Its first rows are all of one class.
+    rows = pq.read_table(DATA).take(list(range(0, 50_000, 25)))
+    pq.write_table(rows, home / "data" / "cifar10-train.parquet", row_group_size=250)
+    with Lab(top / "lab", NUM_NODES) as lab:
+        environment = {
+            **slurm.start_slurm(lab, top / "slurm"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "CONFIG": CONFIG,
+            "TRAIN": str(SCRIPTS / "train.sbatch"),
+            # A directory of the node's own, as sites give to jobs.
+            "TMPDIR": str(lab.scratch),
+            # Sockets alone: other ways would find out that the machine is one.
+            "FI_PROVIDER": "tcp",
+            "FI_TCP_IFACE": "eth0",
+        }
+        yield Site(lab, home, environment)
+
+
+@pytest.fixture(scope="module")
+def whole(site: Site) -> list[Line]:
+    """The epochs of a run that nothing disturbed."""
+    run, _ = site.train(f"run.epochs={EPOCHS}")
+    return epochs(run)
+
+
+def epochs(run: Path) -> list[Line]:
+    """Read what a run says of its epochs, but for times."""
+    kept = ("epoch", "step", "loss", "order_hash", "exchanged_rows")
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in kept} for line in lines if line["kind"] == "epoch"]
+
+
+def source_bytes(run: Path) -> list[int]:
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["source_bytes"] for line in lines if line["kind"] == "epoch"]
+
+
+def test_every_launcher_trains_cifar10_on_four_nodes_in_the_same_order(
+    site: Site, whole: list[Line]
+) -> None:
+    end = f"run.epochs={EPOCHS}"
+    assert len(whole) == EPOCHS
+    assert whole[1]["exchanged_rows"] == NUM_NODES * (500 // 10)
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    for launcher in ("torchrun", "mpiexec"):
+        run, log = site.train(end, LAUNCHER=launcher)
+        assert epochs(run) == whole, log
+    site.call(
+        "srun", "--nodes=4", "--ntasks=4", "--mpi=pmi2", "python", "-m", "tonari", "train", CONFIG,
+        end, "run.directory=runs/direct", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    assert epochs(site.home / "runs/direct") == whole
+
+
+def test_what_is_staged_first_is_trained_without_another_read_of_the_source(
+    site: Site, whole: list[Line]
+) -> None:
+    cache = str(site.lab.scratch / "staged")
+    run, log = site.train(
+        f"run.epochs={EPOCHS}", script="stage_then_train.sbatch", TONARI_CACHE=cache, PRUNE="7d"
+    )
+    assert epochs(run) == whole, log
+    assert source_bytes(run) == [0] * EPOCHS, log
+
+
+def test_a_cut_link_ends_the_job_with_the_nodes_name_and_queued_again_it_comes_to_the_same(
+    site: Site, whole: list[Line]
+) -> None:
+    job = site.submit("train.sbatch", f"run.epochs={EPOCHS}", "run.timeout_s=20")
+    run = site.home / f"runs/tonari-{job}"
+    site.wait_for(lambda: has_epochs(run, 3), "three epochs are trained", job, START_S)
+    site.lab.cut("node2")
+    ended = r"rank 2 on node2\b.*is silent after \d+ steps"
+    try:
+        # 20 s for a sign of life, 8 to look twice at the others.
+        what = "the ranks end, and say which node is gone"
+        site.wait_for(lambda: bool(re.search(ended, site.log(job))), what, job, 40)
+        # srun waits for the node until Slurm takes it for down.
+        site.await_state(job, "PENDING", within_s=60)
+    finally:
+        site.lab.mend("node2")
+    before = len(epochs(run))
+    assert before < EPOCHS, "it was cut in the middle"
+    start_now(site, job)
+    site.await_state(job, "COMPLETED")
+    assert epochs(run) == whole, site.log(job)
+
+
+def test_the_signal_before_the_time_limit_writes_a_checkpoint_and_queues_the_job_again(
+    site: Site, whole: list[Line]
+) -> None:
+    # Slurm looks at limits twice a minute.
+    limits = {"SBATCH_TIMELIMIT": "2", "SBATCH_SIGNAL": "B:USR1@80"}
+    job = site.submit("train.sbatch", "run.epochs=10000", **limits)
+    site.await_state(job, "PENDING", "FAILED", "TIMEOUT", "COMPLETING", within_s=150)
+    said, run = site.log(job), site.home / f"runs/tonari-{job}"
+    stopped = re.search(r"stopped by SIGUSR1 after (\d+) epochs, (\d+) steps", said)
+    assert stopped, said
+    assert f"status 0, queued again to go on from runs/tonari-{job}/checkpoints/" in said, said
+    assert f"step-{int(stopped[2]):08}" in said, "what the signal asked for is the newest"
+    done = int(stopped[1])
+    start_now(site, job)
+    site.wait_for(lambda: has_epochs(run, done + 3), "training goes on", job, START_S)
+    site.call("scancel", job)
+    site.await_state(job, "CANCELLED", "COMPLETED")
+    trained = epochs(run)
+    assert [line["epoch"] for line in trained] == list(range(len(trained))), "each once"
+    hashes = [line["order_hash"] for line in trained]
+    common = min(len(hashes), EPOCHS)
+    assert hashes[:common] == [line["order_hash"] for line in whole[:common]]
+
+
+def test_torchrun_hands_the_signal_on_and_what_fails_at_once_is_not_queued_again(
+    site: Site,
+) -> None:
+    job = site.submit("train.sbatch", "run.epochs=10000", LAUNCHER="torchrun")
+    run = site.home / f"runs/tonari-{job}"
+    site.wait_for(lambda: has_epochs(run, 2), "two epochs are trained", job, START_S)
+    site.call("scancel", "--batch", "--signal=USR1", job)
+    site.await_state(job, "PENDING")
+    assert "stopped by SIGUSR1 after" in site.log(job), site.log(job)
+    site.call("scancel", job)
+    wrong = site.submit("train.sbatch", "data.train=absent.parquet")
+    site.await_state(wrong, "FAILED")
+    assert "absent.parquet" in site.log(wrong)
+    assert "no checkpoint after the start: not queued again" in site.log(wrong)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tonari.bench_io") is None, reason="there is no tonari bench io"
+)
+def test_a_shared_directory_is_measured_from_four_nodes(site: Site) -> None:
+    job = site.submit("bench_io.sbatch", str(site.home), "--size", "4MB", OUT="io.json")
+    state = site.await_state(job, "COMPLETED", "FAILED")
+    assert state == "COMPLETED", site.log(job)
+    assert json.loads((site.home / "io.json").read_text())
+    assert not list(site.home.glob(".tonari-bench-io-*"))
+
+
+def has_epochs(run: Path, number: int) -> bool:
+    path = run / "metrics.jsonl"
+    return path.exists() and path.read_text().count('"epoch_s"') >= number
+
+
+def start_now(site: Site, job: str) -> None:
+    """Let a job that was queued again start at once: Slurm waits two minutes."""
+    site.await_state(job, "PENDING")
+    site.call("scontrol", "update", f"JobId={job}", "StartTime=now")
