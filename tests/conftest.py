@@ -6,6 +6,8 @@ from pathlib import Path
 
 # Before any import of NumPy or torch, which read it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Unbuffered, a line leaves a process in pieces, and those of several ranks mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 import pytest
 from hypothesis import HealthCheck, settings

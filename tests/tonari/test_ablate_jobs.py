@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -171,13 +172,27 @@ def claimed() -> dict[str, int]:
     }
 
 
+def stop_one_at_work() -> tuple[int, str]:
+    """Stop a process in the middle of a cell; its id, and the cell's file."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        for pid in claimed().values():
+            os.kill(pid, signal.SIGSTOP)
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+                time.sleep(0.001)
+            for name, holder in claimed().items():
+                if holder == pid:
+                    return pid, name
+            os.kill(pid, signal.SIGCONT)  # it was between two cells
+        time.sleep(0.001)
+    pytest.fail("no process claimed a cell within 60 s")
+
+
 def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_along(study):
     parent = start("--jobs", "2", "--seeds", "4", "settings.epochs=60")
     assert parent.stderr is not None
     assert parent.stderr.readline().startswith("[1/8]")
-    victim = next(iter(claimed().values()))
-    os.kill(victim, signal.SIGSTOP)  # or it might be at another cell by then
-    name = next(name for name, pid in claimed().items() if pid == victim)
+    victim, name = stop_one_at_work()
     os.kill(victim, signal.SIGKILL)
     said = ""
     while "failed" not in said:
