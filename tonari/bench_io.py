@@ -25,6 +25,7 @@ from benchmarks.storage.together import TogetherError, agree
 from dataio.filesystem import cache_directory
 from dataio.sizes import format_bytes, parse_bytes
 from dataio.world import World, leave_together
+from tonari.cache_stage import parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
 from tonari.outputs import check_plot, check_results
@@ -87,7 +88,11 @@ class IO:
     time_limit: float = 300.0
     """Seconds after which nothing new is begun."""
     dataset: tuple[str, ...] = ()
-    """Your own shards or directories of files, read as the loader stages them."""
+    """Your own shards or directories of files, read as the loader stages them; with --fields also
+    what is trained on."""
+    fields: tuple[str, ...] = ()
+    """Of the dataset's samples, to train on them, as in `tonari cache stage`: image=image:jpg
+    label=int:cls. Left out: a dataset of the benchmark's own."""
     direct: bool = False
     """Read cold with O_DIRECT, where the filesystem takes it."""
     metadata_storm: bool = False
@@ -103,13 +108,13 @@ class IO:
     step_ms: float | None = None
     """Also train with steps of so many milliseconds of emulated compute, fed in every way: from
     memory, by a DataLoader on DIR, staged, with an exchange, with hidden rows; each is predicted
-    before it is run. The dataset is written below DIR, and removed."""
+    before it is run. Unless --fields are given, the dataset is written below DIR, and removed."""
     calibrate: Path | None = None
     """Instead: a script whose `make_step(batch_size)` returns a step of your model, to be timed."""
     batch_size: int = 32
     """Of a rank, in training."""
     samples: int = 2048
-    """Of the dataset to train."""
+    """Of the benchmark's own dataset."""
     epochs: int = 4
     """Of every way but the DataLoader."""
     dataloader_epochs: int = 2
@@ -143,12 +148,21 @@ class IO:
             raise ValueError(
                 "--step-ms and --calibrate: give one, the time of a step or its script"
             )
+        if self.fields and not (self.dataset and self.training_wanted):
+            raise ValueError(
+                "--fields: says what of --dataset to train on: give that, and --step-ms or "
+                "--calibrate"
+            )
         self.wanted()
         self.training()
 
+    @property
+    def training_wanted(self) -> bool:
+        return self.step_ms is not None or self.calibrate is not None
+
     def training(self) -> PipelineOptions | None:
         """Say what to train; None: nothing."""
-        if self.step_ms is None and self.calibrate is None:
+        if not self.training_wanted:
             return None
         return PipelineOptions(
             step_s=None if self.step_ms is None else self.step_ms / 1e3, calibrate=self.calibrate,
@@ -156,6 +170,8 @@ class IO:
             sample_bytes=parse_bytes(self.sample), exchange=self.exchange,
             hidden_fraction=self.hidden, epochs=self.epochs,
             dataloader_epochs=self.dataloader_epochs, workers=self.workers, seed=self.seed,
+            dataset=self.dataset if self.fields else None,
+            fields=parse_fields(self.fields) if self.fields else {},
         )  # fmt: skip
 
     def wanted(self) -> StorageOptions:

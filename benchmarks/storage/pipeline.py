@@ -26,7 +26,7 @@ from benchmarks.storage.own_set import (
 from benchmarks.storage.predict import Predicted, WayName, Workload, predict
 from benchmarks.storage.rates import choose_rates
 from benchmarks.storage.results import EndToEnd, Results
-from benchmarks.storage.training import Training
+from benchmarks.storage.training import Training, Turned
 from benchmarks.storage.ways import Ran, later_s, make_way
 from dataio import Field, World
 from dataio.cgroup import memory_room
@@ -106,6 +106,7 @@ def run_ways(
     options: PipelineOptions,
     phases: Results,
     say: Say,
+    turned: Turned = lambda way, epochs: None,
 ) -> EndToEnd:
     """Run every way and return what it cost, on every rank. Collective.
 
@@ -119,6 +120,7 @@ def run_ways(
         options: What to run.
         phases: What was measured of storage and network: the predictions start from it.
         say: Told what is being done, on rank 0.
+        turned: Told, on every rank, how many epochs a way has done: 0 when it may begin.
 
     Raises:
         BenchError: If the samples cannot be written, are too few, or the script has no step.
@@ -144,7 +146,7 @@ def run_ways(
         job = Training(
             world=world, data=data, step_s=_step_s(options, world, tell), workers=options.workers,
             batch_size=options.batch_size, staging_readers=options.staging_readers,
-            seed=options.seed,
+            seed=options.seed, turned=turned,
         )  # fmt: skip
         tell("end to end: null storage")
         ran: dict[WayName, Ran] = {"null": _run_null(job, memory, options.epochs)}

@@ -1,7 +1,7 @@
 """Train with an emulated step on what is staged, or with a DataLoader; time every epoch."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from benchmarks.storage.shared_samples import SharedSamples, index_tars
 from benchmarks.storage.ways import Ran, add_read, shared_bytes
 from dataio import Loader, World
 from dataio.policies import Importance, Shuffle
+
+Turned = Callable[[WayName, int], None]
 
 
 class Timed:
@@ -45,6 +47,7 @@ class Training:
         step_s: Of compute, emulated by sleep.
         workers: Processes of each rank's DataLoader.
         staging_readers: Shards that each rank reads at once while staging.
+        turned: Told, on every rank, how many epochs a way has done: 0 when it may begin.
     """
 
     world: World
@@ -54,6 +57,7 @@ class Training:
     workers: int
     staging_readers: int
     seed: int
+    turned: Turned
 
     def run_loader(
         self,
@@ -79,10 +83,12 @@ class Training:
             staged = loader.stats()
             epoch_s, samples = [], []
             turns = loader.epochs(epochs)
-            for _ in range(epochs):
+            self.turned(name, 0)
+            for done in range(1, epochs + 1):
                 with Timed(world, f"train ({name})") as epoch:
                     next(turns)  # the turn belongs to the epoch that it begins
                     trained = self._train(_rows(loader))
+                self.turned(name, done)
                 epoch_s.append(epoch.seconds)
                 samples.append(self._sum(trained))
             next(turns, None)
@@ -106,6 +112,7 @@ class Training:
         )  # fmt: skip
         epoch_s, trained, verdicts = [], [], []
         before, read_before = Counters.read(site), batches.read_bytes()
+        self.turned("dataloader", 0)
         try:
             for epoch in range(epochs):
                 asked = samples.asked_bytes(batches.set_epoch(epoch), self.data.sample_bytes)
@@ -113,6 +120,7 @@ class Training:
                 with Watch(self.data.files, site, cold=epoch == 0) as watch:
                     with Timed(world, "train (dataloader)") as timed:
                         number = self._train(iter(batches))
+                self.turned("dataloader", epoch + 1)
                 epoch_s.append(timed.seconds)
                 trained.append(self._sum(number))
                 seen = watch.evidence(asked)

@@ -27,7 +27,7 @@ MASTER_RECONNECTION_DELAY = 1
 """
 # No attribute is remembered: a node sees at once what another wrote.
 OPTIONS = (
-    "mfscachemode=AUTO,mfsattrcacheto=0,mfsnice=0,mfsallowoomkiller,"
+    "mfscachemode={mode},mfsattrcacheto=0,mfsnice=0,mfsallowoomkiller,"
     "mfsioretries=10,mfswritecachesize=64,mfsreadaheadsize=64"
 )
 
@@ -70,7 +70,7 @@ class ParallelFs:
         self.lab.shape(rate, SERVER)
 
 
-def start_parallel_fs(lab: Lab, rate: str = "") -> ParallelFs:
+def start_parallel_fs(lab: Lab, rate: str = "", *, cached: bool = True) -> ParallelFs:
     """Start the servers and mount them on every node; it ends with the lab.
 
     Blocks until a file can be written.
@@ -78,6 +78,8 @@ def start_parallel_fs(lab: Lab, rate: str = "") -> ParallelFs:
     Args:
         lab: It is open.
         rate: Of the servers' link, as tc writes it; empty: not limited.
+        cached: Whether nodes keep what they have read; if not, as where data are far more than
+            memory, every read is one of the filesystem's.
     """
     lab.add(SERVER, ADDRESS)
     own, path = lab.directory / SERVER, lab.directory / "parallel"
@@ -86,8 +88,9 @@ def start_parallel_fs(lab: Lab, rate: str = "") -> ParallelFs:
     lab.run(SERVER, "mfsmaster", "-c", f"{own}/master.cfg", "start")
     for number in (0, 1):
         lab.run(SERVER, "mfschunkserver", "-c", f"{own}/server{number}.cfg", "start")
+    options = OPTIONS.format(mode="AUTO" if cached else "DIRECT")
     for node in lab.nodes:
-        lab.run(node, "mfsmount", str(path), "-H", ADDRESS, "-o", OPTIONS)
+        lab.run(node, "mfsmount", str(path), "-H", ADDRESS, "-o", options)
     _await_servers(lab, path)
     if rate:
         lab.shape(rate, SERVER)

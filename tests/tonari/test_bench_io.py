@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.multirank import ROOT, launch_command, run_job
@@ -69,12 +71,42 @@ def test_a_directory_that_cannot_be_measured_ends_it_with_one_message(
         ("--node 2 --nodes 2 --meet here:1", "must be in [0, 2)"),
         ("--sample 1000", "multiple of 4096"),
         ("--repeats 0", "repeats must be >= 1"),
+        ("--fields label=int:cls", "what of --dataset to train on"),
+        ("--fields label:cls --step-ms 1 --dataset x.tar", "expected NAME=KIND:KEY"),
     ],
 )
 def test_a_wrong_flag_is_refused(flags, message, place, capsys):
     assert cli.main(["bench", "io", *place, *flags.split()]) == 2
     said = " ".join(word for word in capsys.readouterr().err.split() if word != "│")
     assert message in said
+
+
+def test_it_trains_on_the_users_own_dataset(place, tmp_path, capsys):
+    table = pa.table({"data": [bytes(5000)] * 96, "label": list(range(96))})
+    for shard in range(2):
+        pq.write_table(table.slice(48 * shard, 48), tmp_path / f"{shard}.parquet")
+    dataset = ["--dataset", str(tmp_path / "*.parquet"), "--fields", "label=int:label"]
+    train = "--step-ms 1 --batch-size 8 --workers 0 --epochs 2 --exchange 0.2".split()
+    out = tmp_path / "out.json"
+    status = cli.main(
+        ["bench", "io", *place, *SMALL, *dataset, *train, "--json-file", str(out)]
+    )  # fmt: skip
+    assert status == 0, capsys.readouterr().err
+    document = json.loads(out.read_text())
+    assert {phase["pattern"] for phase in document["phases"]} == {"random_record", "dataset"}
+    found = document["end_to_end"]
+    assert found["num_samples"] == 96
+    assert [way["name"] for way in found["ways"]] == [
+        "null", "dataloader", "staged", "exchange", "hiding",
+    ]  # fmt: skip
+    assert found["ways"][4]["samples_of_epoch"] == [96 - 28] * 2
+    assert not left(place)
+    wrong = ["--dataset", str(tmp_path / "*.parquet"), "--fields", "label=int:nothere"]
+    assert cli.main(["bench", "io", *place, *SMALL, *wrong, *train]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tonari")]
+    assert len(said) == 1
+    assert "nothere" in said[0]
+    assert not left(place)
 
 
 def test_an_address_without_a_port_is_refused(place, capsys):
