@@ -7,10 +7,17 @@ from statistics import median
 from typing import Literal
 
 from benchmarks.storage.noise import ENOUGH_REPEATS, significant, worse_by_chance
-from benchmarks.storage.results import EndToEnd, Phase, Results
+from benchmarks.storage.results import EndToEnd, Operation, Phase, Results
 
 Outcome = Literal["regression", "improvement", "noise", "same", "too few repeats"]
 Better = Literal["higher", "lower"]
+
+OF_DATA = ("read", "write", "fsync")
+"""Operations whose time is in the bandwidth already."""
+ENOUGH_OPERATIONS = 30
+"""In each repeat: a median of fewer says little."""
+LEAST_S = 20e-6
+"""What takes less, the client has answered by itself."""
 
 SETTINGS = ("step_s", "batch_size", "num_samples", "exchange_fraction", "hidden_fraction")
 """Of the end-to-end runs: other ones make other epochs."""
@@ -140,8 +147,17 @@ def _figures_of_phase(phase: Phase) -> Iterator[Figure]:
         if seconds:
             per_s = _measured([operation.count / seconds])
             yield Figure(f"{of} rate", "1/s", "higher", per_s)
-        yield Figure(f"{of} p50", "s", "lower", _measured([operation.p50_s]))
+        yield Figure(f"{of} p50", "s", "lower", _measured(_medians(operation)))
         yield Figure(f"{of} p99", "s", "lower", _measured([operation.p99_s]))
+
+
+def _medians(operation: Operation) -> Sequence[float]:
+    """List the medians of repeats, where these are worth comparing; else the one of all."""
+    of_repeats = operation.p50_of_repeat_s
+    many = operation.count >= ENOUGH_OPERATIONS * len(of_repeats)
+    if many and operation.name not in OF_DATA and operation.p50_s >= LEAST_S:
+        return of_repeats
+    return [operation.p50_s]
 
 
 def phase_name(phase: Phase) -> str:

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from benchmarks.storage.calls import Calls
 from benchmarks.storage.counters import Moved
 from benchmarks.storage.crew import Deadline, Timed
-from benchmarks.storage.evidence import Evidence, Residency, Watch, judge, judge_nodes, merge
+from benchmarks.storage.evidence import (
+    Evidence,
+    Residency,
+    Watch,
+    judge,
+    judge_nodes,
+    merge,
+    resident_bytes,
+)
 from benchmarks.storage.patterns import READS, SHARED_BY_ALL, Part, Pattern, read_files
 from benchmarks.storage.results import Phase, Repeat, Temperature
 from benchmarks.storage.target import Target
@@ -26,6 +34,9 @@ from dataio.world import Topology, World
 
 LEAST_S = 0.2
 """A warm phase is repeated until it lasted so long: ranks begin milliseconds apart."""
+
+MOST_FILLS = 8
+"""Times that files are read to make them warm."""
 
 Ops = Mapping[str, NDArray[np.float32]]
 
@@ -115,7 +126,7 @@ def measure_phase(job: Job, target: Target, pattern: Pattern, point: Point) -> P
         nodes=len({job.world.topology.node_of_rank[rank] for rank in ranks}),
         wanted=point.wanted, request_bytes=pattern.request_bytes(target.files), direct=direct,
         repeats=repeats, notes=notes,
-        operations=[summarise(name, seconds) for name, seconds in _joined(outcomes).items()],
+        operations=[summarise(name, parts) for name, parts in _joined(outcomes).items()],
     )  # fmt: skip
 
 
@@ -169,9 +180,15 @@ def _repeat(
 
 
 def fill(paths: Sequence[Path]) -> None:
-    """Read files, so that they are in memory as far as there is room."""
-    for _ in read_files(Calls(1 << 20), paths=paths):
-        pass
+    """Read files until no more of them comes into memory: some clients keep a part of each read."""
+    held = -1
+    for _ in range(MOST_FILLS):
+        for _ in read_files(Calls(1 << 20), paths=paths):
+            pass
+        seen = resident_bytes(paths)
+        if seen.bytes_resident is None or not held < seen.bytes_resident < seen.bytes_in_files:
+            return
+        held = seen.bytes_resident
 
 
 def _evidence(
@@ -232,12 +249,14 @@ def _notes(
     return notes
 
 
-def _joined(outcomes: Sequence[Sequence[_Outcome]]) -> Ops:
+def _joined(outcomes: Sequence[Sequence[_Outcome]]) -> Mapping[str, list[NDArray[np.float32]]]:
+    """Put together what clients timed: by operation, an array for each repeat."""
     joined: defaultdict[str, list[NDArray[np.float32]]] = defaultdict(list)
-    for outcome in (outcome for repeat in outcomes for outcome in repeat):
-        for name, seconds in outcome.ops.items():
-            joined[name].append(seconds)
-    return {name: np.concatenate(parts) for name, parts in joined.items()}
+    for repeat in outcomes:
+        for name in dict.fromkeys(name for outcome in repeat for name in outcome.ops):
+            parts = [outcome.ops[name] for outcome in repeat if name in outcome.ops]
+            joined[name].append(np.concatenate(parts))
+    return joined
 
 
 def _pack(timed: Timed, evidence: Evidence) -> bytes:

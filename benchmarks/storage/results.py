@@ -28,6 +28,7 @@ class Operation:
         p50_s: Half of them took at most this long.
         p999_s: All but one in a thousand did.
         max_s: The longest.
+        p50_of_repeat_s: Of each repeat that had any, in their order.
         edges_s: float[bins + 1]: Of the histogram, evenly spaced in their logarithm.
         counts: int[bins].
     """
@@ -40,6 +41,7 @@ class Operation:
     p99_s: float
     p999_s: float
     max_s: float
+    p50_of_repeat_s: Sequence[float]
     edges_s: Sequence[float]
     counts: Sequence[int]
 

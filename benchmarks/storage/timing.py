@@ -1,5 +1,7 @@
 """Durations of single operations -> percentiles and a histogram."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,19 +11,21 @@ EDGES_S = np.logspace(-7, 3, 101)
 """Ten bins a decade, from 100 ns to a quarter of an hour: the same ones always, to be compared."""
 
 
-def summarise(name: str, seconds: NDArray[np.floating]) -> Operation:
+def summarise(name: str, seconds_of_repeat: Sequence[NDArray[np.floating]]) -> Operation:
     """Describe how long operations of one kind took.
 
     Args:
         name: Of the kind.
-        seconds: float[n]: One duration each, n >= 1.
+        seconds_of_repeat: float[n] of each repeat: One duration each, n >= 1 in all.
     """
-    ordered = np.sort(seconds.astype(np.float64))
+    repeats = [np.sort(seconds.astype(np.float64)) for seconds in seconds_of_repeat]
+    ordered = np.sort(np.concatenate(repeats))
     counts, edges = _histogram(ordered)
     return Operation(
         name=name, count=len(ordered), mean_s=float(ordered.mean()),
         p50_s=_within(ordered, 0.5), p90_s=_within(ordered, 0.9), p99_s=_within(ordered, 0.99),
         p999_s=_within(ordered, 0.999), max_s=float(ordered[-1]),
+        p50_of_repeat_s=[_within(repeat, 0.5) for repeat in repeats if len(repeat)],
         edges_s=edges.tolist(), counts=counts.tolist(),
     )  # fmt: skip
 

@@ -20,6 +20,21 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 LINK_BYTES_PER_S = 80e6 / 8
 """Of a node's link, with everything that frames the bytes."""
 
+# What is mapped stays in memory, whoever asks for it to be dropped.
+HOLD = """
+import mmap, sys
+from pathlib import Path
+from benchmarks.storage.phase import fill
+from benchmarks.storage.residency import resident_bytes
+paths = [Path(path) for path in sys.argv[1:]]
+fill(paths)
+held = [mmap.mmap(path.open("rb").fileno(), 0, prot=mmap.PROT_READ) for path in paths]
+for _ in range(3):
+    sum(view[at] for view in held for at in range(0, len(view), mmap.PAGESIZE))
+print(resident_bytes(paths).bytes_resident, flush=True)
+sys.stdin.read()
+"""
+
 
 @pytest.fixture
 def pfs(make_lab: MakeLab) -> tuple[Lab, Path]:
@@ -74,7 +89,7 @@ def test_the_command_names_the_filesystem_and_finds_the_links_rate_and_what_was_
         }
         assert states == {"cold"}, [repeat.verdict_of_node for repeat in cold.repeats]
         warm = phase_of(results, "sequential_shard", clients, "warm")
-        assert "cold" not in {repeat.verdict.state for repeat in warm.repeats}
+        assert {repeat.verdict.state for repeat in warm.repeats} == {"warm"}
         assert max(repeat.bytes_per_s for repeat in warm.repeats) > 3 * most
     (link,) = results.links
     assert set(link.nodes) == {"node0", "node1"}
@@ -83,3 +98,29 @@ def test_the_command_names_the_filesystem_and_finds_the_links_rate_and_what_was_
         [*lab.enter("node0"), "ls", "-A", str(directory)], capture_output=True, text=True
     )
     assert listed.stdout == ""
+
+
+def test_what_a_node_holds_in_memory_is_called_warm_there_and_cold_on_the_other(
+    pfs: tuple[Lab, Path], tmp_path: Path
+) -> None:
+    lab, directory = pfs
+    shards = [str(directory / f"{number}.bin") for number in range(2)]
+    for shard in shards:
+        lab.run("node0", "dd", "if=/dev/urandom", f"of={shard}", "bs=1M", "count=4", "conv=fsync")
+    holder = subprocess.Popen(
+        [*lab.enter("node1"), sys.executable, "-c", HOLD, *shards], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    with holder:
+        assert holder.stdout is not None
+        assert int(holder.stdout.readline()) == 2 * 4 << 20
+        results = bench(
+            lab, directory, tmp_path / "io.json", "--size", "1MiB", "--threads", "1",
+            "--patterns", "random_record", "--dataset", *shards, "--temperatures", "cold",
+        )  # fmt: skip
+        holder.communicate()
+    planted = phase_of(results, "dataset", 2, "cold")
+    for repeat in planted.repeats:
+        states = {node: verdict.state for node, verdict in repeat.verdict_of_node.items()}
+        assert states == {"node0": "cold", "node1": "warm"}, repeat.verdict_of_node
+        assert repeat.verdict.state == "unknown"

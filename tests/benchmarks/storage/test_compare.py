@@ -59,6 +59,34 @@ def test_one_slow_figure_among_others_is_found_nine_times_in_ten():
     assert found > 0.9 * len(SEEDS)
 
 
+def test_a_metadata_server_that_became_slower_is_found():
+    found = 0
+    for seed in range(50):
+        run = small(2 * seed + 1)
+        storm = run.phases[-1]
+        stat, *others = storm.operations
+        slow = replace(stat, p50_of_repeat_s=[1.2 * one for one in stat.p50_of_repeat_s])
+        later = replace(
+            run, phases=[*run.phases[:-1], replace(storm, operations=[slow, *others])]
+        )  # fmt: skip
+        names = [one.name for one in judged(small(2 * seed), later).regressions]
+        found += any(name.startswith("metadata_storm") and "stat p50" in name for name in names)
+        assert len(names) <= 2
+    assert found >= 45
+
+
+def test_what_the_client_answers_by_itself_is_not_compared():
+    run = small(1)
+    figures = {
+        one.name: len(one.repeats) for one in figures_of(run) if "file_per_sample" in one.name
+    }
+    assert {name.rpartition(", ")[2]: count for name, count in figures.items()} == {
+        "bandwidth": 5, "open rate": 1, "open p50": 5, "open p99": 1, "stat rate": 1,
+        "stat p50": 5, "stat p99": 1, "read rate": 1, "read p50": 1, "read p99": 1,
+        "close rate": 1, "close p50": 1, "close p99": 1,
+    }  # fmt: skip
+
+
 def test_what_became_faster_is_an_improvement_and_no_regression():
     found = judged(small(1), small(2, slower=-0.3))
     assert found.status == 0

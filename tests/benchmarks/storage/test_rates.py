@@ -50,7 +50,7 @@ def test_the_median_latency_is_the_filesystem_s_to_a_millisecond(tmp_path):
         tmp_path, size=2 << 20, sample=32 << 10, read_latency_s=0.01, cache="direct_io"
     ) as (files, _):
         timed = run(READS["random_record"], files, 1)
-    read = summarise("read", timed.ops["read"])
+    read = summarise("read", [timed.ops["read"]])
     assert 0.010 <= read.p50_s <= 0.011
 
 
