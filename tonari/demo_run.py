@@ -236,7 +236,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
             break
         training.set_rate(rate_of(settings, epoch) * loader.lr_factor)
         wait_s = train_epoch(training, loader, loader)
-        rescore(training.pipeline, loader)
+        rescore(training.pipeline, loader, loader.refresh())
         world.barrier(doing="end the epoch")
         epoch_s = time.perf_counter() - started
         accuracy = evaluate(training.pipeline, evaluation).accuracy

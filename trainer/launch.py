@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 # torch.distributed offers them too, but not to type checkers.
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed import distributed_c10d
 
 from dataio.errors import DataioError
 from dataio.world import World, discover_world, wait_for_rank_0
@@ -87,6 +88,9 @@ def _ending_together(world: World, watchdog: Watchdog) -> Iterator[None]:
 
 def _initialise(backend: str, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s + LATER_S)
+    # Of groups made later, such as those of a mesh's axes: they do not take over this one's.
+    distributed_c10d.default_pg_timeout = limit
+    distributed_c10d.default_pg_nccl_timeout = limit  # type: ignore[attr-defined]
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=limit)
         return

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -288,13 +288,13 @@ class Run:
         self._job.watchdog.rest()
         self._average_buffers()
         loss = self._loader.mean_loss() or 0.0
-        rescore(self._pipeline, self._loader)
+        rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
         started = time.perf_counter()
         accuracy = evaluation_loss = None
         if self._evaluation is not None:
-            accuracy, evaluation_loss = evaluate(self._pipeline, self._evaluation)
+            accuracy, evaluation_loss = evaluate(self._pipeline, self._watched(self._evaluation))
         self.last = {
             "kind": "epoch", **self._place(epoch), **line, "accuracy": accuracy,
             "evaluation_loss": evaluation_loss, "evaluation_s": time.perf_counter() - started,
@@ -308,6 +308,13 @@ class Run:
         every = self._config.run.checkpoint_epochs
         if every and ((epoch + 1) % every == 0 or epoch + 1 == self._config.run.epochs):
             self._save()
+
+    def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches of which none but the first may take longer than a step."""
+        for batch in batches:
+            self._job.watchdog.progress(self.progress.steps)
+            yield batch
+        self._job.watchdog.rest()
 
     def _set_learning_rate(self, epoch: float) -> float:
         lr = self._loader.lr_factor * self._schedule(epoch)

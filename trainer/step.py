@@ -17,8 +17,6 @@ class Reports(Protocol):
 
     def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None: ...
 
-    def refresh(self) -> Iterator[Batch]: ...
-
 
 class Step(NamedTuple):
     """How a step went, the same on all ranks.
@@ -79,10 +77,16 @@ def train_step(
     return Step(norm, skipped)
 
 
-def rescore(pipeline: Pipeline, loader: Reports) -> None:
-    """Give the hidden rows that are due a new score, in evaluation mode. Collective."""
+def rescore(pipeline: Pipeline, loader: Reports, batches: Iterable[Batch]) -> None:
+    """Give hidden rows a new score, in evaluation mode. Collective.
+
+    Args:
+        pipeline: The model.
+        loader: Takes the scores.
+        batches: Those that it has due: its ``refresh()``.
+    """
     with _evaluating(pipeline):
-        for batch in loader.refresh():
+        for batch in batches:
             scored = pipeline.forward(batch)
             if scored is not None:
                 loader.report(batch, scored.loss, scored.correct, scored.confidence)

@@ -28,7 +28,8 @@ from benchmarks.storage.phase import fill
 from benchmarks.storage.residency import resident_bytes
 paths = [Path(path) for path in sys.argv[1:]]
 fill(paths)
-held = [mmap.mmap(path.open("rb").fileno(), 0, prot=mmap.PROT_READ) for path in paths]
+files = [path.open("rb") for path in paths]
+held = [mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) for file in files]
 for _ in range(3):
     sum(view[at] for view in held for at in range(0, len(view), mmap.PAGESIZE))
 print(resident_bytes(paths).bytes_resident, flush=True)

@@ -1,10 +1,15 @@
-"""Which CUDA device a rank takes."""
+"""Which CUDA device a rank takes, and how long groups wait."""
+
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from dataio.world import World, run_threads, thread_worlds
 from trainer.errors import ConfigError
-from trainer.launch import choose_device
+from trainer.launch import LATER_S, choose_device, join
 
 TWO_NODES = (2, 2)
 
@@ -37,3 +42,13 @@ def test_fewer_devices_than_ranks_are_refused() -> None:
     told = run_threads(thread_worlds(TWO_NODES), choose)
     assert [told[0], *told[2:]] == ["0", "0", "1"]
     assert told[1].startswith("rank 1: local rank 1, but it sees 1 CUDA devices; start at most 1")
+
+
+def test_groups_made_later_wait_no_longer_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    with join(device="cpu", timeout_s=5.0):
+        made = dist.new_group()
+        assert isinstance(made, dist.ProcessGroup)
+        found = made._get_backend(torch.device("cpu")).options._timeout
+    assert found == timedelta(seconds=5.0 + LATER_S)

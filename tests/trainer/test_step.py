@@ -113,7 +113,7 @@ def test_rescoring_reports_but_changes_neither_weights_nor_batch_statistics() ->
     model = seeded(lambda: ResNet(NUM_CLASSES, depth=8, norm="batch"), seed=0)
     loader = Told(batch_size=12)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    rescore(one_stage(model, batch_size=12), loader)
+    rescore(one_stage(model, batch_size=12), loader, loader.refresh())
     assert loader.reported == [(12, 12, 12)]
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -155,6 +155,6 @@ def test_accuracy_is_the_share_of_right_answers_and_the_loader_hears_of_right_ro
     pipeline = one_stage(model, batch_size=12, task=Quarters())
     assert evaluate(pipeline, [batch]).accuracy == (1 + 5 * 0.25) / 6
     train_step(pipeline, sgd(model), loader, [batch])
-    rescore(pipeline, loader)
+    rescore(pipeline, loader, loader.refresh())
     for _, correct, _ in loader.told:
         assert correct.tolist() == [True] + 11 * [False]
