@@ -12,7 +12,7 @@ from benchmarks.storage.results import EndToEnd, Operation, Phase, Results
 Outcome = Literal["regression", "improvement", "noise", "same", "too few repeats"]
 Better = Literal["higher", "lower"]
 
-OF_DATA = ("read", "write", "fsync")
+OF_DATA = ("read", "write", "fsync", "checkpoint")
 """Operations whose time is in the bandwidth already."""
 ENOUGH_OPERATIONS = 30
 """In each repeat: a median of fewer says little."""
