@@ -107,8 +107,9 @@ class IO:
     """By hand: HOST:PORT where they meet, on node 0."""
     step_ms: float | None = None
     """Also train with steps of so many milliseconds of emulated compute, fed in every way: from
-    memory, by a DataLoader on DIR, staged, with an exchange, with hidden rows; each is predicted
-    before it is run. Unless --fields are given, the dataset is written below DIR, and removed."""
+    memory, by a DataLoader on DIR, staged, with an exchange, with hidden rows beside it; each is
+    predicted before it is run. Unless --fields are given, the dataset is written below DIR, and
+    removed."""
     calibrate: Path | None = None
     """Instead: a script whose `make_step(batch_size)` returns a step of your model, to be timed."""
     batch_size: int = 32

@@ -203,7 +203,7 @@ def _run_null(job: Training, memory: Path, epochs: int) -> Ran:
 def _run_way(job: Training, options: PipelineOptions, way: WayName, own: Path) -> Ran:
     if way == "dataloader":
         return job.run_dataloader(options.dataloader_epochs)
-    shuffle = Partial(options.exchange) if way == "exchange" else None
+    shuffle = Partial(options.exchange) if way in ("exchange", "hiding") else None
     hiding = RandomPrune(options.hidden_fraction, delta=1.0) if way == "hiding" else None
     with own_directory(own / way) as cache:
         return job.run_loader(

@@ -236,5 +236,5 @@ def _staged_epochs(workload: Workload, rates: Rates) -> Mapping[WayName, float]:
     return {
         "staged": staged_s,
         "exchange": max(staged_s, links_s),
-        "hiding": max(hiding_s, visible * read_s),
+        "hiding": max(hiding_s, visible * read_s, links_s),  # beside the exchange
     }

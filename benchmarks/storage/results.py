@@ -152,7 +152,8 @@ class Way:
     """One way to feed training, over some epochs.
 
     Attributes:
-        name: ``"null"``, ``"dataloader"``, ``"staged"``, ``"exchange"`` or ``"hiding"``.
+        name: ``"null"``, ``"dataloader"``, ``"staged"``, ``"exchange"`` (staged, too), or
+            ``"hiding"`` (staged and exchanged, too).
         staging_s: Before the first step; 0 where nothing is staged.
         epoch_s: By epoch, compute included.
         samples_of_epoch: Trained, by epoch, over all ranks.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pictures import render
 from benchmarks.storage.document import read_document
+from benchmarks.storage.drawing import WAYS
 from benchmarks.storage.results import EndToEnd, Way
 from benchmarks.storage.ways import later_s
 from tests.lab.cluster import Lab
@@ -41,7 +42,6 @@ TRAINING: Mapping[str, Any] = {
     "step_s": 0.2, "batch_size": 8, "sample_bytes": 128 << 10, "num_samples": NUM_NODES * 8 * 24,
     "epochs": 4, "dataloader_epochs": 3, "ways": ["dataloader", "staged", "exchange"],
 }  # fmt: skip
-COLOURS = {"dataloader": "#b3541e", "staged": "#2b6cb0", "exchange": "#2f855a", "null": "#718096"}
 NAMES = {
     "dataloader": "DataLoader on the shared filesystem", "staged": "staged",
     "exchange": "staged, a tenth exchanged", "null": "samples in memory",
@@ -138,7 +138,7 @@ def draw(sweep: Mapping[float, Found]) -> "Callable[[Figure], None]":
         for way, name in NAMES.items():
             times = [later_s(sweep[ratio].ways[way].epoch_s) for ratio in ratios]
             axes.plot(
-                ratios, times, marker="" if way == "null" else "o", color=COLOURS[way], label=name,
+                ratios, times, marker="" if way == "null" else "o", color=WAYS[way], label=name,
                 linestyle=":" if way == "null" else "-",
             )  # fmt: skip
         axes.set_xscale("log", base=2)

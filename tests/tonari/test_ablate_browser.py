@@ -1,20 +1,17 @@
 """A study's page in a real browser: the plots are there, in light and dark, wide and narrow."""
 
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
 from benchmarks.pictures import DARK, LIGHT
+from tests.browser import browse, needs_browser
 from tests.tonari.study_cells import EPOCHS_CONTROL, POLICY, RANDOM_CONTROL, make_cell, make_study
 from tonari.ablate_plots import COLOURS, CONTROL_STYLES
 from tonari.ablate_report import write_report
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 ARMS = {
     "Full": ({}, 100, 90),
     "Policy": (POLICY, 75, 88),
@@ -22,7 +19,7 @@ ARMS = {
     "Random": (RANDOM_CONTROL, 55, 83),
 }
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +36,6 @@ def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("report")
     write_report(directory, study, found, "tonari ablate s.toml")
     return directory / "report.html"
-
-
-def browse(page, *flags):
-    assert BROWSER is not None
-    # Its sandbox is not for root, as whom containers run tests; the page is our own
-    command = [
-        BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
-        f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri(),
-    ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def pixels_of(picture, colour):

@@ -82,7 +82,7 @@ def test_staging_takes_as_long_as_its_slowest_part(limits, expected_s):
         # hiding leaves 2800 samples, 70 steps a rank
         ({}, 5, 5, 3.5),
         # a quarter of 100 MB over 2.5 MB/s
-        ({"link_bytes_per_s": 2.5e6}, 5, 10, 3.5),
+        ({"link_bytes_per_s": 2.5e6}, 5, 10, 10),
         # 100 MB of a node at 10 MB/s; 70 MB of them
         ({"local_read_bytes_per_s": 10e6}, 10, 10, 7),
     ],

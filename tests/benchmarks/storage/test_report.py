@@ -1,8 +1,6 @@
 """A storage report in a real browser: what was found is there to be seen, in light and dark."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +13,7 @@ from benchmarks.storage.epoch_plots import compute_s
 from benchmarks.storage.evidence import Verdict
 from benchmarks.storage.report import findings, page, plots_of, strip, write_html, write_png
 from tests.benchmarks.storage.fabricated import NODES, make_results
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no {', '.join(NAMES)} is installed")
+from tests.browser import browse, needs_browser
 
 KEYS = [
     "patterns", "scaling", "latencies", "fairness", "links", "epochs", "sums", "predictions",
@@ -31,19 +26,6 @@ def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_html(make_results(), path)
     return path
-
-
-def browse(path, *flags):
-    assert BROWSER is not None
-    # Its sandbox is not for root, as whom containers run tests; the page is our own
-    command = [
-        BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
-        f"--user-data-dir={path.parent / 'profile'}", *flags, path.as_uri(),
-    ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def shot(path, *flags):
