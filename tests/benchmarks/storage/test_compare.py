@@ -87,6 +87,14 @@ def test_what_the_client_answers_by_itself_is_not_compared():
     }  # fmt: skip
 
 
+def test_medians_of_few_operations_are_not_compared():
+    run = small(1)
+    few = [replace(one, count=149) for one in run.phases[-1].operations]  # of five repeats
+    run = replace(run, phases=[*run.phases[:-1], replace(run.phases[-1], operations=few)])
+    counts = {len(one.repeats) for one in figures_of(run) if "metadata_storm" in one.name}
+    assert counts == {1}
+
+
 def test_what_became_faster_is_an_improvement_and_no_regression():
     found = judged(small(1), small(2, slower=-0.3))
     assert found.status == 0

@@ -10,7 +10,8 @@ from benchmarks.errors import BenchError
 from benchmarks.storage import target as target_file
 from benchmarks.storage.measure import measure_storage
 from benchmarks.storage.options import StorageOptions
-from benchmarks.storage.phase import choose_clients
+from benchmarks.storage.phase import choose_clients, fill
+from benchmarks.storage.residency import Residency
 from benchmarks.storage.results import Results
 from benchmarks.storage.together import TogetherError, agree
 from dataio.world import Topology, World, run_threads, single_world, thread_worlds
@@ -56,6 +57,9 @@ def test_phases_are_cold_and_warm_as_tried_and_nothing_is_left(shared, scratch):
     }
     for phase in found.phases:
         assert len(phase.repeats) == 2
+        (read,) = (one for one in phase.operations if one.name == "read")
+        assert read.count * (32 << 10) == sum(sum(one.bytes_of_client) for one in phase.repeats)
+        assert len(read.p50_of_repeat_s) == len(phase.repeats)
         for repeat in phase.repeats:
             assert len(repeat.bytes_of_client) == len(repeat.seconds_of_client) == phase.clients
             assert repeat.seconds == max(repeat.seconds_of_client)
@@ -204,6 +208,27 @@ def test_what_a_killed_run_left_is_told_and_not_touched(shared, scratch):
     found = measure(shared, scratch, options, nodes=(1,))
     assert str(old) in found.problems[0]
     assert old.exists()
+
+
+@pytest.mark.parametrize(
+    ("held", "reads"),
+    [([40, 70, 95, 100], 4), ([40, 70, 70], 3), ([100], 1), ([None], 1), (range(100), 8)],
+)
+def test_files_are_read_until_no_more_of_them_comes_into_memory(held, reads, tmp_path, monkeypatch):
+    path, looks, calls = tmp_path / "file", iter(held), []
+    path.write_bytes(bytes(100))
+
+    def resident(paths):
+        return Residency(bytes_in_files=100, bytes_resident=next(looks), said_by="mincore")
+
+    def read(_, *, paths):
+        calls.append(paths)
+        return iter([100])
+
+    monkeypatch.setattr("benchmarks.storage.phase.resident_bytes", resident)
+    monkeypatch.setattr("benchmarks.storage.phase.read_files", read)
+    fill([path])
+    assert calls == [[path]] * reads
 
 
 def test_clients_are_spread_over_nodes_before_a_node_has_two():
