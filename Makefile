@@ -10,10 +10,10 @@ export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types imports format clean
+.PHONY: help install demo test test-all check lint types imports format clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## Create .venv with everything in it; does nothing when it is there
 
@@ -29,10 +29,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for options)
 	@$(VENV)/bin/tonari demo $(ARGS)
 
-test: $(STAMP) ## Run the tests (ARGS="-k name" for some)
+test: $(STAMP) ## Run the tests that are quick, in minutes (ARGS="-k name" for some)
+	@$(VENV)/bin/pytest -m "(smoke or not (multirank or thorough)) and not slow and not lab" $(ARGS)
+
+test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
 	@$(VENV)/bin/pytest $(ARGS)
 
-check: lint types imports test ## All of CI: format, lint, types, import contracts, tests
+check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
 
 lint: $(STAMP) ## Check format and lint
 	@$(VENV)/bin/ruff format --check

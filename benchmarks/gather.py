@@ -21,10 +21,10 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from dataio import Array, Bytes, Field, Image, Int, Loader
-from dataio.fields import row_schema
-from dataio.rows import Rows, make_rows
+from dataio.cache.files.store import FixedFile
+from dataio.rows.fields import row_schema
+from dataio.rows.rows import Rows, make_rows
 from dataio.source.row_block import BLOCK_BYTES
-from dataio.store import FixedFile
 from dataio.world import single_world
 
 BATCH = 256
@@ -134,6 +134,7 @@ def bytes_limit(loader: Loader) -> Callable[[], int]:
 
 def one_epoch(loader: Loader) -> int:
     """Go over an epoch and look at nothing."""
+    loader.set_epoch(0)  # the same again, without a turn
     num_rows = 0
     for batch in loader:
         num_rows += len(batch["label"])

@@ -6,7 +6,7 @@ tests of the parts below them start at once.
 
 from typing import TYPE_CHECKING
 
-from dataio.errors import (
+from dataio.base.errors import (
     CacheBusyError,
     CacheError,
     CorruptRowError,
@@ -22,7 +22,7 @@ from dataio.errors import (
     WorkerError,
     WorldError,
 )
-from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import (
     DatasetSource,
     NumpySource,

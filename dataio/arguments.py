@@ -2,38 +2,145 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from dataio.errors import WorldError
-from dataio.layout import Layout
-from dataio.policies import Importance, Shuffle
-from dataio.sizes import parse_bytes
+import torch
+
+from dataio.base.errors import WorldError
+from dataio.base.filesystem import is_named
+from dataio.base.sizes import parse_bytes
+from dataio.batch.assemble import OnError, Transform
+from dataio.batch.gather import BatchTransform, Collate
+from dataio.batch.verify import Verify
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Importance, Local, Shuffle
+from dataio.rows.fields import Field
+from dataio.source import Retry, Source, Throttle
+from dataio.source.transformed import StageTransform
 from dataio.world import World
 
+LEAST = {
+    "batch_size": 1, "prefetch": 0, "num_threads": 0, "num_processes": 0, "staging_readers": 1,
+    "staging_bandwidth": 0,
+}  # fmt: skip
 
-def check_arguments(*, batch_size: int, prefetch: int, num_threads: int | None, stage: str) -> None:
-    """Refuse numbers and words that are out of range."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size: {batch_size}; give a number >= 1")
-    if prefetch < 0:
-        raise ValueError(f"prefetch: {prefetch}; give a number >= 0")
-    if stage not in ("before", "overlap"):
-        raise ValueError(f'stage: {stage!r}; give "before" or "overlap"')
-    if num_threads is not None and num_threads < 0:
-        raise ValueError(
-            f"num_threads: {num_threads}; give a number >= 0, or None for all this rank's cores"
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments of a `Loader`, which says what they mean.
+
+    Raises:
+        ValueError: If one is out of range.
+    """
+
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
+    batch_size: int
+    fields: Mapping[str, Field]
+    drop_last: bool
+    cache: str | os.PathLike[str]
+    shuffle: Shuffle | None
+    importance: Importance | None
+    transform: Transform | None
+    batch_transform: BatchTransform | None
+    device: torch.device | str | int | None
+    seed: int
+    num_threads: int | None
+    num_processes: int
+    prefetch: int
+    stage: Literal["before", "overlap"]
+    stage_transform: StageTransform | None
+    staging_readers: int
+    staging_bandwidth: float
+    collate: Collate | None
+    verify: Verify
+    on_error: OnError
+    retry: Retry | None
+    throttle: Throttle | None
+    quota: str | int | None
+    metrics: str | os.PathLike[str] | None
+    progress: bool
+
+    def __post_init__(self) -> None:
+        check_arguments(
+            batch_size=self.batch_size,
+            prefetch=self.prefetch,
+            num_threads=self.num_threads,
+            num_processes=self.num_processes,
+            staging_readers=self.staging_readers,
+            staging_bandwidth=self.staging_bandwidth,
         )
+        find_device(self.device)
+        _ = self.quota_bytes
+        check_scores(self.shuffle, self.importance)
+
+    @property
+    def quota_bytes(self) -> int | None:
+        """What the node's cache may take."""
+        return parse_quota(self.quota, stage=self.stage)
+
+    @property
+    def shuffle_or_local(self) -> Shuffle:
+        """Which node holds which row."""
+        return self.shuffle if self.shuffle is not None else Local()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a whole cache of another user may be read."""
+        return is_named(os.fspath(self.cache))
+
+    def threads(self, world: World) -> int:
+        """Count the threads that decode and transform."""
+        return (
+            self.num_threads if self.num_threads is not None else share_of_cores(world.local_size)
+        )
+
+    def agreed(self, source: Source, fields: Mapping[str, Field]) -> dict[str, object]:
+        """Tell what must be the same on all ranks."""
+        return {
+            "quota": self.quota_bytes,
+            "source fingerprint": source.fingerprint,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "stage": self.stage,
+            "seed": self.seed,
+            "fields": repr(dict(fields)),
+            "shuffle": repr(self.shuffle_or_local),
+            "importance": repr(self.importance),
+        }
+
+
+def check_arguments(**numbers: float | None) -> None:
+    """Refuse numbers that are out of range; None is in each that a signature lets be None."""
+    for name, value in numbers.items():
+        # Written so that nan fails too.
+        if value is not None and not value >= LEAST[name]:
+            raise ValueError(
+                f"Loader: {name} is {value}, expected a number >= {LEAST[name]}; give one, or "
+                "leave it out"
+            )
+
+
+def find_device(device: torch.device | str | int | None) -> torch.device | None:
+    """Find the device that was named.
+
+    Raises:
+        ValueError: If torch knows none of that name.
+    """
+    try:
+        return torch.device(device) if device is not None else None
+    except RuntimeError as error:
+        raise ValueError(
+            f"Loader: device is {device!r}, expected one that torch knows ({error}); give for "
+            'example "cuda:0" or "cpu"'
+        ) from error
 
 
 def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
-    """Refuse a shuffle that goes by scores, or by hidden rows, where there are none."""
-    if shuffle is None or shuffle.traced:
+    """Refuse a shuffle that goes by scores where there are none."""
+    if shuffle is None:
         return
-    if importance is None and not shuffle.by_losses:
-        raise ValueError(
-            f"shuffle: {shuffle} goes by the rows that a policy hides, and importance is None, "
-            'which hides none; give one that does, such as Kakurenbo(0.3), or rows="uniform"'
-        )
     keeps_losses = importance is not None and "loss" in importance.columns
     if shuffle.by_losses and not keeps_losses:
         raise ValueError(

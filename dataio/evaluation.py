@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dataio.deliver import Delivery
-from dataio.fields import Field
-from dataio.gather import Batch, Gather
-from dataio.order import PADDING, Block, Order, num_steps
-from dataio.placement import Placement
-from dataio.pool import Pool, lay_out
+from dataio.batch.deliver import Delivery
+from dataio.batch.gather import Batch, Gather
+from dataio.plan.order import PADDING, Block, Order, num_steps
+from dataio.plan.placement import Placement
+from dataio.pool.pool import Pool, lay_out
+from dataio.rows.fields import Field
 from dataio.source.base import Source
 from dataio.world import World
 

@@ -6,29 +6,38 @@ the loaders' own collective calls meet.
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataio.atomic import write_json
-from dataio.errors import StateError
-from dataio.gather import Batch
+from dataio.base.atomic import write_record
+from dataio.base.checked import checked
+from dataio.base.digest import digest
+from dataio.base.errors import StateError
+from dataio.base.permutation import permute
+from dataio.base.seeding import Key, key
+from dataio.batch.gather import Batch
+from dataio.iterations import Iterations
 from dataio.loader import Loader
-from dataio.permutation import permute
-from dataio.seeding import Key, key
-from dataio.snapshot import named, previous, replace_directory
+from dataio.state.resume import check_signed, sign
+from dataio.state.saves import CURE, clear, find_save, lost, named, read_saved, replacing
+from dataio.state.snapshot import STATE
+from dataio.world import World
+from dataio.world.agree import agree, together
 
 Weights = Mapping[str, float]
 
+MIXTURE = "mixture.json"
 EMPTY_EPOCHS = 3
 """Epochs without a batch, as when all rows are hidden, before it is an error."""
 
 
+@checked
 class Mixture:
     """Draws batches from loaders by weight; an epoch is a number of steps.
 
@@ -66,6 +75,7 @@ class Mixture:
         self.epoch = 0
         self.step = 0
         self._open: dict[str, Iterator[Batch]] = {}
+        self._iterations = Iterations("Mixture")
         self._plan = self._planned(0)
 
     def _planned(self, epoch: int) -> NDArray[np.int64]:
@@ -96,27 +106,47 @@ class Mixture:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run; after a restore, first the interrupted one."""
         if self.step >= self._steps:
-            self.set_epoch(self.epoch + 1)
-        while self.epoch < num_epochs:
-            yield self.epoch
             if self.epoch + 1 >= num_epochs:
                 return
-            self.set_epoch(self.epoch + 1)
+            self._begin(self.epoch + 1)
+        with self._iterations.led():
+            while self.epoch < num_epochs:
+                yield self.epoch
+                if self.epoch + 1 >= num_epochs:
+                    return
+                self._begin(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, with its weights. The loaders stay where they are in theirs."""
         if epoch != self.epoch:
-            self._plan = self._planned(epoch)
-            self.epoch, self.step = epoch, 0
+            self._begin(epoch)
+        self._iterations.ask()
+
+    def _begin(self, epoch: int) -> None:
+        self._plan = self._planned(epoch)
+        self.epoch, self.step = epoch, 0
+        self._iterations.begin_epoch()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the rest of the epoch's batches; ``batch["dataset"]`` is the loader's name."""
+        """Yield the rest of the epoch's batches; if there are none, those of the next epoch.
+
+        ``batch["dataset"]`` is the loader's name. See `Loader.__iter__`.
+
+        Raises:
+            StateError: If it is the second whole loop in one epoch of `epochs`.
+        """
+        start = self._iterations.start(self.epoch, is_used_up=self.step >= self._steps)
+        if start == "next epoch":
+            self._begin(self.epoch + 1)
+        elif start == "again":
+            self.step = 0
         names = list(self.loaders)
         while self.step < self._steps:
             name = names[self._plan[self.step]]
             batch = self._next(name)
             self.step += 1
             yield batch | {"dataset": name}
+        self._iterations.end()
 
     def _next(self, name: str) -> Batch:
         loader = self.loaders[name]
@@ -153,7 +183,8 @@ class Mixture:
 
     def state_dict(self) -> dict[str, object]:
         """Say where the mixture and its loaders stand, as JSON."""
-        return {**self._mine(), "loaders": {n: one.state_dict() for n, one in self.loaders.items()}}
+        states = {name: loader.state_dict() for name, loader in self.loaders.items()}
+        return sign({**self._mine(), "loaders": states})
 
     def _mine(self) -> dict[str, object]:
         return {"seed": self.seed, "steps": self._steps, "epoch": self.epoch, "step": self.step}
@@ -162,7 +193,7 @@ class Mixture:
         """Go on from where `state_dict` was taken; each loader as `Loader.load_state_dict` says.
 
         Raises:
-            StateError: If it is of other loaders, another seed or number of steps.
+            StateError: If it is of other loaders, another seed or number of steps, or damaged.
         """
         states = state.get("loaders")
         if not isinstance(states, dict) or set(states) != set(self.loaders):
@@ -170,59 +201,102 @@ class Mixture:
                 f"checkpoint: holds no state of exactly the loaders {', '.join(self.loaders)}; "
                 "make the mixture as it was when the checkpoint was written"
             )
-        self._go_to(state)
+        self._check(state)
+        check_signed(state)
         for name, loader in self.loaders.items():
             loader.load_state_dict(states[name])
+        self._go_to(state)
 
-    def _go_to(self, state: Mapping[str, object]) -> None:
+    def _check(self, state: Mapping[str, object]) -> None:
         for name in ("seed", "steps"):
             if state.get(name) != self._mine()[name]:
                 raise StateError(
                     f"checkpoint: the mixture's {name} is {state.get(name)}, this one has "
                     f"{self._mine()[name]}; make it as it was when the checkpoint was written"
                 )
+
+    def _go_to(self, state: Mapping[str, object]) -> None:
         self._open.clear()
+        self._iterations.begin_epoch()
         self.epoch, self.step = int(str(state["epoch"])), int(str(state["step"]))
         self._plan = self._planned(self.epoch)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all loaders' states into a directory that all nodes see; see `Loader.save`.
 
-        A directory of that name is replaced only when the new one is whole.
+        Args:
+            path: A directory of its own: new, empty, or an earlier save, which is replaced when the
+                new one is whole.
         """
-        root = Path(path)
+        root, world = Path(path), self._world
         # Whole or not at all: loaders that stand at different times would skip or repeat samples
-        partial = root.with_name(root.name + ".partial")
-        world = next(iter(self.loaders.values())).world
-        if world.rank == 0:
-            with named(root):
-                shutil.rmtree(partial, ignore_errors=True)
-        for name, loader in self.loaders.items():
-            loader.save(partial / name)
-        if world.rank == 0:
-            with named(root):
-                write_json(partial / "mixture.json", self._mine())
-                replace_directory(partial, root)
-        world.barrier(doing="save the mixture")
+        with replacing(root, world, parts=list(self.loaders)) as partial:
+            for name, loader in self.loaders.items():
+                loader.save(partial / name)
+
+            def write() -> None:
+                with named(root):
+                    record = {"mixture": self._mine(), "loaders": self._sums(partial)}
+                    write_record(partial / MIXTURE, record)
+
+            together(world, lambda: write() if world.rank == 0 else None, doing="save the mixture")
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on exactly where `save` was called; see `Loader.restore`.
 
         Raises:
-            StateError: If nothing was saved there, or by another mixture.
+            StateError: On all ranks, if nothing was saved there, if it is damaged, or by another
+                mixture.
         """
-        root = Path(path)
-        if not (root / "mixture.json").exists() and previous(root).exists():
-            root = previous(root)
-        found = root / "mixture.json"
-        if not found.exists():
+        root, world = Path(path).resolve(), self._world
+
+        def find() -> bytes:
+            if world.rank:
+                return b""
+            found = find_save(root, MIXTURE)
+            record = read_saved(found / MIXTURE)
+            self._check_parts(found, record)
+            return json.dumps([found.name, record["mixture"]]).encode()
+
+        name, state = json.loads(agree(world, find, doing="find what was saved")[0])
+        self._check(state)
+        for part, loader in self.loaders.items():
+            loader.restore(root.with_name(name) / part)
+        self._go_to(state)
+        if world.rank == 0:
+            clear(root.parent)
+
+    @property
+    def _world(self) -> World:
+        return next(iter(self.loaders.values())).world
+
+    def _sums(self, root: Path) -> dict[str, str]:
+        """Digest what names all parts of each loader's save."""
+        return {name: digest((root / name / STATE).read_bytes()) for name in self.loaders}
+
+    def _check_parts(self, root: Path, record: Mapping[str, Any]) -> None:
+        """Refuse loaders' saves that are not those of the mixture's.
+
+        Raises:
+            StateError: It names the first.
+        """
+        saved = record["loaders"]
+        if set(saved) != set(self.loaders):
             raise StateError(
-                f"{Path(path) / 'mixture.json'}: no such file, expected what Mixture.save wrote; "
-                "give its directory"
+                f"{root}: holds the loaders {', '.join(sorted(saved))}, this mixture has "
+                f"{', '.join(sorted(self.loaders))}; make it as it was when it was saved"
             )
-        self._go_to(json.loads(found.read_text()))
-        for name, loader in self.loaders.items():
-            loader.restore(root / name)
+        for name, expected in saved.items():
+            file = root / name / STATE
+            try:
+                found = digest(file.read_bytes())
+            except OSError as error:
+                raise lost(file, error) from error
+            if found != expected:
+                raise StateError(
+                    f"{file}: is damaged or of another save: its digest is {found}, {MIXTURE} says "
+                    f"{expected}; {CURE}"
+                )
 
     def close(self) -> None:
         """Close all loaders."""

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataio.fields import Field
+from dataio.rows.fields import Field
 from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
+from dataio.source.counts import own_directory
 from dataio.source.transformed import StageTransform
 from dataio.world import World
 
@@ -31,16 +32,18 @@ class Opener:
     stage_transform: StageTransform | None
     world: World
 
-    def open(self, source: str | Sequence[str] | Source) -> tuple[Source, Mapping[str, Field]]:
+    def open(
+        self, source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
+    ) -> tuple[Source, Mapping[str, Field]]:
         """Open a source, and tell in which fields its rows are stored. Collective."""
-        if isinstance(source, (str, Sequence)):
-            keeps = os.access(self.root, os.W_OK)
+        if isinstance(source, (str, os.PathLike, Sequence)):
+            keeps = os.access(self.root, os.W_OK | os.X_OK)
             source = open_source(
                 source,
                 world=self.world,
                 # One for each source: it counts what is read of it.
                 storage=Storage(self.throttle, retry=self.retry),
-                index_cache=self.root / "indexes" if keeps else None,
+                index_cache=own_directory(self.root) if keeps else None,
             )
         if self.stage_transform is None:
             return source, self.fields

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tonari.shards import Sample, write_shards
+from tonari.pack.shards import Sample, write_shards
 
 NUM_TRAIN, NUM_VAL, NUM_CLASSES, SIZE = 240, 50, 3, 8
 

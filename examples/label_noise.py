@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 import dataio
 import importance
-import tonari.hardest
-from dataio.history import Column
-from dataio.seeding import generator, key
+import tonari.hardest.command
+from dataio.base.seeding import generator, key
+from dataio.plan.history import Column
 from trainer import SmallCNN, seeded
 
 COLUMNS: tuple[Column, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
@@ -43,7 +43,7 @@ def look(shard: Path, directory: Path, changed: NDArray[np.int64]) -> None:
     for by in ("loss_mean", "loss", "forgotten", "confidence"):
         out = directory / by
         argv = [str(directory / "saved"), "--source", str(shard), "--by", by, "--out", str(out)]
-        tonari.hardest.main([*argv, "--top", str(len(changed))])
+        tonari.hardest.command.main([*argv, "--top", str(len(changed))])
         with open(out / "hardest.csv", newline="") as file:
             found = np.array([int(row["sample_id"]) for row in csv.DictReader(file)])
         shares = {k: np.isin(found[:k], changed).mean() for k in (100, 500, len(changed))}

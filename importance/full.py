@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates
-from dataio.history import Column, score_dtype
-from dataio.policies import Selection
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import Column
+from dataio.plan.policies import Selection
 
 
+@checked
 @dataclass(frozen=True)
 class Full:
     """Hide nothing.
@@ -23,9 +25,6 @@ class Full:
     """
 
     columns: tuple[Column, ...] = ()
-
-    def __post_init__(self) -> None:
-        score_dtype(self.columns)
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select every row."""

@@ -6,9 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates
-from dataio.history import QUANTUM, Column
-from dataio.policies import Selection
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import QUANTUM, Column
+from dataio.plan.policies import Selection
 from importance.schedule import annealing, check_fraction
 from importance.threshold import lowest
 
@@ -16,6 +17,7 @@ MOST_LOSS = 2.0**20
 """More counts as this in the mean, so that sums of 2**32 rows stay exact."""
 
 
+@checked
 @dataclass(frozen=True)
 class InfoBatch:
     """Hide ``floor(fraction * num_low)`` random rows of those below the mean of all last losses.

@@ -8,13 +8,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates, alone
-from dataio.history import Column
-from dataio.policies import Selection
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates, alone
+from dataio.plan.history import Column
+from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh, run_fraction
 from importance.threshold import key_bits, loss_keys, lowest
 
 
+@checked
 @dataclass(frozen=True)
 class Kakurenbo:
     """Hide up to ``fraction * alpha(epoch)`` of the rows: those of low loss, right and confident.
@@ -75,15 +77,6 @@ class Kakurenbo:
                 f"most one alpha more than drops; give the alpha of the time before the first drop "
                 f"and one for each drop"
             )
-        for name, known in (
-            ("threshold", ("global", "pool")),
-            ("rate", ("cap", "realised", "none")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"Kakurenbo: {name} is {getattr(self, name)!r}, expected one of "
-                    f"{', '.join(map(repr, known))}; correct it"
-                )
         if self.warmup_epochs < 0:
             raise ValueError(
                 f"Kakurenbo: warmup_epochs is {self.warmup_epochs}, expected >= 0; "

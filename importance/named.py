@@ -3,7 +3,7 @@
 import difflib
 from dataclasses import fields
 
-from dataio.policies import Importance
+from dataio.plan.policies import Importance
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo

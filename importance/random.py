@@ -6,12 +6,14 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates
-from dataio.history import Column
-from dataio.policies import Selection
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import Column
+from dataio.plan.policies import Selection
 from importance.schedule import annealing, check_fraction
 
 
+@checked
 @dataclass(frozen=True)
 class RandomPrune:
     """Hide ``floor(fraction * num_samples)`` random rows of all pools, and none near the end.

@@ -5,13 +5,15 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates
-from dataio.history import Column
-from dataio.policies import Selection
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import Column
+from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh
 from importance.threshold import loss_keys, percentiles
 
 
+@checked
 @dataclass(frozen=True)
 class SelectiveBackprop:
     """Show a row with probability percentile(last loss) ** beta, beta = fraction / (1 - fraction).

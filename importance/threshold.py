@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates, Total
-from dataio.history import QUANTUM
+from dataio.plan.candidates import Candidates, Total
+from dataio.plan.history import QUANTUM
 
 DIGIT_BITS = 12
 """Bits that a round of `lowest` settles: a total of 4,096 counts, 32 KiB."""

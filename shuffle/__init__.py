@@ -5,7 +5,7 @@ Only `ModelExchange` needs torch; it is imported when first asked for.
 
 from typing import TYPE_CHECKING
 
-from dataio.policies import Local
+from dataio.plan.policies import Local
 from shuffle.model_plan import equal_exchange
 from shuffle.policies import Global, Partial
 

@@ -1,17 +1,16 @@
 """What scores decide of an exchange: which of a replica's rows leave, and which nodes meet.
 
-Scores are last losses, quantised, as they were when the epoch began, or the choice of hidden rows
-that a policy made of them. Each rank chooses among its
+Scores are last losses, quantised, as they were when the epoch began. Each rank chooses among its
 own rows, and no other rank needs to know which: the j-th arrival takes the j-th leaver's slot
-whatever leaves. Only a node's figure is told to all.
+whatever leaves. Only a node's figure is sent to all.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.layout import Layout
-from dataio.permutation import permute
-from dataio.seeding import Key, generator, key
+from dataio.base.permutation import permute
+from dataio.base.seeding import Key, generator, key
+from dataio.plan.layout import Layout
 from shuffle.ring import Ring
 
 LEAST_LOSS = 1 / 1024
@@ -37,41 +36,16 @@ def leaving_by_loss(
 
     Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir, IPL 2006.
     """
-    _check_leaving("leaving_by_loss", num_leaving, len(losses))
+    if not 0 <= num_leaving <= len(losses):
+        raise ValueError(
+            f"leaving_by_loss: num_leaving is {num_leaving}, expected a number in "
+            f"[0, {len(losses)}], the rows of the share; take it from the layout"
+        )
     reported = np.isfinite(losses)
     weights = np.where(reported, losses, mean_loss(losses)).astype(np.float64)
     # Who comes first when each waits a time of mean 1 / weight is a draw in proportion to weights
     waits = -np.log1p(-generator(stream).random(len(losses))) / np.maximum(weights, LEAST_LOSS)
     return np.sort(np.argsort(waits, kind="stable")[:num_leaving])
-
-
-def leaving_hidden_first(
-    hidden: NDArray[np.bool_], *, num_leaving: int, stream: Key
-) -> NDArray[np.int64]:
-    """Draw rows without replacement, hidden ones as long as there are any, each kind uniformly.
-
-    Args:
-        hidden: bool[num_rows]: Those that the running epoch leaves out.
-        num_leaving: Rows to draw, in [0, num_rows].
-        stream: Key of this replica and epoch.
-
-    Returns:
-        int64[num_leaving]: Distinct rows, ascending: no chunk has the hidden ones to itself.
-
-    Raises:
-        ValueError: If there are fewer rows.
-    """
-    _check_leaving("leaving_hidden_first", num_leaving, len(hidden))
-    turns = generator(stream).random(len(hidden)) + ~hidden
-    return np.sort(np.argsort(turns, kind="stable")[:num_leaving])
-
-
-def _check_leaving(name: str, num_leaving: int, num_rows: int) -> None:
-    if not 0 <= num_leaving <= num_rows:
-        raise ValueError(
-            f"{name}: num_leaving is {num_leaving}, expected a number in [0, {num_rows}], the rows "
-            "of the share; take it from the layout"
-        )
 
 
 def mean_loss(losses: NDArray[np.float32]) -> float:

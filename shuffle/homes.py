@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.layout import Layout
-from dataio.permutation import permute, unpermute
-from dataio.seeding import Key, key
+from dataio.base.permutation import permute, unpermute
+from dataio.base.seeding import Key, key
+from dataio.plan.layout import Layout
 from shuffle.plan import replica_of_home
 
 

@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.epoch import Counts, find_decks, plan_epoch
-from dataio.layout import Layout
-from dataio.permutation import permute
-from dataio.policies import Selection
-from dataio.seeding import Key, key
+from dataio.base.permutation import permute
+from dataio.base.seeding import Key, key
+from dataio.plan.epoch import Counts, find_decks, plan_epoch
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Selection
 from shuffle.plan import homes_before, num_leaving, trace_homes
 
 MAX_BATCHES = 64

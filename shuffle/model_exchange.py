@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dataio.errors import ExchangeError, StateError, WorldError
+from dataio.base.checked import checked
+from dataio.base.errors import ExchangeError, StateError, WorldError
 from dataio.world import World
 from shuffle.model_plan import partner_of
 from shuffle.model_state import (
@@ -75,6 +76,7 @@ class _Round:
     handover: Handover | None
 
 
+@checked
 class ModelExchange:
     """Average or swap models with a drawn partner every so many steps, while training goes on.
 
@@ -114,7 +116,7 @@ class ModelExchange:
         seed: int = 0,
     ) -> None:
         self._overlap = min(every // 2, USUAL_OVERLAP) if overlap is None else overlap
-        _check_arguments(every=every, mode=mode, overlap=self._overlap, world=world)
+        _check_arguments(every=every, overlap=self._overlap, world=world)
         parameters = name_parameters(model, optimizer)
         refuse_sharded(model, parameters)
         self._model, self._optimizer, self._world = model, optimizer, world
@@ -477,7 +479,7 @@ def _by_all(error: WorldError | ExchangeError) -> WorldError | ExchangeError:
     return error
 
 
-def _check_arguments(*, every: int, mode: str, overlap: int, world: World) -> None:
+def _check_arguments(*, every: int, overlap: int, world: World) -> None:
     if every < 1:
         raise ValueError(f"ModelExchange: every is {every}, expected at least 1 step")
     if not 0 <= overlap <= every:
@@ -485,8 +487,6 @@ def _check_arguments(*, every: int, mode: str, overlap: int, world: World) -> No
             f"ModelExchange: overlap is {overlap}, expected steps in [0, every] = [0, {every}]; a "
             f"round must end before the next begins"
         )
-    if mode not in ("average", "swap"):
-        raise ValueError(f"ModelExchange: mode is {mode!r}, expected 'average' or 'swap'")
     if world.num_replicas != world.world_size:
         raise ValueError(
             f"ModelExchange: {world.world_size} ranks make {world.num_replicas} replicas, expected "

@@ -1,7 +1,7 @@
 """Which two replicas exchange their models in a round, and when that is cheaper than rows."""
 
-from dataio.permutation import permute, unpermute
-from dataio.seeding import key
+from dataio.base.permutation import permute, unpermute
+from dataio.base.seeding import key
 
 
 def partner_of(replica: int, *, num_replicas: int, seed: int, round_number: int) -> int | None:

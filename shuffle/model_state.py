@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from dataio.errors import ExchangeError
+from dataio.base.errors import ExchangeError
 
 SYNCHRONOUS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 ALIGNMENT = 16

@@ -16,9 +16,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dataio.layout import Layout
-from dataio.permutation import permute, unpermute
-from dataio.seeding import Key, key
+from dataio.base.permutation import permute, unpermute
+from dataio.base.seeding import Key, key
+from dataio.plan.layout import Layout
 from shuffle.ring import make_ring
 
 MAX_CHUNKS = 16

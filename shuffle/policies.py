@@ -2,16 +2,17 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.layout import Layout
-from dataio.policies import Exchange, Turn
-from dataio.seeding import key
-from dataio.transfer import Parcel, Transfer
-from shuffle.by_score import facing_ring, leaving_by_loss, leaving_hidden_first, mean_loss
+from dataio.base.checked import checked
+from dataio.base.seeding import key
+from dataio.exchange.transfer import Parcel, Transfer
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Exchange, Turn
+from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement
 from shuffle.relocation import begin_moves
@@ -21,24 +22,21 @@ from shuffle.schedule import plan_legs
 log = logging.getLogger(__name__)
 
 By = Literal["uniform", "scores"]
-Leavers = Literal["uniform", "scores", "hidden"]
 
 
+@checked
 @dataclass(frozen=True)
 class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
-    With ``"scores"`` it needs an importance policy that keeps them, with ``"hidden"`` any; its
-    placements then cannot be computed from the seed: a run goes on from `Loader.save`, not from
-    ``state_dict`` alone.
+    With ``"scores"`` it needs an importance policy that keeps them; its placements then cannot be
+    computed from the seed: a run goes on from `Loader.save`, not from ``state_dict`` alone.
 
     Attributes:
         exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of
             the pool.
         rows: Which rows leave: all alike, or ``"scores"``: drawn in proportion to their last
-            losses (``docs/adr/0009``); or ``"hidden"``: those that the running epoch leaves out,
-            then, if these are too few, visible ones. Visible rows hardly mix then
-            (``docs/results/hidden_rows.md``).
+            losses (``docs/adr/0009``).
         partners: Who meets: drawn anew for every chunk, or ``"scores"``: the node of the highest
             mean loss meets that of the lowest, and so on inwards.
 
@@ -46,18 +44,12 @@ class Partial:
     """
 
     exchange: float = 0.1
-    rows: Leavers = "uniform"
+    rows: By = "uniform"
     partners: By = "uniform"
 
     def __post_init__(self) -> None:
         if not 0 <= self.exchange <= 1:
             raise ValueError(f"Partial: exchange is {self.exchange}; give a fraction in [0, 1]")
-        if self.rows not in get_args(Leavers):
-            raise ValueError(
-                f'Partial: rows is {self.rows!r}; give "uniform", "scores" or "hidden"'
-            )
-        if self.partners not in get_args(By):
-            raise ValueError(f'Partial: partners is {self.partners!r}; give "uniform" or "scores"')
 
     @property
     def holds_all(self) -> bool:
@@ -81,7 +73,7 @@ class Partial:
         """Trace every slot of a node back to the sample it holds at the start of ``epoch``."""
         if not self.traced and epoch > first_epoch and self.num_leaving(layout):
             raise ValueError(
-                f"{self}: the placement of epoch {epoch} depends on scores or hidden rows, only "
+                f"{self}: the placement of epoch {epoch} depends on scores, only "
                 f"that of epoch {first_epoch} is known from the seed; take it from loader.save"
             )
         return placement(
@@ -151,13 +143,6 @@ class Partial:
                 layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
             )
         start, stop = layout.share_slots(replica)
-        if self.rows == "hidden":
-            stream = key(turn.seed, "leaving hidden first", epoch=turn.epoch, replica=replica)
-            is_hidden = np.zeros(layout.pool_rows(turn.world.node), np.bool_)
-            is_hidden[turn.hidden] = True
-            return start + leaving_hidden_first(
-                is_hidden[start:stop], num_leaving=leaving, stream=stream
-            )
         stream = key(turn.seed, "leaving by score", epoch=turn.epoch, replica=replica)
         losses = _losses(turn)[start:stop]
         return start + leaving_by_loss(losses, num_leaving=leaving, stream=stream)
@@ -178,6 +163,7 @@ def _losses(turn: Turn) -> NDArray[np.float32]:
     return turn.losses
 
 
+@checked
 @dataclass(frozen=True)
 class Global:
     """Each epoch is one shuffle of everything.

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.errors import ExchangeError
-from dataio.history import Scores
-from dataio.policies import Exchange, Turn
-from dataio.transfer import Parcel, Transfer
+from dataio.base.errors import ExchangeError
+from dataio.exchange.transfer import Parcel, Transfer
+from dataio.plan.history import Scores
+from dataio.plan.policies import Exchange, Turn
 from dataio.world import CHANNEL_TAGS, World
 from shuffle.homes import deal, plan_moves
 from shuffle.plan import chunk_step, parcel_bounds

@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dataio.layout import Layout
-from dataio.permutation import permute, unpermute
-from dataio.seeding import Key, key
+from dataio.base.permutation import permute, unpermute
+from dataio.base.seeding import Key, key
+from dataio.plan.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from dataio.errors import ExchangeError
-from dataio.layout import Layout
+from dataio.base.errors import ExchangeError
+from dataio.plan.layout import Layout
 from dataio.world import CHANNEL_TAGS
 from shuffle.plan import chunk_bounds, chunk_step, parcel_bounds
 from shuffle.ring import Ring, make_ring

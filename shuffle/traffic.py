@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from dataio.epoch import Counts, find_decks, plan_epoch
-from dataio.layout import Layout
-from dataio.policies import Selection
+from dataio.plan.epoch import Counts, find_decks, plan_epoch
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Selection
 from shuffle.plan import leaving_slots, num_leaving
 from shuffle.ring import crossing_fraction
 from shuffle.schedule import Leg, plan_legs

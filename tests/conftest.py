@@ -54,7 +54,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
         program: str, n: int, *args: str, launcher: Launcher = "mpiexec",
         env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
     ) -> Ended:  # fmt: skip
-        directory = tmp_path_factory.mktemp(program)
+        directory = tmp_path_factory.mktemp(Path(program).name)
         try:
             begin = launch_command(launcher, n)
         except SystemExit as absent:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from dataio.fields import Bytes, Field, Int, row_schema
-from dataio.layout import Layout
-from dataio.placement import Placement
-from dataio.policies import Shuffle
-from dataio.rows import Rows, make_rows, row_offsets
+from dataio.plan.layout import Layout
+from dataio.plan.placement import Placement
+from dataio.plan.policies import Shuffle
+from dataio.rows.fields import Bytes, Field, Int, row_schema
+from dataio.rows.rows import Rows, make_rows, row_offsets
 
 FIELDS: Mapping[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 
@@ -29,6 +29,11 @@ class MemorySource:
         self.bytes_read = 0
         self.rows_read: list[int] = []
         self.block_rows = block_rows
+
+    @staticmethod
+    def payload(sample_id: int) -> bytes:
+        """The variable field of a sample."""
+        return payload(sample_id)
 
     def read(self, sample_ids: np.ndarray, fields: Mapping[str, Field]) -> Iterator[Rows]:
         schema = row_schema(fields)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,3 +92,15 @@ def read_reports(directory: Path, n: int) -> list[dict[str, Any]]:
     """Read the reports that are there, in the order of ranks."""
     paths = [directory / f"{rank}.json" for rank in range(n)]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def ends(pid: int, *, timeout_s: float = 20.0) -> bool:
+    """Wait for the end of a process: of an aborted job mpiexec's helper ends them, after it."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], timeout_s)[0])
+    finally:
+        os.close(process)

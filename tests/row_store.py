@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dataio.fields import Field, row_schema
-from dataio.rows import Rows, copy_rows
+from dataio.rows.fields import Field, row_schema
+from dataio.rows.rows import Rows, copy_rows
 from tests.memory_source import FIELDS, MemorySource
 
 

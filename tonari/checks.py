@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dataio.errors import CacheError
-from dataio.filesystem import cache_directory, filesystem_of
+from dataio.base.errors import CacheError
+from dataio.base.filesystem import cache_directory, filesystem_of
+from dataio.world.abandoned import abandoned_files
 from tonari.sizes import format_bytes
 
 Verdict = Literal["fine", "look", "broken"]
@@ -185,6 +186,11 @@ def check_shm(directory: Path) -> Finding:
         return Finding("shared memory", "look", f"{directory} is not there", cure)
     free_bytes = shutil.disk_usage(directory).free
     found = f"{directory}, {format_bytes(free_bytes)} free"
+    left = abandoned_files(directory)
+    if left:
+        found += (
+            f", {len(left)} files of killed MPI jobs, which the next job of several ranks removes"
+        )
     low = free_bytes < LOW_SHM_BYTES
     return Finding("shared memory", "look" if low else "fine", found, cure if low else "")
 

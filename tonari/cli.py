@@ -8,21 +8,24 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 COMMANDS = {
-    "demo": ("tonari.demo", "train the same model three ways on this machine, and compare"),
-    "pack": ("tonari.pack", "turn a Parquet file or an image folder into tar shards"),
-    "train": ("tonari.train", "train a model as a TOML file says, alone or on many ranks"),
-    "ablate": ("tonari.ablate", "compare ways to train, by accuracy over seeds"),
+    "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
+    "pack": ("tonari.pack.command", "turn a Parquet file or an image folder into tar shards"),
+    "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
+    "ablate": ("tonari.ablate.command", "compare ways to train, by accuracy over seeds"),
     "hardest": (
-        "tonari.hardest",
+        "tonari.hardest.command",
         "show the rows that never become easy: wrong labels, broken samples",
     ),
     "export": ("tonari.export", "write a checkpoint's weights as one plain file"),
-    "cache": ("tonari.cache", "stage a dataset into the node's cache, or look into one"),
+    "cache": ("tonari.cache.command", "stage a dataset into the node's cache, or look into one"),
     "bench": (
-        "tonari.bench",
+        "tonari.bench.command",
         "measure the loader beside others; the exchange; what a shared filesystem costs",
     ),
-    "simulate": ("tonari.simulate", "say what an exchange would do at any scale, moving no data"),
+    "simulate": (
+        "tonari.simulate.command",
+        "say what an exchange would do at any scale, moving no data",
+    ),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 
@@ -30,7 +33,7 @@ COMMANDS = {
 KNOWN_ERRORS = frozenset(
     {
         "benchmarks.errors.BenchError",
-        "dataio.errors.DataioError",
+        "dataio.base.errors.DataioError",
         "tonari.errors.CommandError",
         "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",

@@ -1,7 +1,6 @@
 """`tonari export`: a checkpoint of any mesh as one plain file of weights."""
 
 import argparse
-import json
 from pathlib import Path
 
 from tonari.errors import CommandError
@@ -27,7 +26,8 @@ def main(argv: list[str]) -> int:
     # Only now: `--help` and wrong arguments should not wait for torch.
     from torch import Tensor
 
-    from trainer.export import read_checkpoint, write_safetensors, write_torch
+    from trainer.checkpoint.checkpoint import read_progress
+    from trainer.checkpoint.export import read_checkpoint, write_safetensors, write_torch
 
     checkpoint = _find(given.checkpoint)
     state = read_checkpoint(checkpoint, optimizer=given.optimizer)
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
         if given.out.suffix == ".pt":
             write_torch(given.out, state if given.optimizer else model)
         else:
-            notes = json.loads((checkpoint / "progress.json").read_text())
+            progress = read_progress(checkpoint)
+            notes = {"epochs": progress.epochs, "steps": progress.steps}
             write_safetensors(given.out, model, notes)
     except OSError as error:
         raise CommandError(
@@ -85,7 +86,7 @@ def _check(out: Path, *, optimizer: bool) -> None:
 
 
 def _find(path: Path) -> Path:
-    from trainer.checkpoint import latest
+    from trainer.checkpoint.checkpoint import latest
 
     found = latest(path / "checkpoints") or latest(path) or path
     if not (found / "torch").is_dir():

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world import World, discover_world
 from dataio.world.discover import choose_medium
 from tonari.checks import LAUNCHER_NAMES, LAUNCHER_PREFIXES, Finding

@@ -2,7 +2,7 @@
 
 import re
 
-from dataio.sizes import UNITS, format_bytes, parse_bytes
+from dataio.base.sizes import UNITS, format_bytes, parse_bytes
 
 __all__ = ["DURATIONS_S", "UNITS", "format_bytes", "parse_bytes", "parse_duration_s"]
 

@@ -1,18 +1,18 @@
 """Distributed training over one mesh of pipeline, data, context and tensor parallel ranks."""
 
-from trainer.config import Config, load_config
-from trainer.deliver import ReplicaLoader
+from trainer.config.config import Config, load_config
+from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import CheckpointError, ConfigError, DeliveryError
-from trainer.launch import Job, join
-from trainer.loop import Summary, train
-from trainer.mesh import axis_sizes, make_mesh
+from trainer.mesh.mesh import axis_sizes, make_mesh
+from trainer.mesh.parallelize import average_buffers, parallelize
+from trainer.mesh.pipeline import Pipeline
+from trainer.mesh.place import Place, place_of
 from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
-from trainer.parallelize import average_buffers, parallelize
-from trainer.pipeline import Pipeline
-from trainer.place import Place, place_of
-from trainer.schedule import learning_rate
-from trainer.step import evaluate, rescore, train_step
-from trainer.tasks import Classify, NextToken, Task
+from trainer.run.loop import Summary, train
+from trainer.run.schedule import learning_rate
+from trainer.run.step import evaluate, rescore, train_step
+from trainer.run.tasks import Classify, NextToken, Task
+from trainer.watch.launch import Job, join
 
 __all__ = [
     "GPT", "CheckpointError", "Classify", "Config", "ConfigError", "DeliveryError", "Job",

@@ -1,6 +1,6 @@
 """What can go wrong with a run: its settings, what it keeps, and between its ranks."""
 
-from dataio.errors import DataioError
+from dataio.base.errors import DataioError
 
 
 class ConfigError(Exception):

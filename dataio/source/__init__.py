@@ -3,12 +3,12 @@
 from dataio.source.arrays import NumpySource
 from dataio.source.base import Source
 from dataio.source.expand import expand
-from dataio.source.files import Storage, StorageFile
 from dataio.source.image_folder import ImageFolderSource
+from dataio.source.io.files import Storage, StorageFile
+from dataio.source.io.retry import Retry
+from dataio.source.io.throttle import Throttle
 from dataio.source.opening import open_source
-from dataio.source.retry import Retry
-from dataio.source.tar_index import ShardIndex, scan_shard, write_index
-from dataio.source.throttle import Throttle
+from dataio.source.tar.index import ShardIndex, scan_shard, write_index
 from dataio.source.torch_dataset import DatasetSource
 from dataio.source.transformed import TransformedSource
 

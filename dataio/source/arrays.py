@@ -9,16 +9,18 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Field, Float, Int, row_schema
-from dataio.rows import FixedColumn, Rows, make_rows
+from dataio.base.checked import checked
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Field, Float, Int, row_schema
+from dataio.rows.rows import FixedColumn, Rows, make_rows
 from dataio.source.base import check_ids
-from dataio.source.files import Storage
+from dataio.source.io.files import Storage
+from dataio.source.io.throttle import Throttle
 from dataio.source.npy import MemoryArray, NpyFile
 from dataio.source.row_block import BLOCK_BYTES
-from dataio.source.throttle import Throttle
 
 
+@checked
 class NumpySource:
     """A `Source` of arrays that have one row for each sample.
 

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.fields import Field
-from dataio.rows import Rows
-from dataio.source.files import Storage
+from dataio.rows.fields import Field
+from dataio.rows.rows import Rows
+from dataio.source.io.files import Storage
 
 
 class Source(Protocol):

@@ -22,15 +22,32 @@ class Surveyed(NamedTuple):
     marks: list[int]
 
 
+def own_directory(root: Path) -> Path:
+    """Choose where this user keeps counts in a cache root that several users may share."""
+    first = root / "indexes"
+    is_anothers = first.exists() and first.stat().st_uid != os.getuid()
+    return root / f"indexes-{os.getuid()}" if is_anothers else first
+
+
 def read_counts(directory: Path, paths: Sequence[str]) -> list[Surveyed] | None:
     """Read what an earlier start found in these shards; None if there is nothing, or it is damaged.
 
     Whoever uses an entry compares bytes and time with the shard's.
     """
     file = _file(directory, paths)
-    if not file.exists():
+    try:
+        digest, _, text = file.read_bytes().partition(b"\n")
+    except FileNotFoundError:
         return None
-    digest, _, text = file.read_bytes().partition(b"\n")
+    except OSError as error:
+        log.warning(
+            "%s: the counts of %d shards cannot be read (%s); they are counted again: make the "
+            "directory readable, or remove it",
+            file,
+            len(paths),
+            error,
+        )
+        return None
     if digest.decode(errors="replace") != xxhash.xxh3_64_hexdigest(text):
         log.warning(
             "%s: damaged, expected the counts of %d shards; they are counted again",

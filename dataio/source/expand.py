@@ -5,8 +5,8 @@ from pathlib import Path
 
 import braceexpand
 
-from dataio.errors import SourceError
-from dataio.source.files import Storage
+from dataio.base.errors import SourceError
+from dataio.source.io.files import Storage
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".feather", ".ipc")
 MAGIC = frozenset("*?[")

@@ -10,11 +10,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Field, Raw
-from dataio.rows import Rows
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Field, Raw
+from dataio.rows.rows import Rows
 from dataio.source.base import check_ids
-from dataio.source.files import Storage
+from dataio.source.io.files import Storage
 from dataio.source.row_block import RowBlock
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

@@ -10,9 +10,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.errors import SourceError
-from dataio.npy_lock import NPY_LOCK
-from dataio.source.files import Storage, StorageFile
+from dataio.base.errors import SourceError
+from dataio.base.npy_lock import NPY_LOCK
+from dataio.source.io.files import Storage, StorageFile
 
 HEADER_BYTES = 4096
 HASH_BYTES = 64 << 20

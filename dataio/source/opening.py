@@ -1,6 +1,7 @@
 """A pattern -> a source: which format, how many samples in each shard."""
 
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -9,20 +10,21 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import xxhash
 
-from dataio.errors import SourceError
-from dataio.source.agree import agree
-from dataio.source.arrow import ArrowFormat
+from dataio.base.checked import checked_call
+from dataio.base.errors import SourceError
 from dataio.source.base import Contents, Shard, ShardedSource, ShardFormat, Source
+from dataio.source.columns.arrow import ArrowFormat
+from dataio.source.columns.hugging_face import dataset_shards
+from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
 from dataio.source.expand import SHARD_SUFFIXES, expand
-from dataio.source.files import Storage
-from dataio.source.hugging_face import dataset_shards
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
-from dataio.source.parquet import ParquetFormat
-from dataio.source.tar import TarFormat
-from dataio.source.tar_gz import GzipTarFormat
-from dataio.source.throttle import Throttle
+from dataio.source.io.files import Storage
+from dataio.source.io.throttle import Throttle
+from dataio.source.tar.gz import GzipTarFormat
+from dataio.source.tar.tar import TarFormat
 from dataio.world import World, single_world
+from dataio.world.agree import agree
 
 GZIP, ARROW = GzipTarFormat(), ArrowFormat()
 FORMATS: dict[str, ShardFormat] = {
@@ -44,8 +46,9 @@ COUNT_THREADS = 4
 """Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
 
 
+@checked_call
 def open_source(
-    spec: str | Sequence[str],
+    spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     world: World | None = None,
     throttle: Throttle | None = None,
@@ -67,16 +70,23 @@ def open_source(
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
+    named: str | list[str]
+    if isinstance(spec, (str, os.PathLike)):
+        named = os.fspath(spec)
+    else:
+        named = [os.fspath(path) for path in spec]
+    if named == []:
+        raise ValueError("open_source: spec is empty, expected shards; name them, or a directory")
     world = world if world is not None else single_world()
     storage = storage if storage is not None else Storage(throttle)
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
     listing = agree(
         world,
-        lambda: _listing(storage, spec) if world.rank == 0 else b"",
+        lambda: _listing(storage, named) if world.rank == 0 else b"",
         doing="list the shards",
     )[0]
     if listing.startswith(FOLDER):
-        return ImageFolderSource(_name(spec), listing.removeprefix(FOLDER), storage=storage)
+        return ImageFolderSource(_name(named), listing.removeprefix(FOLDER), storage=storage)
     suffix, paths, counts = json.loads(listing)
     shard_format = FORMATS[suffix]
 
@@ -118,7 +128,7 @@ def open_source(
     ]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
     return ShardedSource(
-        _name(spec),
+        _name(named),
         shard_format,
         shards,
         fingerprint=fingerprint,

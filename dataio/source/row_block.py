@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.buffers import BufferRing
-from dataio.fields import Array, Bytes, Field, Image, Int, Raw, Stored, row_schema
-from dataio.rows import Rows, make_rows
+from dataio.base.buffers import BufferRing
+from dataio.rows.fields import Array, Bytes, Field, Image, Int, Raw, Stored, row_schema
+from dataio.rows.rows import Rows, make_rows
 
 BLOCK_BYTES = 8 << 20
 WORTH_BYTES = BLOCK_BYTES // 4

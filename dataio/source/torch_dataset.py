@@ -9,9 +9,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Field, Raw
-from dataio.rows import Rows
+from dataio.base.checked import checked
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Field, Raw
+from dataio.rows.rows import Rows
 from dataio.source.base import check_ids
 from dataio.source.row_block import RowBlock
 from dataio.source.values import raw_value
@@ -28,6 +29,7 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
+@checked
 class DatasetSource:
     """A `Source` of the samples of a dataset, as it returns them.
 
@@ -119,7 +121,7 @@ def _check_map_style(dataset: object) -> None:
     # Whoever holds one of torch's iterable datasets has imported it.
     torch_data = sys.modules.get("torch.utils.data")
     iterable = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
-    if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if iterable:
         raise TypeError(
             f"DatasetSource: {type(dataset).__name__} is iterable-style: its samples have no "
             "numbers; expected a map-style dataset with len(dataset) and dataset[i]. Write its "

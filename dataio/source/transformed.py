@@ -8,15 +8,28 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Array, Bytes, Field, Float, Image, Int, Raw, Text, Tokens
-from dataio.rows import Rows, row_offsets
-from dataio.source.agree import agree
+from dataio.base.checked import checked
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import (
+    Array,
+    Bytes,
+    Field,
+    Float,
+    Image,
+    Int,
+    Raw,
+    Text,
+    Tokens,
+    declarations,
+    row_schema,
+)
+from dataio.rows.rows import Rows, row_offsets
 from dataio.source.base import Source
 from dataio.source.function_hash import describe_function
 from dataio.source.row_block import RowBlock
 from dataio.source.values import raw_value
 from dataio.world import World, single_world
+from dataio.world.agree import agree
 
 Value = NDArray[np.generic] | np.generic | int | float | bytes | str
 Sample = dict[str, Value]
@@ -27,6 +40,7 @@ FIELDS: Mapping[str, Callable[..., Field]] = {
 }
 
 
+@checked
 class TransformedSource:
     """A `Source` of what a function makes of another's samples.
 
@@ -75,8 +89,12 @@ class TransformedSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hash the inner fingerprint, the function's name and code, and the version."""
-        marks = [self._source.fingerprint, describe_function(self._transform), self._version]
+        """Hash the inner fingerprint and fields, the function's name and code, and the version."""
+        declared = [declarations(self._fields), row_schema(self._fields)]
+        # What images are decoded to, the function gets.
+        declared += [(f.size, f.channels) for f in self._fields.values() if isinstance(f, Image)]
+        function = describe_function(self._transform)
+        marks = [self._source.fingerprint, str(declared), function, self._version]
         return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
 
     @property
@@ -226,7 +244,7 @@ def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, Sam
 
 def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
     if isinstance(field, Image):
-        from dataio.decode import decode_image, image_shape
+        from dataio.rows.decode import decode_image, image_shape
 
         size = field.size if field.size is not None else image_shape(data, where=where)
         height, width = (size, size) if isinstance(size, int) else size

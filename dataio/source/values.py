@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.errors import FieldError
-from dataio.fields import Raw
+from dataio.base.errors import FieldError
+from dataio.rows.fields import Raw
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
-from dataio.errors import DataioError
+from dataio.base.errors import DataioError
 from dataio.world.world import World
 
 ExitCode = int | str | None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from dataio.errors import StallError, WorldError
+from dataio.base.errors import StallError, WorldError
 from dataio.world.base import Bytes, Request, Transport
 
 NUM_USER_TAGS = 2**20

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
+from dataio.world.abandoned import remove_abandoned
 from dataio.world.abort import install_abort_hooks
 from dataio.world.base import Transport
+from dataio.world.limits import check_shared_memory, claim_open_files
 from dataio.world.single import SingleTransport
 from dataio.world.topology import Topology
 from dataio.world.world import World
@@ -181,6 +183,8 @@ def _check_slurm(environ: Mapping[str, str]) -> None:
 
 
 def _open(medium: Medium, timeout_s: float) -> Transport:
+    if medium != "single":
+        claim_open_files()
     if medium == "mpi":
         return _open_mpi()
     if medium == "torch":
@@ -193,8 +197,13 @@ def _open(medium: Medium, timeout_s: float) -> Transport:
 def _open_mpi() -> Transport:
     claim = mpi_claim(os.environ)
     assert claim is not None, "MPI is chosen by its claim"
+    if os.environ.get("MPI_LOCALRANKID", os.environ.get("SLURM_LOCALID")) == "0":
+        remove_abandoned()
+    # Who chose UCX's ways, or started MPI already, has seen to it.
+    if "PMI_RANK" in os.environ and "UCX_TLS" not in os.environ and "mpi4py.MPI" not in sys.modules:
+        check_shared_memory(_number(os.environ, "MPI_LOCALNRANKS", least=1) or 1)
     try:
-        from dataio.world.mpi import MPITransport
+        from dataio.world.mpi import MPITransport, watch_os_exit
     except ModuleNotFoundError as error:
         raise WorldError(
             f"world: {claim.words} say that MPI started this process, but mpi4py is not installed; "
@@ -214,6 +223,8 @@ def _open_mpi() -> Transport:
             "the launcher of mpi4py's MPI, or rebuild it with `pip install --no-binary mpi4py "
             "--force-reinstall mpi4py` after loading the launcher's MPI"
         )
+    if transport.world_size > 1:
+        watch_os_exit(transport)
     return transport
 
 

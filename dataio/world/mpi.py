@@ -2,14 +2,14 @@
 
 import faulthandler
 import os
-import sys
 from typing import NoReturn
 
 from mpi4py import MPI
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world.base import Bytes, Request
 from dataio.world.collectives import DOWN_BODY
+from dataio.world.output import print_last
 
 ABORT_S = 5.0
 """How long the launcher may take to end this rank, once it was told to end all."""
@@ -43,6 +43,28 @@ class _MPIRequest:
                 f"MPI: received {found} bytes from rank {self._source}, expected "
                 f"{len(self._buffer)}; both ranks must agree on sizes beforehand"
             )
+
+
+def watch_os_exit(transport: "MPITransport") -> None:
+    """End the whole job, with a message, if this process leaves by ``os._exit(0)`` amid it.
+
+    MPICH's launcher would kill the other ranks in silence, and report success.
+    """
+    leave, own = os._exit, os.getpid()
+    if leave.__module__ == __name__:
+        return  # For an earlier world of this process.
+
+    def watched(status: int) -> NoReturn:
+        # Children by fork leave this way too, and any rank may once MPI is finalised.
+        if status == 0 and os.getpid() == own and not MPI.Is_finalized():
+            transport.abort(
+                f"[rank {transport.rank}] left by os._exit(0) while MPI runs; ending all "
+                f"{transport.world_size} ranks; end the program by sys.exit(0) or at its last "
+                "line, or call mpi4py.MPI.Finalize() first"
+            )
+        leave(status)
+
+    os._exit = watched
 
 
 class MPITransport:
@@ -83,12 +105,13 @@ class MPITransport:
         return _MPIRequest(request, into, source=source)
 
     def abort(self, message: str) -> NoReturn:
-        print(message, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        print_last(message)
         # A launcher that waits for a node behind a cut link never ends this rank. MPI_Abort keeps
         # the interpreter, so a Python timer would not run.
         faulthandler.dump_traceback_later(ABORT_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
-        self._communicator.Abort(1)
+        # Not the copy: MPICH ends the ranks of that by messages, each of which calls exit() in the
+        # thread that happens to receive it, and so under the feet of the thread that trains.
+        MPI.COMM_WORLD.Abort(1)
 
     def close(self) -> None:
         # Freeing a communicator is collective and may wait for a rank that has failed: MPI does it

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world.base import Bytes, Request
 from dataio.world.topology import Topology
 from dataio.world.world import World

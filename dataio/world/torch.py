@@ -8,7 +8,6 @@ Gloo ends the process when a message is longer than its receive; a shorter one p
 """
 
 import os
-import sys
 import threading
 from datetime import timedelta
 from typing import NoReturn
@@ -16,8 +15,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world.base import Bytes, Request
+from dataio.world.output import print_last
 
 # Receives are posted long before their bytes are sent; World.wait is what sets a limit.
 NO_LIMIT = timedelta(days=365)
@@ -96,8 +96,7 @@ class TorchTransport:
     def abort(self, message: str) -> NoReturn:
         # The launcher (torchrun, srun --kill-on-bad-exit) ends the other ranks when this one leaves
         # with an error.
-        print(message, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        print_last(message)
         os._exit(1)
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ from typing import Literal, NoReturn, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.errors import StallError, WorldError
+from dataio.base.checked import checked
+from dataio.base.errors import StallError, WorldError
 from dataio.world.base import Bytes, Request, Transport
 from dataio.world.collectives import NUM_USER_TAGS, Collectives
 from dataio.world.part import PartTransport
@@ -25,6 +26,7 @@ NUM_CHANNELS = NUM_USER_TAGS // CHANNEL_TAGS // 2
 UFUNCS: dict[Operation, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
+@checked
 class World:
     """The ranks of a job, seen from one of them. Used by one thread at a time.
 

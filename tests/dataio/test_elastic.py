@@ -7,11 +7,13 @@ import pytest
 
 import shuffle
 from dataio import Loader, StateError
-from dataio.stretch import Position, Stretch
+from dataio.plan.stretch import Position, Stretch
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.test_loader import loss_of
 from tests.memory_source import FIELDS, MemorySource
+
+pytestmark = pytest.mark.thorough
 
 NUM_SAMPLES = 211
 EPOCHS = 3

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import shuffle
-from benchmarks.large_index import measure, open_loader, write_index
-from benchmarks.loader_overhead import count_s
+from benchmarks.loader.overhead import count_s
+from benchmarks.studies.large_index import measure, open_loader, write_index
 from dataio import Bytes, CorruptRowError, Int, Loader, SourceError, StallError
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,12 +13,13 @@ import pytest
 import torch
 from PIL import Image as PillowImage
 
-import dataio.snapshot
+import dataio.state.snapshot
 import shuffle
 from dataio import Bytes, Image, Int, Loader, StateError, WorldError
-from dataio.cache import Cache
-from dataio.fields import row_schema
-from dataio.rows import make_rows
+from dataio.cache.cache import Cache
+from dataio.cache.commit_log import CommitLog
+from dataio.rows.fields import row_schema
+from dataio.rows.rows import make_rows
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.memory_source import FIELDS, MemorySource, payload
@@ -175,6 +177,19 @@ def test_a_kept_batch_never_changes(tmp_path):
                 sums.append(digest(batch))
     assert [digest(batch) for batch in kept] == sums
     assert len(set(sums)) == len(sums)
+
+
+def test_a_closed_loader_has_no_row_mapped_even_while_somebody_holds_it(tmp_path):
+    def mapped():
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {Path(line.split()[-1]).name for line in lines if str(tmp_path) in line}
+
+    source = ImageSource(60)
+    with make(single_world(), tmp_path, source=source, fields=IMAGES) as loader:
+        for batch in loader:
+            del batch
+        assert {"headers.npy", "heap-0.bin"} <= mapped()
+    assert not {name for name in mapped() if name.startswith(("fixed", "headers", "heap"))}
 
 
 def test_dropped_batches_reuse_their_memory(tmp_path):
@@ -380,7 +395,7 @@ def test_a_batch_larger_than_a_share_is_refused(tmp_path):
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"prefetch": -1}, {"num_threads": -2}])
 def test_numbers_out_of_range_are_refused(tmp_path, wrong):
     with pytest.raises(
-        ValueError, match=f"{next(iter(wrong))}: {next(iter(wrong.values()))}; give"
+        ValueError, match=f"{next(iter(wrong))} is {next(iter(wrong.values()))}, expected"
     ):
         make(single_world(), tmp_path, **wrong)
 
@@ -495,7 +510,7 @@ def test_a_save_that_fails_is_named_and_keeps_what_was_saved(tmp_path, monkeypat
         next(iter(loader))
         full = OSError(errno.ENOSPC, "No space left on device")
         with monkeypatch.context() as patch:
-            patch.setattr(dataio.snapshot, "write_table", Mock(side_effect=full))
+            patch.setattr(dataio.state.snapshot, "write_table", Mock(side_effect=full))
             with pytest.raises(StateError, match=r"saved: .*No space left.*free some space"):
                 loader.save(tmp_path / "saved")
         assert json.loads((tmp_path / "saved" / "state.json").read_text()) == before
@@ -677,26 +692,30 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
 
 def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
     """The manifest that is written beside training is there before anything is saved."""
-    write_head, settle, save = Cache._write_head, Cache.settle, dataio.snapshot.save_snapshot
+    write_head, settle, save = (
+        CommitLog.write_head,
+        Cache.settle,
+        dataio.state.snapshot.save_snapshot,
+    )
     asked = threading.Event()
     heads: list[int] = []
 
-    def late(self, head):
-        if head["epoch"] == 1:
+    def late(self, head, **options):
+        if head.epoch == 1:
             assert asked.wait(10)
-        write_head(self, head)
+        write_head(self, head, **options)
 
     def settled(self):
         if self.epoch == 1:
             asked.set()
         settle(self)
 
-    def saved(path, state, node, world):
+    def saved(path, state, node, world, **more):
         world.barrier(doing="look at the manifests")
         heads.extend(json.loads(p.read_text())["epoch"] for p in tmp_path.rglob("manifest.json"))
-        save(path, state, node, world)
+        save(path, state, node, world, **more)
 
-    monkeypatch.setattr(Cache, "_write_head", late)
+    monkeypatch.setattr(CommitLog, "write_head", late)
     monkeypatch.setattr(Cache, "settle", settled)
     monkeypatch.setattr("dataio.loader.save_snapshot", saved)
 

@@ -8,7 +8,7 @@ import pytest
 
 from dataio import StateError
 from dataio.mixture import Mixture
-from dataio.policies import Selection
+from dataio.plan.policies import Selection
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.test_loader import digest, make
 from tests.memory_source import MemorySource
@@ -135,7 +135,9 @@ def test_wrong_weights_and_states_are_refused(tmp_path):
     with mixed(single_world(), tmp_path / "c") as mixture:
         with pytest.raises(StateError, match=r"seed is 9, this one has 5; make it as it was"):
             mixture.load_state_dict(mixture.state_dict() | {"seed": 9})
-        with pytest.raises(StateError, match=r"mixture.json: no such file"):
+        with pytest.raises(
+            StateError, match=r"nowhere: no saved .*\(mixture.json is missing\); give"
+        ):
             mixture.restore(tmp_path / "nowhere")
 
 
@@ -156,3 +158,17 @@ def test_a_dataset_that_never_has_a_batch_is_an_error_and_no_endless_loop(tmp_pa
     with Mixture({"small": loader}, {"small": 1}, steps=5) as mixture:
         with pytest.raises(ValueError, match=r"3 epochs in a row of 'small' had no batch.*lower"):
             next(iter(mixture))
+
+
+def test_a_finished_run_that_is_restored_stays_at_its_end(tmp_path):
+    def weights(epoch):
+        return [{"large": 3, "small": 1}, {"large": 1, "small": 1}][epoch]
+
+    with mixed(single_world(), tmp_path, weights=weights, steps=4) as mixture:
+        for _ in mixture.epochs(2):
+            assert len(list(mixture)) == 4
+        state = mixture.state_dict()
+    with mixed(single_world(), tmp_path, weights=weights, steps=4) as mixture:
+        mixture.load_state_dict(state)
+        assert list(mixture.epochs(2)) == []
+        assert mixture.state_dict() == state

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import dataio.filesystem
+import dataio.base.filesystem
 import shuffle
 from dataio import (
     Bytes,
@@ -266,11 +266,11 @@ def test_a_full_disk_is_one_message_wherever_it_fills(capsys, tmp_path, cache, r
             assert set(rows_of(loader)) == set(range(1500))
 
 
-@pytest.mark.parametrize("failing", range(3))
+@pytest.mark.parametrize("failing", range(4))
 def test_room_that_cannot_be_claimed_leaves_nothing_half_made(
     capsys, monkeypatch, shard, cache, failing
 ):
-    """Call after call: the fixed field's file, the heap; then staging as a whole."""
+    """Call after call: the fixed field's file, the headers', the heap; then staging as a whole."""
     calls = iter(range(100))
     claim = os.posix_fallocate
 
@@ -281,7 +281,7 @@ def test_room_that_cannot_be_claimed_leaves_nothing_half_made(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        if failing < 2:
+        if failing < 3:
             refused(capsys, stage(shard, cache), "could not ", "No space left on device; free some")
         else:
             assert cli.main(["cache", "stage", str(shard), *FLAGS, "--cache", str(cache)]) == 0
@@ -292,7 +292,7 @@ def test_a_shared_filesystem_is_refused(capsys, monkeypatch, tmp_path, shard, ca
     table = tmp_path / "mountinfo"
     table.write_text(f"41 1 0:41 / {cache} rw - lustre mds@tcp:/scratch rw\n")
     with monkeypatch.context() as patched:
-        patched.setattr(dataio.filesystem, "MOUNTINFO", table)
+        patched.setattr(dataio.base.filesystem, "MOUNTINFO", table)
         words = ("lies on lustre", "other nodes see too; a cache must be", "local disk", "TONARI")
         refused(capsys, stage(shard, cache), *words)
         assert not cache.exists()
@@ -334,14 +334,9 @@ def test_a_cache_in_use_is_shared_by_those_who_only_read(capsys, shard, cache):
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [
-        ("meta.json", b"{", "meta.json is damaged"),
-        ("meta.json", b'{"format": 99}', "cache format 99, this version reads 2"),
-        ("manifest.json", b"", "the manifest is damaged"),
-        ("manifest.json", b"[]", "the manifest is damaged"),
-        ("base-*.arrow", b"ARROW1", "the manifest is damaged"),
-        ("base-*.arrow", None, "No such file"),
-        ("fixed-0.npy", b"x" * 400, "is damaged"),
-        ("fixed-0.npy", 150, r"fixed-0.npy: is 150 bytes long, expected at least 224"),
+        ("meta.json", b"{", "meta.json: damaged"),
+        ("meta.json", b'{"format": 99}', "cache format 99, this version reads 3"),
+        ("meta.json", None, "the cache holds rows with fingerprint that is lost with meta.json"),
         ("heap-0.bin", 100, "heap-0.bin: is 100 bytes long, expected at least"),
     ],
 )
@@ -356,6 +351,35 @@ def test_a_damaged_cache_is_refused(shard, cache, name, content, word):
         with make(str(shard), cache) as loader:
             rows_of(loader)
     shutil.rmtree(path.parent)
+    assert_works(shard, cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("manifest.json", b""),
+        ("manifest.json", b"[]"),
+        ("manifest.json", None),
+        ("base-*.arrow", b"ARROW1"),
+        ("base-*.arrow", None),
+        ("headers.npy", b"x" * 400),
+        ("headers.npy", None),
+        ("fixed-0.npy", b"x" * 400),
+        ("fixed-0.npy", 150),
+        ("fixed-0.npy", None),
+    ],
+)
+def test_a_cache_that_cannot_say_what_it_holds_is_made_anew(shard, cache, name, content):
+    """Of rows that prove themselves, and of the source."""
+    assert_works(shard, cache)
+    (path,) = cache.glob(f"*/node0/{name}")
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
+    for _ in range(2):
+        with make(str(shard), cache) as loader:
+            assert rows_of(loader) == GOOD
     assert_works(shard, cache)
 
 

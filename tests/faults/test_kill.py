@@ -1,74 +1,203 @@
-"""kill -9 anywhere, restart at once: every row owned once, with its bytes and its score."""
+"""Jobs that are ended anywhere and started again, as if nothing had been: see `tests/faults/kill`.
 
-import json
+``python -m tests.faults.kill --seeds 0:300`` runs more of the same, ``--what train`` the trainer's.
+"""
+
 import os
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
 
-RANKS = 4
-SAMPLES = 90
-EPOCHS = 4
-CALLS = {
-    "staging": 4,
-    "exchange": 10,
-    "seal": 10,
-    "commit": 6,
-    "turn": 4,
-    "replace": 4,
-    "checkpoint": 4,
-    "checkpoint renames": 4,
-}
-LEADS_ONLY = {"commit", "checkpoint", "checkpoint renames"}
-SCHEDULES = 100 if os.environ.get("TONARI_LONG") else 5
+from dataio.base.atomic import read_record, read_table, write_record, write_table
+from tests.faults.kill import compare
+from tests.faults.kill.compare import Start
+from tests.faults.kill.harness import Harness, quick_directory
+from tests.faults.kill.job import Options
+from tests.faults.kill.points import Kill
+from tests.faults.kill.schedule import Configuration, Interruption, parts
+
+# Several starts of several ranks each; every wait within them has its own limit.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
+
+LONG = bool(os.environ.get("TONARI_LONG"))
+LOADER_SEEDS = range(100) if LONG else range(6)
+TRAIN_SEEDS = range(50) if LONG else range(1)
+NODES = 2
+"""Of one rank each, in the schedules that are not drawn."""
 
 
-def draw_plan(rng):
-    """One kill: where, on which rank, at which call, before or after it."""
-    point = str(rng.choice(list(CALLS)))
-    ranks = {"checkpoint renames": [0]}.get(point, [0, 2] if point in LEADS_ONLY else range(RANKS))
-    return {
-        "point": point,
-        "rank": int(rng.choice(list(ranks))),
-        "call": int(rng.integers(1, CALLS[point] + 1)),
-        "when": str(rng.choice(["before", "after"])),
-    }
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    with (
+        tempfile.TemporaryDirectory(dir=quick_directory(), prefix="kill-") as directory,
+        Harness(Path(directory)) as opened,
+    ):
+        yield opened
 
 
+@pytest.mark.parametrize("seed", LOADER_SEEDS)
+def test_kill_anywhere_restart_at_once_and_nothing_is_lost_or_doubled(harness, seed):
+    result = harness.run(seed)
+    assert result.faults == [], f"{result.configuration}: {'; '.join(map(str, result.done))}"
+
+
+@pytest.mark.smoke
 @pytest.mark.multirank
-@pytest.mark.parametrize("schedule", range(SCHEDULES))
-def test_kill_anywhere_restart_at_once_and_every_row_is_owned_once(run_ranks, tmp_path, schedule):
-    rng = np.random.default_rng(schedule)
-    environment = {"TONARI_RANKS_PER_NODE": "2"}
+def test_kill_one_rank_under_mpiexec_and_the_same_command_goes_on(harness):
+    chosen = Configuration(Options(importance="kakurenbo", saves="own"), 4, 2)
+    kill = Kill(rank=2, name="report", number=8, after=False, how="one", part="train")
+    result = harness.follow(chosen, [Interruption(kill=kill)], launcher="mpiexec")
+    assert result.done
+    assert result.faults == []
 
-    def start(plan):
-        return run_ranks(
-            "run_epochs",
-            RANKS,
-            str(tmp_path),
-            str(SAMPLES),
-            "0.3",
-            str(EPOCHS),
-            "none" if plan is None else json.dumps(plan),
-            env=environment,
-            check=False,
-            timeout_s=60,
-        )
 
-    killed = 0
-    for _ in range(2):
-        killed += start(draw_plan(rng)).returncode != 0
-    assert killed >= 1, "no kill took place: the schedule tests nothing"
-    result = start(None)
-    assert result.returncode == 0, result.output
-    reports = result.reports
-    assert len(reports) == RANKS
-    assert sorted(i for report in reports for i in report["ids"]) == list(range(SAMPLES))
-    for report in reports:
-        assert report["ids"] == report["expected"]
-        assert report["corrupt"] == 0
-        assert report["files"] == []
-    # Every score is its own sample's, of the last epoch (whose owner wrote it before the row
-    # moved).
-    scores = sorted(s for report in reports for s in report["scores"])
-    assert scores == [i + (EPOCHS - 1) * 1000.0 for i in range(SAMPLES)]
+@pytest.mark.parametrize("seed", TRAIN_SEEDS)
+def test_kill_the_trainer_anywhere_and_the_same_command_goes_on(harness, seed):
+    result = harness.run(seed, what="train")
+    assert result.faults == [], f"{result.configuration}: {'; '.join(map(str, result.done))}"
+
+
+@pytest.mark.parametrize("stage", ["before", "overlap"])
+def test_rows_sealed_but_not_committed_stay_where_they_were_when_others_have_moved(harness, stage):
+    """Ended before the fill is committed; then stopped past an exchange; then started again."""
+    chosen = Configuration(Options(stage=stage), NODES, 1)
+    steps = Counter(
+        record["epoch"] for record in harness.whole(chosen).start.logs[0] if "ids" in record
+    )
+    if stage == "overlap":
+        # With its last batch all rows are sealed; they are committed when the epoch ends.
+        first, second = Interruption(stop=steps[0], saves=True), Interruption(stop=3, saves=True)
+    else:
+        first = Interruption(kill=_before_the_fill_is_committed(harness, chosen))
+        second = Interruption(stop=steps[0] + 3, saves=True)
+    result = harness.follow(chosen, [first, second])
+    assert result.done == [first, second]
+    assert result.faults == []
+
+
+def _before_the_fill_is_committed(harness: Harness, chosen: Configuration) -> Kill:
+    """The moment before the base of all rows is durable."""
+    seen = 0
+    for name, part in parts(harness.whole(chosen).first[0]):
+        seen += name == "fsync base"
+        if (name, part) == ("fsync base", "fill"):
+            return Kill(rank=0, name=name, number=seen, after=False, how="all", part=part)
+    raise LookupError("the fill is committed otherwise: name the moment in this test")
+
+
+SEALED = "world make arrivals durable"
+"""Where all ranks agree that an epoch's arrivals are durable."""
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "after"),
+    [
+        (1, "step", False),
+        (3, "fsync delta", False),
+        (0, SEALED, False),
+        (0, SEALED, True),
+        (2, "replace manifest.json", False),
+        (2, "replace manifest.json", True),
+    ],
+)
+def test_rows_that_are_dealt_anew_survive_a_kill_at_each_stage_of_an_epoch_end(
+    harness, rank, name, after
+):
+    """While rows travel; before, when and after they are sealed, and as one node commits them."""
+    chosen = Configuration(Options(shuffle="dealt"), 4, 2)
+    trace = [moment for moment, _ in harness.whole(chosen).first[rank]]
+    # Staging has replaced the manifest before; rows travel from the first step on.
+    begin = trace.index({"step": "report", "replace manifest.json": SEALED}.get(name, trace[0]))
+    number = trace[: trace.index(name, begin) + 1].count(name)
+    kill = Kill(rank=rank, name=name, number=number, after=after, how="all", part="turn")
+    result = harness.follow(chosen, [Interruption(kill=kill)])
+    assert result.done
+    assert result.faults == []
+
+
+def test_the_moments_of_a_run_are_those_that_a_kill_is_drawn_from(harness):
+    """What is renamed in the code would else be missed in silence."""
+    chosen = Configuration(Options(stage="before", importance="kakurenbo"), NODES, 1)
+    whole = harness.whole(chosen)
+    assert whole.faults == []
+    found = {(part, name) for trace in whole.first for name, part in parts(trace)}
+    found_later = {(part, name) for trace in whole.later for name, part in parts(trace)}
+    assert {part for part, _ in found} >= {
+        "staging", "fill", "train", "refresh", "save", "turn", "close"
+    }  # fmt: skip
+    assert {part for part, _ in found_later} >= {"restore"}
+    # What decides of a cache and of a save gets its name.
+    decides = ("staged", "base", "manifest.json", "delta", "node", "state.json")
+    assert {name for _, name in found} >= {f"replace {kind}" for kind in decides}
+
+
+def test_a_schedule_in_which_nothing_was_interrupted_does_not_count(harness):
+    chosen = Configuration(Options(), NODES, 1)
+    never = Kill(rank=0, name="step", number=10_000, after=False, how="one", part="train")
+    assert harness.follow(chosen, [Interruption(kill=never)]).done == []
+
+
+def spoilt(start: Start, **changed: Any) -> Start:
+    """The same start, but for one step of rank 1."""
+    logs = [list(log) for log in start.logs]
+    place = next(n for n, record in enumerate(logs[1]) if record["kind"] == "step") + 4
+    logs[1][place : place + 1] = [logs[1][place] | changed] if changed else []
+    return Start(logs, start.statuses)
+
+
+def test_what_is_wrong_is_noticed(harness, tmp_path):
+    """Of the comparison itself: of a sound run it says nothing, and each fault it names."""
+    options = Options(importance="kakurenbo")
+    whole = harness.whole(Configuration(options, NODES, 1))
+    sound = whole.start
+    assert list(compare.faults_of_batches(sound, [sound])) == []
+    wrong = (("ids", [1, 2, 3, 4, 5]), ("weights", [2.0] * 5), ("wrong", [7]), ("step", 50))
+    for name, value in wrong:
+        assert list(compare.faults_of_batches(sound, [spoilt(sound, **{name: value})])), name
+    assert list(compare.faults_of_batches(sound, [spoilt(sound)])), "a batch was left out"
+    late = Start([log[len(log) // 2 :] for log in sound.logs], sound.statuses)
+    assert list(compare.faults_of_batches(sound, [late])), "the first half was never trained"
+    doubled = spoilt(sound, ids=compare.batches(sound.logs[1])[0]["ids"])
+    assert list(compare.faults_of_whole(doubled, shows_all=False)), "a sample was trained twice"
+    greedy = spoilt(sound, source_bytes=1 << 40)
+    assert list(compare.faults_of_source(options, whole.coda, [sound, greedy]))
+    other = tmp_path / "other"
+    shutil.copytree(whole.place, other)
+    assert list(compare.faults_of_scores(options, whole.place, other)) == []
+    _exchange_two_scores(compare.newest(other))
+    assert len(list(compare.faults_of_scores(options, whole.place, other))) > 1
+    (other / "saves/last.partial").mkdir()
+    assert list(compare.litter(options, other, [sound]))
+
+
+def _exchange_two_scores(save: Path) -> None:
+    """Write a save that is sound, of other scores."""
+    path = save / "node-0.arrow"
+    table = read_table(path)
+    losses = table.column("loss").to_pylist()
+    place = next(n for n in range(len(losses)) if losses[n] != losses[0])
+    losses[0], losses[place] = losses[place], losses[0]
+    number = table.column_names.index("loss")
+    column = pa.array(losses, table.schema.field("loss").type)
+    write_table(path, table.set_column(number, table.schema.field("loss"), column))
+    data, state = path.read_bytes(), read_record(save / "state.json")
+    state["nodes"][0] = [len(data), data[-8:].hex()]
+    write_record(save / "state.json", state)
+
+
+def test_a_process_that_is_left_behind_is_noticed(harness, monkeypatch):
+    monkeypatch.setattr("tests.faults.kill.harness.GONE_S", 0.0)
+    left = subprocess.Popen(["sleep", "60"], env=harness.environment)
+    try:
+        assert [line.split()[0] for line in harness.left_over()] == [str(left.pid)]
+    finally:
+        left.kill()
+        left.wait()
+    assert harness.left_over() == []

@@ -6,24 +6,24 @@ import sys
 
 import pytest
 
-from dataio.atomic import read_table
-from dataio.manifest import from_table
+from dataio.base.atomic import read_table
+from dataio.cache.files.manifest import from_table
 from dataio.world import single_world
-from tests.dataio.test_quota import SAMPLES, Shards, batches, held_bytes, make, run, train
+from tests.dataio.cache.test_quota import SAMPLES, Shards, batches, held_bytes, make, run, train
 
 QUOTA = 1_400_000
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import dataio.staging
+import dataio.pool.staging
 from dataio.world import single_world
-from tests.dataio.test_quota import Shards, make, train
+from tests.dataio.cache.test_quota import Shards, make, train
 
 def kill(source):
     if len(source.rows_read) >= int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-dataio.staging.SEAL_BYTES = 100_000
+dataio.pool.staging.SEAL_BYTES = 100_000
 train(make(single_world(), Path(sys.argv[1]), "both", Shards(gate=kill), quota=1_400_000))
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataio.source.shards import numbered, write_tar
-from tests.multirank import ROOT, launch_command, read_reports, run_job
+from tests.multirank import ROOT, ends, launch_command, read_reports, run_job
 
 pytestmark = pytest.mark.multirank
 
@@ -184,7 +184,25 @@ def test_a_rank_that_stops_is_named_and_every_other_ends_within_the_deadline(
     assert not re.search(r"for rank [013]", said), "who waits for a rank that waits is no cause"
     assert not read_reports(tmp_path, 4)
     for path in tmp_path.glob("*.pid"):
-        assert not Path("/proc", path.read_text()).exists(), f"rank {path.stem} is still there"
+        assert ends(int(path.read_text())), f"rank {path.stem} is still there"
+
+
+@pytest.mark.parametrize(("stage", "fall_epoch"), [("before", 0), ("overlap", 1)])
+def test_of_a_rank_with_a_named_error_the_job_says_that_and_nothing_else(
+    run_ranks, shards, tmp_path, stage, fall_epoch
+):
+    options = {
+        "source": shards, "cache": str(tmp_path / "cache"), "failed": 1, "hides": True,
+        "stage": stage, "fall_epoch": fall_epoch,
+    }  # fmt: skip
+    environment = {"TONARI_RANKS_PER_NODE": "2"}
+    ended = run_ranks("loader_job", 4, json.dumps(options), env=environment, check=False)
+    lines = ended.output.splitlines()
+    assert ended.returncode == 1, ended.output
+    assert lines[0] == "[rank 1] Traceback (most recent call last):", ended.output
+    assert sum("uncaught SourceError: train-7.tar: is damaged" in line for line in lines) == 1
+    assert ended.output.count("Traceback") == 1, ended.output
+    assert not re.search("signal 11|unknown parameter type", ended.output), ended.output
 
 
 @pytest.mark.parametrize(("stage", "fall_epoch"), [("before", 1), ("overlap", 0)])

@@ -18,10 +18,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.multirank import ROOT, Launcher, RunRanks, launch_command, read_reports, run_job
+from tests.multirank import (
+    ROOT,
+    Launcher,
+    RunRanks,
+    ends,
+    launch_command,
+    read_reports,
+    run_job,
+)
 from tests.trainer.digits import write_config
-from trainer.checkpoint import latest
-from trainer.export import read_checkpoint
+from trainer.checkpoint.checkpoint import latest
+from trainer.checkpoint.export import read_checkpoint
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(1200)]
 
@@ -42,7 +50,7 @@ WORDS = {
     "stop": r"is silent after \d+ steps: its process was killed or stopped",
     "twice": r"is silent after \d+ steps: its process was killed",
     "raise": r"failed: (Value|Config|Checkpoint)Error: .*this rank is on fire",
-    "spin": r"hangs after \d+ steps in .*train_falls.py:\d+ \(fall\): look there",
+    "spin": r"hangs after \d+ steps in .*falls.py:\d+ \(fall\): look there",
     "sleep": r"hangs after \d+ steps in .*\(Condition.wait\): look there",
 }
 OF_THE_LAUNCHER = {
@@ -149,7 +157,7 @@ def start(config: Path, report: Path, launcher: Launcher, case: str) -> tuple[in
     """Run one case on four ranks: status, output, and seconds from the fall to the end of all."""
     report.mkdir()
     over = threading.Event()
-    program = str(ROOT / "tests/ranks/train_falls.py")
+    program = str(ROOT / "tests/ranks/trainer/falls.py")
     command = [*launch_command(launcher, 4), program, str(report), str(config), case]
     with ThreadPoolExecutor(1) as watcher:
         ended = watcher.submit(last_end, report, over)
@@ -158,9 +166,8 @@ def start(config: Path, report: Path, launcher: Launcher, case: str) -> tuple[in
         finally:
             over.set()
     fallen = report / "fallen"
-    assert not any(is_there(path) for path in report.glob("*.pid")), (
-        f"a rank is still there\n{said}"
-    )
+    pids = [path.read_text() for path in report.glob("*.pid")]
+    assert all(ends(int(pid)) for pid in pids if pid), f"a rank is still there\n{said}"
     return status, said, ended.result() - fallen.stat().st_mtime if fallen.exists() else 0.0
 
 
@@ -228,7 +235,7 @@ def check_rest(falls: tuple[Fall, ...], run_ranks: RunRanks, config: Path, root:
     meshes = sorted({fall.mesh for fall in falls})
     names = {fall.name: fall.mesh for fall in falls} | {mesh: mesh for mesh in meshes}
     cases = ["|".join(settings(root, name, mesh)) for name, mesh in names.items()]
-    ended = run_ranks("train_falls", 4, str(config), *cases, timeout_s=400)
+    ended = run_ranks("trainer/falls", 4, str(config), *cases, timeout_s=400)
     of_cases: Any = ended.reports[0]
     assert all(case["finished"] for case in of_cases)
     rings = [*root.glob("*-report/rings"), ended.directory / "rings"]

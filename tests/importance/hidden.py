@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 import shuffle
 from dataio import Loader
-from dataio.candidates import Candidates
-from dataio.history import Column
-from dataio.policies import Importance, Selection, Shuffle
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import Column
+from dataio.plan.policies import Importance, Selection, Shuffle
 from dataio.world import World
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
 from tests.memory_source import FIELDS, MemorySource

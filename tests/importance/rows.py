@@ -6,10 +6,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates
-from dataio.history import COLUMNS, Scores, score_dtype, unscored
-from dataio.policies import Importance, Selection
-from dataio.seeding import key
+from dataio.base.seeding import key
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import COLUMNS, Scores, score_dtype, unscored
+from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
 
 SCORE_DTYPE = score_dtype(COLUMNS)

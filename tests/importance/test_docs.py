@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from dataio.policies import Importance
+from dataio.plan.policies import Importance
 from dataio.world import run_threads, single_world, thread_worlds
 from shuffle import Partial
 from tests.importance.hidden import NUM_SAMPLES, hidden_of_all, train

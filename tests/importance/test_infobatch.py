@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dataio.history import QUANTUM, Scores
-from dataio.policies import Importance, Selection
+from dataio.plan.history import QUANTUM, Scores
+from dataio.plan.policies import Importance, Selection
 from importance import InfoBatch, RandomPrune
 from tests.importance.rows import one_pool, reported, scattered, select_in_pools
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.history import Scores
-from dataio.policies import Selection
+from dataio.plan.history import Scores
+from dataio.plan.policies import Selection
 from importance import Kakurenbo, outcome
 from tests.importance.rows import SCORE_DTYPE, one_pool, reported, scattered, select_in_pools
 
@@ -257,8 +257,8 @@ def test_a_run_of_unknown_length_needs_a_policy_without_drops() -> None:
         ),
         ({"warmup_epochs": -1}, "warmup_epochs is -1, expected >= 0"),
         ({"refresh_every": 0}, "refresh_every is 0, expected >= 1"),
-        ({"threshold": "node"}, "threshold is 'node', expected one of 'global', 'pool'"),
-        ({"rate": "best"}, "rate is 'best', expected one of 'cap', 'realised', 'none'"),
+        ({"threshold": "node"}, 'threshold is \'node\', expected "global" or "pool"'),
+        ({"rate": "best"}, 'rate is \'best\', expected "cap", "realised" or "none"'),
         ({"drops": (0, 5)}, "drops are .*increase strictly.* or epochs from 1 on"),
         ({"alphas": ()}, "0 alphas for 3 drops"),
     ],

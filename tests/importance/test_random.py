@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.policies import Selection
+from dataio.plan.policies import Selection
 from importance import RandomPrune
 from tests.importance.rows import one_pool, reported, scattered, select_in_pools
 

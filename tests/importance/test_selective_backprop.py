@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.history import Scores
+from dataio.plan.history import Scores
 from importance import SelectiveBackprop
 from tests.importance.rows import one_pool, reported
 

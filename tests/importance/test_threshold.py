@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.candidates import Candidates, alone
-from dataio.history import QUANTUM
+from dataio.plan.candidates import Candidates, alone
+from dataio.plan.history import QUANTUM
 from importance.threshold import DIGIT_BITS, key_bits, loss_keys, lowest, percentiles
 from tests.importance.rows import in_pools, one_pool, reported, scattered
 

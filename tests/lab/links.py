@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.pictures import render
-from benchmarks.storage.document import read_document
-from benchmarks.storage.drawing import WAYS
-from benchmarks.storage.results import EndToEnd, Way
-from benchmarks.storage.ways import later_s
+from benchmarks.storage.report.drawing import WAYS
+from benchmarks.storage.results.document import read_document
+from benchmarks.storage.results.results import EndToEnd, Way
+from benchmarks.storage.training.ways import later_s
 from tests.lab.cluster import Lab
 from tests.lab.parallel_fs import start_parallel_fs
 from tests.multirank import ROOT

@@ -11,11 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.storage.document import write_document
-from benchmarks.storage.measure import measure_storage
-from benchmarks.storage.options import StorageOptions
-from benchmarks.storage.pipeline import PipelineOptions, run_ways
-from benchmarks.storage.predict import WayName
+from benchmarks.storage.patterns.measure import measure_storage
+from benchmarks.storage.patterns.options import StorageOptions
+from benchmarks.storage.results.document import write_document
+from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
+from benchmarks.storage.training.predict import WayName
 from dataio import discover_world
 
 

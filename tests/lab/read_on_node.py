@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.storage.evidence import Watch, judge
-from benchmarks.storage.site import describe_site
+from benchmarks.storage.site.evidence import Watch, judge
+from benchmarks.storage.site.site import describe_site
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storage.document import read_document
-from benchmarks.storage.results import Phase, Results
+from benchmarks.storage.results.document import read_document
+from benchmarks.storage.results.results import Phase, Results
 from tests.lab import parallel_fs
 from tests.lab.cluster import Lab
 from tests.lab.conftest import MakeLab
@@ -24,8 +24,8 @@ LINK_BYTES_PER_S = 80e6 / 8
 HOLD = """
 import mmap, sys
 from pathlib import Path
-from benchmarks.storage.phase import fill
-from benchmarks.storage.residency import resident_bytes
+from benchmarks.storage.patterns.phase import fill
+from benchmarks.storage.site.residency import resident_bytes
 paths = [Path(path) for path in sys.argv[1:]]
 fill(paths)
 files = [path.open("rb") for path in paths]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.launch import end
+from benchmarks.loader.launch import end
 from tests.lab.cluster import Lab
 from tests.lab.conftest import MakeLab
 from tests.multirank import ROOT, read_reports

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.storage.document import read_document
+from benchmarks.storage.results.document import read_document
 from tests.lab import cluster, slurm
 from tests.lab.cluster import Lab
 from tests.multirank import ROOT

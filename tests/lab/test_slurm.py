@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.slurm import start_slurm, what_is_missing
-from tests.tonari.study import make_study
+from tests.tonari.ablate.study import make_study
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from dataio import Bytes, DataioError, Int, open_source
-from dataio.filesystem import cache_directory
-from dataio.layout import Layout
-from dataio.policies import Local
-from dataio.pool import Pool
+from dataio.base.filesystem import cache_directory
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Local
+from dataio.pool.pool import Pool
 from dataio.world import World, single_world
 from tests.memory_source import placement_of
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.build import build_optimizer, build_parallel
-from trainer.config import Config, load_config
-from trainer.launch import Job, join
+from trainer.config.config import Config, load_config
+from trainer.run.build import build_optimizer, build_parallel
+from trainer.watch.launch import Job, join
 
 
 def held(config: Config, job: Job) -> dict[str, int]:

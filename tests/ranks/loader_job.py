@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 import shuffle
 from dataio import Bytes, Field, Int, Loader
+from dataio.base.errors import SourceError
 from dataio.world import World, discover_world
 from importance import Kakurenbo
 
@@ -38,6 +40,7 @@ class Options:
         num_descriptors: Limit of open files, 0: as it is.
         frozen: Rank that stops itself after its second batch of ``fall_epoch``; -1: none.
         killed: Likewise, for one that kills itself.
+        failed: Likewise, for one that raises a named error.
     """
 
     source: str
@@ -56,6 +59,7 @@ class Options:
     num_descriptors: int = 0
     frozen: int = -1
     killed: int = -1
+    failed: int = -1
     fall_epoch: int = 1
     timeout_s: float = 60.0
     memory: bool = False
@@ -108,6 +112,8 @@ def tell_memory(loader: Loader, report: dict[str, Any]) -> None:
 
 def fall(options: Options, world: World, epoch: int, step: int) -> None:
     if (epoch, step) == (options.fall_epoch, 2):
+        if world.rank == options.failed:
+            raise SourceError("train-7.tar: is damaged, expected the archive that was listed")
         for rank, end in ((options.frozen, signal.SIGSTOP), (options.killed, signal.SIGKILL)):
             if world.rank == rank:
                 os.kill(os.getpid(), end)
@@ -129,7 +135,9 @@ def train(loader: Loader, options: Options, report: dict[str, Any]) -> None:
                 for data, number in zip(batch["data"], batch["number"].tolist(), strict=True)
             )
             report["with_mpi"] += int(batch["with_mpi"].sum()) if "with_mpi" in batch else 0
-            loader.report(batch, batch["sample_id"].float(), batch["sample_id"] >= 0)
+            # What a training step does, and what first stumbles over a process that is ending.
+            loss = torch.tensor(batch["sample_id"].tolist(), dtype=torch.float32)
+            loader.report(batch, loss, batch["sample_id"] >= 0)
             fall(options, loader.world, epoch, loader.step)
             left -= 1
             if left == 0:
@@ -148,8 +156,8 @@ def train(loader: Loader, options: Options, report: dict[str, Any]) -> None:
 def main() -> None:
     out, options = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
     if options.num_descriptors:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (options.num_descriptors, hard))
+        # The hard limit too: a world raises the other as far as it goes.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options.num_descriptors,) * 2)
     world = discover_world(timeout_s=options.timeout_s)
     report: dict[str, Any] = {name: [] for name in ("trained", "steps", "files", "private")}
     report |= {"wrong": 0, "with_mpi": 0, "state": None, "files_before": memory()["Pss_File"]}

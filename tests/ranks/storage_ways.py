@@ -5,9 +5,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.storage.pipeline import PipelineOptions, run_ways
-from benchmarks.storage.results import Results
-from benchmarks.storage.site import describe_site
+from benchmarks.storage.results.results import Results
+from benchmarks.storage.site.site import describe_site
+from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
 from dataio import discover_world
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dataio.errors import StallError
-from dataio.parcel import Parcel
-from dataio.transfer import Transfer
+from dataio.base.errors import StallError
+from dataio.exchange.transfer import Transfer
+from dataio.rows.parcel import Parcel
 from dataio.world import World, discover_world
 from tests.row_store import MemoryStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world import discover_world
 
 

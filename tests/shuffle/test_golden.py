@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dataio.layout import Layout
-from dataio.seeding import ORDER_VERSION
+from dataio.base.seeding import ORDER_VERSION
+from dataio.plan.layout import Layout
 from shuffle.plan import leaving_slots, num_chunks, num_leaving, placement
 from shuffle.ring import partners
 

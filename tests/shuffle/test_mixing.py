@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataio.layout import Layout
-from dataio.seeding import key
+from dataio.base.seeding import key
+from dataio.plan.layout import Layout
 from shuffle.mixing import (
     MAX_BATCHES,
     Labels,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dataio.errors import ExchangeError, StallError, StateError, WorldError
+from dataio.base.errors import ExchangeError, StallError, StateError, WorldError
 from dataio.world import World, run_threads, single_world, thread_worlds
 from shuffle import ModelExchange, equal_exchange
 from shuffle.model_plan import partner_of
@@ -687,7 +688,7 @@ def test_torchs_own_wrappers_have_the_names_that_are_refused() -> None:
     [
         ({"every": 0}, "at least 1 step"),
         ({"every": 4, "overlap": 5}, r"in \[0, every\] = \[0, 4\]"),
-        ({"every": 4, "mode": "mix"}, "'average' or 'swap'"),
+        ({"every": 4, "mode": "mix"}, 'expected "average" or "swap"'),
     ],
 )
 def test_arguments_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -696,7 +697,7 @@ def test_arguments_out_of_range_are_refused(options: dict[str, Any], message: st
 
 
 def test_a_world_whose_replicas_share_ranks_is_refused() -> None:
-    world: Any = SimpleNamespace(num_replicas=2, world_size=4)
+    world: Any = Mock(spec=World, num_replicas=2, world_size=4)
     with pytest.raises(ValueError, match="4 ranks make 2 replicas"):
         ModelExchange(nn.Linear(1, 1), world=world, every=2)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.layout import Layout
+from dataio.plan.layout import Layout
 from shuffle.plan import (
     chunk_bounds,
     chunk_step,

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.layout import Layout
-from dataio.policies import Turn
-from dataio.pool import Pool
-from dataio.rows import corrupt_rows
-from dataio.seeding import key
+from dataio.base.seeding import key
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Turn
 from dataio.world import run_threads, thread_worlds
 from shuffle import Global, Partial
-from shuffle.by_score import facing_ring, leaving_by_loss, leaving_hidden_first, mean_loss
+from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal, plan_moves
-from tests.memory_source import FIELDS, MemorySource, payload, placed, placement_of
+from tests.memory_source import MemorySource
 from tests.row_store import MemoryStore
+from tests.shuffle.epochs import check_epochs, open_loader, run_epochs, train_epoch
 
 LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
 POLICIES = [
@@ -26,8 +25,6 @@ POLICIES = [
     Partial(0.3, rows="scores"),
     Partial(0.3, partners="scores"),
     Partial(1.0, rows="scores", partners="scores"),
-    Partial(0.3, rows="hidden"),
-    Partial(0.6, rows="hidden", partners="scores"),
 ]
 
 
@@ -35,89 +32,26 @@ def shm():
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def open_pool(world, root, policy, layout):
-    return Pool(
-        MemorySource(layout.num_samples),
-        FIELDS,
-        world=world,
-        root=root,
-        num_slots=layout.pool_rows(world.node),
-        num_leaving=policy.num_leaving(layout),
-        progress=False,
-        columns=("loss",),
-    )
+HIDDEN = 0.4
+"""Of a node's rows, which policies by hidden rows send first."""
 
 
-def hidden_in(layout, node, epoch):
-    """About half of a node's slots; other ones each epoch."""
-    rng = np.random.default_rng([node, epoch])
-    return rng.permutation(layout.pool_rows(node))[: layout.pool_rows(node) // 2]
+def room(loader):
+    """Positions of a node's cache, and those of them that are free."""
+    cache = loader._pool.cache
+    (fixed,) = cache.directory.glob("fixed-0.npy")
+    return len(np.load(fixed, mmap_mode="r")), len(cache.log.space.positions)
 
 
-def go_on(world, pool, policy, layout, epoch, *, seed, steps=range(7)):
-    """One epoch's exchange and its turn, as the loader does it."""
-    losses = pool.scores["loss"].copy()
-    world.barrier(doing="copy the losses")
-    turn = Turn(
-        world, pool.cache, layout, epoch, seed, steps, 20, 0, 0, losses,
-        hidden=hidden_in(layout, world.node, epoch),
-    )  # fmt: skip
-    running = policy.begin(turn)
-    if running is None:
-        return {}
-    for step in steps:
-        running.progress(step)
-    figures = running.finish(pool.scores)
-    pool.commit(epoch + 1)
-    return figures
-
-
-def run_epochs(world, root, policy, *, num_samples, epochs, seed):
-    layout = Layout(world.replicas_per_node, num_samples)
-    pool = open_pool(world, root, policy, layout)
-    pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=seed))
-    share = slice(*layout.share_slots(world.replica))
-    history = []
-    for epoch in range(epochs + 1):
-        ids = np.array(pool.cache.entries.sample_id[share])
-        if epoch == 0:
-            # A score that names its sample: it must be found with the same sample afterwards.
-            pool.scores["loss"][share] = ids
-        rows = pool.cache.read_rows(np.arange(share.start, share.stop))
-        bounds = np.cumsum(rows.lengths[:, 0])
-        data = [
-            bytes(rows.variable[0][b - n : b])
-            for n, b in zip(rows.lengths[:, 0], bounds, strict=True)
-        ]
-        seen = {
-            "ids": ids.tolist(),
-            "corrupt": len(corrupt_rows(rows)),
-            "right": data == [payload(i) for i in ids.tolist()],
-            "scores": pool.scores["loss"][share].tolist(),
-            "traced": None,
-        }
-        if policy.traced:
-            traced = policy.placement(layout, node=world.node, epoch=epoch, seed=seed)
-            seen["traced"] = traced[share].tolist()
-        history.append(seen)
-        world.barrier(doing="look")
-        if epoch < epochs:
-            seen["figures"] = go_on(world, pool, policy, layout, epoch, seed=seed)
-    used = {
-        "positions": len(np.load(next(pool.cache.directory.glob("fixed-0.npy")), mmap_mode="r")),
-        "pool": layout.pool_rows(world.node),
-        "free": len(pool.cache.free_positions),
-    }
-    pool.close()
-    return history, used
-
-
-def run(policy, replicas, **settings):
+def run(policy, replicas, *, num_samples, epochs, seed):
     with tempfile.TemporaryDirectory(dir=shm()) as root:
         return run_threads(
             thread_worlds(list(replicas), timeout_s=20),
-            lambda world: run_epochs(world, Path(root), policy, **settings),
-        )
+            lambda world: run_epochs(
+                world, Path(root), policy, MemorySource(num_samples), epochs=epochs + 1, seed=seed,
+                hidden_fraction=HIDDEN, look=room,
+            ),
+        )  # fmt: skip
 
 
 @given(
@@ -131,26 +65,20 @@ def test_every_sample_is_owned_once_with_its_own_bytes_and_score(
     policy, replicas, extra, epochs, seed
 ):
     num_samples = sum(replicas) + extra
-    results = run(policy, replicas, num_samples=num_samples, epochs=epochs, seed=seed)
-    for epoch in range(epochs + 1):
-        now = [history[epoch] for history, _ in results]
-        assert sorted(i for rank in now for i in rank["ids"]) == list(range(num_samples))
-        for rank, (history, _) in zip(now, results, strict=True):
-            assert len(rank["ids"]) == len(history[0]["ids"]), "a share keeps its size"
-            assert rank["corrupt"] == 0
-            assert rank["right"]
-            assert rank["scores"] == rank["ids"], "scores follow their rows, kept ones too"
-            assert rank["traced"] in (None, rank["ids"]), "traced is what happened"
+    histories = run(policy, replicas, num_samples=num_samples, epochs=epochs, seed=seed)
+    check_epochs(histories, replicas, num_samples=num_samples, hidden_fraction=HIDDEN)
 
 
 @pytest.mark.parametrize("replicas", [(2, 2), (3, 2, 2), (5, 1)])
 def test_a_moving_global_shuffle_is_where_it_is_traced_after_twenty_epochs(replicas):
-    results = run(Global(moves=True), replicas, num_samples=150, epochs=20, seed=1)
-    for history, used in results:
+    histories = run(Global(moves=True), replicas, num_samples=150, epochs=20, seed=1)
+    check_epochs(histories, replicas, num_samples=150, hidden_fraction=HIDDEN)
+    for history in histories:
         assert history[20]["ids"] == history[20]["traced"]
         assert history[20]["ids"] != history[19]["ids"]
-        assert used["positions"] <= 3 * used["pool"] + 2 * max(replicas)
-        assert used["free"] >= used["positions"] - 2 * used["pool"], "what left is given back"
+        (positions, free), pool = history[20]["seen"], len(history[20]["ids"])
+        assert positions <= 3 * pool + 2 * max(replicas)
+        assert free >= positions - 2 * pool, "what left is given back"
 
 
 @pytest.mark.parametrize(("replicas", "told"), [((5, 1), 1), ((3, 3), 0), ((4, 3, 1), 0)])
@@ -165,15 +93,13 @@ def test_an_exchange_that_partly_stays_inside_a_node_says_so_once(replicas, told
 
 def test_rows_that_stay_on_their_node_do_not_travel():
     num_samples = 400
-    results = run(Global(moves=True), (2, 2), num_samples=num_samples, epochs=3, seed=0)
+    histories = run(Global(moves=True), (2, 2), num_samples=num_samples, epochs=3, seed=0)
     for epoch in range(3):
-        nodes = [{*results[r][0][epoch]["ids"], *results[r + 1][0][epoch]["ids"]} for r in (0, 2)]
-        then = [
-            {*results[r][0][epoch + 1]["ids"], *results[r + 1][0][epoch + 1]["ids"]} for r in (0, 2)
-        ]
+        nodes = [set(histories[rank][epoch]["ids"]) for rank in (0, 2)]
+        then = [set(histories[rank][epoch + 1]["ids"]) for rank in (0, 2)]
         crossed = len(nodes[0] & then[1]) + len(nodes[1] & then[0])
-        rows = [history[epoch]["figures"]["rows"] for history, _ in results]
-        assert sum(rows) == crossed
+        sent = [h[epoch + 1]["exchanged"] - h[epoch]["exchanged"] for h in histories]
+        assert sum(sent) == crossed
         # Half of the samples, as two nodes have it: 400 fair coins fall within 60 of 200.
         assert abs(crossed - 200) < 60
 
@@ -230,60 +156,8 @@ def test_rows_never_reported_weigh_as_much_as_the_mean():
     assert mean_loss(losses[:200]) == 0
 
 
-@given(st.lists(st.booleans(), max_size=40), st.data())
-def test_hidden_rows_leave_before_any_visible_one(hidden, data):
-    hidden = np.array(hidden, np.bool_)
-    leaving = data.draw(st.integers(0, len(hidden)))
-    stream = key(0, "test", epoch=data.draw(st.integers(0, 99)))
-    chosen = leaving_hidden_first(hidden, num_leaving=leaving, stream=stream)
-    assert len(chosen) == leaving
-    assert np.all(np.diff(chosen) > 0), "distinct, ascending"
-    assert hidden[chosen].sum() == min(leaving, hidden.sum())
-
-
-@pytest.mark.parametrize(("leaving", "kind"), [(30, True), (130, False)])
-def test_of_each_kind_all_rows_leave_alike(leaving, kind):
-    """30 of the 100 hidden ones; or all of these, and 30 of the 200 visible ones."""
-    hidden = np.arange(300) % 3 == 0
-    times = np.zeros(300, np.int64)
-    for epoch in range(400):
-        stream = key(0, "test", epoch=epoch)
-        times[leaving_hidden_first(hidden, num_leaving=leaving, stream=stream)] += 1
-    drawn = times[hidden == kind]
-    chance = 30 / len(drawn)
-    error = np.sqrt(400 * chance * (1 - chance))
-    assert np.all(np.abs(drawn - 400 * chance) < 5 * error)
-    assert set(times[hidden != kind]) == {0 if kind else 400}
-
-
-def leavers(policy, hidden):
-    layout = Layout((2, 1), 90)
-
-    def leaving(world):
-        mine = hidden if world.node == 0 else hidden[:0]
-        turn = Turn(world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, hidden=mine)
-        return policy._leaving_slots(turn, 6).tolist()
-
-    return run_threads(thread_worlds([2, 1]), leaving)
-
-
-def test_each_replica_sends_the_hidden_rows_of_its_own_share():
-    shares = [range(30), range(30, 60), range(30)]
-    hidden = np.array([*range(4), *range(33, 53)])
-    found = leavers(Partial(0.2, rows="hidden"), hidden)
-    for share, slots in zip(shares, found, strict=True):
-        assert set(slots) <= set(share)
-    assert set(range(4)) < set(found[0]), "its 4 hidden rows, and 2 visible ones"
-    assert set(found[1]) <= set(range(33, 53)), "nothing but hidden rows"
-    assert leavers(Partial(0.2, rows="hidden"), hidden[::-1]) == found, "a set, in any order"
-    nothing_hidden = leavers(Partial(0.2, rows="hidden"), hidden[:0])
-    assert nothing_hidden[0] != nothing_hidden[2], "replicas do not draw alike"
-
-
 @pytest.mark.parametrize("num_leaving", [-1, 4])
 def test_more_rows_than_there_are_cannot_leave(num_leaving):
-    with pytest.raises(ValueError, match=r"expected a number in \[0, 3\].*take it from the layout"):
-        leaving_hidden_first(np.ones(3, np.bool_), num_leaving=num_leaving, stream=key(0, "test"))
     with pytest.raises(ValueError, match=r"expected a number in \[0, 3\].*take it from the layout"):
         leaving_by_loss(np.ones(3, np.float32), num_leaving=num_leaving, stream=key(0, "test"))
 
@@ -338,9 +212,8 @@ def test_nothing_moves_on_one_node(policy):
     assert policy.placement(layout, node=0, epoch=3, seed=0).tolist() == list(range(40))
 
 
-@pytest.mark.parametrize("rows", ["scores", "hidden"])
-def test_a_placement_that_no_seed_tells_is_not_guessed(rows):
-    policy = Partial(0.3, rows=rows)
+def test_a_placement_that_no_seed_tells_is_not_guessed():
+    policy = Partial(0.3, rows="scores")
     layout = Layout((1, 1), 40)
     assert policy.placement(layout, node=1, epoch=2, seed=0, first_epoch=2)[0] == 20
     with pytest.raises(ValueError, match=r"depends on scores.*loader\.save"):
@@ -349,45 +222,50 @@ def test_a_placement_that_no_seed_tells_is_not_guessed(rows):
 
 @pytest.mark.parametrize("name", ["rows", "partners"])
 def test_an_unknown_choice_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 'loss'; give \"uniform\""):
+    with pytest.raises(ValueError, match=f"{name} is 'loss', expected \"uniform\""):
         Partial(0.1, **{name: "loss"})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "policy", [Global(moves=True), Partial(0.5, rows="scores"), Partial(0.5, rows="hidden")]
-)
+@pytest.mark.parametrize("policy", [Global(moves=True), Partial(0.5, rows="scores")])
 def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
     """As after a kill between two nodes' commits; then it goes on over what became free again."""
-    layout = Layout((2, 2), 120)
+    replicas, num_samples, epochs = (2, 2), 120, 6
 
     def session(world):
-        pool = open_pool(world, tmp_path, policy, layout)
-        start = placement_of(policy, layout, node=world.node, epoch=0, seed=0).sample_ids()
-        pool.ensure(placed(start))
-        ids = [start]
-        for epoch in range(3):
-            go_on(world, pool, policy, layout, epoch, seed=0)
-            ids.append(np.array(pool.cache.entries.sample_id[:]))
-        pool.source.rows_read.clear()
-        pool.ensure(placed(ids[2], epoch=2))
-        read = list(pool.source.rows_read)
-        rows = pool.cache.read_rows(np.arange(len(ids[2])))
-        held = pool.cache.entries.sample_id[:].tolist()
-        go_on(world, pool, policy, layout, 2, seed=0)
-        go_on(world, pool, policy, layout, 3, seed=0)
-        after = pool.cache.read_rows(np.arange(len(ids[2])))
-        pool.close()
-        return (
-            read, held == ids[2].tolist(), len(corrupt_rows(rows)), len(corrupt_rows(after)),
-            after.sample_id.tolist(),
-        )  # fmt: skip
+        source = MemorySource(num_samples)
+        loader, watching = open_loader(
+            world, tmp_path / "cache", policy, source, seed=0, hidden_fraction=HIDDEN
+        )
+        began, trained = {}, {}
+        with loader:
+            for epoch in loader.epochs(epochs):
+                began[epoch] = watching.shown[epoch]
+                if epoch == 2:
+                    loader.save(tmp_path / "saved")
+                if epoch == 3:
+                    break
+                trained[epoch] = train_epoch(loader, source)
+            source.rows_read.clear()
+            assert loader._pool.cache.epoch == 3
+            loader.restore(tmp_path / "saved")
+            assert loader._pool.cache.epoch == 2, "one epoch back"
+            again = {}
+            for epoch in loader.epochs(epochs):
+                again[epoch] = train_epoch(loader, source)
+            return {
+                "read": source.rows_read,
+                "same_batches": again[2] == trained[2],
+                "same_rows": watching.shown[3] == began[3],
+                "wrong": [i for found in again.values() for i in found["wrong"]],
+                "ids": watching.shown[epochs - 1][0],
+            }
 
-    results = run_threads(thread_worlds([2, 2], timeout_s=20), session)
-    for read, held, corrupt, corrupt_after, _ in results:
-        assert read == []
-        assert held
-        assert corrupt == corrupt_after == 0
-    assert sorted(results[0][4] + results[2][4]) == list(range(120))
+    results = run_threads(thread_worlds(list(replicas), timeout_s=20), session)
+    for found in results:
+        assert found["read"] == found["wrong"] == []
+        assert found["same_batches"]
+        assert found["same_rows"]
+    assert sorted(results[0]["ids"] + results[2]["ids"]) == list(range(num_samples))
 
 
 def test_another_layout_begins_with_rows_where_a_first_layout_puts_them():

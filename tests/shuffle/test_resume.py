@@ -1,5 +1,6 @@
 """Loaders whose shuffle goes by scores or hidden rows, or deals all anew: resumed they go on."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,15 @@ import pytest
 
 import shuffle
 from dataio import Loader, StateError
-from dataio.errors import QuotaError
-from dataio.policies import Shuffle
+from dataio.base.atomic import read_record, write_record
+from dataio.base.errors import QuotaError
+from dataio.plan.policies import Shuffle
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.test_loader import digest, jitter, loss_of
 from tests.memory_source import FIELDS, MemorySource
+
+pytestmark = pytest.mark.thorough
 
 EPOCHS = 4
 HIDES = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
@@ -20,11 +24,9 @@ SHUFFLES: dict[str, Shuffle] = {
     "rows": shuffle.Partial(0.3, rows="scores"),
     "partners": shuffle.Partial(0.3, partners="scores"),
     "both": shuffle.Partial(0.5, rows="scores", partners="scores"),
-    "hidden": shuffle.Partial(0.2, rows="hidden"),
-    "hidden, partners": shuffle.Partial(0.4, rows="hidden", partners="scores"),
     "moves": shuffle.Global(moves=True),
 }
-BY_SCORES = ["rows", "partners", "both", "hidden", "hidden, partners"]
+BY_SCORES = ["rows", "partners", "both"]
 
 
 def make(world, root, name, *, num_samples=61, **options):
@@ -127,9 +129,9 @@ def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, nam
 
     def again(world):
         with make(world, tmp_path / "cache", name) as loader:
-            loader._source.rows_read.clear()
+            loader._pool.source.rows_read.clear()
             loader.restore(tmp_path / "saved")
-            return loader._source.rows_read, loader.epoch, np.array(loader._pool.sample_ids)
+            return loader._pool.source.rows_read, loader.epoch, np.array(loader._pool.sample_ids)
 
     ahead = run_threads(thread_worlds([1, 1], timeout_s=20), first)
     results = run_threads(thread_worlds([1, 1], timeout_s=20), again)
@@ -195,66 +197,29 @@ def test_a_state_without_scores_is_refused_where_they_placed_the_rows(tmp_path, 
 def test_a_snapshot_whose_rows_were_changed_is_refused(tmp_path):
     name = "rows"
     whole_run(tmp_path, name, (1, 1), saves=(3,))
+    saved, later = (read_record(tmp_path / at / "state.json") for at in ("at-1-3", "at-2-3"))
     (tmp_path / "at-1-3" / "node-0.arrow").write_bytes(
         (tmp_path / "at-2-3" / "node-0.arrow").read_bytes()
     )
 
-    def rest(world):
+    def rest(world, found):
         with make(world, tmp_path / "other", name) as loader:
-            with pytest.raises(StateError, match=r"not those of epoch 1.*restore an older one"):
+            with pytest.raises(StateError, match=found):
                 loader.restore(tmp_path / "at-1-3")
 
-    run_threads(thread_worlds([1, 1], timeout_s=20), rest)
+    found = r"node-0.arrow: .*not the one that state.json was saved with.*restore an older save"
+    run_threads(thread_worlds([1, 1], timeout_s=20), partial(rest, found=found))
+    # Somebody who gives the part its sums all the same
+    saved["nodes"][0] = later["nodes"][0]
+    write_record(tmp_path / "at-1-3" / "state.json", saved)
+    found = r"not those of epoch 1.*restore an older save"
+    run_threads(thread_worlds([1, 1], timeout_s=20), partial(rest, found=found))
 
 
 @pytest.mark.parametrize("importance", [None, RandomPrune(0.25, delta=0.9)])
 def test_a_shuffle_by_scores_needs_a_policy_that_keeps_them(tmp_path, importance):
     with pytest.raises(ValueError, match=r"goes by losses.*such as Full"):
         make(single_world(), tmp_path, "rows", importance=importance)
-
-
-def test_a_shuffle_by_hidden_rows_needs_a_policy_of_any_kind(tmp_path):
-    with pytest.raises(ValueError, match=r"goes by the rows that a policy hides.*Kakurenbo"):
-        make(single_world(), tmp_path, "hidden", importance=None)
-    with pytest.raises(ValueError, match=r"goes by losses"):
-        make(single_world(), tmp_path, "hidden, partners", importance=RandomPrune(0.25))
-
-
-def test_hidden_rows_leave_whatever_the_policy_and_the_same_after_a_restore(tmp_path):
-    """The policy keeps no scores and hides more rows than can leave: 12 of each node."""
-    options: dict[str, Any] = {"importance": RandomPrune(0.5, delta=1.0), "num_samples": 122}
-
-    def whole(world):
-        seen: list[tuple[int, str]] = []
-        held: list[np.ndarray] = []
-        before: set[int] = set()
-        with make(world, tmp_path / "whole", "hidden", **options) as loader:
-            for epoch in loader.epochs(EPOCHS):
-                held.append(np.array(loader._pool.sample_ids))
-                hidden = set(held[-1][loader._plan.selection.hidden].tolist())
-                for batch in loader:
-                    trained = set(batch["sample_id"][batch["slot"] >= 0].tolist())
-                    assert not trained & hidden
-                    seen.append((epoch, digest(batch)))
-                    if (epoch, loader.step) == (1, 2):
-                        loader.save(tmp_path / "saved")
-                if epoch:
-                    left = set(held[-2].tolist()) - set(held[-1].tolist())
-                    assert len(left) == 12
-                    assert left <= before, "as many hidden rows as can leave"
-                before = hidden
-        return seen
-
-    def rest(world):
-        with make(world, tmp_path / "other", "hidden", **options) as loader:
-            loader.restore(tmp_path / "saved")
-            return [(epoch, digest(b)) for epoch in loader.epochs(EPOCHS) for b in loader]
-
-    results = run_threads(thread_worlds([1, 1], timeout_s=20), whole)
-    ends = run_threads(thread_worlds([1, 1], timeout_s=20), rest)
-    for seen, end in zip(results, ends, strict=True):
-        first = [epoch for epoch, _ in seen].index(1) + 2
-        assert end == seen[first:]
 
 
 @pytest.mark.parametrize("name", ["rows", "moves"])

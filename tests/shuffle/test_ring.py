@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataio.layout import Layout
+from dataio.plan.layout import Layout
 from shuffle.ring import crossing_fraction, make_ring, partners, ring_positions
 
 REPLICAS = [(2, 2), (4, 3, 1), (3, 2, 2), (1, 1, 1, 1, 1), (5, 1)]

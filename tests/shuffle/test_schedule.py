@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.errors import ExchangeError
-from dataio.layout import Layout
+from dataio.base.errors import ExchangeError
+from dataio.plan.layout import Layout
 from dataio.world import CHANNEL_TAGS
 from shuffle.ring import partners
 from shuffle.schedule import plan_legs

@@ -5,20 +5,21 @@ from collections import Counter
 import numpy as np
 import pytest
 
-import dataio.snapshot
+import dataio.state.snapshot
 from dataio import Loader
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
+from tests.dataio.cache.test_quota import KINDS, Shards
+from tests.dataio.pool.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
 from tests.dataio.test_loader import loss_of
-from tests.dataio.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
-from tests.dataio.test_quota import KINDS, Shards
 from tests.memory_source import FIELDS, MemorySource
+
+pytestmark = pytest.mark.thorough
 
 SHUFFLES = [
     Partial(0.3),
     Partial(0.3, rows="scores", partners="scores"),
-    Partial(0.2, rows="hidden"),
     Global(moves=True),
 ]
 NODES = [2, 1, 2]
@@ -166,7 +167,7 @@ def test_scores_stay_with_their_samples_over_epochs_and_resizes(tmp_path, policy
 @pytest.mark.parametrize(("before", "after"), [([1] * 5, [2, 1]), ([2, 1], [1] * 5)])
 def test_a_resize_reads_each_saved_file_once(tmp_path, monkeypatch, before, after):
     read: Counter[int] = Counter()
-    original = dataio.snapshot._read_rows
+    original = dataio.state.snapshot._read_rows
 
     def counted(path, node, dtype):
         read[node] += 1
@@ -174,7 +175,7 @@ def test_a_resize_reads_each_saved_file_once(tmp_path, monkeypatch, before, afte
 
     options = {"epochs": 4, "save": {1: tmp_path / "saved"}, "until": 1}
     on_all(before, run(tmp_path / "a", Partial(0.3), **options))
-    monkeypatch.setattr(dataio.snapshot, "_read_rows", counted)
+    monkeypatch.setattr(dataio.state.snapshot, "_read_rows", counted)
     on_all(after, run(tmp_path / "a", Partial(0.3), epochs=4, at=tmp_path / "saved", until=2))
     assert read == Counter(range(len(before)))
 

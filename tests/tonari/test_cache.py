@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataio.cache_lock import CacheLock
-from dataio.cache_prune import Choice
-from dataio.cache_report import CacheReport
+from dataio.cache.lock import CacheLock
+from dataio.cache.tools.prune import Choice
+from dataio.cache.tools.report import CacheReport
 from dataio.source import write_index
 from tests.dataio.source.shards import numbered, write_tar
 from tonari import cli
@@ -74,7 +74,13 @@ def test_what_was_staged_is_inspected_and_verified(capsys, tmp_path, kind):
     assert report["payload_bytes"] == data_bytes + 8 * SAMPLES
     assert report["in_use_by"] is None
     assert report["problem"] is None
-    verified: dict[str, object] = {"corrupt_samples": {report["directory"]: []}, "problems": {}}
+    verified = {
+        "corrupt_samples": {report["directory"]: []},
+        "damaged_headers": {report["directory"]: 0},
+        "damaged_arrays": {},
+        "rebuilt": {},
+        "problems": {},
+    }
     assert call(capsys, "verify", root) == (0, verified, "")
 
 
@@ -122,25 +128,43 @@ def test_a_flipped_byte_is_found_and_only_its_row_is_read_again(
     assert call(capsys, "verify", root)[0] == 0
 
 
-@pytest.mark.parametrize("name", ["fixed-0.npy", "heap-0.bin", "manifest.json", "meta.json"])
+CUT = ["fixed-0.npy", "headers.npy", "heap-0.bin", "base-*.arrow", "manifest.json", "meta.json"]
+
+
+@pytest.mark.parametrize("name", CUT)
 def test_a_cut_file_is_one_message_and_ends_no_listing(capsys, tmp_path, staged, name):
     root, directory = staged
     other = write_tar(tmp_path / "other.tar", numbered(5))
     assert call(capsys, "stage", other, *FLAGS, "--cache", root)[0] == 0
-    os.truncate(directory / name, 140 if name.startswith(("fixed", "heap")) else 9)
-    status, seen, said = call(capsys, "verify", root)
+    (path,) = directory.glob(name)
+    os.truncate(path, 140 if name.endswith(("npy", "bin")) else 9)
+    status, seen, said = call(capsys, "verify", root, "--dry-run")
     assert status == 1
-    assert len(seen["corrupt_samples"]) == 1, "the other cache is verified all the same"
-    assert said.count("\n") == 1
-    assert said.startswith(f"tonari cache: {directory}")
-    assert "expected" in said
-    assert "remove" in said
+    if name != "heap-0.bin":
+        assert len(seen["corrupt_samples"]) == 1, "the other cache is verified all the same"
+        assert said.count("\n") == 1
+        assert said.startswith(f"tonari cache: {directory}")
+        assert "expected" in said
+        assert "remove" in said
     status, seen, _ = call(capsys, "ls", root)
     assert status == 0
     assert len(seen["caches"]) == 2
     if name != "heap-0.bin":  # Only reading its rows shows that a heap is too short.
         assert call(capsys, "inspect", root)[0] == 1
         assert sum(report["problem"] is not None for report in seen["caches"]) == 1
+    status, seen, said = call(capsys, "verify", root)
+    assert status == 1
+    if name == "meta.json":
+        assert "what the cache holds is not known" in said
+        return
+    assert (name == "heap-0.bin") == (not seen["rebuilt"])
+    (report,) = call(capsys, "inspect", directory)[1]["caches"]
+    if name in ("manifest.json", "base-*.arrow"):
+        assert (report["num_slots"], report["num_missing"]) == (SAMPLES, 0), (
+            "rows know who they are"
+        )
+    assert call(capsys, "stage", tmp_path / "train.tar", *FLAGS, "--cache", root)[0] == 0
+    assert call(capsys, "verify", root)[0] == 0
 
 
 def test_an_empty_directory_holds_no_caches(capsys, tmp_path):

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dataio.errors import ExchangeError, StallError
+from dataio.base.errors import ExchangeError, StallError
 from tests.multirank import RunRanks
 from tonari import cli
 from tonari.errors import CommandError
-from tonari.shards import write_shards
+from tonari.pack.shards import write_shards
 from trainer.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: in
             raise error
         return status
 
-    monkeypatch.setitem(sys.modules, "tonari.demo", SimpleNamespace(main=main))
+    monkeypatch.setitem(sys.modules, "tonari.demo.command", SimpleNamespace(main=main))
     return cli.main(["demo", "--fast"])
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tonari.demo_report import paired_difference, sentence
+from tonari.demo.report import paired_difference, sentence
 
 EPOCHS = 2
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dataio.filesystem import Filesystem
+from dataio.base.filesystem import Filesystem
 from tests.multirank import Launcher, launch_command, run_job
 from tonari import checks, probes
 from tonari.checks import Finding

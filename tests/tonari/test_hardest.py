@@ -19,15 +19,15 @@ from PIL import Image
 
 import dataio
 import importance
-from dataio.history import Column, Scores, score_dtype, unscored
-from dataio.policies import Importance, Selection
-from dataio.seeding import generator, key
-from dataio.snapshot import NodeSnapshot, save_snapshot
-from dataio.stretch import Position, Stretch
+from dataio.base.seeding import generator, key
+from dataio.plan.history import Column, Scores, score_dtype, unscored
+from dataio.plan.policies import Importance, Selection
+from dataio.plan.stretch import Position, Stretch
+from dataio.state.snapshot import NodeSnapshot, save_snapshot
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tonari import cli
-from tonari.hardest_picture import COLUMNS, SIDE, Tile, draw_tiles
-from tonari.hardest_rank import hardest_of_each, hardest_rows, hardness
+from tonari.hardest.picture import COLUMNS, SIDE, Tile, draw_tiles
+from tonari.hardest.rank import hardest_of_each, hardest_rows, hardness
 
 NUM_SAMPLES, NUM_CLASSES, PART = 1000, 4, 0.05
 KEPT: tuple[Column, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
@@ -310,7 +310,9 @@ def test_a_saved_part_that_is_missing_is_named(
     small: Small, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (small.saved / "node-0.arrow").unlink()
-    assert "the saved scores cannot be read (FileNotFoundError" in said(small, capsys)
+    message = said(small, capsys)
+    assert "node-0.arrow: cannot be read ([Errno 2]" in message
+    assert "restore an older save" in message
 
 
 def test_another_source_is_refused(small: Small, capsys: pytest.CaptureFixture[str]) -> None:

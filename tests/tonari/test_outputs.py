@@ -2,7 +2,7 @@
 
 import pytest
 
-from tonari.bench import main as bench
+from tonari.bench.command import main as bench
 from tonari.cli import main
 from tonari.errors import CommandError
 from tonari.outputs import check_output
@@ -13,8 +13,8 @@ from tonari.outputs import check_output
 def test_a_benchmark_begins_nothing_whose_result_it_could_not_write(
     tmp_path, monkeypatch, command, flag
 ):
-    for work in ("bench.measure_loaders", "bench_exchange.measure_exchange"):
-        monkeypatch.setattr(f"tonari.{work}", lambda *_: pytest.fail("it was begun"))
+    for work in ("command.measure_loaders", "exchange.measure_exchange"):
+        monkeypatch.setattr(f"tonari.bench.{work}", lambda *_: pytest.fail("it was begun"))
     with pytest.raises(CommandError, match=rf"{flag} .*found no directory .*make it first"):
         bench([command, flag, str(tmp_path / "none" / "out.png")])
 
@@ -29,13 +29,13 @@ def test_a_directory_is_no_file_to_write(tmp_path):
 def test_a_study_that_cannot_write_says_that_its_cells_are_whole(tmp_path, capsys, monkeypatch):
     study = tmp_path / "study.toml"
     study.write_text("")
-    monkeypatch.setattr("trainer.study_config.load_study", lambda *_, **__: None)
-    monkeypatch.setattr("tonari.ablate._asked", lambda *_: [])
+    monkeypatch.setattr("tonari.ablate.study.config.load_study", lambda *_, **__: None)
+    monkeypatch.setattr("tonari.ablate.command._asked", lambda *_: [])
 
     def full(*_, **__):
         raise OSError(28, "No space left on device", "cells/a.json")
 
-    monkeypatch.setattr("tonari.ablate_call.read_cells", full)
+    monkeypatch.setattr("tonari.ablate.call.read_cells", full)
     assert main(["ablate", str(study), "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert "No space left on device" in said

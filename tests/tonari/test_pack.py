@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.errors import SourceError
+from dataio.base.errors import SourceError
 from dataio.source import open_source
 from tonari.cli import main
 from tonari.errors import CommandError
-from tonari.shards import Sample, write_shards
+from tonari.pack.shards import Sample, write_shards
 from tonari.sizes import format_bytes, parse_bytes
 
 NUM_ROWS = 25

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataio.layout import Layout
+from dataio.plan.layout import Layout
 from tonari import cli
-from tonari.simulate import measure_plan
-from tonari.simulate_report import needed_rate, shown_epochs
+from tonari.simulate.command import measure_plan
+from tonari.simulate.report import needed_rate, shown_epochs
 
 SMALL = ["simulate", "--ranks", "9", "--samples", "9e3", "--classes", "30", "--epochs", "4"]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from dataio.seeding import generator, key
+from dataio.base.seeding import generator, key
 
 CONFIG = """
 [data]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.tiny_models import MAKERS, batch_of, make, task_of
+from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of
 from trainer.errors import ConfigError
 from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
 

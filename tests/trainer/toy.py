@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer.parallelize import left_whole
-from trainer.place import Place
+from trainer.mesh.parallelize import left_whole
+from trainer.mesh.place import Place
 
 NUM_BLOCKS, LENGTH, WIDTH, NUM_CLASSES = 4, 4, 4, 4
 

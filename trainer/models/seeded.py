@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from dataio.seeding import key
+from dataio.base.seeding import key
 
 Model = TypeVar("Model", bound=nn.Module)
 

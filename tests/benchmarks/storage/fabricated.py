@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.storage.counters import Moved
-from benchmarks.storage.evidence import Verdict
-from benchmarks.storage.layouts import Component, Layout
-from benchmarks.storage.results import (
+from benchmarks.storage.results.results import (
     EndToEnd,
     Link,
     Operation,
@@ -19,7 +16,10 @@ from benchmarks.storage.results import (
     Scaling,
     Way,
 )  # fmt: skip
-from benchmarks.storage.site import Mount, Site
+from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.evidence import Verdict
+from benchmarks.storage.site.layouts import Component, Layout
+from benchmarks.storage.site.site import Mount, Site
 
 NODES = ("node0", "node1", "node2", "node3")
 MIB = 2**20

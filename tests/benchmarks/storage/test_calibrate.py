@@ -3,10 +3,10 @@
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage.calibrate import REPEATS, WARM_UP, calibrate
+from benchmarks.storage.training.calibrate import REPEATS, WARM_UP, calibrate
 from dataio.world import run_threads, thread_worlds
 
-CLOCK = "benchmarks.storage.calibrate.time.perf_counter"
+CLOCK = "benchmarks.storage.training.calibrate.time.perf_counter"
 
 
 def test_a_step_is_the_median_after_warming_up_of_the_slowest_rank(tmp_path, monkeypatch):
@@ -40,7 +40,7 @@ def test_all_ranks_have_the_slowest_ranks_step(tmp_path, monkeypatch):
         return calibrate(script, 4, world=world)
 
     monkeypatch.setattr(
-        "benchmarks.storage.calibrate._median_step", lambda step, script: next(medians)
+        "benchmarks.storage.training.calibrate._median_step", lambda step, script: next(medians)
     )
     assert run_threads(thread_worlds((1, 1)), run) == [2.0, 2.0]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.storage.compare import compare, figures_of
-from benchmarks.storage.evidence import Verdict
-from benchmarks.storage.noise import significant, tail_of_t, worse_by_chance
+from benchmarks.storage.results.compare import compare, figures_of
+from benchmarks.storage.results.noise import significant, tail_of_t, worse_by_chance
+from benchmarks.storage.site.evidence import Verdict
 from tests.benchmarks.storage.fabricated import make_results
 
 SEEDS = range(200)

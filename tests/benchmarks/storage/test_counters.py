@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storage.counters import Counters, Moved
-from benchmarks.storage.site import Mount, Site
+from benchmarks.storage.site.counters import Counters, Moved
+from benchmarks.storage.site.site import Mount, Site
 
 RECORDED = Path(__file__).parent / "recorded"
 

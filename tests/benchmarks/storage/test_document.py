@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage.csv import write_csv
-from benchmarks.storage.document import (
+from benchmarks.storage.results.csv import write_csv
+from benchmarks.storage.results.document import (
     SCHEMA,
     document_schema,
     from_document,
@@ -49,7 +49,7 @@ def put(document, place, value):
 
 def test_the_kept_schema_is_that_of_the_types():
     assert json.loads(SCHEMA.read_text()) == document_schema(), (
-        "write it anew: python -m benchmarks.storage.document"
+        "write it anew: python -m benchmarks.storage.results.document"
     )
 
 

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storage.gpfs import gpfs_layout
-from benchmarks.storage.layouts import run_tool
-from benchmarks.storage.lustre import count_osts, lustre_layout, parse_attribute, parse_getstripe
+from benchmarks.storage.site.gpfs import gpfs_layout
+from benchmarks.storage.site.layouts import run_tool
+from benchmarks.storage.site.lustre import (
+    count_osts,
+    lustre_layout,
+    parse_attribute,
+    parse_getstripe,
+)
 
 RECORDED = Path(__file__).parent / "recorded"
 END = (1 << 64) - 1
@@ -176,7 +181,7 @@ def test_a_tool_that_is_absent_or_fails_says_nothing(tmp_path):
 
 
 def test_a_tool_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr("benchmarks.storage.layouts.TOOL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("benchmarks.storage.site.layouts.TOOL_TIMEOUT_S", 0.2)
     read_end, write_end = os.pipe()
     try:
         assert run_tool(["cat", f"/proc/{os.getpid()}/fd/{read_end}"]) is None

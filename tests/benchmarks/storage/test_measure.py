@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage import target as target_file
-from benchmarks.storage.measure import measure_storage
-from benchmarks.storage.options import StorageOptions
-from benchmarks.storage.phase import choose_clients, fill
-from benchmarks.storage.residency import Residency
-from benchmarks.storage.results import Results
-from benchmarks.storage.together import TogetherError, agree
+from benchmarks.storage.patterns import target as target_file
+from benchmarks.storage.patterns.measure import measure_storage
+from benchmarks.storage.patterns.options import StorageOptions
+from benchmarks.storage.patterns.phase import choose_clients, fill
+from benchmarks.storage.patterns.together import TogetherError, agree
+from benchmarks.storage.results.results import Results
+from benchmarks.storage.site.residency import Residency
 from dataio.world import Topology, World, run_threads, single_world, thread_worlds
 
 SMALL = StorageOptions(
@@ -225,8 +225,8 @@ def test_files_are_read_until_no_more_of_them_comes_into_memory(held, reads, tmp
         calls.append(paths)
         return iter([100])
 
-    monkeypatch.setattr("benchmarks.storage.phase.resident_bytes", resident)
-    monkeypatch.setattr("benchmarks.storage.phase.read_files", read)
+    monkeypatch.setattr("benchmarks.storage.patterns.phase.resident_bytes", resident)
+    monkeypatch.setattr("benchmarks.storage.patterns.phase.read_files", read)
     fill([path])
     assert calls == [[path]] * reads
 

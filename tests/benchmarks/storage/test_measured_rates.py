@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.storage.counters import Moved
-from benchmarks.storage.evidence import Verdict
-from benchmarks.storage.predict import Workload
-from benchmarks.storage.rates import at_readers, choose_rates
-from benchmarks.storage.results import Link, Phase, Repeat, Results
-from benchmarks.storage.site import Mount, Site
+from benchmarks.storage.results.results import Link, Phase, Repeat, Results
+from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.evidence import Verdict
+from benchmarks.storage.site.site import Mount, Site
+from benchmarks.storage.training.predict import Workload
+from benchmarks.storage.training.rates import at_readers, choose_rates
 
 SITE = Site(
     path="/", name="fuse", magic=0,

@@ -2,8 +2,8 @@ from itertools import combinations
 
 import pytest
 
-from benchmarks.storage import network
-from benchmarks.storage.network import measure_links, pairs_of_round
+from benchmarks.storage.patterns import network
+from benchmarks.storage.patterns.network import measure_links, pairs_of_round
 from dataio.world import run_threads, thread_worlds
 
 

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage.calls import Calls, takes_direct
-from benchmarks.storage.crew import Deadline, Task, run_tasks
-from benchmarks.storage.files import OwnFiles, footprint
-from benchmarks.storage.measure import dataset_files
-from benchmarks.storage.patterns import READS, CheckpointBurst, Dataset, MetadataStorm, Part
+from benchmarks.storage.patterns.calls import Calls, takes_direct
+from benchmarks.storage.patterns.crew import Deadline, Task, run_tasks
+from benchmarks.storage.patterns.files import OwnFiles, footprint
+from benchmarks.storage.patterns.measure import dataset_files
+from benchmarks.storage.patterns.patterns import (
+    READS,
+    CheckpointBurst,
+    Dataset,
+    MetadataStorm,
+    Part,
+)
 
 KIB = 1 << 10
 

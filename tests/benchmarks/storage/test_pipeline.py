@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage.counters import Moved
-from benchmarks.storage.evidence import Verdict
-from benchmarks.storage.own_set import PREFIX, own_directory
-from benchmarks.storage.pipeline import MEMORY, PipelineOptions, run_ways
-from benchmarks.storage.results import Phase, Repeat, Results
-from benchmarks.storage.site import describe_site
+from benchmarks.storage.results.results import Phase, Repeat, Results
+from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.evidence import Verdict
+from benchmarks.storage.site.site import describe_site
+from benchmarks.storage.training.own_set import PREFIX, own_directory
+from benchmarks.storage.training.pipeline import MEMORY, PipelineOptions, run_ways
 from dataio import Bytes, Int
 from dataio.world import run_threads, thread_worlds
 
@@ -83,7 +83,7 @@ def test_bytes_are_told_by_tier(two_nodes):
         assert ways[name].moved_bytes["network"] == pytest.approx(2 * 20 * 4104, rel=0.01)
     assert ways["dataloader"].moved_bytes["network"] is None
     assert len(ways["dataloader"].verdict_of_epoch) == 2
-    assert ways["null"].utilisation_fraction == 1
+    assert ways["null"].utilisation_fraction == pytest.approx(1)
 
 
 def test_nothing_is_left_behind(two_nodes):

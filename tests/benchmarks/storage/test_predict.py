@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.storage.predict import Rates, Workload, cached_fraction, paid_after, predict
+from benchmarks.storage.training.predict import (
+    Rates,
+    Workload,
+    cached_fraction,
+    paid_after,
+    predict,
+)
 
 ALONE = Workload(num_samples=1000, sample_bytes=1e5, batch_size=10, ranks_of_node=(1,))
 """100 MB in 100 steps."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.storage.crew import Deadline, Timed
-from benchmarks.storage.files import OwnFiles, footprint
-from benchmarks.storage.patterns import READS, MetadataStorm, Part, Pattern
-from benchmarks.storage.timing import summarise
+from benchmarks.storage.patterns.crew import Deadline, Timed
+from benchmarks.storage.patterns.files import OwnFiles, footprint
+from benchmarks.storage.patterns.patterns import READS, MetadataStorm, Part, Pattern
+from benchmarks.storage.results.timing import summarise
 
 slow = pytest.importorskip("tests.slowfs")
 pytestmark = pytest.mark.skipif(bool(slow.what_is_missing()), reason=slow.what_is_missing())

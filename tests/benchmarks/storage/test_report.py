@@ -8,10 +8,10 @@ import pytest
 from PIL import Image, ImageColor
 
 from benchmarks.pictures import DARK, LIGHT
-from benchmarks.storage.drawing import COMPUTE, LOCAL, STATES, WAIT, WAYS, duration, rate
-from benchmarks.storage.epoch_plots import compute_s
-from benchmarks.storage.evidence import Verdict
-from benchmarks.storage.report import findings, page, plots_of, strip, write_html, write_png
+from benchmarks.storage.report.drawing import COMPUTE, LOCAL, STATES, WAIT, WAYS, duration, rate
+from benchmarks.storage.report.epoch_plots import compute_s
+from benchmarks.storage.report.report import findings, page, plots_of, strip, write_html, write_png
+from benchmarks.storage.site.evidence import Verdict
 from tests.benchmarks.storage.fabricated import NODES, make_results
 from tests.browser import browse, needs_browser
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage import kernel
-from benchmarks.storage.evidence import Verdict, Watch, evict, judge, resident_bytes
-from benchmarks.storage.kernel import cachestat_pages, mincore_pages
-from benchmarks.storage.site import Site, describe_site
+from benchmarks.storage.site import kernel
+from benchmarks.storage.site.evidence import Verdict, Watch, evict, judge, resident_bytes
+from benchmarks.storage.site.kernel import cachestat_pages, mincore_pages
+from benchmarks.storage.site.site import Site, describe_site
 
 MIB = 1 << 20
 ONE_FILE = Path(__file__).parent / "one_file.py"

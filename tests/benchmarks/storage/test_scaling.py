@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.storage.counters import Moved
-from benchmarks.storage.evidence import Verdict
-from benchmarks.storage.results import Phase, Repeat
-from benchmarks.storage.scaling import fit, jain, knee, scale
+from benchmarks.storage.results.results import Phase, Repeat
+from benchmarks.storage.results.scaling import fit, jain, knee, scale
+from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.evidence import Verdict
 
 COLD = Verdict("cold", "so it was")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.errors import BenchError
-from benchmarks.storage.kernel import statfs_magic
-from benchmarks.storage.site import describe_site, name_of, server_of
-from dataio.filesystem import filesystem_of
+from benchmarks.storage.site.kernel import statfs_magic
+from benchmarks.storage.site.site import describe_site, name_of, server_of
+from dataio.base.filesystem import filesystem_of
 
 TABLE = """\
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard
@@ -87,20 +87,20 @@ def test_without_a_mount_table_statfs_names_the_filesystem():
 def test_where_a_client_keeps_data_follows_from_its_kind(
     monkeypatch, tmp_path, fs_type, magic, options, cache
 ):
-    monkeypatch.setattr("benchmarks.storage.site.statfs_magic", lambda path: magic)
+    monkeypatch.setattr("benchmarks.storage.site.site.statfs_magic", lambda path: magic)
     table = f"27 1 0:27 / / rw,noatime - {fs_type} source {options}\n"
     site = describe_site(tmp_path, mountinfo=table, run=lambda command: None)
     assert (site.name, site.client_cache) == (fs_type, cache)
 
 
 def test_moosefs_is_shared_under_its_own_name(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.storage.site.statfs_magic", lambda path: 0x65735546)
+    monkeypatch.setattr("benchmarks.storage.site.site.statfs_magic", lambda path: 0x65735546)
     site = describe_site(tmp_path, mountinfo="27 1 0:27 / / rw - fuse mfs#master:9421 rw\n")
     assert (site.name, site.is_shared, site.client_cache) == ("moosefs", True, "page cache")
 
 
 def test_lustre_without_its_tools_is_described_with_an_unknown_layout(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.storage.site.statfs_magic", lambda path: 0x0BD00BD0)
+    monkeypatch.setattr("benchmarks.storage.site.site.statfs_magic", lambda path: 0x0BD00BD0)
     table = "27 1 0:27 / / rw - lustre 10.0.0.2@o2ib:/scratch rw,flock\n"
     site = describe_site(tmp_path, mountinfo=table, run=lambda command: None)
     assert (site.name, site.layout, site.is_shared) == ("lustre", None, True)
@@ -111,7 +111,7 @@ def test_lustre_without_its_tools_is_described_with_an_unknown_layout(monkeypatc
 
 def test_data_on_the_metadata_server_is_noted(monkeypatch, tmp_path):
     printed = (Path(__file__).parent / "recorded" / "getstripe_progressive.txt").read_text()
-    monkeypatch.setattr("benchmarks.storage.site.statfs_magic", lambda path: 0x0BD00BD0)
+    monkeypatch.setattr("benchmarks.storage.site.site.statfs_magic", lambda path: 0x0BD00BD0)
     table = "27 1 0:27 / / rw - lustre 10.0.0.2@o2ib:/scratch rw,flock\n"
     site = describe_site(tmp_path, mountinfo=table, run=lambda command: printed)
     assert "the first 262144 bytes of a file lie on the metadata server" in site.notes

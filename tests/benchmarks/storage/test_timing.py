@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.storage.timing import summarise
+from benchmarks.storage.results.timing import summarise
 
 durations = st.lists(st.floats(1e-6, 100.0), min_size=1, max_size=300)
 

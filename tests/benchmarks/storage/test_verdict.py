@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.storage.counters import Moved
-from benchmarks.storage.evidence import Evidence, Residency, Verdict, judge, judge_nodes, merge
-from benchmarks.storage.site import ClientCache, Mount, Site
+from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.evidence import Evidence, Residency, Verdict, judge, judge_nodes, merge
+from benchmarks.storage.site.site import ClientCache, Mount, Site
 
 MIB = 1 << 20
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.fields import Field
-from dataio.rows import Rows, corrupt_rows, row_offsets
+from dataio.rows.fields import Field
+from dataio.rows.rows import Rows, corrupt_rows, row_offsets
 from dataio.source import Source
 from dataio.source.base import ShardedSource
 

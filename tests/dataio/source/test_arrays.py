@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import NumpySource
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import Row, ids, read_all, rows_of
@@ -108,7 +108,6 @@ def saved_again(directory: Path) -> NumpySource:
     ("value", "found"),
     [
         (np.array([{}]), r"array 'x' is object\[1\], expected an array of numbers or text"),
-        ([1, 2], "array 'x' is list, expected an array"),
         (np.array(3), r"array 'x' is int64\[\]"),
         (np.zeros(2), "the arrays have 'x': 2, 'label': 23 rows, expected one length"),
     ],
@@ -116,6 +115,13 @@ def saved_again(directory: Path) -> NumpySource:
 def test_wrong_arrays_are_refused(value: np.ndarray, found: str) -> None:
     with pytest.raises(SourceError, match=found):
         NumpySource({"x": value, "label": LABELS})
+
+
+def test_lists_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"arrays is {'x': \[1, 2\]}, .*convert each with np.asarray"
+    ):
+        NumpySource({"x": [1, 2]})  # type: ignore[dict-item]
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:

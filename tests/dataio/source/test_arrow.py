@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Array, Bytes, Field, Image, Int, Text, Tokens
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import Source, open_source
 from dataio.source.base import ShardedSource
 from dataio.world import World, run_threads, thread_worlds

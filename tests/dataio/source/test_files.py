@@ -6,8 +6,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dataio.errors import SourceError
-from dataio.fields import Field, Int
+from dataio.base.errors import SourceError
+from dataio.rows.fields import Field, Int
 from dataio.source import Storage, expand, open_source
 from tests.dataio.source.shards import numbered, read_all, write_tar
 

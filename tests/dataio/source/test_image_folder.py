@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Bytes, Field, Image, Int, Text
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Bytes, Field, Image, Int, Text
 from dataio.source import ImageFolderSource, open_source
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import Row, ids, read_all, rows_of, write_tar

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from dataio.errors import SourceError
-from dataio.fields import Bytes, Field, Int
+from dataio.base.errors import SourceError
+from dataio.rows.fields import Bytes, Field, Int
 from dataio.source import Source, open_source, write_index
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import numbered, read_all, write_tar

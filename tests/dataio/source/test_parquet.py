@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Array, Bytes, Field, Float, Image, Int
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int
 from dataio.source import open_source
 from dataio.source.base import ShardedSource
 from tests.dataio.source.shards import damage, ids, read_all, rows_of

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Bytes, Field, Int
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Bytes, Field, Int
 from dataio.source import Storage, open_source, scan_shard, write_index
 from dataio.source.base import ShardedSource
 from tests.dataio.source.shards import damage, ids, numbered, read_all, rows_of, write_tar

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.errors import SourceError
-from dataio.fields import Array, Bytes, Field, Int
+from dataio.base.errors import SourceError
+from dataio.rows.fields import Array, Bytes, Field, Int
 from dataio.source import Storage, open_source, scan_shard
-from dataio.source import tar_members as tar_members_module
-from dataio.source.tar_blocks import plain_headers
-from dataio.source.tar_headers import HeaderReader
-from dataio.source.window import READ_BYTES, Window
+from dataio.source.io.window import READ_BYTES, Window
+from dataio.source.tar import members as tar_members_module
+from dataio.source.tar.blocks import plain_headers
+from dataio.source.tar.headers import HeaderReader
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS, REUSE
 
@@ -143,7 +143,7 @@ def test_windows_cut_samples_anywhere_and_none_is_lost(
     expected = expected_of(path)
     size = path.stat().st_size
     for piece_bytes in (READ_BYTES, 64 << 10, 99_328):
-        monkeypatch.setattr("dataio.source.tar_samples.READ_BYTES", piece_bytes)
+        monkeypatch.setattr("dataio.source.tar.samples.READ_BYTES", piece_bytes)
         source = open_source(str(path))
         assert [row[1] for row in read_all(source, fields)] == expected
         assert source.bytes_read < 2.1 * size

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataio.errors import SourceError
-from dataio.fields import Bytes, Field
+from dataio.base.errors import SourceError
+from dataio.rows.fields import Bytes, Field
 from dataio.source import Storage, open_source
-from dataio.source.tar_gz import GunzippedFile
+from dataio.source.tar.gz import GunzippedFile
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS
 

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataio import Loader
-from dataio.errors import SourceError
-from dataio.fields import Bytes, Field, Int
-from dataio.source import opening, tar_marks
+from dataio.base.errors import SourceError
+from dataio.rows.fields import Bytes, Field, Int
+from dataio.source import opening
 from dataio.source.base import ShardedSource
+from dataio.source.tar import marks as tar_marks
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import (
     damage,
@@ -43,6 +44,7 @@ def opened(path: Path, **kwargs: object) -> ShardedSource:
 def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark every few samples, so that shards may be small."""
     monkeypatch.setattr(tar_marks, "MARK_BYTES", STRETCH)
+    monkeypatch.setattr(tar_marks, "SKIPPED_BYTES", STRETCH)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def test_every_rank_is_told_what_one_of_them_counted(tmp_path: Path, large: Path
     (a_bytes, told), (b_bytes, same) = run_threads(thread_worlds([1, 1]), marks)
     assert a_bytes < 1e6 < b_bytes
     assert told == same
-    assert [len(of) for of in told] == [0, 2 * (large.stat().st_size >> 20)]
+    assert [len(of) // 2 for of in told] == [2, tar_marks.MARKS - 1], "the start is one too"
     assert run_threads(thread_worlds([1]), marks) == [(0, told)], "kept on the node"
 
 
@@ -214,3 +216,31 @@ def test_a_shard_that_changes_after_it_was_marked_is_refused(tmp_path: Path, den
     damage(path, whole[:20_480] + bytes(num_bytes - 20_480))
     with pytest.raises(SourceError, match="samples, expected 40 by the index; the shard was"):
         list(source.read(ids(30), FIELDS))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_groups_of_a_small_set_are_staged_beside_training_for_little_more_than_its_bytes(
+    tmp_path: Path, ranks: int
+) -> None:
+    for i in range(6):
+        write_tar(tmp_path / f"{i}.tar", numbered(90, first=90 * i, num_bytes=1000))
+    set_bytes = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+
+    def stage(world: World) -> float:
+        with Loader(
+            str(tmp_path),
+            world=world,
+            fields=FIELDS,
+            batch_size=4,
+            cache=tmp_path / "cache",
+            num_threads=0,
+            progress=False,
+            stage="overlap",
+        ) as loader:
+            counted = loader.stats()["source_bytes"]
+            for _ in loader.epochs(1):
+                assert sum(len(batch["label"]) for batch in loader) >= 540 // ranks
+            return float(loader.stats()["source_bytes"] - counted)
+
+    staged = sum(run_threads(thread_worlds([ranks]), stage))
+    assert set_bytes * 0.95 <= staged <= set_bytes * 2

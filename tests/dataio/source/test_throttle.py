@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataio.source import Storage, Throttle
-from dataio.source.throttle import BURST_S
+from dataio.source.io.throttle import BURST_S
 
 
 def take_many(throttle: Throttle, num_bytes: int, times: int) -> None:
@@ -63,8 +63,8 @@ def test_a_limit_keeps_the_rate_and_costs_a_slow_storage_nothing(
 ) -> None:
     clock = {"s": 100.0}
     waits_s: list[float] = []
-    monkeypatch.setattr("dataio.source.throttle.time.monotonic", lambda: clock["s"])
-    monkeypatch.setattr("dataio.source.throttle.time.sleep", waits_s.append)
+    monkeypatch.setattr("dataio.source.io.throttle.time.monotonic", lambda: clock["s"])
+    monkeypatch.setattr("dataio.source.io.throttle.time.sleep", waits_s.append)
     throttle = Throttle(str(tmp_path / "bucket"), bytes_per_s=4 << 20, spaces_only=True)
     # Sixteen threads of two ranks ask at once: one after the other, a second apart.
     for _ in range(16):

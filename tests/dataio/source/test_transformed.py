@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from dataio.errors import FieldError, SourceError
-from dataio.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.base.errors import FieldError, SourceError
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import DatasetSource, TransformedSource
 from dataio.source.function_hash import describe_function
 from dataio.world import World, run_threads, thread_worlds

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world import World, single_world, thread_worlds
 from dataio.world.abort import install_abort_hooks
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dataio.errors import WorldError
+from dataio.base.errors import WorldError
 from dataio.world import Topology, discover, discover_world, run_threads, thread_worlds
 from dataio.world.discover import Claim, Medium, choose_medium
 

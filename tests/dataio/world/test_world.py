@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dataio.errors import StallError, WorldError
+from dataio.base.errors import StallError, WorldError
 from dataio.world import Topology, World, run_threads, single_world, thread_worlds
 from dataio.world.collectives import NUM_USER_TAGS, name_ranks, tree_children
 

@@ -1,0 +1,1 @@
+"""What an exchange beside training costs."""

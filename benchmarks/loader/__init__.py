@@ -1,0 +1,1 @@
+"""How many samples a second: ours, other loaders, and what no loader can pass."""

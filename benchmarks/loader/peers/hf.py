@@ -1,0 +1,81 @@
+"""Hugging Face datasets: mapped Arrow files, fetched by batch through a BatchSampler."""
+
+from collections.abc import Iterator
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.pixels import decode
+from benchmarks.loader.peers.torch_packed import rank_sampler
+
+Columns = dict[str, list[bytes] | list[int]]
+
+
+def prepare(task: Task) -> None:
+    """Write the Arrow files."""
+    packed = task.open_source()
+    spec = packed.spec
+    binary = datasets.Value("binary")
+    array = datasets.Sequence(datasets.Value("uint8"), length=spec.sample_bytes)
+    whole = datasets.Value("int64")
+    features = datasets.Features(
+        {"id": whole, "label": whole, "payload": binary if spec.is_jpeg else array}
+    )
+
+    def samples() -> Iterator[dict[str, object]]:
+        for sample_id in range(spec.num_samples):
+            data = packed.sample(sample_id)
+            payload = data.tobytes() if spec.is_jpeg else np.asarray(data)
+            yield {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
+
+    dataset = datasets.Dataset.from_generator(
+        samples,
+        features=features,
+        cache_dir=f"{task.prepared}.tmp",
+        writer_batch_size=max(min(1000, (1 << 26) // max(spec.sample_bytes, 1)), 1),
+    )
+    dataset.save_to_disk(task.prepared)
+    dataset.cleanup_cache_files()
+
+
+def open_feed(task: Task) -> Feed:
+    """Make the loader."""
+    spec = task.open_source().spec
+    dataset = datasets.load_from_disk(task.prepared)
+
+    def decoded(columns: Columns) -> dict[str, object]:
+        encoded = [data for data in columns["payload"] if isinstance(data, bytes)]
+        return {**columns, "payload": decode(encoded, spec.shape)}
+
+    def arrays(table: pa.Table) -> dict[str, object]:
+        ids, labels = (table.column(name).to_numpy() for name in ("id", "label"))
+        flat = table.column("payload").combine_chunks().flatten().to_numpy()
+        return {"id": ids, "label": labels, "payload": flat.reshape(len(ids), *spec.shape)}
+
+    # Its torch and NumPy formats would turn every byte into eight.
+    dataset = dataset.with_transform(decoded) if spec.is_jpeg else dataset.with_format("arrow")
+    distributed = rank_sampler(dataset, task)
+    sampler = RandomSampler(dataset) if distributed is None else distributed
+    loader = DataLoader(
+        dataset,
+        sampler=BatchSampler(sampler, task.batch_size, drop_last=False),
+        batch_size=None,
+        collate_fn=None if spec.is_jpeg else arrays,
+        num_workers=task.workers,
+        persistent_workers=task.workers > 0,
+    )
+
+    def epoch(number: int) -> Iterator[Batch]:
+        if distributed is not None:
+            distributed.set_epoch(number)
+        for batch in loader:
+            yield Batch(batch["id"], batch["label"], batch["payload"])
+
+    return Feed(epoch)
+
+
+if __name__ == "__main__":
+    run(prepare, open_feed)

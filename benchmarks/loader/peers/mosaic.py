@@ -1,0 +1,78 @@
+"""MosaicML Streaming: MDS shards on a local disk, shuffled by its default py1e."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import streaming
+from numpy.typing import NDArray
+
+from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.pixels import decode_one
+
+Sample = dict[str, int | bytes | NDArray[np.uint8]]
+
+
+class Decoding(streaming.StreamingDataset):  # type: ignore[misc]
+    """Turns a JPEG into pixels where a worker reads it."""
+
+    shape: tuple[int, ...]
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = dict(super().__getitem__(index))
+        return {**sample, "payload": decode_one(sample["payload"], self.shape)}
+
+
+def prepare(task: Task) -> None:
+    """Write the shards."""
+    packed = task.open_source()
+    spec = packed.spec
+    kind = "bytes" if spec.is_jpeg else f"ndarray:uint8:{spec.sample_bytes}"
+    columns = {"id": "int", "label": "int", "payload": kind}
+    with streaming.MDSWriter(out=task.prepared, columns=columns) as writer:
+        for sample_id in range(spec.num_samples):
+            data = packed.sample(sample_id)
+            payload = data.tobytes() if spec.is_jpeg else np.array(data)
+            writer.write(
+                {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
+            )
+
+
+def open_feed(task: Task) -> Feed:
+    """Make the loader."""
+    os.environ |= {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.world_size),
+        "LOCAL_RANK": str(task.rank),
+        "LOCAL_WORLD_SIZE": str(task.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(task.port),
+    }
+    spec = task.open_source().spec
+    kind = Decoding if spec.is_jpeg else streaming.StreamingDataset
+    # Two sessions at once may not name one local directory: each sees it through a link.
+    local = Path(f"{task.socket}.mds")
+    if task.rank == 0:
+        local.symlink_to(task.prepared)
+    dataset = kind(
+        local=str(local), shuffle=True, batch_size=task.batch_size, shuffle_seed=task.seed
+    )
+    if spec.is_jpeg:
+        dataset.shape = spec.shape
+    loader = streaming.StreamingDataLoader(
+        dataset,
+        batch_size=task.batch_size,
+        num_workers=task.workers,
+        persistent_workers=task.workers > 0,
+    )
+
+    def epoch(number: int) -> Iterator[Batch]:
+        for batch in loader:
+            yield Batch(batch["id"], batch["label"], batch["payload"])
+
+    return Feed(epoch)
+
+
+if __name__ == "__main__":
+    run(prepare, open_feed)

@@ -1,0 +1,73 @@
+"""torch DataLoader over one file a sample, as most projects begin."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.pixels import decode_one
+from benchmarks.loader.peers.torch_packed import rank_sampler
+from benchmarks.loader.sets import SetSpec, make_labels
+
+Sample = tuple[int, int, torch.Tensor]
+
+FILES_PER_FOLDER = 1000
+
+
+def path_of(prepared: str, sample_id: int) -> Path:
+    """Name a sample's file."""
+    return Path(prepared) / f"{sample_id // FILES_PER_FOLDER:05}" / f"{sample_id:09}"
+
+
+class Files(Dataset[Sample]):
+    """Samples that are fetched one by one."""
+
+    def __init__(self, prepared: str, spec: SetSpec) -> None:
+        self.spec = spec
+        self.paths = [str(path_of(prepared, i)) for i in range(spec.num_samples)]
+        self.labels = make_labels(spec.num_samples).tolist()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Sample:
+        data = np.fromfile(self.paths[index], np.uint8)
+        payload = decode_one(data, self.spec.shape) if self.spec.is_jpeg else data
+        return index, self.labels[index], torch.from_numpy(payload)
+
+
+def prepare(task: Task) -> None:
+    """Write a file a sample."""
+    packed = task.open_source()
+    for sample_id in range(packed.spec.num_samples):
+        path = path_of(task.prepared, sample_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(packed.sample(sample_id).data)
+
+
+def open_feed(task: Task) -> Feed:
+    """Make the loader."""
+    dataset = Files(task.prepared, task.open_source().spec)
+    sampler = rank_sampler(dataset, task)
+    loader = DataLoader(
+        dataset,
+        batch_size=task.batch_size,
+        shuffle=sampler is None,
+        sampler=sampler,
+        num_workers=task.workers,
+        persistent_workers=task.workers > 0,
+    )
+
+    def epoch(number: int) -> Iterator[Batch]:
+        if sampler is not None:
+            sampler.set_epoch(number)
+        return (Batch(*parts) for parts in loader)
+
+    return Feed(epoch)
+
+
+if __name__ == "__main__":
+    run(prepare, open_feed)

@@ -1,0 +1,1 @@
+"""How training touches storage, measured phase by phase."""

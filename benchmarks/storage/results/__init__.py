@@ -1,0 +1,1 @@
+"""What was found: kept as a document, compared, summed up."""

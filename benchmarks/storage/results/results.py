@@ -1,0 +1,236 @@
+"""What `tonari bench io` found: the one shape that is measured, reported, compared and drawn.
+
+Seconds are ``*_s``, sizes ``*_bytes``, shares of one ``*_fraction``. A figure that was not measured
+is None: nothing here is derived from another figure, but where its name says ``predicted``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.evidence import Verdict
+from benchmarks.storage.site.site import Site
+
+SCHEMA_VERSION = 1
+
+Tier = Literal["shared", "local"]
+Temperature = Literal["cold", "warm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """How long one kind of operation took, over all clients and repeats of a phase.
+
+    Attributes:
+        name: ``"open"``, ``"stat"``, ``"read"``, ``"close"``, ``"write"``, ``"fsync"``, ...
+        count: Operations.
+        p50_s: Half of them took at most this long.
+        p999_s: All but one in a thousand did.
+        max_s: The longest.
+        p50_of_repeat_s: Of each repeat that had any, in their order.
+        edges_s: float[bins + 1]: Of the histogram, evenly spaced in their logarithm.
+        counts: int[bins].
+    """
+
+    name: str
+    count: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    p999_s: float
+    max_s: float
+    p50_of_repeat_s: Sequence[float]
+    edges_s: Sequence[float]
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """One run of a phase.
+
+    Attributes:
+        seconds: From the common start to the end of the last client.
+        bytes_of_client: By client.
+        seconds_of_client: By client.
+        verdict: Over all nodes.
+        verdict_of_node: By host name.
+        moved: Summed over nodes; a counter that one lacks is None.
+    """
+
+    seconds: float
+    bytes_of_client: Sequence[int]
+    seconds_of_client: Sequence[float]
+    verdict: Verdict
+    verdict_of_node: Mapping[str, Verdict]
+    moved: Moved
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all clients together."""
+        return sum(self.bytes_of_client) / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One pattern at one number of clients and threads.
+
+    Attributes:
+        pattern: ``"file_per_sample"``, ``"sequential_shard"``, ``"random_record"``, ...
+        tier: Where: DIR, or the node's own directory.
+        clients: Ranks that took part.
+        nodes: That they were on.
+        threads: Of each.
+        wanted: What was tried to make of the client's cache.
+        request_bytes: Of one read or write; 0 where there is none.
+        direct: Whether by O_DIRECT.
+        repeats: In their order.
+        operations: Over all repeats.
+        notes: What a reader has to know, such as why it ended early.
+    """
+
+    pattern: str
+    tier: Tier
+    clients: int
+    nodes: int
+    threads: int
+    wanted: Temperature
+    request_bytes: int
+    direct: bool
+    repeats: Sequence[Repeat]
+    operations: Sequence[Operation]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """How one pattern grows with clients x threads: its phases, and a curve through them.
+
+    Attributes:
+        pattern: As of the phases.
+        wanted: As of the phases.
+        readers: int[points]: Clients x threads, ascending.
+        bytes_per_s: Medians over repeats, by point.
+        fairness: Jain's index over clients, in (0, 1], by point.
+        knee: The fewest readers that reach 90 % of the largest bandwidth.
+        fitted_most_bytes_per_s: What the curve n -> most x n / (n + half) tends to; None: no fit.
+        fitted_half: Readers that reach half of it.
+        fit_error_fraction: Root mean square of the relative errors at the points.
+    """
+
+    pattern: str
+    wanted: Temperature
+    readers: Sequence[int]
+    bytes_per_s: Sequence[float]
+    fairness: Sequence[float]
+    knee: int
+    fitted_most_bytes_per_s: float | None
+    fitted_half: float | None
+    fit_error_fraction: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Between two nodes, one rank of each, all pairs of a round at a time.
+
+    Attributes:
+        nodes: Host names.
+        bytes_per_s: Each way, both ways at once: median over repeats.
+        round_trip_s: Of an empty message: median.
+        repeats: Bandwidths.
+    """
+
+    nodes: tuple[str, str]
+    bytes_per_s: float
+    round_trip_s: float
+    repeats: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to feed training, over some epochs.
+
+    Attributes:
+        name: ``"null"``, ``"dataloader"``, ``"staged"``, ``"exchange"`` (staged, too), or
+            ``"hiding"`` (staged and exchanged, too).
+        staging_s: Before the first step; 0 where nothing is staged.
+        epoch_s: By epoch, compute included.
+        samples_of_epoch: Trained, by epoch, over all ranks.
+        utilisation_fraction: Null storage's time for as many samples over this way's, after the
+            first epoch.
+        moved_bytes: By ``"shared"``, ``"network"``, ``"local"``: over all nodes and epochs, staging
+            apart; None where no counter saw it.
+        staging_bytes: Read from DIR for it.
+        predicted_staging_s: Said before it was run.
+        predicted_epoch_s: Of a later epoch, said before it was run.
+        prediction_error_fraction: Of later epochs' median: (measured - predicted) / measured.
+        paid_after: Epochs after which, with staging, less time has passed than with the
+            DataLoader; epochs beyond those measured count as the median of the later ones. None:
+            never, or there is nothing to compare.
+        predicted_paid_after: The same, said before.
+        verdict_of_epoch: Of the client's cache, by epoch, of the DataLoader; else empty.
+    """
+
+    name: Literal["null", "dataloader", "staged", "exchange", "hiding"]
+    staging_s: float
+    epoch_s: Sequence[float]
+    samples_of_epoch: Sequence[int]
+    utilisation_fraction: float | None
+    moved_bytes: Mapping[str, int | None]
+    staging_bytes: int | None
+    predicted_staging_s: float | None = None
+    predicted_epoch_s: float | None = None
+    prediction_error_fraction: float | None = None
+    paid_after: int | None = None
+    predicted_paid_after: int | None = None
+    verdict_of_epoch: Sequence[Verdict] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndToEnd:
+    """Training with an emulated step.
+
+    Attributes:
+        step_s: Of compute, each.
+        step_from: ``"given"`` or the script that it was measured from.
+        batch_size: Of a rank.
+        num_samples: Of the dataset.
+        sample_bytes: Stored, on average.
+        exchange_fraction: Of a rank's rows, an epoch.
+        hidden_fraction: Of the rows, an epoch.
+        ways: Null storage first.
+    """
+
+    step_s: float
+    step_from: str
+    batch_size: int
+    num_samples: int
+    sample_bytes: float
+    exchange_fraction: float
+    hidden_fraction: float
+    ways: Sequence[Way]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything of one run.
+
+    Attributes:
+        environment: `benchmarks.machine.describe_machine` of rank 0, and of the job: ranks, nodes,
+            host names, launcher, the command's options.
+        site: Where DIR lies.
+        local: Where the node's own directory lies.
+        complete: Whether nothing was left out, for want of time or otherwise.
+        problems: What could not be measured, and why.
+    """
+
+    environment: Mapping[str, object]
+    site: Site
+    local: Site
+    phases: Sequence[Phase] = ()
+    scalings: Sequence[Scaling] = ()
+    links: Sequence[Link] = ()
+    end_to_end: EndToEnd | None = None
+    complete: bool = True
+    problems: Sequence[str] = field(default_factory=tuple)

@@ -1,0 +1,1 @@
+"""What lies under a directory, and what its counters and caches say."""

@@ -1,0 +1,1 @@
+"""Training with an emulated step, and what was predicted of it."""

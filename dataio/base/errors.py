@@ -1,0 +1,85 @@
+"""What can go wrong outside, one class per thing a caller could handle differently."""
+
+from pathlib import Path
+
+
+class DataioError(Exception):
+    """Root of every error that dataio raises for something outside the program.
+
+    Attributes:
+        all_ranks: Whether every rank raises it, so that rank 0 can speak for all.
+    """
+
+    all_ranks = False
+
+
+class DamagedFileError(DataioError, ValueError):
+    """A file of Tonari's own does not match its checksum."""
+
+
+class SourceError(DataioError):
+    """The source is missing, unreadable, truncated or not what its name says."""
+
+
+class FieldError(DataioError):
+    """A sample lacks a field, or a field does not decode to what was declared."""
+
+
+class CacheError(DataioError):
+    """The cache directory cannot be used: not writable, full, or of an unknown format."""
+
+
+class DamagedCacheError(CacheError):
+    """Files of a cache are missing, or not what was written."""
+
+
+class QuotaError(CacheError):
+    """The bytes that a cache may take are too few for what is asked of it."""
+
+
+class CacheBusyError(CacheError):
+    """Another process holds the cache."""
+
+
+class CacheStagingError(CacheBusyError):
+    """Another process has the cache for a while: it stages it, and will share it, or tidies up.
+
+    Attributes:
+        directory: The cache.
+    """
+
+    def __init__(self, message: str, directory: Path) -> None:
+        super().__init__(message)
+        self.directory = directory
+
+
+class OtherDatasetError(CacheError):
+    """The cache holds another dataset, or another version of this one."""
+
+
+class SharedFilesystemError(CacheError):
+    """The cache directory lies on a shared filesystem."""
+
+
+class CorruptRowError(DataioError):
+    """The bytes of a row do not match its checksum."""
+
+
+class ExchangeError(DataioError):
+    """Rows that travel between nodes did not arrive, or not as they were sent."""
+
+
+class WorkerError(DataioError):
+    """A process that transforms samples died, or the transform raised there."""
+
+
+class StateError(DataioError):
+    """A checkpoint cannot be restored into this loader."""
+
+
+class WorldError(DataioError):
+    """The ranks cannot be found, or disagree about who they are."""
+
+
+class StallError(WorldError):
+    """Another rank did not answer within the time limit."""

@@ -1,0 +1,210 @@
+"""Tell on which filesystem a path lies, and choose a cache directory that is the node's own."""
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from dataio.base.cgroup import memory_room
+from dataio.base.errors import CacheError, SharedFilesystemError
+
+log = logging.getLogger(__name__)
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+SHARED = frozenset(
+    "9p acfs afs beegfs ceph cifs coda cvfs fhgfs gfs gfs2 gpfs kafs lustre ncpfs nfs nfs4 ocfs2 "
+    "orangefs panfs pvfs2 quobyte scoutfs smb3 smbfs vxfs wekafs yfs".split()
+)
+"""Types that several nodes see. Any FUSE type is one of them too, unless it is in LOCAL_FUSE."""
+
+LOCAL_FUSE = frozenset(
+    "fuse.bindfs fuse.encfs fuse.fuse-overlayfs fuse.fuse2fs fuse.gocryptfs fuse.lxcfs "
+    "fuse.mergerfs fuse.ntfs-3g fuse.squashfuse fuse.squashfuse_ll fuse.unionfs fuse.zfs".split()
+)
+
+MEMORY_BACKED = frozenset({"tmpfs", "ramfs"})
+
+MOST_RESERVE_BYTES = 1 << 30
+"""Left free on the filesystem: a hundredth of it, at most this."""
+
+SCRATCH_VARIABLES = ("TMPDIR", "SLURM_TMPDIR", "SLURM_JOB_TMP", "SLURM_JOB_TMPDIR", "PBS_JOBFS")
+
+
+class Filesystem(NamedTuple):
+    """What a path lies on."""
+
+    type: str
+    """As the kernel names it: ``"ext4"``, ``"fuse.sshfs"``; ``"unknown"`` without a mount table."""
+    is_shared: bool
+    """Whether other nodes see the same files."""
+    mount_point: Path
+    source: str
+    """The device, server or label that is mounted."""
+    options: tuple[str, ...] = ()
+    """Of this mount, then of its filesystem, each once."""
+
+
+def filesystem_of(path: Path, *, mountinfo: str | None = None) -> Filesystem:
+    """Find the filesystem of a path, which need not exist yet.
+
+    Args:
+        path: A file or directory; links are followed.
+        mountinfo: Text of a mount table instead of this process's.
+    """
+    if mountinfo is None:
+        mountinfo = MOUNTINFO.read_text(errors="surrogateescape") if MOUNTINFO.exists() else ""
+    resolved = path.resolve()
+    found = Filesystem("unknown", False, Path("/"), "")
+    for line in mountinfo.splitlines():
+        mounted, _, kind = line.partition(" - ")
+        mount_point = Path(_unescape(mounted.split(" ")[4]))
+        deeper = len(mount_point.parts) >= len(found.mount_point.parts)
+        # Equally deep: the later one was mounted over the earlier.
+        if deeper and resolved.is_relative_to(mount_point):
+            fs_type, source, *own = kind.split(" ")
+            listed = ",".join([mounted.split(" ")[5], *own]).split(",")
+            found = Filesystem(
+                fs_type, is_shared(fs_type), mount_point, _unescape(source),
+                tuple(dict.fromkeys(_unescape(option) for option in listed if option)),
+            )  # fmt: skip
+    return found
+
+
+def find_directory(choice: str | None) -> Path:
+    """Name the directory under which this node keeps its caches; creates and checks nothing.
+
+    Args:
+        choice: As `cache_directory` takes it.
+    """
+    named = _named(choice)
+    return Path(named).expanduser().absolute() if named else _scratch_directory()
+
+
+def cache_directory(choice: str | None, *, read_only: bool = False) -> Path:
+    """Find and create the directory under which this node keeps its caches.
+
+    Args:
+        choice: A path, taken as it is; ``"auto"`` or None: the variable TONARI_CACHE, else
+            ``tonari-<uid>`` in the first node-local scratch directory of this job, else in /tmp.
+        read_only: Whether a directory that cannot be written will do: caches in it may be whole.
+
+    Returns:
+        An absolute path, created with mode 0700 if it was not there.
+
+    Raises:
+        SharedFilesystemError: If it lies on a shared filesystem.
+        CacheError: If it cannot be created or written, or is another user's.
+    """
+    directory = find_directory(choice)
+    _refuse_shared(directory)
+    if not (read_only and os.access(directory, os.R_OK | os.X_OK)):
+        _create(directory)
+    owner = directory.stat().st_uid
+    if not _named(choice) and owner != os.getuid():
+        raise CacheError(
+            f"cache directory {directory} belongs to user {owner}, not to this one "
+            f"({os.getuid()}); give another directory (cache=..., TONARI_CACHE)"
+        )
+    return directory
+
+
+def room_for(directory: Path, num_bytes: int, *, reserve_bytes: int | None = None) -> int:
+    """Make sure that a directory can take so much more, before work on it starts.
+
+    Quotas of users and projects cannot be seen: where one is reached, writing fails. Files on a
+    memory-backed filesystem also take from the machine's memory, and this cgroup's.
+
+    Args:
+        directory: Where the bytes will lie; it exists.
+        num_bytes: How many.
+        reserve_bytes: What must stay free; by default a hundredth of the filesystem, 1 GiB at most.
+
+    Returns:
+        Bytes that are left then, the reserve apart.
+
+    Raises:
+        CacheError: If there is too little room.
+    """
+    status = os.statvfs(directory)
+    if reserve_bytes is None:
+        reserve_bytes = min(status.f_blocks * status.f_frsize // 100, MOST_RESERVE_BYTES)
+    free_bytes, where = status.f_bavail * status.f_frsize, "on the filesystem"
+    fs_type = filesystem_of(directory).type
+    if fs_type in MEMORY_BACKED:
+        in_memory = memory_room()
+        if in_memory is not None and in_memory < free_bytes:
+            free_bytes, where = in_memory, f"in memory, which holds {fs_type}"
+        elif in_memory is not None and 2 * num_bytes > in_memory:
+            log.warning(
+                "%s lies in memory (%s): %s of the %s that are available will be the cache's",
+                directory, fs_type, _megabytes(num_bytes), _megabytes(in_memory),
+            )  # fmt: skip
+    left_bytes = free_bytes - reserve_bytes - num_bytes
+    if left_bytes < 0:
+        raise CacheError(
+            f"{directory}: could not make room: needs {_megabytes(num_bytes)}, free "
+            f"{_megabytes(free_bytes)} {where}, reserve {_megabytes(reserve_bytes)}; free some "
+            "space or give another directory (cache=..., TONARI_CACHE)"
+        )
+    return left_bytes
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def is_named(choice: str | None) -> bool:
+    """Whether somebody named this very directory, so that even another user's is meant."""
+    return choice not in (None, "auto")
+
+
+def _named(choice: str | None) -> str | None:
+    return os.environ.get("TONARI_CACHE") if choice in (None, "auto") else choice
+
+
+def is_shared(fs_type: str) -> bool:
+    """Whether other nodes see the same files on a filesystem of this type."""
+    # Sites mount parallel filesystems under FUSE names of their own: of those we do not know, a
+    # wrong refusal costs one variable, a wrong trust costs the run.
+    is_fuse = fs_type == "fuse" or fs_type.startswith("fuse.")
+    return fs_type in SHARED or (is_fuse and fs_type not in LOCAL_FUSE)
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+
+
+def _scratch_directory() -> Path:
+    named = [os.environ.get(name) for name in SCRATCH_VARIABLES]
+    existing = [Path(path).absolute() for path in [*named, "/tmp"] if path and Path(path).is_dir()]
+    usable = [path for path in existing if os.access(path, os.W_OK | os.X_OK)] or [Path("/tmp")]
+    local = [path for path in usable if not filesystem_of(path).is_shared]
+    return (local or usable)[0] / f"tonari-{os.getuid()}"
+
+
+def _refuse_shared(directory: Path) -> None:
+    found = filesystem_of(directory)
+    if found.is_shared and os.environ.get("TONARI_ALLOW_SHARED_CACHE") != "1":
+        raise SharedFilesystemError(
+            f"cache directory {directory} lies on {found.type} ({found.source} at "
+            f"{found.mount_point}), which other nodes see too; a cache must be its node's own: "
+            "choose a directory on a local disk (cache=..., TONARI_CACHE), or set "
+            "TONARI_ALLOW_SHARED_CACHE=1 if each node really has its own there"
+        )
+
+
+def _create(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cache directory {directory} cannot be created: {error.strerror}; make its parent "
+            "writable or give another directory (cache=..., TONARI_CACHE)"
+        ) from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise CacheError(
+            f"cache directory {directory} is not writable for user {os.getuid()}; make it writable "
+            "or give another directory (cache=..., TONARI_CACHE)"
+        )

@@ -1,0 +1,128 @@
+"""Keyed random-access permutations: element j of a shuffled range as a function call.
+
+Feistel network with cycle walking: the range [0, n) is embedded in a slightly larger product of two
+numbers, the network permutes that, and values outside the range are permuted again until they fall
+inside. Small ranges, where few rounds mix badly, sort hashed keys instead.
+
+Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, sections 3 and 4.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dataio.base.seeding import Key
+
+Words = NDArray[np.uint32] | NDArray[np.uint64]
+
+ROUNDS = 8
+SMALL_RANGE = 64
+BLOCK = 1 << 15
+"""Places mapped at once: what stays in a core's cache."""
+
+
+def permute(index: ArrayLike, n: int, stream: Key) -> NDArray[np.int64]:
+    """Map places of a keyed permutation of [0, n) to the values that stand there.
+
+    Args:
+        index: int64[...]: Places, each in [0, n).
+        n: Length of the range, >= 1.
+        stream: Key of the permutation.
+
+    Returns:
+        int64[...]: One value of [0, n) for each place, in time and memory of ``index`` alone.
+
+    Raises:
+        ValueError: If a place lies outside [0, n).
+    """
+    return _walk(index, n, stream, inverse=False)
+
+
+def unpermute(value: ArrayLike, n: int, stream: Key) -> NDArray[np.int64]:
+    """Map values of a keyed permutation back to their places: the inverse of ``permute``."""
+    return _walk(value, n, stream, inverse=True)
+
+
+def _walk(index: ArrayLike, n: int, stream: Key, *, inverse: bool) -> NDArray[np.int64]:
+    places = np.asarray(index, dtype=np.int64)
+    if places.size and (places.min() < 0 or places.max() >= n):
+        raise ValueError(f"permutation: an index lies outside [0, {n})")
+    if n <= SMALL_RANGE:
+        order = _small(n, stream)
+        return np.argsort(order, kind="stable")[places] if inverse else order[places]
+    network = _Network(n, stream)
+    flat = places.ravel()
+    result = np.empty(flat.shape, np.int64)
+    for start in range(0, len(flat), BLOCK):
+        part = slice(start, start + BLOCK)
+        values = network(flat[part].astype(network.dtype), inverse=inverse)
+        outside = np.flatnonzero(values >= n)
+        while outside.size:
+            values[outside] = again = network(values[outside], inverse=inverse)
+            outside = outside[again >= n]
+        result[part] = values
+    return result.reshape(places.shape)
+
+
+def _small(n: int, stream: Key) -> NDArray[np.int64]:
+    keys = _round_keys(stream)
+    hashed = _mix(_mix(np.arange(n, dtype=np.uint64) ^ keys[0]) ^ keys[1])
+    return np.argsort(hashed, kind="stable").astype(np.int64)
+
+
+def _round_keys(stream: Key) -> NDArray[np.uint64]:
+    low, high = stream & (2**64 - 1), stream >> 64
+    counter = np.arange(1, ROUNDS + 1, dtype=np.uint64)
+    return _mix(_mix(counter ^ np.uint64(low)) ^ np.uint64(high))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # Finaliser of splitmix64 (Steele et al., OOPSLA 2014); uint64 arithmetic wraps.
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class _Network:
+    """A generalised Feistel network over [0, a * b), a and b near the root of n.
+
+    So few places lie outside [0, n) that hardly any is walked on: fewer than a of them. In words of
+    32 bits where these are enough: NumPy handles more of them at a time.
+    """
+
+    def __init__(self, n: int, stream: Key) -> None:
+        rows = math.isqrt(n - 1) + 1
+        columns = -(-n // rows)
+        narrow = rows <= 1 << 16
+        self.dtype = np.dtype(np.uint32 if narrow else np.uint64)
+        word = self.dtype.type
+        self._sizes = (word(rows), word(columns))
+        self._keys = _round_keys(stream).astype(self.dtype)
+        # Constants of murmur3's finalisers of 32 and 64 bits (Appleby, public domain).
+        factors = (0x85EBCA6B, 0xC2B2AE35) if narrow else (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+        self._factors = (word(factors[0]), word(factors[1]))
+        self._shift, self._half = word(15 if narrow else 32), word(16 if narrow else 32)
+
+    def __call__(self, x: Words, *, inverse: bool) -> Words:
+        halves: list[Words] = list(np.divmod(x, self._sizes[1]))
+        mixed, shifted = np.empty_like(x), np.empty_like(x)
+        for number in reversed(range(ROUNDS)) if inverse else range(ROUNDS):
+            changed, size = halves[number % 2], self._sizes[number % 2]
+            np.bitwise_xor(halves[1 - number % 2], self._keys[number], out=mixed)
+            np.multiply(mixed, self._factors[0], out=mixed)
+            np.right_shift(mixed, self._shift, out=shifted)
+            np.bitwise_xor(mixed, shifted, out=mixed)
+            np.multiply(mixed, self._factors[1], out=mixed)
+            # The upper half of the word, brought to [0, size) by a product in place of a division
+            np.right_shift(mixed, self._half, out=mixed)
+            np.multiply(mixed, size, out=mixed)
+            np.right_shift(mixed, self._half, out=mixed)
+            if inverse:
+                np.subtract(size, mixed, out=mixed)
+            np.add(changed, mixed, out=changed)
+            # Whichever is right: the smaller, as words wrap below 0
+            np.subtract(changed, size, out=shifted)
+            np.minimum(changed, shifted, out=changed)
+        np.multiply(halves[0], self._sizes[1], out=mixed)
+        return np.add(mixed, halves[1], out=mixed)

@@ -1,0 +1,1 @@
+"""From rows to batches: read, decode, transform, deliver."""

@@ -1,0 +1,187 @@
+"""What a loader measures about itself: a few numbers a batch, spread over ranks once an epoch."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+PER_DOUBLING = 8
+"""Buckets of a histogram for each doubling: percentiles are right within 7 %."""
+
+SHORTEST_S = 2.0**-20
+NUM_BUCKETS = 32 * PER_DOUBLING
+
+
+class Waits:
+    """A histogram of durations in constant memory, from a microsecond to an hour."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * NUM_BUCKETS
+        self.total_s = 0.0
+
+    def add(self, duration_s: float) -> None:
+        """Count one."""
+        self.total_s += duration_s
+        fraction, exponent = math.frexp(duration_s / SHORTEST_S)
+        place = (exponent - 1) * PER_DOUBLING + int((fraction - 0.5) * (2 * PER_DOUBLING))
+        self._counts[min(max(place, 0), NUM_BUCKETS - 1)] += 1
+
+    def percentile(self, percent: float) -> float:
+        """Seconds that this share of the durations stays below; 0 before the first."""
+        ends = np.cumsum(self._counts)
+        if ends[-1] == 0:
+            return 0.0
+        place = int(np.searchsorted(ends, math.ceil(ends[-1] * percent / 100)))
+        doubling, part = divmod(place, PER_DOUBLING)
+        return float(SHORTEST_S * 2**doubling * (1 + (part + 0.5) / PER_DOUBLING))
+
+
+@dataclass
+class Figures:
+    """Totals since the loader was made."""
+
+    batches: int = 0
+    rows: int = 0
+    turn_s: float = 0.0
+    exchanged_rows: int = 0
+    exchanged_bytes: int = 0
+    exchange_messages: int = 0
+    exchange_blocked_s: float = 0.0
+    exchange_cpu_s: float = 0.0
+    exchange_overlap_fraction: float = 0.0
+    waits: Waits = field(default_factory=Waits)
+    started: float = field(default_factory=time.perf_counter)
+    disk_bytes_before: int = field(default_factory=lambda: disk_bytes_read())
+    _ended: tuple[float, float, int, int] = field(
+        default_factory=lambda: (time.perf_counter(), 0.0, 0, 0)
+    )
+
+    def to_stats(self, *, cache_bytes: int, pulled_bytes: int = 0) -> dict[str, float]:
+        """Everything as plain numbers; seconds, bytes, rows.
+
+        Args:
+            cache_bytes: Of the rows that batches were made of.
+            pulled_bytes: Of the rows that came from other nodes outside of an exchange.
+        """
+        stats = {
+            name: value for name, value in vars(self).items() if isinstance(value, (int, float))
+        }
+        del stats["started"], stats["disk_bytes_before"]
+        waits = self.waits
+        disk = max(disk_bytes_read() - self.disk_bytes_before, 0)
+        return stats | {
+            "wait_s": waits.total_s,
+            "wait_p50_s": waits.percentile(50),
+            "wait_p95_s": waits.percentile(95),
+            "wait_p99_s": waits.percentile(99),
+            "samples_per_s": self.rows / max(time.perf_counter() - self.started, 1e-9),
+            "disk_bytes": disk,
+            "page_cache_bytes": max(cache_bytes - disk, 0),
+            "peer_bytes": self.exchanged_bytes + pulled_bytes,
+        }
+
+    def add_batch(self, wait_s: float, rows: int) -> None:
+        """Count a batch that was waited for."""
+        self.waits.add(wait_s)
+        self.batches += 1
+        self.rows += rows
+
+    def end_epoch(self, *, source_bytes: int) -> "EpochFigures":
+        """Say what came since the last call."""
+        figures = self.epoch_so_far(source_bytes=source_bytes)
+        self._ended = self._now(source_bytes)
+        return figures
+
+    def epoch_so_far(self, *, source_bytes: int) -> "EpochFigures":
+        """Say what came since the last call of `end_epoch`."""
+        now = zip(self._now(source_bytes), self._ended, strict=True)
+        duration_s, wait_s, rows, source = (a - b for a, b in now)
+        return EpochFigures(duration_s, wait_s, int(rows), int(source))
+
+    def _now(self, source_bytes: int) -> tuple[float, float, int, int]:
+        return time.perf_counter(), self.waits.total_s, self.rows, source_bytes
+
+    def take_in(self, exchange: Mapping[str, float]) -> None:
+        """Add what an epoch's exchange did."""
+        self.exchanged_rows += int(exchange["rows"])
+        self.exchanged_bytes += int(exchange["sent_bytes"])
+        self.exchange_messages += int(exchange["messages"])
+        self.exchange_blocked_s += exchange["blocked_s"]
+        self.exchange_cpu_s += exchange.get("cpu_s", 0.0)
+        self.exchange_overlap_fraction = exchange["overlap_fraction"]
+
+
+def disk_bytes_read() -> int:
+    """Bytes that this process made the disk read so far; 0 where the kernel does not count them."""
+    try:
+        text = Path("/proc/self/io").read_text()
+    except OSError:
+        return 0
+    counted = dict(line.split(": ") for line in text.splitlines())
+    return int(counted.get("read_bytes", 0))
+
+
+@dataclass(frozen=True)
+class EpochFigures:
+    """One epoch on one rank, as the ranks tell one another at its end.
+
+    Attributes:
+        duration_s: From the first batch to the turn.
+        wait_s: Of it, blocked on batches.
+        rows: Delivered, padding not counted.
+        source_bytes: Read from the source.
+    """
+
+    duration_s: float
+    wait_s: float
+    rows: int
+    source_bytes: int
+
+    def to_array(self) -> NDArray[np.float64]:
+        """float64[4]: In the order of the attributes."""
+        return np.array([self.duration_s, self.wait_s, self.rows, self.source_bytes], np.float64)
+
+
+def summarise(
+    epoch: int,
+    ranks: NDArray[np.float64],
+    *,
+    first_step: int = 0,
+    earlier: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Turn float64[world_size, 4] of all ranks' `EpochFigures` into one epoch's line.
+
+    A *straggler* is the rank that made the others wait: under synchronous training all take as long
+    as the slowest, who waits most for its batches.
+
+    Args:
+        epoch: The epoch.
+        ranks: Of all ranks, in rank order.
+        first_step: Steps of the epoch before the first that the line tells of.
+        earlier: The line of these steps, where a save kept it: then the result tells of both parts,
+            and times are added up.
+    """
+    duration, wait, rows, source = ranks.T
+    line = {
+        "epoch": epoch,
+        "first_step": first_step,
+        "duration_s": float(duration.max()),
+        "samples": float(rows.sum()),
+        "samples_per_s": 0.0,
+        "source_bytes": float(source.sum()),
+        "wait_mean_s": float(wait.mean()),
+        "wait_max_s": float(wait.max()),
+        "straggler_rank": int(wait.argmax()),
+    }
+    if earlier is not None:
+        line["first_step"] = earlier["first_step"]
+        if earlier["wait_max_s"] > line["wait_max_s"]:
+            line["straggler_rank"] = earlier["straggler_rank"]
+        for name in ("duration_s", "samples", "source_bytes", "wait_mean_s", "wait_max_s"):
+            line[name] += earlier[name]
+    line["samples_per_s"] = line["samples"] / max(line["duration_s"], 1e-9)
+    return line

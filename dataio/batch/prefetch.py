@@ -1,0 +1,75 @@
+"""Batches under way: begun in order, made on other threads, handed over in order."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Generic, TypeVar
+
+from dataio.base.errors import StallError
+
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+class Prefetcher(Generic[W, T]):
+    """Keep some items under way while the caller uses the last one.
+
+    Only the caller's thread touches the queue: what is under way is made by whoever `begin` gave it
+    to.
+
+    Args:
+        begin: Starts the making of an item.
+        work: What to make, in order.
+        depth: Items under way beside the one asked for, >= 0.
+        timeout_s: Longest wait for one item.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[W], Future[T]],
+        work: Iterator[W],
+        *,
+        depth: int,
+        timeout_s: float,
+    ) -> None:
+        self._begin = begin
+        self._work = work
+        self._depth = depth
+        self._timeout_s = timeout_s
+        self._under_way: deque[Future[T]] = deque()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[T]:
+        while not self._closed:
+            while len(self._under_way) <= self._depth:
+                work = next(self._work, None)
+                if work is None:
+                    break
+                self._under_way.append(self._begin(work))
+            if not self._under_way:
+                return
+            yield self._result()
+
+    def _result(self) -> T:
+        future = self._under_way.popleft()
+        try:
+            return future.result(self._timeout_s)
+        except TimeoutError:
+            if future.done():
+                raise
+            raise StallError(
+                f"loader: no batch was ready within {self._timeout_s:.0f} s, expected one every "
+                "few; a transform or the cache's disk hangs: look at the threads with py-spy dump, "
+                "or raise timeout_s"
+            ) from None
+
+    @property
+    def ready(self) -> int:
+        """Items that are ready now."""
+        return sum(future.done() for future in self._under_way)
+
+    def close(self) -> None:
+        """Begin nothing more, and wait for what is under way; idempotent."""
+        self._closed = True
+        wait(self._under_way, self._timeout_s)
+        self._under_way.clear()

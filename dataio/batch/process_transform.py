@@ -1,0 +1,321 @@
+"""Batches decoded and transformed in other processes, for transforms that hold the interpreter.
+
+Torch's own DataLoader starts, feeds and watches the processes (forkserver: nothing of an MPI or
+CUDA process is inherited). They map the cache themselves and are told where a batch's rows lie, so
+they hold nothing that changes from epoch to epoch. Batches come back through a pipe: no shared
+memory, no descriptor a batch, whatever `/dev/shm` and `ulimit -n` allow.
+"""
+
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from dataio.base.buffers import BufferRing
+from dataio.base.errors import FieldError, StallError, WorkerError
+from dataio.batch.assemble import Assembler, OnError, Sample, Transform, Value, Work
+from dataio.batch.watch import Watch
+from dataio.cache.files.readahead import SinglePages, is_needed
+from dataio.cache.files.reader import RowReader
+from dataio.cache.files.store import FixedFile
+from dataio.rows.fields import Field
+from dataio.rows.rows import RowSchema
+
+ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0"}
+"""A user's module that imports mpi4py must not join the job a second time."""
+
+CHECK_S = 5.0
+"""How often a wait for a batch looks whether the processes live."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a process sends back: values or samples, and the rows that did not decode; or an error.
+
+    Attributes:
+        channels_last: Values that travel as they lie in memory, [batch, height, width, channels].
+        error: The kind of error and its text; None if there was none.
+    """
+
+    values: Mapping[str, Value] | None = None
+    samples: list[Sample] | None = None
+    bad: frozenset[int] = frozenset()
+    channels_last: tuple[str, ...] = ()
+    error: tuple[bool, str] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a process needs to make batches of a cache; see `Assembler` and `Watch`."""
+
+    schema: RowSchema
+    directory: Path
+    paths: tuple[Path, ...]
+    fields: Mapping[str, Field]
+    transform: Transform | None
+    keep_samples: bool
+    seed: int
+    on_error: OnError
+    speaks: bool = True
+
+
+class RecipeRows(Dataset[Made]):
+    """Batches by `Work`, in a process of torch's."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._assembler: Assembler | None = None
+        self._single_pages: SinglePages | None = None
+        self._num_positions = 0
+
+    def __getitem__(self, work: Work) -> Made:
+        try:
+            return self._made(work)
+        # Torch would rebuild the error from its message alone, which most errors do not survive.
+        except Exception as error:
+            return Made(error=_described(error))
+
+    def _made(self, work: Work) -> Made:
+        most = int(work.located.position.max())
+        if self._assembler is None or most >= self._num_positions:
+            reader = _reader(self._recipe)
+            self._assembler = _assembler(self._recipe, reader)
+            self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
+            self._single_pages = SinglePages(reader) if is_needed(reader) else None
+        if self._single_pages is not None:
+            self._single_pages.of(work.located)
+        assembler = self._assembler
+        job = assembler.prepare(work)
+        assembler.run(job, 0, len(work.located.position))
+        if self._recipe.keep_samples:
+            return Made(samples=assembler.samples(job), bad=work.bad)
+        values = assembler.finish(job)
+        turned = {
+            # A strided array would be packed into plain order: slowly, and then lie otherwise.
+            name: value.transpose(0, 2, 3, 1)
+            for name, value in values.items()
+            if isinstance(value, np.ndarray) and value.ndim == 4 and not value.flags.c_contiguous
+        }
+        return Made(values=values | turned, bad=work.bad, channels_last=tuple(turned))
+
+
+def _reader(recipe: Recipe) -> RowReader:
+    files = [
+        FixedFile(path, column)
+        for path, column in zip(recipe.paths, recipe.schema.fixed, strict=True)
+    ]
+    for file in files:
+        file.map(writable=False)
+    return RowReader(recipe.schema, files, recipe.directory)
+
+
+def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
+    return Assembler(
+        reader,
+        recipe.fields,
+        ring=BufferRing(),
+        transform=recipe.transform,
+        keep_samples=recipe.keep_samples,
+        seed=recipe.seed,
+        on_error=recipe.on_error,
+        watch=Watch("transform", unit="sample", cure="", speaks=recipe.speaks, is_alone=True),
+    )
+
+
+def _described(error: Exception) -> tuple[bool, str]:
+    if isinstance(error, FieldError):
+        return True, str(error)
+    return False, "".join(traceback.format_exception(error))
+
+
+class HasWork(Protocol):
+    """Something that carries the work of a batch."""
+
+    @property
+    def work(self) -> Work: ...
+
+
+P = TypeVar("P", bound=HasWork)
+
+
+class _Feed(Sized):
+    """What torch calls a sampler: hands out work, and remembers the order."""
+
+    def __init__(self) -> None:
+        self.pending: Iterator[HasWork] = iter(())
+        self.sent: deque[HasWork] = deque()
+
+    def __iter__(self) -> Iterator[Work]:
+        for one in self.pending:
+            self.sent.append(one)
+            yield one.work
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Workers:
+    """Processes that make batches; started at first use, kept until `close`.
+
+    Args:
+        recipe: What they make.
+        num_processes: How many.
+        prefetch: Batches under way beside the one asked for.
+        timeout_s: Longest wait for one batch.
+    """
+
+    def __init__(
+        self, recipe: Recipe, *, num_processes: int, prefetch: int, timeout_s: float
+    ) -> None:
+        self._recipe = recipe
+        self._num_processes = num_processes
+        self._depth = -(-max(prefetch, 1) // num_processes)
+        self._timeout_s = timeout_s
+        self._feed = _Feed()
+        self._loader: DataLoader[Made] | None = None
+        self._coming: Iterator[Made] | None = None
+
+    def make(self, pending: Iterator[P]) -> Iterator[tuple[P, Made]]:
+        """Make batches in order.
+
+        Raises:
+            FieldError: If a row does not decode, or the transform returned what it may not.
+            WorkerError: If the transform raised, or a process died.
+            StallError: If a batch took too long.
+        """
+        self._finish_abandoned()
+        self._feed.pending, self._feed.sent = pending, deque()
+        self._coming = iter(self._started())
+        while (made := self._next()) is not None:
+            if made.error is not None:
+                raise _rebuilt(made.error)
+            yield self._feed.sent.popleft(), _turned_back(made)  # type: ignore[misc]
+
+    def _finish_abandoned(self) -> None:
+        """Take in what an iteration left in the middle had asked for."""
+        self._feed.pending = iter(())
+        while self._next() is not None:
+            pass
+
+    def _next(self) -> Made | None:
+        """Take the next batch, or None after the last. Blocks until it is there."""
+        deadline = time.monotonic() + self._timeout_s
+        while self._coming is not None:
+            try:
+                return next(self._coming)
+            except StopIteration:
+                self._coming = None
+            except RuntimeError as error:
+                if "timed out" not in str(error):
+                    self.close()
+                    raise self._ended(error) from error
+                # No batch, but all processes live.
+                if time.monotonic() > deadline:
+                    self.close()
+                    raise self._stalled() from error
+        return None
+
+    def _ended(self, error: RuntimeError) -> WorkerError:
+        return WorkerError(
+            f"transform: a process ended while it made batches ({error}), expected all "
+            f"{self._num_processes} to run on; was it killed for lack of memory (dmesg), or does "
+            "the transform crash? Try num_processes=0"
+        )
+
+    def _stalled(self) -> StallError:
+        return StallError(
+            f"transform: no batch came from its {self._num_processes} processes within "
+            f"{self._timeout_s:.0f} s; the transform or the cache's disk hangs: look at the "
+            "processes with py-spy dump, or raise timeout_s"
+        )
+
+    def _started(self) -> DataLoader[Made]:
+        if self._loader is None:
+            with _environment(ENVIRONMENT):
+                # Torch and we are imported once there, not once a process.
+                forkserver.set_forkserver_preload([__name__])
+                forkserver.ensure_running()
+            self._loader = DataLoader(
+                RecipeRows(self._recipe),
+                batch_size=None,
+                sampler=self._feed,
+                num_workers=self._num_processes,
+                prefetch_factor=self._depth,
+                collate_fn=_same,
+                worker_init_fn=_end_with_parent,
+                multiprocessing_context="forkserver",
+                persistent_workers=True,
+                # Torch looks only then whether the processes live.
+                timeout=CHECK_S,
+            )
+        return self._loader
+
+    def close(self) -> None:
+        """End the processes; idempotent."""
+        self._loader = self._coming = None
+
+
+def _turned_back(made: Made) -> Made:
+    if not made.channels_last:
+        return made
+    values = dict(made.values or {})
+    for name in made.channels_last:
+        value = values[name]
+        assert isinstance(value, np.ndarray)
+        # [batch, channels, height, width]
+        values[name] = value.transpose(0, 3, 1, 2)
+    return replace(made, values=values)
+
+
+def _rebuilt(error: tuple[bool, str]) -> Exception:
+    of_field, text = error
+    if of_field:
+        return FieldError(text)
+    return WorkerError(
+        "transform: raised in its process, expected a sample back; mend it, or see it with a "
+        f"debugger with num_processes=0:\n{text}"
+    )
+
+
+def _end_with_parent(worker_id: int) -> None:
+    """End this process with the one that started it, however that ends.
+
+    Torch looks for the end of its parent, and that is the forkserver, which waits for this one.
+    """
+    threading.Thread(target=_await_parent, name="tonari-parent", daemon=True).start()
+
+
+def _await_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "started by another process"
+    parent.join()
+    os._exit(1)
+
+
+def _same(made: object) -> object:
+    return made
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

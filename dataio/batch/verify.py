@@ -1,0 +1,139 @@
+"""Rows are checked against their checksums as they are read, repaired once, or given up by name."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.errors import CorruptRowError, DataioError
+from dataio.batch.assemble import OnError
+from dataio.cache.cache import Cache
+from dataio.cache.files.reader import Located, RowReader, locate
+
+log = logging.getLogger(__name__)
+
+Verify = Literal["once", "always", "never"]
+Repair = Callable[[NDArray[np.int64]], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found.
+
+    Attributes:
+        relocated: The batch's rows anew, if a repair moved some.
+        bad: Rows of the batch that stay corrupt.
+    """
+
+    relocated: Located | None = None
+    bad: tuple[int, ...] = ()
+
+
+class RowVerifier:
+    """Remembers which rows of a pool this process has checked. One thread uses it.
+
+    Args:
+        cache: The rows.
+        reader: Their files.
+        verify: When to check a row.
+        on_error: Whether a row that stays corrupt is an error.
+        repair: Writes slots' rows anew; None if nothing can.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        reader: RowReader,
+        *,
+        verify: Verify,
+        on_error: OnError,
+        repair: Repair | None,
+    ) -> None:
+        self._cache = cache
+        self._reader = reader
+        self._verify = verify
+        self._on_error = on_error
+        self._repair = repair
+        self._generation = -1
+        self._checked = np.zeros(0, np.bool_)
+        self._complete = False
+
+    def unchecked(self, slots: NDArray[np.int64]) -> list[bool]:
+        """Tell for each batch of int64[steps, batch] slots if it needs `check`."""
+        if self._verify != "once":
+            return [self._verify == "always"] * len(slots)
+        if self._cache.generation != self._generation:
+            self._generation = self._cache.generation
+            self._checked = np.zeros(len(self._cache.entries), np.bool_)
+            self._complete = False
+        if self._complete:
+            return [False] * len(slots)
+        unchecked = np.logical_not(self._checked[slots].all(axis=1))
+        # Once every row was seen, later epochs do not even look.
+        self._complete = not unchecked.any() and bool(self._checked.all())
+        return unchecked.tolist()  # type: ignore[no-any-return]
+
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Check these slots again: other rows lie there now."""
+        if len(slots) and self._generation >= 0:
+            self._checked[slots] = False
+            self._complete = False
+
+    def check(self, slots: NDArray[np.int64], located: Located) -> Checked:
+        """Check a batch's rows, repair those that are corrupt, and check these again.
+
+        Raises:
+            CorruptRowError: If a row stays corrupt and ``on_error`` is ``"raise"``.
+        """
+        once = self._verify == "once"
+        rows = np.flatnonzero(~self._checked[slots]) if once else np.arange(len(slots))
+        bad = self._corrupt(rows, slots, located)
+        if once:
+            self._checked[slots[rows]] = True
+            self._checked[slots[bad]] = False
+        if not len(bad):
+            return Checked()
+        if self._repair is not None:
+            log.warning(
+                "rows of slots %s do not match their checksums: reading them from the source again",
+                slots[bad].tolist(),
+            )
+            self._try_repair(self._repair, np.unique(slots[bad]))
+            located = locate(self._cache.entries, slots)
+            bad = self._corrupt(bad, slots, located)
+        if len(bad) and self._on_error == "raise":
+            raise self._error(int(slots[bad[0]]), int(located.sample_id[bad[0]]))
+        return Checked(located, tuple(bad.tolist()))
+
+    def _try_repair(self, repair: Repair, slots: NDArray[np.int64]) -> None:
+        try:
+            repair(slots)
+        except CorruptRowError:
+            if self._on_error == "raise":
+                raise
+        except DataioError as error:
+            if self._on_error == "raise":
+                raise CorruptRowError(
+                    f"{self._cache.directory}: the rows of slots {slots.tolist()} do not match "
+                    f"their checksums, and the source does not give them again: {error}; restore "
+                    'the source, or go on without such rows with on_error="skip"'
+                ) from error
+            log.warning("rows of slots %s cannot be read again: %s", slots.tolist(), error)
+
+    def _corrupt(
+        self, rows: NDArray[np.int64], slots: NDArray[np.int64], located: Located
+    ) -> NDArray[np.int64]:
+        found = self._reader.checksums(located.rows(rows))
+        return rows[np.not_equal(found, self._cache.entries.checksum[slots[rows]])]
+
+    def _error(self, slot: int, sample_id: int) -> CorruptRowError:
+        expected = int(self._cache.entries.checksum[np.array([slot])][0])
+        again = "also after it was read from the source again; " if self._repair is not None else ""
+        return CorruptRowError(
+            f"{self._cache.directory}: the row of slot {slot} (sample {sample_id}) does "
+            f"not match its checksum, expected {expected:#018x}; {again}run `tonari cache verify`, "
+            'look at the disk, or go on without such rows with on_error="skip"'
+        )

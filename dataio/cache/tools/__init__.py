@@ -1,0 +1,1 @@
+"""What people do with caches beside training: list, verify, prune, export."""

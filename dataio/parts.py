@@ -1,0 +1,211 @@
+"""What a loader is made of: its arguments become an opened source, an open cache, and the rest."""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataio.arguments import Arguments, check_agreement, check_batch_size, find_device
+from dataio.base.filesystem import cache_directory
+from dataio.batch.deliver import Delivery
+from dataio.batch.epoch_line import EpochLine
+from dataio.batch.feed import Feed
+from dataio.batch.figures import Figures
+from dataio.batch.gather import Gather
+from dataio.evaluation import Evaluation
+from dataio.opening import Opener
+from dataio.plan.dealer import Dealer
+from dataio.plan.epoch import Decks, find_decks
+from dataio.plan.layout import Layout
+from dataio.plan.placement import Placements
+from dataio.pool.moves import Moves
+from dataio.pool.pool import Pool, lay_out
+from dataio.rows.fields import Field
+from dataio.source import Source
+from dataio.state.metrics import check_metrics
+from dataio.state.report import Feedback
+from dataio.state.reported import Reported
+from dataio.state.resume import Run
+from dataio.world import World
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a loader is made of.
+
+    Attributes:
+        arguments: What it was told.
+        world: All ranks.
+        opener: Opens sources of samples with the same fields.
+        source: Where the rows come from.
+        fields: What is kept of a sample, as rows are stored.
+        layout: Replicas and samples.
+        identity: What the run keeps, whoever goes on with it.
+        decks: All decks, and this replica's place.
+        dealer: Deals the replica its rows of an epoch.
+        placements: Which node holds which row, as far as the seed tells.
+        pool: The node's rows.
+        moves: Takes them from one epoch's placement to the next.
+        first_tag: Of messages about rows that move.
+        feedback: Takes reports into the scores.
+        reported: Misses reports.
+        gather: Makes batches.
+        delivery: Takes them to the device.
+        feed: Both, step by step.
+        figures: What is measured.
+        line: What is told of an epoch.
+    """
+
+    arguments: Arguments
+    world: World
+    opener: Opener
+    source: Source
+    fields: dict[str, Field]
+    layout: Layout
+    identity: Run
+    decks: Decks
+    dealer: Dealer
+    placements: Placements
+    pool: Pool
+    moves: Moves
+    first_tag: int
+    feedback: Feedback
+    reported: Reported
+    gather: Gather
+    delivery: Delivery
+    feed: Feed
+    figures: Figures
+    line: EpochLine
+
+    def open_evaluation(
+        self, source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
+    ) -> Evaluation:
+        """Open another dataset with the same fields. Collective."""
+        opened, _ = self.opener.open(source)
+        arguments = self.arguments
+        return Evaluation(
+            opened,
+            self.fields,
+            batch_size=arguments.batch_size,
+            world=self.world,
+            root=self.opener.root,
+            foreign=arguments.foreign,
+            readers=arguments.staging_readers,
+            bandwidth=arguments.staging_bandwidth,
+            num_threads=arguments.threads(self.world),
+            prefetch=arguments.prefetch,
+            progress=arguments.progress,
+            delivery=self.delivery,
+        )
+
+
+def build_parts(arguments: Arguments, world: World) -> Parts:
+    """Open source and cache, and stage the rows unless training begins before. Collective.
+
+    Raises:
+        ValueError: If an argument does not go with the source, or the world.
+        DataioError: If the source or the cache cannot be used.
+    """
+    shuffle, seed = arguments.shuffle_or_local, arguments.seed
+    root = cache_directory(os.fspath(arguments.cache), read_only=True)
+    opener = Opener(
+        root, arguments.throttle, arguments.retry, dict(arguments.fields),
+        arguments.stage_transform, world,
+    )  # fmt: skip
+    source, stored = opener.open(arguments.source)
+    fields = dict(stored)
+    metrics = Path(arguments.metrics) if arguments.metrics is not None else None
+    if metrics is not None and world.rank == 0:
+        check_metrics(metrics)
+    layout = lay_out(source, world)
+    check_batch_size(arguments.batch_size, layout)
+    check_agreement(arguments.agreed(source, fields), world)
+    decks = find_decks(layout, replica=world.replica, holds_all=shuffle.holds_all)
+    dealer = Dealer(
+        decks,
+        world=world,
+        importance=arguments.importance,
+        seed=seed,
+        batch_size=arguments.batch_size,
+        drop_last=arguments.drop_last,
+    )
+    placements = Placements(
+        shuffle, layout, world.node, decks.num_rows, seed, shuffle.num_leaving(layout)
+    )
+    # Whoever catches an error may try again in this process: the cache must not stay locked.
+    with contextlib.ExitStack() as undo:
+        pool = _open_pool(arguments, source, fields, root, placements, world)
+        undo.callback(pool.close)
+        feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
+        reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
+        delivery = Delivery(find_device(arguments.device))
+        gather = _start_gather(arguments, pool, fields, delivery, world)
+        undo.callback(gather.close)
+        first_tag = world.open_channel()
+        moves = Moves(pool, placements, first_tag=first_tag)
+        figures = Figures()
+        parts = Parts(
+            arguments, world, opener, source, fields, layout,
+            Run(seed, source.num_samples, shuffle), decks, dealer, placements, pool, moves,
+            first_tag, feedback, reported, gather, delivery,
+            Feed(pool, gather, delivery, figures=figures), figures,
+            EpochLine(figures, source, world=world, metrics=metrics),
+        )  # fmt: skip
+        if arguments.stage == "before":
+            moves.stage()
+        undo.pop_all()
+    return parts
+
+
+def _open_pool(
+    arguments: Arguments,
+    source: Source,
+    fields: Mapping[str, Field],
+    root: Path,
+    placements: Placements,
+    world: World,
+) -> Pool:
+    importance, num_leaving = arguments.importance, placements.num_leaving
+    return Pool(
+        source,
+        fields,
+        world=world,
+        root=root,
+        num_slots=placements.num_slots,
+        num_leaving=num_leaving,
+        progress=arguments.progress,
+        wanted=None if num_leaving else placements.of(0, first_epoch=0),
+        columns=importance.columns if importance is not None else (),
+        foreign=arguments.foreign,
+        readers=arguments.staging_readers,
+        bandwidth=arguments.staging_bandwidth,
+        quota_bytes=arguments.quota_bytes,
+        batch_size=arguments.batch_size,
+    )
+
+
+def _start_gather(
+    arguments: Arguments,
+    pool: Pool,
+    fields: Mapping[str, Field],
+    delivery: Delivery,
+    world: World,
+) -> Gather:
+    return Gather(
+        pool.cache,
+        fields,
+        num_threads=arguments.threads(world),
+        transform=arguments.transform,
+        batch_transform=arguments.batch_transform,
+        seed=arguments.seed,
+        replica=world.replica,
+        prefetch=arguments.prefetch,
+        timeout_s=world.timeout_s,
+        num_processes=arguments.num_processes,
+        collate=arguments.collate,
+        verify=arguments.verify,
+        on_error=arguments.on_error,
+        repair=pool.repair,
+        pinned=delivery.pinned,
+    )

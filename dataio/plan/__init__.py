@@ -1,0 +1,1 @@
+"""Which rows, where and when: decided by arithmetic, the same on every rank."""

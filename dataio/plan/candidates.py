@@ -1,0 +1,53 @@
+"""The rows that an importance policy chooses among, and the means to agree with other pools. Pure.
+
+Nothing here depends on where a row lies: a policy that goes by scores, places and totals hides the
+same samples on any number of nodes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.permutation import permute
+from dataio.base.seeding import Key
+from dataio.plan.history import Scores
+
+Total = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Adds int64[n] of all pools, element by element, each pool once. Collective: every rank calls it
+as often, with as many numbers."""
+
+
+def alone(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Stand in for a total where a pool decides by itself."""
+    return values
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The rows of one pool.
+
+    Attributes:
+        scores: scores[num_slots]: The columns that the policy named, with all reports of the epoch
+            before.
+        sample_id: int64[num_slots], each in [0, num_samples).
+        num_samples: Rows of all pools together.
+        stream: Key of the epoch's places, the same on all ranks.
+        total: Sums over all pools.
+    """
+
+    scores: Scores
+    sample_id: NDArray[np.int64]
+    num_samples: int
+    stream: Key
+    total: Total = alone
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """int64[num_slots]: Each row's place in a list of all samples, shuffled for this epoch.
+
+        Distinct over all pools, in [0, num_samples): what a policy draws by, and what breaks ties.
+        """
+        return permute(self.sample_id, self.num_samples, self.stream)

@@ -1,0 +1,188 @@
+"""Decide an epoch: from what a policy selected and how many rows each deck shows, to batches.
+
+Pure. Every rank calls it with the same counts and gets the same number of steps.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.seeding import Key, key
+from dataio.plan.layout import Layout
+from dataio.plan.order import (
+    Block,
+    Groups,
+    Order,
+    deal,
+    deal_all,
+    num_steps,
+    top_up,
+    valid_rows,
+)
+from dataio.plan.policies import Selection
+
+
+@dataclass(frozen=True)
+class Decks:
+    """All decks of a job, and this replica's place.
+
+    Attributes:
+        sizes: int64[num_decks]: Rows of each.
+        replicas: Replicas that each is dealt to.
+        mine: The deck that this replica is dealt from.
+        turn: Its place among that deck's replicas.
+        leaders: int64[num_decks]: First replica of each deck.
+    """
+
+    sizes: NDArray[np.int64]
+    replicas: tuple[int, ...]
+    mine: int
+    turn: int
+    leaders: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this replica's deck."""
+        return int(self.sizes[self.mine])
+
+    @property
+    def leader(self) -> int:
+        """First replica of this replica's deck."""
+        return int(self.leaders[self.mine])
+
+    def stream(self, seed: int, purpose: str, *, epoch: int | None = None) -> Key:
+        """Derive the key of what this replica's deck draws, however many it is dealt to."""
+        return key(seed, purpose, epoch=epoch, node=self.mine)
+
+
+def find_decks(layout: Layout, *, replica: int, holds_all: bool) -> Decks:
+    """One deck a node, its pool; or one for all, where every node holds all rows."""
+    if holds_all:
+        sizes, leaders = np.array([layout.num_samples]), np.zeros(1, np.int64)
+        return Decks(sizes, (layout.num_replicas,), 0, replica, leaders)
+    node, leaders = layout.node_of(replica), layout.first_replica[:-1]
+    return Decks(layout.pool_sizes, layout.replicas, node, replica - int(leaders[node]), leaders)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What this replica trains in an epoch.
+
+    Attributes:
+        selection: As the policy chose, less the hidden rows that top up the last steps.
+        order: The batches.
+        dealt: int64[num_replicas]: Rows that every replica of the job trains.
+        num_hidden: Rows that all decks hide, the same however they are dealt.
+    """
+
+    selection: Selection
+    order: Order
+    dealt: NDArray[np.int64]
+    num_hidden: int = 0
+
+    def block(self, first_step: int, num_steps: int) -> Block:
+        """Find rows and weights of some steps.
+
+        Weights are scaled so that the mean over a batch, averaged over replicas, is the weighted
+        mean over the valid rows of all replicas; padding weighs 0.
+        """
+        batch_size = self.order.batch_size
+        slots, num_valid = self.order.block(first_step, num_steps)
+        weight = np.ones(slots.shape, np.float32)
+        if self.selection.weights is not None:
+            weight = self.selection.weights[slots].astype(np.float32)
+        if (first_step + num_steps) * batch_size > self._fewest:
+            steps = np.arange(first_step, first_step + num_steps)
+            valid = np.maximum(valid_rows(self.dealt, steps, batch_size), 1)
+            weight *= (len(self.dealt) * batch_size / valid).astype(np.float32)[:, None]
+            weight[np.arange(batch_size) >= num_valid[:, None]] = 0
+        return Block(slots, num_valid, weight)
+
+    @cached_property
+    def _fewest(self) -> int:
+        return int(self.dealt.min())
+
+
+def plan_epoch(
+    decks: Decks,
+    selection: Selection,
+    counts: "Counts",
+    *,
+    stream: Key,
+    batch_size: int,
+    seen: NDArray[np.bool_] | None = None,
+    drop_last: bool = False,
+    groups: Groups | None = None,
+) -> EpochPlan:
+    """Order the visible rows of this replica's deck in as many steps as any replica needs.
+
+    Args:
+        decks: All decks.
+        selection: Of this replica's deck.
+        counts: Of all decks, as `count_rows` counted each.
+        stream: Key of the deck's order in this epoch.
+        batch_size: Rows a batch.
+        seen: bool[num_rows]: Rows that were trained in this epoch before the layout or the batch
+            size changed; they are not again.
+        drop_last: Leave out the steps that not every replica can fill.
+        groups: In which the rows come in, while they are staged.
+    """
+    shown = counts.visible
+    if selection.top_up:
+        shown = top_up(shown, counts.unseen, decks.replicas, batch_size=batch_size)
+    mine = int(shown[decks.mine])
+    hidden = selection.hidden[: int(counts.unseen[decks.mine]) - mine]
+    visible: NDArray[np.int64] | range = range(decks.num_rows)
+    if len(hidden) or seen is not None:
+        left = np.ones(decks.num_rows, np.bool_) if seen is None else ~seen
+        left[hidden] = False
+        visible = np.flatnonzero(left)
+    dealt = deal_all(shown, decks.replicas)
+    order = Order(
+        visible,
+        stream,
+        deal(mine, decks.replicas[decks.mine]),
+        decks.turn,
+        batch_size,
+        num_steps(dealt, batch_size, drop_last=drop_last),
+        groups,
+    )
+    num_hidden = int((counts.unseen - shown).sum())
+    return EpochPlan(replace(selection, hidden=hidden), order, dealt, num_hidden)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows of all decks in an epoch.
+
+    Attributes:
+        unseen: int64[num_decks]: Not trained before the layout or the batch size changed.
+        visible: int64[num_decks]: Of these, the ones that the selections left.
+    """
+
+    unseen: NDArray[np.int64]
+    visible: NDArray[np.int64]
+
+
+def count_rows(
+    decks: Decks, selection: Selection, seen: NDArray[np.bool_] | None
+) -> tuple[int, int]:
+    """Count this replica's deck for `Counts`: unseen rows, visible rows."""
+    unseen = decks.num_rows - (0 if seen is None else int(seen.sum()))
+    return unseen, unseen - len(selection.hidden)
+
+
+def plan_refresh(decks: Decks, due: NDArray[np.int64], most_rows: int, *, batch_size: int) -> Order:
+    """Order the hidden rows that get a new score.
+
+    Args:
+        decks: All decks.
+        due: int64[n]: Slots of this replica's deck, ascending.
+        most_rows: Rows of the replica that has the most to refresh, over all decks.
+        batch_size: Rows a batch.
+    """
+    dealt = deal(len(due), decks.replicas[decks.mine])
+    steps = num_steps(np.array([most_rows]), batch_size)
+    return Order(due, None, dealt, decks.turn, batch_size, steps)

@@ -1,0 +1,236 @@
+"""Visible slots -> batches of slots, equally many on every replica.
+
+A *deck* is a set of rows dealt out together: a node's pool to the node's replicas, or, where every
+node holds all rows, the dataset to all replicas. It is shuffled by one keyed permutation and dealt
+row by row in turns: what a deck's replicas train together in a step is the same run of the shuffled
+deck however many they are, if their batches together are as large.
+
+While a pool is still being staged its deck is shuffled group by group instead, in the order in
+which the groups come in: a function of the seed all the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.permutation import permute
+from dataio.base.seeding import Key, key
+
+PADDING = -1
+"""``slot`` and ``sample_id`` of a batch's rows that only keep its shape."""
+
+NUM_GROUPS = 16
+"""Parts in which a pool is staged while training runs: the first batch waits for one of them."""
+
+
+@dataclass(frozen=True)
+class BatchSlots:
+    """One batch of one replica.
+
+    Attributes:
+        slots: int64[batch]: Rows to read; padding repeats rows of the same replica.
+        num_valid: The first this many are trained on; the rest is padding.
+    """
+
+    slots: NDArray[np.int64]
+    num_valid: int
+
+
+class Block(NamedTuple):
+    """The batches of some steps of one replica.
+
+    Attributes:
+        slots: int64[steps, batch]: Rows to read; padding repeats rows of the same replica.
+        num_valid: int64[steps]: The first this many of a batch are trained on.
+        weight: float32[steps, batch]: As delivered, padding 0.
+    """
+
+    slots: NDArray[np.int64]
+    num_valid: NDArray[np.int64]
+    weight: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The batches of one replica in one epoch: any of them, in any order, as a function call.
+
+    Attributes:
+        visible: int64[num_visible]: Slots of the deck, ascending; a range where none is left out,
+            so that nothing grows with the pool.
+        stream: Key of the deck's permutation in this epoch; None keeps slot order.
+        dealt: int64[replicas of the deck]: Rows that each of its replicas gets, in turn.
+        turn: This replica's place among them.
+        batch_size: Rows a batch.
+        steps: Batches of the epoch, the same on every replica of the job.
+        groups: Runs of slots that are trained one after the other; None shuffles all as one.
+    """
+
+    visible: NDArray[np.int64] | range
+    stream: Key | None
+    dealt: NDArray[np.int64]
+    turn: int
+    batch_size: int
+    steps: int
+    groups: "Groups | None" = None
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows that this replica trains on in the epoch."""
+        return int(self.dealt[self.turn])
+
+    def num_valid(self, step: int) -> int:
+        """Count the rows of a step's batch that are no padding."""
+        return min(max(self.num_rows - step * self.batch_size, 0), self.batch_size)
+
+    def batch(self, step: int) -> BatchSlots:
+        """Find the rows of one step.
+
+        Args:
+            step: In [0, steps).
+        """
+        slots, num_valid = self.block(step, 1)
+        return BatchSlots(slots[0], int(num_valid[0]))
+
+    def block(self, first_step: int, num_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find the rows of some steps at once, which costs little more than those of one.
+
+        Returns:
+            Slots int64[num_steps, batch]; num_valid int64[num_steps]: the first rows of a batch
+            that are no padding.
+        """
+        start = first_step * self.batch_size
+        # int64[num_steps * batch]: places within the replica's run; past its end it starts over
+        places = np.arange(start, start + num_steps * self.batch_size)
+        left = self.num_rows - self.batch_size * np.arange(first_step, first_step + num_steps)
+        if left[-1] < self.batch_size:
+            places %= max(self.num_rows, 1)
+        slots = self.slots_at(places).reshape(num_steps, self.batch_size)
+        return slots, np.clip(left, 0, self.batch_size)
+
+    def even_block(self, first_step: int, num_steps: int) -> Block:
+        """Find the rows of some steps, each of weight 1; padding weighs 0."""
+        slots, num_valid = self.block(first_step, num_steps)
+        weight = (np.arange(self.batch_size) < num_valid[:, None]).astype(np.float32)
+        return Block(slots, num_valid, weight)
+
+    def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots at some places of this replica's run, each in [0, num_rows)."""
+        if self.num_rows == 0:
+            return np.full(len(places), self.visible[0] if len(self.visible) else 0)
+        index = places * len(self.dealt) + self.turn
+        if self.groups is not None:
+            index = self.groups.permute(index, self.visible)
+        elif self.stream is not None:
+            index = permute(index, len(self.visible), self.stream)
+        if isinstance(self.visible, range):
+            return index + self.visible.start
+        return self.visible[index]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Runs of a deck's slots in the order in which they are staged, and trained in epoch 0.
+
+    Attributes:
+        bounds: int64[num_groups, 2]: First slot of each run, and one past its last.
+        stream: Key of the shuffles within the runs.
+    """
+
+    bounds: NDArray[np.int64]
+    stream: Key
+
+    def permute(
+        self, index: NDArray[np.int64], visible: NDArray[np.int64] | range
+    ) -> NDArray[np.int64]:
+        """Find which visible row stands at each place: one group's after the other's."""
+        if isinstance(visible, range):
+            cuts = np.clip(self.bounds, visible.start, visible.stop) - visible.start
+        else:
+            cuts = np.searchsorted(visible, self.bounds)
+        firsts, sizes = cuts[:, 0], cuts[:, 1] - cuts[:, 0]
+        ends = np.cumsum(sizes)
+        group = np.searchsorted(ends, index, side="right")
+        result = np.empty_like(index)
+        for number in np.unique(group).tolist():
+            here = group == number
+            place = index[here] - (ends[number] - sizes[number])
+            stream = key(self.stream, "group", step=number)
+            result[here] = firsts[number] + permute(place, int(sizes[number]), stream)
+        return result
+
+
+def stage_groups(num_slots: int, stream: Key, *, most: int = NUM_GROUPS) -> Groups:
+    """Cut a deck into groups of as many slots, give or take one, in a keyed order."""
+    count = max(min(most, num_slots), 1)
+    bounds = np.arange(count + 1, dtype=np.int64) * num_slots // count
+    order = permute(np.arange(count), count, stream)
+    return Groups(np.stack([bounds[:-1], bounds[1:]], axis=1)[order], stream)
+
+
+def deal(num_rows: int, num_replicas: int) -> NDArray[np.int64]:
+    """Cut a deck evenly: int64[num_replicas], floor or ceil, the larger parts first."""
+    quotient, remainder = divmod(num_rows, num_replicas)
+    return quotient + (np.arange(num_replicas) < remainder).astype(np.int64)
+
+
+def deal_all(num_rows: NDArray[np.int64], replicas: Sequence[int]) -> NDArray[np.int64]:
+    """Cut all decks evenly: int64[all replicas], each deck's as `deal` would."""
+    width = np.asarray(replicas, np.int64)
+    quotient, remainder = num_rows // width, num_rows % width
+    turn = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
+    return np.repeat(quotient, width) + (turn < np.repeat(remainder, width))
+
+
+def num_steps(dealt: NDArray[np.int64], batch_size: int, *, drop_last: bool = False) -> int:
+    """Steps of an epoch: as many as the replica with the most rows needs.
+
+    Args:
+        dealt: int64[num_replicas]: Rows of every replica of the job.
+        batch_size: Rows a batch.
+        drop_last: Count only steps that every replica fills.
+    """
+    if drop_last:
+        return int(dealt.min()) // batch_size
+    return -(-int(dealt.max()) // batch_size)
+
+
+def top_up(
+    num_visible: NDArray[np.int64],
+    num_owned: NDArray[np.int64],
+    replicas: Sequence[int],
+    *,
+    batch_size: int,
+) -> NDArray[np.int64]:
+    """Count the rows that each deck shows when steps that someone needs are filled everywhere.
+
+    Args:
+        num_visible: int64[num_decks]: Rows that the policy left visible.
+        num_owned: int64[num_decks]: Rows of the decks.
+        replicas: Replicas that each deck is dealt to.
+        batch_size: Rows a batch.
+
+    Returns:
+        int64[num_decks]: At least ``num_visible``; as many more as fill the last steps, while there
+        are any.
+    """
+    width = np.asarray(replicas, np.int64)
+    steps = num_steps(-(-num_visible // width), batch_size)
+    return np.minimum(num_owned, np.maximum(num_visible, steps * batch_size * width))
+
+
+def valid_rows(
+    dealt: NDArray[np.int64], step: int | NDArray[np.int64], batch_size: int
+) -> NDArray[np.int64]:
+    """Count the rows that all replicas together train on in a step, or in each of some.
+
+    Args:
+        dealt: int64[num_replicas]: Rows of every replica of the job.
+        step: int64[...].
+        batch_size: Rows a batch.
+    """
+    first = np.asarray(step)[..., None] * batch_size
+    return np.asarray(np.clip(dealt - first, 0, batch_size).sum(axis=-1), np.int64)

@@ -1,0 +1,106 @@
+"""Which sample every slot of a node is to hold, by name: the ids only when they are needed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.digest import digest
+from dataio.base.errors import StateError
+from dataio.base.seeding import ORDER_VERSION
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Shuffle
+from dataio.plan.stretch import Position
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The samples of a node's slots at the start of an epoch.
+
+    Attributes:
+        name: Of what it is a function (shuffle, layout, node, seed); equal names and epochs are
+            equal placements. A cache records it, so that a warm start computes no ids.
+        epoch: The epoch.
+        num_slots: Slots of the node's pool.
+        sample_ids: Computes int64[num_slots].
+    """
+
+    name: str
+    epoch: int
+    num_slots: int
+    sample_ids: Callable[[], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Placements:
+    """A node's placements in all epochs, as far as layout and seed tell them.
+
+    Attributes:
+        shuffle: Decides which node holds which row.
+        layout: Replicas and samples.
+        node: Whose slots.
+        num_slots: Of its pool.
+        seed: The run's seed.
+        num_leaving: Rows that every replica gives and takes an epoch; 0: nothing ever moves.
+    """
+
+    shuffle: Shuffle
+    layout: Layout
+    node: int
+    num_slots: int
+    seed: int
+    num_leaving: int
+
+    @property
+    def traced(self) -> bool:
+        """Whether every epoch's placement follows from the seed."""
+        return self.shuffle.traced or not self.num_leaving
+
+    def of(self, epoch: int, *, first_epoch: int) -> Placement:
+        """Name an epoch's placement; ``first_epoch`` is the one in which the layout began."""
+        function_of: tuple[object, ...] = (self.shuffle.holds_all, self.layout, self.node)
+        if self.num_leaving:
+            function_of += (self.shuffle, self.seed, first_epoch)
+        else:
+            epoch = 0  # where rows never move, every epoch's placement is the first's
+        return Placement(
+            digest(f"{function_of} {ORDER_VERSION}"),
+            epoch,
+            self.num_slots,
+            lambda: self.sample_ids(epoch, first_epoch=first_epoch),
+        )
+
+    def sample_ids(self, epoch: int, *, first_epoch: int) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot at the start of an epoch.
+
+        Raises:
+            ValueError: If nothing but the exchange knows.
+        """
+        if self.shuffle.holds_all:
+            return np.arange(self.layout.num_samples, dtype=np.int64)
+        return self.shuffle.placement(
+            self.layout,
+            node=self.node,
+            epoch=epoch,
+            seed=self.seed,
+            first_epoch=first_epoch,
+        )
+
+    def knows(self, epoch: int, *, first_epoch: int) -> bool:
+        """Whether an epoch's placement follows from the seed."""
+        return self.traced or epoch <= first_epoch
+
+    def check_known(self, position: Position, *, call: str) -> None:
+        """Refuse to go where nothing but the exchange knows the placement.
+
+        Raises:
+            StateError: It names the ``call``.
+        """
+        epoch = position.epoch
+        if not self.knows(epoch, first_epoch=position.running.first_epoch):
+            raise StateError(
+                f"{call}: {self.shuffle} placed the rows of epoch {epoch} by scores or hidden "
+                "rows, so the seed does not tell where they are; use loader.save and "
+                "loader.restore, which do"
+            )

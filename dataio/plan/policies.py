@@ -1,0 +1,233 @@
+"""What the loader asks of a shuffle policy and of an importance policy.
+
+``shuffle`` and ``importance`` implement these; the loader knows nothing else about either.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import Column, Scores
+from dataio.plan.layout import Layout
+from dataio.rows.parcel import ParcelBuffers
+from dataio.rows.rows import Fetch, Rows, RowSchema
+from dataio.world import World
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a pool an epoch leaves out, and what the others weigh.
+
+    Attributes:
+        hidden: int64[num_hidden]: Slots left out, least worth first; those at the end come back
+            first.
+        weights: float32[num_slots]: Gradient weight of each row when visible; None means ones.
+        lr_factor: What the learning rate is multiplied by; the same on every rank, so a function of
+            the epoch, the policy's settings and totals over all pools.
+        top_up: Whether steps that not all replicas can fill are filled with hidden rows, instead of
+            padding of weight 0. Unbiased policies pad.
+        figures: What else there is to know of the choice, for ``Loader.stats``; of this pool, or of
+            all where they were totalled.
+    """
+
+    hidden: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    weights: NDArray[np.float32] | None = None
+    lr_factor: float = 1.0
+    top_up: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class Importance(Protocol):
+    """Decides which rows are worth this epoch. Pure: same candidates and epoch, same answer."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What must be remembered of every row; none, if reports change nothing."""
+        ...
+
+    def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
+        """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.
+
+        Args:
+            rows: Of the pool.
+            epoch: The epoch selected for.
+            num_epochs: Length of the whole run, None where the caller never said.
+        """
+        ...
+
+    def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+        """Choose the hidden slots that get a new score at the end of this epoch."""
+        ...
+
+
+class RowStore(Protocol):
+    """A node's rows by slot, as an exchange sees them."""
+
+    @property
+    def schema(self) -> RowSchema: ...
+
+    def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[len(slots), num_variable]: Bytes of the variable fields."""
+        ...
+
+    def read_rows(self, slots: NDArray[np.int64]) -> Rows:
+        """Copy rows out, in the order of ``slots``."""
+        ...
+
+    def read_into(self, slots: NDArray[np.int64], into: Rows) -> None:
+        """Copy rows, in the order of ``slots``, to where there is room for rows of their lengths.
+
+        Any thread may call it, as ``lengths`` and ``write_arrivals``, one at a time.
+        """
+        ...
+
+    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
+        ...
+
+    def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
+        """Let the rows of ``held_in`` live in ``slots`` from the next epoch on; no byte moves."""
+        ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The epoch beside which rows travel, to take effect in the next, as one rank sees it.
+
+    Attributes:
+        world: All ranks.
+        store: This node's rows.
+        layout: Replicas and samples.
+        epoch: The running epoch.
+        seed: The run's seed.
+        steps: Its steps that remain.
+        mean_row_bytes: The same on all ranks: it says into how many parcels a chunk is cut.
+        first_tag: Messages use the CHANNEL_TAGS tags from here on.
+        first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
+        losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
+            began: the same after a restore in the middle of it. None where it does not go by them.
+        fetch: Reads samples from the source, for rows that come damaged; any thread may call it.
+            None if nothing can.
+        buffers: Memory for parcels, which one exchange after the other uses.
+    """
+
+    world: World
+    store: RowStore
+    layout: Layout
+    epoch: int
+    seed: int
+    steps: range
+    mean_row_bytes: int
+    first_tag: int
+    first_epoch: int = 0
+    losses: NDArray[np.float32] | None = None
+    fetch: Fetch | None = None
+    buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
+
+
+class Exchange(Protocol):
+    """One epoch's exchange under way, on one replica."""
+
+    def progress(self, step: int) -> None:
+        """Send and take in what is due by this step. Never blocks."""
+        ...
+
+    def stop(self) -> None:
+        """Let go after an error, without the other ranks: nothing is read or written any more."""
+        ...
+
+    def finish(self, scores: Scores | None) -> dict[str, float]:
+        """Complete the exchange, then move the scores of the rows that moved.
+
+        Blocks until this replica's rows have left and its arrivals are written, at most for the
+        world's time limit. ``scores`` is the pool's array: on return the arrivals' slots of this
+        replica hold the arrivals' scores; no other slot is touched. None: no scores are kept, on
+        any replica. Collective among partners.
+
+        Returns:
+            Figures for ``Loader.stats``: rows, bytes and messages sent and received, seconds
+            blocked.
+        """
+        ...
+
+
+class Shuffle(Protocol):
+    """Decides which node holds which row, epoch by epoch."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every node's pool is the whole dataset, so that nothing moves."""
+        ...
+
+    @property
+    def traced(self) -> bool:
+        """Whether every placement follows from the seed.
+
+        If not, it depends on scores or on what a policy hides too: only the loader that trained
+        knows it, and `save`.
+        """
+        ...
+
+    @property
+    def by_losses(self) -> bool:
+        """Whether it goes by last losses, which a policy must then keep."""
+        ...
+
+    def num_leaving(self, layout: Layout) -> int:
+        """Rows that every replica gives and takes an epoch, at most; the cache has room for them.
+
+        0: nothing ever moves.
+        """
+        ...
+
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
+        """int64[pool_rows(node)]: Samples that a node's slots hold at the start of an epoch.
+
+        A pure function: any rank can ask for any node. ``first_epoch`` is the epoch in which this
+        layout began, with the rows where `Layout` puts them at first. Time O(pool rows x epochs
+        since then), memory O(pool rows).
+
+        Raises:
+            ValueError: If the shuffle is not traced, and the epoch is later than ``first_epoch``.
+        """
+        ...
+
+    def begin(self, turn: Turn) -> Exchange | None:
+        """Start an epoch's exchange, spread over the steps that remain; None if nothing moves."""
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """Rows never move: every node shuffles its own pool anew each epoch."""
+
+    @property
+    def holds_all(self) -> bool:
+        return False
+
+    @property
+    def traced(self) -> bool:
+        return True
+
+    @property
+    def by_losses(self) -> bool:
+        return False
+
+    def num_leaving(self, layout: Layout) -> int:
+        """Nothing leaves."""
+        return 0
+
+    def placement(
+        self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
+    ) -> NDArray[np.int64]:
+        """Every slot holds the sample it was staged with."""
+        return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
+
+    def begin(self, turn: Turn) -> None:
+        """Nothing moves."""

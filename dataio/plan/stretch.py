@@ -1,0 +1,129 @@
+"""Where a run stands: the epoch, and the stretches of it that were trained so far.
+
+A *stretch* is a part of an epoch under one layout and batch size. A run that goes on under another
+layout or batch size begins a new one with the rows that no stretch before it trained: each sample
+of the epoch still comes exactly once. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What decides which rows a step trains, beside the seed and the epoch.
+
+    Attributes:
+        replicas: Replicas on each node, node by node.
+        batch_size: Rows a batch.
+        first_epoch: In which this layout began.
+        steps: Batches delivered, the same on every replica.
+        grouped: Whether the rows were ordered as they were being staged.
+    """
+
+    replicas: tuple[int, ...]
+    batch_size: int
+    first_epoch: int
+    steps: int = 0
+    grouped: bool = False
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step on all replicas, padding included."""
+        return sum(self.replicas) * self.batch_size
+
+    def to_json(self) -> dict[str, object]:
+        """Small whatever the number of nodes: equal neighbours are counted."""
+        runs = [[width, len(list(run))] for width, run in groupby(self.replicas)]
+        return {**asdict(self), "replicas": runs}
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> "Stretch":
+        """Read back what `to_json` made."""
+        runs = chain.from_iterable([width] * count for width, count in stored["replicas"])
+        return Stretch(**{**stored, "replicas": tuple(runs)})
+
+
+@dataclass(frozen=True)
+class Position:
+    """A point between two batches of a run.
+
+    Attributes:
+        epoch: The running epoch.
+        stretches: Of the epoch; the last is the one under way.
+        refresh_step: Batches of hidden rows delivered.
+    """
+
+    epoch: int
+    stretches: tuple[Stretch, ...]
+    refresh_step: int = 0
+
+    @property
+    def running(self) -> Stretch:
+        """The stretch under way."""
+        return self.stretches[-1]
+
+    @property
+    def ended(self) -> tuple[Stretch, ...]:
+        """The stretches before it."""
+        return self.stretches[:-1]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all of them."""
+        return sum(stretch.steps for stretch in self.stretches)
+
+    @property
+    def ended_rows(self) -> int:
+        """Rows of their steps, padding included."""
+        return sum(stretch.steps * stretch.step_rows for stretch in self.ended)
+
+    def at(self, *, steps: int, refresh_step: int) -> "Position":
+        """Move on within the stretch."""
+        return replace(
+            self,
+            stretches=(*self.ended, replace(self.running, steps=steps)),
+            refresh_step=refresh_step,
+        )
+
+    def resumed(
+        self, replicas: Sequence[int], batch_size: int, *, same_steps: bool = False
+    ) -> "Position":
+        """Go on under this layout and batch size: in the same stretch if it has both, else anew.
+
+        Another layout begins in this epoch, with its rows where a first layout puts them.
+
+        Args:
+            replicas: Replicas on each node, node by node.
+            batch_size: Rows a batch.
+            same_steps: Whether the steps train the same rows as before, only dealt to other
+                replicas: then the stretch goes on too.
+        """
+        old = self.running
+        same_layout = old.replicas == tuple(replicas)
+        if same_layout and old.batch_size == batch_size:
+            return self
+        if same_steps:
+            running = replace(old, replicas=tuple(replicas), batch_size=batch_size)
+            return replace(self, stretches=(*self.ended, running))
+        first_epoch = old.first_epoch if same_layout else self.epoch
+        new = Stretch(tuple(replicas), batch_size, first_epoch)
+        ended = self.stretches if old.steps else self.ended
+        return Position(self.epoch, (*ended, new))
+
+    def to_json(self) -> dict[str, object]:
+        """For `state_dict`."""
+        return {
+            "epoch": self.epoch,
+            "step": self.running.steps,
+            "refresh_step": self.refresh_step,
+            "stretches": [stretch.to_json() for stretch in self.stretches],
+        }
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> "Position":
+        """Read back what `to_json` made."""
+        stretches = tuple(Stretch.from_json(one) for one in stored["stretches"])
+        return Position(int(stored["epoch"]), stretches, int(stored["refresh_step"]))

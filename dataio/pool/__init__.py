@@ -1,0 +1,1 @@
+"""A node's rows as training sees them: staged, pulled, moved, streamed."""

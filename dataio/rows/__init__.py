@@ -1,0 +1,1 @@
+"""What a row is: its fields, how they are stored, and how rows travel."""

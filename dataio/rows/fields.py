@@ -1,0 +1,417 @@
+"""What a sample holds: for each field where it lies in the source, and its stored form."""
+
+import io
+import json
+import math
+import operator
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.checked import checked
+from dataio.base.errors import FieldError
+from dataio.base.npy_lock import NPY_LOCK
+from dataio.rows.rows import FixedColumn, RowSchema
+
+RESERVED_NAMES = ("weight", "sample_id", "slot", "valid")
+"""What every batch holds beside its fields."""
+
+Raw = bytes | memoryview | str | int | float | NDArray[np.generic]
+"""A value as the source has it: a tar member's bytes, or a column's value."""
+
+Stored = bytes | memoryview
+"""A value as the cache keeps it."""
+
+
+class Field(Protocol):
+    """One field of a sample.
+
+    A cache holds rows of one declaration: of another kind, or with another value of any attribute,
+    a field is stored anew, but for the attributes that its class names in ``DELIVERED``, if it
+    does: those that decide only how it is delivered.
+    """
+
+    @property
+    def key(self) -> str:
+        """Tar extension ("jpg", "seg.png"; "__key__" is the sample's name), or column."""
+        ...
+
+    def column(self, name: str) -> FixedColumn | None:
+        """Describe the stored form; None if its length varies from row to row."""
+        ...
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        """Turn a value of the source into the bytes that are kept.
+
+        Args:
+            raw: The value.
+            where: Shard, sample and field, for the message.
+
+        Raises:
+            FieldError: If the value is not what the field declares.
+        """
+        ...
+
+
+@checked
+@dataclass(frozen=True)
+class Image:
+    """An image, kept compressed, delivered as uint8[batch, channels, height, width].
+
+    Pixels (uint8[height, width] or [height, width, channels]) are taken too, and kept as a PNG.
+
+    Attributes:
+        key: Extension or column.
+        size: Height and width to resize to (one number: both), whatever the proportions.
+            None: every image already has one size.
+        channels: 1 (gray), 3 (RGB) or 4 (RGBA).
+        decoded: Decode and resize once, while staging, and keep uint8[height, width, channels]:
+            more bytes in the cache, no decoding while training. Needs ``size``.
+    """
+
+    # Where they decide what is stored, the column's shape has them.
+    DELIVERED: ClassVar = ("size", "channels")
+
+    key: str
+    size: int | tuple[int, int] | None = None
+    channels: int = 3
+    decoded: bool = False
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        sides = (self.size,) if isinstance(self.size, int) else self.size or (1, 1)
+        if len(sides) > 2 or min(sides) < 1:
+            raise ValueError(
+                f"Image({self.key!r}): size is {self.size}, must be 1 or 2 numbers >= 1"
+            )
+        if self.channels not in (1, 3, 4):
+            raise ValueError(f"Image({self.key!r}): channels is {self.channels}, must be 1, 3 or 4")
+        if self.decoded and self.size is None:
+            raise ValueError(
+                f"Image({self.key!r}): decoded without size, must have the size that all images "
+                "are kept in: Image(..., size=224, decoded=True)"
+            )
+
+    def column(self, name: str) -> FixedColumn | None:
+        return FixedColumn(name, "|u1", self._shape()) if self.decoded else None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        if isinstance(raw, np.ndarray):
+            if self.decoded and raw.dtype == np.uint8 and raw.shape == self._shape():
+                return raw.tobytes()
+            raw = _compress(self, raw, where)
+        data = _bytes(self, raw, where)
+        if not self.decoded:
+            return data
+        # Its libraries are not needed by those who only name fields.
+        from dataio.rows.decode import decode_image
+
+        pixels = np.empty(self._shape(), np.uint8)
+        decode_image(memoryview(data), pixels, where=where, resize=True)
+        return pixels.tobytes()
+
+    def _shape(self) -> tuple[int, int, int]:
+        assert self.size is not None
+        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        return height, width, self.channels
+
+
+@checked
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of any length, delivered as they are in a list[bytes]."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        return _bytes(self, raw, where)
+
+
+@checked
+@dataclass(frozen=True)
+class Text:
+    """UTF-8 text of any length, delivered in a list[str]."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        data = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+        data = _bytes(self, data, where)
+        try:
+            str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            _reject(self, data, where, f"UTF-8 text ({error.reason})", "Bytes", error)
+        return data
+
+
+@checked
+@dataclass(frozen=True)
+class Int:
+    """A whole number (ASCII digits in tar), delivered as int64."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, "<i8")
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        try:
+            if isinstance(raw, np.ndarray) and raw.ndim == 0:
+                raw = raw.item()
+            value = int(raw) if isinstance(raw, (bytes, memoryview, str)) else operator.index(raw)  # type: ignore[arg-type]
+            return struct.pack("<q", value)
+        except (ValueError, TypeError, struct.error) as error:
+            _reject(self, raw, where, "a whole number of 64 bits", "Float or Bytes", error)
+
+
+@checked
+@dataclass(frozen=True)
+class Float:
+    """A number (ASCII in tar), delivered as float32."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, "<f4")
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        try:
+            return struct.pack("<f", float(raw))
+        except (ValueError, TypeError, OverflowError) as error:
+            _reject(self, raw, where, "a number of 32 bits", "Array or Bytes", error)
+
+
+@checked
+@dataclass(frozen=True)
+class Array:
+    """An array of one shape: raw little-endian bytes, an ``.npy``, or a list column."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        if not _is_numeric(self.dtype):
+            raise ValueError(
+                f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers; use "
+                "float32 or such"
+            )
+        if any(length < 1 for length in self.shape):
+            raise ValueError(f"Array({self.key!r}): shape is {self.shape}, lengths must be >= 1")
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, np.dtype(self.dtype).newbyteorder("<").str, self.shape)
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        expected = f"{self.dtype}{list(self.shape)}"
+        if isinstance(raw, str):
+            _reject(self, raw, where, expected, "Text")
+        if isinstance(raw, (int, float, np.ndarray)):
+            return self._checked(np.asarray(raw), where)
+        dtype = np.dtype(self.dtype)
+        if self.key.split(".")[-1] != "npy" and len(raw) == dtype.itemsize * math.prod(self.shape):
+            return raw
+        if bytes(raw[:6]) != np.lib.format.MAGIC_PREFIX:
+            _reject(
+                self, raw, where, f"the bytes of {expected}, or an .npy", "the true shape and dtype"
+            )
+        return self._checked(_read_npy(self, raw, where, f"an .npy of {expected}"), where)
+
+    def _checked(self, found: NDArray[np.generic], where: str) -> bytes:
+        if found.shape != self.shape or found.dtype.newbyteorder("=") != np.dtype(self.dtype):
+            raise FieldError(
+                f"{where}: found {found.dtype}{list(found.shape)}, expected "
+                f"{self.dtype}{list(self.shape)}; declare the true shape and dtype, which all "
+                "samples must share"
+            )
+        return found.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+
+
+@checked
+@dataclass(frozen=True)
+class Tokens:
+    """Numbers in one dimension, as many as each sample has.
+
+    Raw little-endian bytes, an ``.npy``, or a list column. All of them are kept.
+
+    Attributes:
+        key: Extension or column.
+        dtype: Of the numbers.
+        length: Cut or pad to this many: delivered as dtype[batch, length]. None: delivered as a
+            list of tensors, each of its own length.
+        pad: What is put behind the numbers of a shorter sample.
+    """
+
+    DELIVERED: ClassVar = ("length", "pad")
+
+    key: str
+    dtype: str = "<i4"
+    length: int | None = None
+    pad: int | float = 0
+
+    def __post_init__(self) -> None:
+        _check_key(self)
+        if not _is_numeric(self.dtype):
+            raise ValueError(
+                f"Tokens({self.key!r}): dtype {self.dtype!r} is not one of numbers; use int32 or "
+                "such"
+            )
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"Tokens({self.key!r}): length is {self.length}, must be >= 1")
+        if not _fits(np.asarray(self.pad), np.dtype(self.dtype)):
+            raise ValueError(
+                f"Tokens({self.key!r}): pad is {self.pad}, must be a number of {self.dtype}"
+            )
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Raw, where: str) -> Stored:
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        expected = f"numbers of {np.dtype(self.dtype).name} in one dimension"
+        if isinstance(raw, (bytes, memoryview)):
+            if self.key.split(".")[-1] != "npy" and bytes(raw[:6]) != np.lib.format.MAGIC_PREFIX:
+                if len(raw) % dtype.itemsize:
+                    _reject(self, raw, where, f"{expected}, as raw bytes or an .npy", "Bytes")
+                return raw
+            raw = _read_npy(self, raw, where, expected)
+        found = raw if isinstance(raw, np.ndarray) else np.asarray(raw)
+        if found.ndim != 1 or not _fits(found, dtype):
+            _reject(self, found, where, expected, "Array")
+        return found.astype(dtype).tobytes()
+
+
+def row_schema(fields: Mapping[str, Field]) -> RowSchema:
+    """Describe how rows of these fields are stored, in the order given.
+
+    Raises:
+        ValueError: If there is no field, or one has a name that every batch holds already.
+    """
+    if not fields:
+        raise ValueError('fields: none given; name at least one, such as {"image": Image("jpg")}')
+    for name in fields:
+        if name in RESERVED_NAMES:
+            raise ValueError(
+                f"fields: {name!r} is what the batch itself holds (as "
+                f"{', '.join(RESERVED_NAMES)}); choose another name"
+            )
+    columns = {name: field.column(name) for name, field in fields.items()}
+    return RowSchema(
+        tuple(column for column in columns.values() if column is not None),
+        tuple(name for name, column in columns.items() if column is None),
+    )
+
+
+def declarations(fields: Mapping[str, Field]) -> dict[str, dict[str, object]]:
+    """Tell of each field all that decides what is stored of a sample, beside the row's schema.
+
+    Returns:
+        By name the kind and its attributes, as JSON.
+    """
+    return {name: _declaration(field) for name, field in fields.items()}
+
+
+def _declaration(field: Field) -> dict[str, object]:
+    stored = {k: v for k, v in vars(field).items() if k not in getattr(field, "DELIVERED", ())}
+    if "dtype" in stored:
+        stored["dtype"] = np.dtype(stored["dtype"]).newbyteorder("<").str
+    told: dict[str, object] = json.loads(json.dumps(stored, default=repr))
+    return {"kind": type(field).__name__, **told}
+
+
+def _check_key(field: Field) -> None:
+    if not isinstance(field.key, str) or not field.key or field.key.startswith("."):
+        raise ValueError(
+            f"{type(field).__name__}: key is {field.key!r}, must be the extension without its dot, "
+            f"or the column, that the field is read from"
+        )
+
+
+def _is_numeric(dtype: str) -> bool:
+    try:
+        return np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        return False
+
+
+def _fits(found: NDArray[np.generic], dtype: np.dtype[np.generic]) -> bool:
+    """Whether every number is kept as it is: only floats may lose digits."""
+    if found.dtype == dtype or not found.size:
+        return True
+    if found.dtype.kind in "biu" and dtype.kind in "iu":
+        # A cast and back tells: NumPy's own comparison of both is exact.
+        return bool(np.array_equal(found, found.astype(dtype)))
+    kinds = {"b": "biufc", "i": "fc", "u": "fc", "f": "fc", "c": "c"}
+    return dtype.kind in kinds.get(found.dtype.kind, "")
+
+
+def _read_npy(
+    field: Field, raw: bytes | memoryview, where: str, expected: str
+) -> NDArray[np.generic]:
+    try:
+        with NPY_LOCK:
+            return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+    except (ValueError, EOFError) as error:
+        _reject(field, raw, where, expected, "Bytes", error)
+
+
+def _compress(field: Field, pixels: NDArray[np.generic], where: str) -> bytes:
+    # Pillow is not needed by those who only name fields.
+    from PIL import Image as Picture
+
+    file = io.BytesIO()
+    try:
+        if pixels.dtype != np.uint8 or 0 in pixels.shape:
+            raise TypeError("not pixels")
+        flat = pixels[:, :, 0] if pixels.shape[2:] == (1,) else pixels
+        Picture.fromarray(flat).save(file, "PNG", compress_level=1)
+    except (TypeError, ValueError, OSError) as error:
+        expected = "a compressed image, or uint8[height, width, channels]"
+        _reject(field, pixels, where, expected, "Array", error)
+    return file.getvalue()
+
+
+def _bytes(field: Field, raw: Raw, where: str) -> bytes | memoryview:
+    if isinstance(raw, str):
+        return raw.encode()
+    if isinstance(raw, (bytes, memoryview)):
+        return raw
+    _reject(field, raw, where, "bytes", "Int, Float or Array")
+
+
+def _reject(
+    field: Field, raw: Raw, where: str, expected: str, other: str, cause: Exception | None = None
+) -> NoReturn:
+    if isinstance(raw, (bytes, memoryview)):
+        shown = f"{bytes(raw[:32])!r} ({len(raw)} bytes)"
+    elif isinstance(raw, np.ndarray):
+        shown = f"{raw.dtype}{list(raw.shape)}"
+    else:
+        shown = f"{raw!r:.40}"
+    raise FieldError(
+        f"{where}: found {shown}, expected {expected}; declare {other} instead of "
+        f"{type(field).__name__}({field.key!r}), or repair the sample"
+    ) from cause

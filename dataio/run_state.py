@@ -1,0 +1,313 @@
+"""The life of a run as one value: an epoch that is to begin, or the one that runs.
+
+    New -> Running -> Running (the next epoch) -> ...
+    Chosen, Restored -> Running
+
+Whatever the state, the run may be left for a position that was chosen or restored.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.errors import StateError
+from dataio.iterations import Iterations
+from dataio.parts import Parts
+from dataio.plan.epoch import EpochPlan
+from dataio.plan.history import unscored
+from dataio.plan.order import Order
+from dataio.plan.replay import groups_of, trained_samples, trained_slots
+from dataio.plan.stretch import Position, Stretch
+from dataio.state.resume import check_num_hidden, load_part, trained_before
+from dataio.state.saves import CURE
+from dataio.state.snapshot import NodeSnapshot, Saved
+from dataio.world.agree import together
+
+
+@dataclass(frozen=True)
+class New:
+    """No epoch has begun yet.
+
+    Attributes:
+        position: Where the first is to begin.
+    """
+
+    position: Position
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An epoch is to begin whose scores start anew.
+
+    Attributes:
+        position: Where it is to begin.
+        num_hidden: Rows that it hid when its state was taken; None: nobody said.
+    """
+
+    position: Position
+    num_hidden: int | None = None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """An epoch is to go on from a save.
+
+    Attributes:
+        position: Where it is to go on.
+        node: What was saved of this node's rows.
+        figures: The epoch's line up to there.
+    """
+
+    position: Position
+    node: NodeSnapshot
+    figures: dict[str, float]
+
+
+@dataclass
+class Running:
+    """An epoch runs.
+
+    Attributes:
+        position: Where it began, or went on.
+        plan: Its batches.
+        refresh_order: Those of the hidden rows that get a new score.
+        seen: bool[rows of the deck]: Trained in stretches of the epoch that have ended; None: no
+            stretch has.
+        refresh_step: Batches of hidden rows delivered.
+        exchange_waits: Whether its exchange has yet to begin, as it may be the last epoch's.
+    """
+
+    position: Position
+    plan: EpochPlan
+    refresh_order: Order
+    seen: NDArray[np.bool_] | None
+    refresh_step: int
+    exchange_waits: bool = False
+
+
+class RunState:
+    """Where a run stands, and how it comes from one state to the next.
+
+    Args:
+        parts: What it is carried out with.
+        iterations: Takes notice of epochs that begin.
+
+    Attributes:
+        state: The state.
+        epoch: The running epoch, or the last one that ran.
+        step: Batches of it delivered.
+        lr_factor: What the policy multiplies the learning rate by in it.
+        num_epochs: Length of the run; None: nobody said.
+    """
+
+    state: New | Chosen | Restored | Running
+
+    def __init__(self, parts: Parts, iterations: Iterations) -> None:
+        self._parts = parts
+        self._iterations = iterations
+        self.state = New(self.start_of(0))
+        self.epoch = self.step = 0
+        self.lr_factor = 1.0
+        self.num_epochs: int | None = None
+
+    @property
+    def running(self) -> Running:
+        """The running epoch.
+
+        Raises:
+            StateError: If none runs.
+        """
+        if not isinstance(self.state, Running):
+            raise StateError(
+                "Loader: no epoch runs, expected one; begin it by a loop over the loader's "
+                "batches, or by `for epoch in loader.epochs(n)`"
+            )
+        return self.state
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an epoch runs."""
+        return isinstance(self.state, Running)
+
+    @property
+    def position(self) -> Position:
+        """Where the run stands now."""
+        if not isinstance(self.state, Running):
+            return self.state.position
+        return self.state.position.at(steps=self.step, refresh_step=self.state.refresh_step)
+
+    @property
+    def num_hidden(self) -> int | None:
+        """Rows that the epoch hides on all nodes; None: not known yet."""
+        if isinstance(self.state, Running):
+            return self.state.plan.num_hidden
+        return self.state.num_hidden if isinstance(self.state, Chosen) else None
+
+    def start_of(self, epoch: int, first_epoch: int = 0) -> Position:
+        """Tell where an epoch begins, under a layout that began in ``first_epoch``."""
+        arguments, replicas = self._parts.arguments, self._parts.layout.replicas
+        grouped = arguments.stage == "overlap" and epoch == 0
+        stretch = Stretch(replicas, arguments.batch_size, first_epoch, grouped=grouped)
+        return Position(epoch, (stretch,))
+
+    def start_with(self, epoch: int) -> None:
+        """Begin the run with another epoch than the first, unless a position was given to it."""
+        if not isinstance(self.state, Running) and self.state.position == self.start_of(0):
+            self.state = replace(self.state, position=self.start_of(epoch))
+
+    def choose(self, position: Position, *, num_hidden: int | None = None) -> None:
+        """Leave what runs for a position at which scores start anew. Collective while one runs."""
+        self.abandon()
+        self.state = Chosen(position, num_hidden)
+
+    def restore(self, saved: Saved, position: Position) -> None:
+        """Leave what runs for what was saved. Collective.
+
+        Args:
+            saved: What was saved.
+            position: Where this loader goes on from it.
+
+        Raises:
+            StateError: On all ranks, if what was saved of the rows is damaged, or of others.
+        """
+        self.abandon()
+        parts, first_epoch = self._parts, position.running.first_epoch
+        wanted = None
+        if parts.placements.knows(position.epoch, first_epoch=first_epoch):
+            wanted = parts.placements.sample_ids(position.epoch, first_epoch=first_epoch)
+        node = load_part(
+            saved, wanted, parts.pool.scores.dtype, layout=parts.layout, world=parts.world,
+            tag=parts.first_tag,
+        )  # fmt: skip
+        placement = saved.state.get("placement")
+        as_saved = parts.moves.is_as_saved(node.sample_id, wanted, placement)
+
+        def check() -> None:
+            if not as_saved:
+                raise StateError(
+                    f"{saved.path}: the rows saved for node {parts.world.node} are not those of "
+                    f"epoch {position.epoch}; it is damaged or of another run: {CURE}"
+                )
+
+        together(parts.world, check, doing="compare the saved rows")
+        if wanted is None:
+            parts.moves.follow(node.sample_id, epoch=position.epoch, saved=str(placement))
+        self.state = Restored(position, node, saved.figures)
+
+    def ensure_running(self) -> Running:
+        """Begin the epoch that is to begin, if none runs. Collective the first time.
+
+        Raises:
+            StateError: If it does not hide as many rows as when its state was taken.
+        """
+        state, parts = self.state, self._parts
+        if isinstance(state, Running):
+            return state
+        position = state.position
+        parts.pool.finish_staging()
+        groups = None
+        if position.running.grouped and not position.running.steps:
+            groups = groups_of(parts.decks, seed=parts.arguments.seed).bounds.tolist()
+        parts.pool.ensure(parts.moves.take_placement(position), groups=groups)
+        # Past `ensure`, where all ranks meet: none reports of what it has left any more.
+        self._begin_scores(state)
+        parts.world.barrier(doing="restore scores")
+        restored = state if isinstance(state, Restored) else None
+        running = self._deal(position, restored)
+        if isinstance(state, Chosen) and not parts.pool.keeps_scores:  # else it was warned of
+            check_num_hidden(position, state.num_hidden, running.plan.num_hidden)
+        self._enter(running, restored)
+        # If nobody said, this may be the last epoch, whose exchange would be of no use.
+        running.exchange_waits = self.num_epochs is None
+        if self.num_epochs is not None:
+            self.begin_exchange()
+        return running
+
+    def begin(self, position: Position) -> None:
+        """Begin an epoch whose rows and scores are there already. Collective."""
+        self._enter(self._deal(position, None), None)
+
+    def begin_exchange(self) -> None:
+        """Begin the running epoch's exchange, unless it is the last epoch. Collective."""
+        running, parts = self.running, self._parts
+        running.exchange_waits = False
+        is_last = self.num_epochs is not None and self.epoch + 1 >= self.num_epochs
+        if parts.placements.num_leaving and not is_last and not parts.pool.is_staging:
+            parts.moves.begin(running.position, range(self.step, running.plan.order.steps))
+
+    def begin_waiting_exchange(self) -> None:
+        """Begin the exchange that waits to know whether this is the last epoch. Collective."""
+        if self.running.exchange_waits:
+            self.begin_exchange()
+
+    def abandon(self) -> None:
+        """Leave the epoch without its exchange taking effect. Collective while one runs."""
+        self._parts.feed.stop()
+        self._parts.feedback.forget()
+        self._parts.moves.abandon()
+        if isinstance(self.state, Running):
+            self._parts.line.end()  # of an epoch that has no line
+            self.state = Chosen(self.state.position)
+
+    def snapshot(self) -> NodeSnapshot:
+        """Tell what a save keeps of this node's rows; the scores are not copied."""
+        running, pool = self.running, self._parts.pool
+        trained = np.zeros(self._parts.decks.num_rows, np.uint8)
+        if running.seen is not None:
+            trained[running.seen] = 1
+        trained[trained_slots(running.plan.order, self.step)] = 2
+        selection, losses = running.plan.selection, self._parts.moves.losses
+        return NodeSnapshot(pool.sample_ids, pool.scores, selection, trained, losses)
+
+    def _begin_scores(self, state: New | Chosen | Restored) -> None:
+        pool, world = self._parts.pool, self._parts.world
+        if world.local_rank or not pool.keeps_scores:
+            return
+        if isinstance(state, Restored):
+            pool.scores[:] = state.node.scores
+        elif isinstance(state, Chosen):
+            pool.scores[:] = unscored(len(pool.scores), pool.scores.dtype)
+
+    def _deal(self, position: Position, restored: Restored | None) -> Running:
+        """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
+        parts, node = self._parts, restored.node if restored is not None else None
+        seen = self._seen_before(position, node)
+        parts.moves.keep_losses(node.losses if node is not None else None)
+        plan, refresh_order = parts.dealer.deal(
+            position,
+            parts.pool.scores,
+            lambda: parts.pool.sample_ids,
+            num_epochs=self.num_epochs,
+            restored=node.selection if node is not None else None,
+            seen=seen,
+        )
+        return Running(position, plan, refresh_order, seen, position.refresh_step)
+
+    def _enter(self, running: Running, restored: Restored | None) -> None:
+        position = running.position
+        self.state = running
+        self.epoch, self.step = position.epoch, position.running.steps
+        self.lr_factor = running.plan.selection.lr_factor
+        earlier = restored.figures if restored is not None else None
+        self._parts.line.begin(position.epoch, num_steps=position.num_steps, earlier=earlier)
+        self._iterations.begin_epoch()
+
+    def _seen_before(
+        self, position: Position, node: NodeSnapshot | None
+    ) -> NDArray[np.bool_] | None:
+        """bool[rows of the deck]: What the ended stretches of an epoch trained. Collective."""
+        if not position.ended:
+            return None
+        if node is not None:
+            return trained_before(position, node)
+        parts = self._parts
+        seen = trained_samples(
+            position.ended,
+            num_samples=parts.source.num_samples,
+            shuffle=parts.placements.shuffle,
+            seed=parts.arguments.seed,
+            epoch=position.epoch,
+            world=parts.world,
+        )
+        return seen[parts.pool.sample_ids]

@@ -1,0 +1,1 @@
+"""Samples in columns: Parquet, Arrow, Hugging Face datasets."""

@@ -1,0 +1,110 @@
+"""Rows from Parquet shards, one row group at a time, column by column."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dataio.base.errors import SourceError
+from dataio.rows.fields import Field
+from dataio.rows.rows import Rows
+from dataio.source.base import Contents, Shard
+from dataio.source.columns.columns import check_columns, one_line, table_rows
+from dataio.source.io.files import Storage, StorageFile
+
+
+class ParquetFormat:
+    """Parquet shards: a sample is a row, a field's key a column."""
+
+    def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
+        return None
+
+    def survey(self, storage: Storage, path: str) -> Contents:
+        """Count the rows of each row group: readers that meet between two share none."""
+        with storage.open(path) as file:
+            metadata = _open(file).metadata
+        groups = range(metadata.num_row_groups)
+        return Contents([metadata.row_group(group).num_rows for group in groups])
+
+    def read(
+        self,
+        storage: Storage,
+        shard: Shard,
+        numbers: NDArray[np.int64],
+        fields: Mapping[str, Field],
+    ) -> Iterator[Rows]:
+        """Read samples of a shard; row groups that hold none of them are left out."""
+        with storage.open(shard.path) as file:
+            parquet = _open(file)
+            _check(parquet, shard, fields)
+            columns = sorted({field.key for field in fields.values()})
+            stop = 0
+            for group in range(parquet.metadata.num_row_groups):
+                start, stop = stop, stop + parquet.metadata.row_group(group).num_rows
+                first, last = np.searchsorted(numbers, [start, stop])
+                if first == last:
+                    continue
+                table = _read_group(parquet, group, columns, shard.path)
+                chosen = numbers[first:last] - start
+                at = shard.first + start
+                yield from table_rows(table, chosen, fields, first=at, path=shard.path)
+
+
+class _File(io.RawIOBase):
+    """What pyarrow expects of a Python file, over counted reads."""
+
+    def __init__(self, file: StorageFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        length = self._file.size - self._position if size is None or size < 0 else size
+        data = self._file.read_at(self._position, length)
+        self._position += len(data)
+        return data
+
+
+def _open(file: StorageFile) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(pa.PythonFile(_File(file), mode="r"), pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{file.path}: found {file.size} bytes that do not read as Parquet "
+            f"({one_line(error)}), expected a whole Parquet file; copy or write the shard again"
+        ) from error
+
+
+def _check(parquet: pq.ParquetFile, shard: Shard, fields: Mapping[str, Field]) -> None:
+    if parquet.metadata.num_rows != shard.num_samples:
+        raise SourceError(
+            f"{shard.path}: found {parquet.metadata.num_rows} rows, expected {shard.num_samples} "
+            "as when it was opened; something is writing to it: start again when it is whole"
+        )
+    check_columns(shard.path, parquet.schema_arrow.names, fields)
+
+
+def _read_group(parquet: pq.ParquetFile, group: int, columns: Sequence[str], path: str) -> pa.Table:
+    try:
+        return parquet.read_row_group(group, columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{path}: row group {group} does not read ({one_line(error)}), expected "
+            f"{', '.join(columns)} of its rows; the shard is damaged: copy or write it again"
+        ) from error

@@ -1,0 +1,1 @@
+"""Bytes of files: local, remote, throttled, retried."""

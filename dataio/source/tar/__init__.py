@@ -1,0 +1,1 @@
+"""Samples in tar shards, as WebDataset writes them."""

@@ -1,0 +1,191 @@
+"""Where samples lie in a tar shard: by its headers, or by the indexes that others publish."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from dataio.base.atomic import write_file
+from dataio.base.errors import SourceError
+from dataio.source.io.files import Storage, StorageFile
+from dataio.source.io.window import Window
+from dataio.source.tar.headers import as_text, split_name
+from dataio.source.tar.samples import Samples, duplicate_member, walk_samples
+
+VERSION = "v1.2"
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The samples of a shard.
+
+    Attributes:
+        keys: Name of each sample.
+        members: For each sample, (offset, num_bytes) of its members by extension.
+    """
+
+    keys: list[str]
+    members: list[dict[str, tuple[int, int]]]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def scan_shard(file: StorageFile) -> ShardIndex:
+    """Find the samples of a tar shard by its headers, around the members where these are large.
+
+    Raises:
+        SourceError: If it is no tar file, truncated, or a sample has two members of one extension.
+    """
+    index = ShardIndex([], [])
+    for samples in walk_samples(Window(file)):
+        names, extents = list(samples.extensions.codes), samples.members.extents()
+        members = [(names[code], at) for code, at in zip(samples.code, extents, strict=True)]
+        cuts = [*samples.first_members().tolist(), len(members)]
+        index.keys.extend(map(as_text, samples.keys(samples.first_members())))
+        index.members.extend(dict(members[a:b]) for a, b in pairwise(cuts))
+    return index
+
+
+def index_path(shard_path: str) -> str:
+    """Name the ``.idx`` that belongs to a shard."""
+    return f"{shard_path.removesuffix('.tar')}.idx"
+
+
+def read_index(storage: Storage, shard_path: str) -> ShardIndex | None:
+    """Read the ``.idx`` of a shard, if there is one.
+
+    Raises:
+        SourceError: If it is not in DALI's form v1.2.
+    """
+    path = index_path(shard_path)
+    if not storage.exists(path):
+        return None
+    with storage.open(path) as file:
+        head, *lines = file.read_at(0, file.size).decode(errors="surrogateescape").splitlines() or [
+            ""
+        ]
+    count = _count(path, head)
+    index = _index(path, _parse(path, lines))
+    if len(lines) != count or len(index) != count:
+        raise _bad_index(path, f"{len(index)} samples in {len(lines)} lines", f"{count} as it says")
+    return index
+
+
+def indexed_count(storage: Storage, shard_path: str) -> int | None:
+    """Count the samples of a shard by the first line of its ``.idx``, if there is one."""
+    path = index_path(shard_path)
+    if not storage.exists(path):
+        return None
+    with storage.open(path) as file:
+        head = file.read_at(0, 64).decode(errors="replace")
+    return _count(path, head.partition("\n")[0])
+
+
+def listed_counts(storage: Storage, shard_paths: Sequence[str]) -> list[int] | None:
+    """Count the samples of all shards by wids' ``index.json`` beside them; None if it lacks any.
+
+    Raises:
+        SourceError: If there is one that is not JSON.
+    """
+    listed: dict[str, dict[str, int]] = {}
+    counts = []
+    for path in shard_paths:
+        directory, slash, name = path.rpartition("/")
+        if directory not in listed:
+            listed[directory] = _listed(storage, f"{directory}{slash}index.json")
+        if name not in listed[directory]:
+            return None
+        counts.append(listed[directory][name])
+    return counts
+
+
+def write_index(shard_path: Path) -> Path:
+    """Write the ``.idx`` of a shard as DALI's wds2idx does, so that parts of it can be read.
+
+    Raises:
+        SourceError: If the shard is broken, or a name holds white space, which the form cannot say.
+    """
+    lines = []
+    with Storage().open(str(shard_path)) as file:
+        for samples in walk_samples(Window(file)):
+            firsts = samples.first_members()
+            words = [_words(samples, member, file.path) for member in range(len(samples.names))]
+            lines += [" ".join(words[a:b]) for a, b in pairwise([*firsts.tolist(), len(words)])]
+    path = Path(index_path(str(shard_path)))
+    text = "\n".join([f"{VERSION} {len(lines)}", *lines, ""])
+    write_file(path, text.encode(errors="surrogateescape"))
+    return path
+
+
+def _words(samples: Samples, member: int, path: str) -> str:
+    """Say in an index where a member is."""
+    name, key_bytes = as_text(samples.names[member]), samples.members.key_bytes[member]
+    if any(character.isspace() for character in name):
+        key = as_text(samples.names[member][:key_bytes])
+        raise SourceError(
+            f"{path}: found white space in the name of sample {key!r}, expected names that an "
+            "index of words can hold; rename its members, or do without the index"
+        )
+    extension = as_text(samples.names[member][key_bytes + 1 :])
+    offset, num_bytes = samples.members.extents()[member]
+    return f"{extension} {offset} {num_bytes} {name}"
+
+
+def _index(path: str, members: Iterable[tuple[str, str, int, int]]) -> ShardIndex:
+    """Group members (key, extension, offset, num_bytes) that follow one another under one key."""
+    index = ShardIndex([], [])
+    for key, extension, offset, num_bytes in members:
+        if not index.keys or key != index.keys[-1]:
+            index.keys.append(key)
+            index.members.append({})
+        if extension in index.members[-1]:
+            raise duplicate_member(path, key, extension)
+        index.members[-1][extension] = (offset, num_bytes)
+    return index
+
+
+def _count(path: str, head: str) -> int:
+    version, _, count = head.strip().partition(" ")
+    if version != VERSION or not count.isdecimal():
+        raise _bad_index(
+            path, repr(head[:40]), f"'{VERSION} <number of samples>' in its first line"
+        )
+    return int(count)
+
+
+def _parse(path: str, lines: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
+    for number, line in enumerate(lines, start=2):
+        words = line.split(" ")
+        if len(words) % 4:
+            raise _bad_index(path, f"{len(words)} words in line {number}", "four a member")
+        for i in range(0, len(words), 4):
+            offset, num_bytes, name = words[i + 1 : i + 4]
+            if not (offset.isdecimal() and num_bytes.isdecimal()):
+                raise _bad_index(
+                    path, f"{offset!r} {num_bytes!r} in line {number}", "offset and size"
+                )
+            if parts := split_name(name):
+                yield *parts, int(offset), int(num_bytes)
+
+
+def _bad_index(path: str, found: str, expected: str) -> SourceError:
+    return SourceError(
+        f"{path}: found {found}, expected {expected}; remove the index, or write it again with "
+        "`tonari pack`"
+    )
+
+
+def _listed(storage: Storage, path: str) -> dict[str, int]:
+    if not storage.exists(path):
+        return {}
+    with storage.open(path) as file:
+        text = file.read_at(0, file.size)
+    try:
+        document = json.loads(text)
+        entries = document.get("shardlist", []) if isinstance(document, dict) else []
+        return {str(e["url"]).rpartition("/")[2]: int(e["nsamples"]) for e in entries}
+    except (ValueError, KeyError, TypeError) as error:
+        expected = '{"shardlist": [{"url": ..., "nsamples": ...}]}'
+        raise _bad_index(path, f"something else ({error!r})", expected) from error

@@ -1,0 +1,1 @@
+"""What a run remembers: snapshots, scores, reports, metrics."""

@@ -1,0 +1,210 @@
+"""Go on from a saved state: find the position in it, and this node's part, on any ranks."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.digest import digest
+from dataio.base.errors import StateError
+from dataio.base.seeding import ORDER_VERSION
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Shuffle
+from dataio.plan.stretch import Position, Stretch
+from dataio.state.snapshot import NodeSnapshot, Saved, load_node, load_samples
+from dataio.world import World
+from dataio.world.agree import together
+
+STATE_VERSION = 3
+
+log = logging.getLogger(__name__)
+
+
+def sign(state: Mapping[str, object]) -> dict[str, object]:
+    """Give a state its checksum."""
+    return {**state, "checksum": _checksum(state)}
+
+
+def check_signed(state: Mapping[str, object]) -> None:
+    """Refuse a state in which anything is other than `sign` was given it.
+
+    Raises:
+        StateError: If it does not match its checksum.
+    """
+    rest = {name: value for name, value in state.items() if name != "checksum"}
+    said = state.get("checksum")
+    try:
+        found = _checksum(rest)
+    except (TypeError, ValueError) as error:
+        found = f"none ({error})"
+    if found != said:
+        raise StateError(
+            f"checkpoint: the state has the checksum {found}, but says {said}; give it as "
+            "state_dict gave it, from an older checkpoint if this one is damaged"
+        )
+
+
+def _checksum(state: Mapping[str, object]) -> str:
+    return digest(json.dumps(state, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run keeps, whoever goes on with it.
+
+    Attributes:
+        seed: Of every random choice.
+        num_samples: Of the dataset.
+        shuffle: Which node holds which row.
+    """
+
+    seed: int
+    num_samples: int
+    shuffle: Shuffle
+
+    def to_json(self) -> dict[str, object]:
+        """For `state_dict`."""
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "seed": self.seed,
+            "num_samples": self.num_samples,
+            "shuffle": digest(repr(self.shuffle)),
+        }
+
+    def to_state(
+        self, position: Position, *, num_hidden: int | None, placement: str | None
+    ) -> dict[str, object]:
+        """Make what `state_dict` gives.
+
+        Args:
+            position: Where the loader stands.
+            num_hidden: Rows that the epoch hides on all nodes; None: not known.
+            placement: Digest of the epoch's placement; None where the seed tells it.
+        """
+        placed = {} if placement is None else {"placement": placement}
+        hidden = {} if num_hidden is None else {"hidden": num_hidden}
+        return sign({**self.to_json(), **placed, **position.to_json(), **hidden})
+
+    def find_position(
+        self, state: dict[str, object], *, layout: Layout, batch_size: int
+    ) -> Position:
+        """Find where to go on from a saved state, under this layout and batch size.
+
+        Raises:
+            StateError: If it is of another run, or damaged.
+        """
+        for name, mine in self.to_json().items():
+            if state.get(name) != mine:
+                raise StateError(
+                    f"checkpoint: {name} is {state.get(name)}, this loader has {mine}; make "
+                    f"the loader as it was when the checkpoint was written"
+                )
+        check_signed(state)
+        position = Position.from_json(state)
+        same = self._has_same_steps(position.running, layout, batch_size)
+        return position.resumed(layout.replicas, batch_size, same_steps=same)
+
+    def _has_same_steps(self, old: Stretch, layout: Layout, batch_size: int) -> bool:
+        """Whether every step trains what it would have under the saved layout, dealt otherwise."""
+        before = Layout(old.replicas, self.num_samples)
+        mine = np.array(layout.replicas) * batch_size
+        theirs = np.array(old.replicas) * old.batch_size
+        if self.shuffle.holds_all:
+            return int(mine.sum()) == int(theirs.sum())
+        moves = self.shuffle.num_leaving(before) + self.shuffle.num_leaving(layout) > 0
+        same_pools = np.array_equal(before.pool_sizes, layout.pool_sizes)
+        return same_pools and not moves and np.array_equal(mine, theirs)
+
+
+def find_num_hidden(state: Mapping[str, object], position: Position, *, hides: bool) -> int | None:
+    """Tell how many rows a `state_dict` says that its epoch hides; None: it says nothing.
+
+    Args:
+        state: What `state_dict` gave.
+        position: Where this loader goes on from it.
+        hides: Whether this loader has a policy, which may hide rows.
+
+    Raises:
+        StateError: If the rest of the epoch cannot be dealt anew without knowing which rows.
+    """
+    hidden = state.get("hidden")
+    if position.ended and (hidden or hides):
+        raise StateError(
+            f"checkpoint: epoch {position.epoch} was begun on other ranks or with another "
+            "batch size, and state_dict does not say which rows it hid; use loader.save and "
+            "loader.restore"
+        )
+    return hidden if isinstance(hidden, int) else None
+
+
+def warn_without_scores(position: Position, num_hidden: int | None, *, rank: int) -> None:
+    """Say what it means to go on without scores, where a policy goes by them."""
+    log.warning(
+        "[rank %d] load_state_dict: the score history is not part of state_dict, so the "
+        "hidden rows start anew%s; use loader.save and loader.restore to keep them",
+        rank,
+        ", and what is left of this epoch skips some samples and repeats others"
+        if num_hidden and position.running.steps
+        else "",
+    )
+
+
+def check_num_hidden(position: Position, hid: int | None, hides: int) -> None:
+    """Refuse to go on amid an epoch that hid other rows than it does now.
+
+    Args:
+        position: Where the epoch goes on.
+        hid: Rows that it hid when its state was taken; None: nobody said.
+        hides: Rows that it hides now.
+
+    Raises:
+        StateError: If the numbers differ.
+    """
+    if hid in (None, hides) or not position.running.steps:
+        return
+    raise StateError(
+        f"checkpoint: epoch {position.epoch} hides {hid} rows, with the importance of this "
+        f"loader {hides}, so samples would be skipped or repeated; make the loader as it was "
+        "when the checkpoint was written"
+    )
+
+
+def trained_before(position: Position, node: NodeSnapshot) -> NDArray[np.bool_]:
+    """bool[num_slots]: What a save says that the ended stretches of its epoch trained."""
+    # Restored into the stretch that it was saved in, its own rows are still to be counted.
+    return node.trained == 1 if position.running.steps else node.trained > 0
+
+
+def load_part(
+    saved: Saved,
+    wanted: NDArray[np.int64] | None,
+    dtype: np.dtype[np.void],
+    *,
+    layout: Layout,
+    world: World,
+    tag: int,
+) -> NodeSnapshot:
+    """Read what a save says of this node's rows. Collective.
+
+    Args:
+        saved: What was saved.
+        wanted: int64[num_slots]: The node's samples; None where only the save tells, which is
+            of the same layout then.
+        dtype: The score columns that are wanted.
+        layout: The layout now.
+        world: All ranks.
+        tag: Of messages.
+
+    Raises:
+        StateError: On all ranks, if any of their parts is missing or damaged.
+    """
+    if Position.from_json(saved.state).running.replicas == layout.replicas:
+        return together(
+            world, lambda: load_node(saved, world.node, dtype), doing="read what was saved"
+        )
+    assert wanted is not None, "another layout begins where its first placement is known"
+    return load_samples(saved, wanted, dtype, world=world, num_samples=layout.num_samples, tag=tag)

@@ -1,0 +1,359 @@
+"""A loader's state on disk: a small JSON file, and each node's scores as an Arrow table.
+
+Each holds its own checksum, and the JSON file those of the tables: parts of two saves are never
+taken for one.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dataio.base.atomic import parse_table, write_record, write_table
+from dataio.base.errors import DamagedFileError, StateError
+from dataio.exchange.directory import all_to_all, by_books
+from dataio.plan.history import COLUMNS, Scores, score_dtype, unscored
+from dataio.plan.policies import Selection
+from dataio.state.saves import CURE, find_save, lost, named, read_saved, replacing
+from dataio.world import World
+from dataio.world.agree import agree, together
+
+STATE = "state.json"
+SUM_BYTES = 8
+"""Of the checksum, with which a table's file ends."""
+
+
+def _row_dtype(scores: np.dtype[np.void]) -> np.dtype[np.void]:
+    fields = [
+        ("sample_id", "<i8"),
+        ("hidden_place", "<i8"),
+        ("weight", "<f4"),
+        ("trained", "u1"),
+        ("scores", scores),
+        ("begun_loss", "<f4"),
+    ]
+    return np.dtype(fields)
+
+
+@dataclass(frozen=True)
+class NodeSnapshot:
+    """What one node saves.
+
+    Attributes:
+        sample_id: int64[num_slots]: For the check that a row gets its own score.
+        scores: scores[num_slots].
+        selection: The running epoch's choice, after topping up.
+        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
+        losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
+            exchange.
+    """
+
+    sample_id: NDArray[np.int64]
+    scores: Scores
+    selection: Selection
+    trained: NDArray[np.uint8]
+    losses: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `state.json` says of a save.
+
+    Attributes:
+        path: The directory.
+        state: Where the loader stood, as `Loader.state_dict` says it.
+        nodes: Bytes and checksum of each node's file.
+        figures: Of the running epoch so far, of all ranks; see `figures.summarise`.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    nodes: list[tuple[int, str]]
+    figures: dict[str, float]
+
+
+def save_snapshot(
+    path: Path,
+    state: dict[str, object],
+    node: NodeSnapshot,
+    world: World,
+    *,
+    figures: Mapping[str, float] | None = None,
+) -> None:
+    """Write a directory that all nodes can read. Collective; replaces an older one when whole.
+
+    Raises:
+        StateError: If something else lies there, or it cannot be written; on all ranks.
+    """
+    with replacing(path, world) as directory:
+
+        def write_part() -> bytes:
+            if world.local_rank:
+                return b""
+            file = _node_file(directory, world.node)
+            with named(path):
+                write_table(file, _to_table(node))
+                with open(file, "rb") as written:
+                    num_bytes = written.seek(-SUM_BYTES, os.SEEK_END) + SUM_BYTES
+                    return json.dumps([num_bytes, written.read().hex()]).encode()
+
+        def write_state() -> None:
+            with named(path):
+                nodes = [json.loads(part) for part in parts if part]
+                record = {"state": state, "nodes": nodes, "figures": dict(figures or {})}
+                write_record(directory / STATE, record)
+
+        # Ranks are numbered node by node
+        parts = agree(world, write_part, doing="save every node")
+        together(world, lambda: write_state() if world.rank == 0 else None, doing="save the state")
+
+
+def find_snapshot(path: Path) -> Path:
+    """Find the newest whole directory: ``path``, or the one before it after a kill.
+
+    Raises:
+        StateError: If neither is there.
+    """
+    return find_save(path, STATE)
+
+
+def load_state(path: Path) -> Saved:
+    """Read the small part.
+
+    Args:
+        path: What `find_snapshot` found.
+
+    Raises:
+        StateError: If it is missing or damaged.
+    """
+    record = read_saved(path / STATE)
+    try:
+        nodes = [(int(num_bytes), str(checksum)) for num_bytes, checksum in record["nodes"]]
+        return Saved(path, dict(record["state"]), nodes, dict(record["figures"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{path / STATE}: says something else than expected ({error!r}), as another version of "
+            f"Tonari may have written; {CURE}"
+        ) from error
+
+
+def find_state(path: Path, world: World) -> Saved:
+    """Find a save and read its small part on rank 0, for all ranks alike. Collective.
+
+    Raises:
+        StateError: On all ranks, if nothing was saved there, or it is damaged.
+    """
+
+    def find() -> bytes:
+        if world.rank:
+            return b""
+        found = load_state(find_snapshot(path))
+        return json.dumps([found.path.name, found.state, found.nodes, found.figures]).encode()
+
+    path = path.resolve()
+    name, state, nodes, figures = json.loads(agree(world, find, doing="find what was saved")[0])
+    nodes = [(num_bytes, checksum) for num_bytes, checksum in nodes]
+    return Saved(path.with_name(name), state, nodes, figures)
+
+
+def load_node(saved: Saved, node: int, dtype: np.dtype[np.void]) -> NodeSnapshot:
+    """Read one node's part; of the scores the columns of ``dtype``, as far as they were saved.
+
+    Raises:
+        StateError: If it is missing, damaged, or of another save.
+    """
+    return _from_rows(*_read_rows(saved, node, dtype))
+
+
+def load_samples(
+    saved: Saved,
+    sample_id: NDArray[np.int64],
+    dtype: np.dtype[np.void],
+    *,
+    world: World,
+    num_samples: int,
+    tag: int,
+) -> NodeSnapshot:
+    """Read what any node saved of some samples, as another layout needs it. Collective.
+
+    Each file is read by one rank; its rows go by way of the ranks that keep the books of their
+    samples. Where every node holds all rows, the report of the latest epoch counts.
+
+    Args:
+        saved: What was saved.
+        sample_id: int64[num_slots]: The samples, slot by slot.
+        dtype: The score columns that are wanted.
+        world: All ranks.
+        num_samples: Of the dataset.
+        tag: Of the messages.
+
+    Raises:
+        StateError: On all ranks, if any part is missing, damaged, or of another save.
+    """
+    rank, size, num_nodes = world.rank, world.world_size, len(saved.nodes)
+    first, stop = (-(-book * num_samples // size) for book in (rank, rank + 1))
+    books = _unsaved(np.arange(first, stop), dtype)
+    meta: dict[str, Any] = {}
+    # A lap reads one file on every rank: in the order of the files, and memory stays small.
+    for lap in range(0, num_nodes, size):
+        node = lap + rank
+        rows = books[:0]
+        mine = range(node, num_nodes)[:1]
+        read = together(world, partial(_read_each, saved, mine, dtype), doing="read what was saved")
+        if read:
+            rows, meta = read[0]
+            _take_turns(rows, node, num_nodes)
+        order = np.argsort(rows["sample_id"], kind="stable")
+        leaving = by_books(world, rows["sample_id"][order], num_samples, rows[order])
+        for theirs in all_to_all(world, leaving, tag=tag, doing="tell what was saved"):
+            _take_in(books, theirs, first)
+    order = np.argsort(sample_id, kind="stable")
+    asking = by_books(world, sample_id[order], num_samples, sample_id[order])
+    asked = all_to_all(world, asking, tag=tag, doing="ask for what was saved")
+    answers = [books[ids - first] for ids in asked]
+    answered = all_to_all(world, answers, tag=tag, doing="answer what was saved")
+    ours = np.empty(len(sample_id), books.dtype)
+    ours[order] = np.concatenate(answered)
+    # Any file's: rank 0 has read one.
+    told = world.allgather(json.dumps(meta).encode(), doing="tell what was selected")
+    return _from_rows(ours, json.loads(told[0]))
+
+
+def load_scores(path: Path) -> Scores:
+    """Read the scores of all samples, in the columns that were saved.
+
+    Where every node holds all rows, the report of the latest epoch counts.
+
+    Args:
+        path: What `find_snapshot` found.
+
+    Returns:
+        scores[num_samples]: By sample_id.
+
+    Raises:
+        StateError: If a part is missing or damaged.
+    """
+    saved = load_state(path)
+    books = unscored(0, score_dtype(()))
+    for node in range(len(saved.nodes)):
+        table = _read_table(saved, node)
+        if node == 0:
+            names = [name for name in COLUMNS if name in table.column_names]
+            books = unscored(saved.state["num_samples"], score_dtype(names))
+        found = {name: table.column(name).to_numpy() for name in books.dtype.names or ()}
+        places = table.column("sample_id").to_numpy()
+        newer = found["epoch"] >= books["epoch"][places]
+        for name, values in found.items():
+            books[name][places[newer]] = values[newer]
+    return books
+
+
+def _unsaved(sample_id: NDArray[np.int64], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    rows = np.zeros(len(sample_id), _row_dtype(dtype))
+    rows["scores"] = unscored(len(rows), dtype)
+    rows["hidden_place"], rows["weight"], rows["begun_loss"] = -1, 1, np.inf
+    rows["sample_id"] = sample_id
+    return rows
+
+
+def _take_turns(rows: NDArray[np.void], node: int, num_nodes: int) -> None:
+    """Let hidden rows keep their order within a node, and nodes take turns."""
+    place = rows["hidden_place"]
+    rows["hidden_place"] = np.where(place >= 0, place * num_nodes + node, -1)
+
+
+def _take_in(books: NDArray[np.void], theirs: NDArray[np.void], first: int) -> None:
+    """Put rows into the books of samples from ``first`` on; a newer score stays."""
+    places, found = theirs["sample_id"] - first, theirs.copy()
+    older = found["scores"]["epoch"] < books["scores"]["epoch"][places]
+    found["scores"][older] = books["scores"][places][older]
+    books[places] = found
+
+
+def _read_each(
+    saved: Saved, nodes: Sequence[int], dtype: np.dtype[np.void]
+) -> list[tuple[NDArray[np.void], dict[str, Any]]]:
+    return [_read_rows(saved, node, dtype) for node in nodes]
+
+
+def _read_rows(
+    saved: Saved, node: int, dtype: np.dtype[np.void]
+) -> tuple[NDArray[np.void], dict[str, Any]]:
+    table = _read_table(saved, node)
+    rows = np.zeros(table.num_rows, _row_dtype(dtype))
+    rows["scores"] = unscored(len(rows), dtype)
+    for name in ("sample_id", "hidden_place", "weight", "trained"):
+        rows[name] = table.column(name).to_numpy()
+    if "begun_loss" in table.column_names:
+        rows["begun_loss"] = table.column("begun_loss").to_numpy()
+    for name in set(dtype.names or ()).intersection(table.column_names):
+        rows["scores"][name] = table.column(name).to_numpy()
+    return rows, json.loads(table.schema.metadata[b"selection"])
+
+
+def _read_table(saved: Saved, node: int) -> pa.Table:
+    """Read a node's file of this very save.
+
+    Raises:
+        StateError: If it is missing, damaged, or of another one.
+    """
+    file = _node_file(saved.path, node)
+    try:
+        data = file.read_bytes()
+        table = parse_table(file, data)
+    except (OSError, DamagedFileError) as error:
+        raise lost(file, error) from error
+    found, expected = (len(data), data[-SUM_BYTES:].hex()), saved.nodes[node]
+    if found != expected:
+        raise StateError(
+            f"{file}: {found[0]} bytes with checksum {found[1]}, is not the one that {STATE} was "
+            f"saved with, of {expected[0]} bytes with {expected[1]}; {CURE}"
+        )
+    return table
+
+
+def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
+    place = rows["hidden_place"]
+    order = np.argsort(place, kind="stable")
+    hidden = order[place[order] >= 0]
+    weights = rows["weight"].copy() if meta["weighted"] else None
+    selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"], meta["figures"])
+    return NodeSnapshot(
+        rows["sample_id"].copy(),
+        rows["scores"].copy(),
+        selection,
+        rows["trained"].copy(),
+        rows["begun_loss"].copy() if meta.get("losses") else None,
+    )
+
+
+def _to_table(node: NodeSnapshot) -> pa.Table:
+    place = np.full(len(node.sample_id), -1, np.int64)
+    place[node.selection.hidden] = np.arange(len(node.selection.hidden))
+    weights = node.selection.weights
+    columns: dict[str, NDArray[np.generic]] = {"sample_id": node.sample_id, "hidden_place": place}
+    kept = node.scores.dtype.names or ()
+    columns |= {name: np.ascontiguousarray(node.scores[name]) for name in kept}
+    columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
+    columns["trained"] = node.trained
+    if node.losses is not None:
+        columns["begun_loss"] = node.losses
+    meta = {
+        "weighted": weights is not None,
+        "lr_factor": node.selection.lr_factor,
+        "top_up": node.selection.top_up,
+        "figures": dict(node.selection.figures),
+        "losses": node.losses is not None,
+    }
+    return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})
+
+
+def _node_file(path: Path, node: int) -> Path:
+    return path / f"node-{node}.arrow"

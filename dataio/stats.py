@@ -1,0 +1,86 @@
+"""The figures that `Loader.stats` returns.
+
+Times are in seconds, sizes in bytes. All are of this rank since construction, but for those that
+say otherwise.
+
+Batches:
+    ``wait_s`` blocked on batches and its percentiles ``wait_p50_s``, ``wait_p95_s``,
+    ``wait_p99_s``; ``queue_depth`` batches ready now; ``skipped_rows`` that became padding by
+    ``on_error``.
+Turns of epochs:
+    ``turn_s`` in epoch turns, ``exchange_blocked_s`` of it waiting for partners,
+    ``exchange_cpu_s`` of a core, ``exchange_overlap_fraction`` of the last epoch's arrivals in
+    before; ``exchanged_rows`` sent; ``lost_reports`` of rows that had left this node.
+Bytes by where they came from:
+    ``source_bytes`` (indexes and the counting of samples included), ``disk_bytes`` (read by this
+    process, as the kernel counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
+    ``disk_bytes_written`` to the node's cache.
+Staging:
+    ``staging_s`` reading the source; ``pulled_rows`` that came from other nodes because a cache was
+    lost, older or laid out otherwise.
+With a quota:
+    ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and ``streamed_bytes``
+    read from the source because they do not, ``window_wait_s`` (part of ``wait_s``) blocked on
+    them.
+Of the last epoch over all ranks:
+    ``straggler_rank``, who waited longest, ``wait_max_s`` and ``wait_mean_s``.
+Of importance in this epoch:
+    ``hidden_fraction`` of this node's rows, and the policy's own, such as Kakurenbo's
+    ``hidden_cap`` and ``moved_back``.
+"""
+
+from collections.abc import Mapping
+
+from dataio.batch.figures import Figures
+from dataio.batch.gather import Gather
+from dataio.plan.policies import Selection
+from dataio.pool.pool import Pool
+from dataio.state.report import Feedback
+
+SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
+"""What is told of the last epoch over all ranks."""
+
+
+def collect_stats(
+    pool: Pool,
+    gather: Gather,
+    feedback: Feedback,
+    figures: Figures,
+    *,
+    epoch: int,
+    step: int,
+    selection: Selection | None,
+    last_epoch: Mapping[str, float],
+) -> dict[str, float]:
+    """Collect a loader's figures from its parts.
+
+    Args:
+        pool: Its rows.
+        gather: Makes its batches.
+        feedback: Takes its reports.
+        figures: What it measures.
+        epoch: The running epoch.
+        step: Batches of it delivered.
+        selection: The running epoch's; None while none runs.
+        last_epoch: The line of the last epoch that ended; see `figures.summarise`.
+    """
+    hidden = len(selection.hidden) if selection is not None else 0
+    return {
+        **figures.to_stats(cache_bytes=gather.num_bytes, pulled_bytes=pool.pulled_bytes),
+        **{name: last_epoch[name] for name in SPREAD if last_epoch},
+        "epoch": epoch,
+        "step": step,
+        "hidden_fraction": hidden / pool.cache.num_slots,
+        **(selection.figures if selection is not None else {}),
+        "disk_bytes_written": pool.cache.bytes_written,
+        "staging_s": pool.staging_s,
+        "pulled_rows": pool.pulled_rows,
+        "source_bytes": pool.source.bytes_read,
+        "resident_fraction": pool.resident_fraction,
+        "streamed_rows": pool.streamed.rows,
+        "streamed_bytes": pool.streamed.bytes,
+        "window_wait_s": pool.streamed.wait_s,
+        "queue_depth": gather.ready,
+        "skipped_rows": gather.num_skipped,
+        "lost_reports": feedback.num_lost,
+    }

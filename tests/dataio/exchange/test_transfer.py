@@ -1,0 +1,466 @@
+"""Parcels by either driver: the same rows, bounded memory, and partners that fail are named."""
+
+import contextlib
+import gc
+import threading
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dataio.base.errors import CorruptRowError, ExchangeError, StallError, WorldError
+from dataio.exchange.carrier import MAX_IN_FLIGHT, SEGMENTS_OUT
+from dataio.exchange.transfer import Transfer
+from dataio.plan.layout import Layout
+from dataio.plan.policies import Turn
+from dataio.rows.fields import row_schema
+from dataio.rows.parcel import Parcel, ParcelBuffers
+from dataio.rows.rows import Rows
+from dataio.world import run_threads, thread_worlds
+from shuffle import Partial
+from tests.memory_source import FIELDS, MemorySource, payload
+from tests.row_store import MemoryStore
+
+ROWS, PARCELS = 60, 12
+FIELD_SCHEMA = row_schema(FIELDS)
+DRIVERS = {"thread": [True, True, True], "polling": [False] * 3, "mixed": [True, False, True]}
+
+
+def parcels(peer, *, steps=PARCELS, tag=0):
+    """All rows, in as many parcels, one a step."""
+    parts = np.array_split(np.arange(ROWS), PARCELS)
+    return [Parcel(part, peer, tag + n, n * steps // PARCELS) for n, part in enumerate(parts)]
+
+
+def ring(world, store, **kwargs):
+    """Every rank's rows to the next."""
+    after, before = (world.rank + 1) % world.world_size, (world.rank - 1) % world.world_size
+    return Transfer(world, store, sends=parcels(after), receives=parcels(before), **kwargs)
+
+
+def row_bytes(sample_id):
+    return (sample_id % 10).to_bytes(8, "little") + payload(sample_id)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_row_that_leaves_arrives_once_by_any_driver(driver):
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        transfer = ring(world, store, threaded=DRIVERS[driver][world.rank])
+        for step in range(PARCELS):
+            transfer.progress(step)
+        scores = np.zeros(ROWS, [("loss", "<f4")])
+        scores["loss"] = world.rank
+        return store.arrived, scores["loss"].tolist(), transfer.finish(scores), scores
+
+    for rank, (arrived, _, figures, scores) in enumerate(run_threads(thread_worlds([1] * 3), run)):
+        before = (rank - 1) % 3
+        expected = range(ROWS * before, ROWS * before + ROWS)
+        assert arrived == {slot: (i, row_bytes(i)) for slot, i in enumerate(expected)}
+        assert scores["loss"].tolist() == [before] * ROWS
+        assert figures["rows"] == ROWS
+        assert figures["messages"] == 2 * PARCELS + 1
+        assert 0 <= figures["overlap_fraction"] <= 1
+        assert figures["cpu_s"] > 0
+
+
+def test_polling_carries_rows_before_the_end():
+    def run(world):
+        transfer = ring(world, MemoryStore(ROWS * world.rank, ROWS), threaded=False)
+        for step in range(2 * PARCELS):
+            transfer.progress(step)
+            world.barrier(doing="step")
+        return transfer.finish(None)["overlap_fraction"]
+
+    assert run_threads(thread_worlds([1, 1]), run) == [1.0, 1.0]
+
+
+def test_a_thread_carries_rows_while_its_caller_does_something_else(monkeypatch):
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        everything = threading.Event()
+        write = store.write_arrivals
+
+        def written(slots, rows):
+            write(slots, rows)
+            if len(store.arrived) == ROWS:
+                everything.set()
+
+        monkeypatch.setattr(store, "write_arrivals", written)
+        transfer = ring(world, store, threaded=True)
+        transfer.progress(PARCELS)
+        assert everything.wait(20), "one call, and all arrives"
+        return transfer.finish(None)["rows"]
+
+    assert run_threads(thread_worlds([1, 1]), run) == [ROWS, ROWS]
+
+
+def call_for_ever(transfer):
+    call_for_ever_at(transfer, 0)
+
+
+def call_for_ever_at(transfer, step):
+    while True:
+        transfer.progress(step)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_partner_that_falls_silent_is_named_in_the_middle_of_the_epoch(threaded):
+    worlds = thread_worlds([1, 1], timeout_s=0.2)
+    transfer = ring(worlds[0], MemoryStore(0, ROWS), threaded=threaded)
+    with pytest.raises(StallError, match=r"rank 0: waited .* s for rank 1 while exchanging rows"):
+        call_for_ever(transfer)
+    transfer.stop()
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_partner_that_dies_is_named_at_once(threaded):
+    worlds = thread_worlds([1, 1], timeout_s=300)
+    transfer = ring(worlds[0], MemoryStore(0, ROWS), threaded=threaded)
+    transfer.progress(0)
+    with contextlib.suppress(WorldError):
+        worlds[1].abort("the disk is on fire")
+    with pytest.raises(ExchangeError, match=r"\[rank 0\] exchange with rank 1 failed:.*on fire"):
+        transfer.finish(None)
+
+
+def test_a_pause_of_the_caller_is_no_silence_of_its_partner(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("dataio.exchange.carrier.time", SimpleNamespace(monotonic=lambda: now))
+    world = thread_worlds([1, 1], timeout_s=5)[0]
+    transfer = ring(world, MemoryStore(0, ROWS), threaded=False)
+    transfer.progress(0)
+    for _ in range(5):
+        now += 1000.0
+        transfer.progress(0)
+    now += 1000.0
+    with pytest.raises(StallError, match="waited 5 s for rank 1 while exchanging rows"):
+        transfer.progress(0)
+
+
+def test_a_pause_of_the_caller_is_no_silence_to_its_thread_either(monkeypatch):
+    now, looked = [0.0], threading.Semaphore(0)
+
+    def monotonic():
+        looked.release()
+        return now[0]
+
+    monkeypatch.setattr("dataio.exchange.carrier.time", SimpleNamespace(monotonic=monotonic))
+    world = thread_worlds([1, 1], timeout_s=5)[0]
+    transfer = ring(world, MemoryStore(0, ROWS), threaded=True)
+    transfer.progress(0)
+    # Each of the thread's looks finds a thousand seconds gone in which nobody called.
+    for _ in range(20):
+        now[0] += 1000.0
+        assert looked.acquire(timeout=20)
+    transfer.progress(0)
+    transfer.stop()
+
+
+class Damaged(MemoryStore):
+    """A store that gives out a row of a field that does not match its checksum."""
+
+    def __init__(self, world, slot, column):
+        super().__init__(ROWS * world.rank, ROWS)
+        self.damaged = slot, column
+
+    def read_into(self, slots, into):
+        super().read_into(slots, into)
+        slot, column = self.damaged
+        if slot in slots:
+            row = slots.tolist().index(slot)
+            if column == "fixed":
+                into.fixed[0][row] ^= 1
+            else:
+                into.variable[0][into.lengths[:row].sum()] ^= 1
+
+
+@pytest.mark.parametrize("column", ["fixed", "variable"])
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_damaged_row_is_fetched_by_its_receiver(threaded, column, caplog):
+    def run(world):
+        store, source, fetched = Damaged(world, 8, column), MemorySource(2 * ROWS), []
+
+        def fetch(sample_ids):
+            fetched.extend(sample_ids.tolist())
+            return source.read(sample_ids, FIELDS)
+
+        ring(world, store, threaded=threaded, fetch=fetch).finish(None)
+        return store.arrived, fetched
+
+    for rank, (arrived, fetched) in enumerate(run_threads(thread_worlds([1, 1]), run)):
+        first = ROWS * (1 - rank)
+        assert arrived == {slot: (first + slot, row_bytes(first + slot)) for slot in range(ROWS)}
+        assert fetched == [first + 8]
+    assert "rows of samples [8] from rank 0 do not match" in caplog.text
+
+
+def refuse(sample_ids):
+    raise CorruptRowError("the source is gone")
+
+
+def other_bytes(sample_ids):
+    (rows,) = MemorySource(ROWS).read(sample_ids + 1, FIELDS)
+    yield Rows(FIELD_SCHEMA, sample_ids, rows.checksum, rows.fixed, rows.lengths, rows.variable)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "why"),
+    [
+        (None, ""),
+        (lambda sample_ids: iter(()), ""),
+        (other_bytes, ""),
+        (refuse, r" \(the source is gone\)"),
+    ],
+)
+def test_a_damaged_row_that_no_source_has_is_not_kept(fetch, why):
+    arrived = {}
+
+    def run(world):
+        store = Damaged(world, 7 if world.rank == 0 else -1, "fixed")
+        arrived[world.rank] = store.arrived
+        ring(world, store, fetch=fetch).finish(None)
+
+    message = rf"\[rank 1\] 1 rows from rank 0.*first is sample 7,.*{why}; .*tonari cache verify"
+    with pytest.raises(ExchangeError, match=message):
+        run_threads(thread_worlds([1, 1]), run)
+    assert 7 not in arrived[1]
+
+
+def test_a_row_that_is_damaged_on_its_way_is_not_kept():
+    def run(world):
+        send = world.isend
+
+        def damaged(data, *, dest, tag):
+            if world.rank == 0 and len(data) > 8 * ROWS:
+                data[-1] ^= 1
+            return send(data, dest=dest, tag=tag)
+
+        world.isend = damaged
+        store = MemoryStore(7 * ROWS * world.rank, ROWS)
+        everything = [Parcel(np.arange(ROWS), 1 - world.rank, 0, 0)]
+        Transfer(world, store, sends=everything, receives=everything).finish(None)
+
+    with pytest.raises(ExchangeError, match=r"\[rank 1\].*from rank 0 do not.*memory or network"):
+        run_threads(thread_worlds([1, 1]), run)
+
+
+@pytest.mark.parametrize("length", [1 << 62, 1 << 35, -1])
+def test_damaged_lengths_are_an_error_that_names_the_message(length):
+    def run(world):
+        send = world.isend
+
+        def damaged(data, *, dest, tag):
+            if world.rank == 0 and len(data) == 8 * ROWS:
+                data.view(np.int64)[:3] = length
+            return send(data, dest=dest, tag=tag)
+
+        world.isend = damaged
+        store = MemoryStore(7 * ROWS * world.rank, ROWS)
+        everything = [Parcel(np.arange(ROWS), 1 - world.rank, 0, 0)]
+        Transfer(world, store, sends=everything, receives=everything).finish(None)
+
+    with pytest.raises(ExchangeError, match=r"lengths of 60 rows: found .*message is damaged"):
+        run_threads(thread_worlds([1, 1]), run)
+
+
+class FullMemory(ParcelBuffers):
+    def take(self, num_bytes):
+        raise MemoryError
+
+
+def test_lengths_that_no_memory_holds_are_an_error_that_names_the_sender():
+    def run(world):
+        store = MemoryStore(0, ROWS)
+        if world.rank == 0:
+            Transfer(world, store, sends=parcels(1), receives=[]).finish(None)
+        else:
+            Transfer(
+                world, store, sends=[], receives=parcels(0), buffers=FullMemory()
+            ).finish(None)  # fmt: skip
+
+    with pytest.raises(ExchangeError, match=r"rank 0 announces 5 rows of \d+ bytes"):
+        run_threads(thread_worlds([1, 1]), run)
+
+
+def test_a_slow_receiver_bounds_the_senders_memory(monkeypatch):
+    world, store, buffers = thread_worlds([1, 1])[0], MemoryStore(0, ROWS), ParcelBuffers()
+    taken = threading.Event()
+    monkeypatch.setattr(world, "isend", lambda *_, **__: SimpleNamespace(test=taken.is_set))
+    transfer = Transfer(
+        world, store, sends=parcels(1), receives=[], buffers=buffers, threaded=False
+    )
+    for _ in range(50):
+        transfer.progress(PARCELS)
+    assert store.read == MAX_IN_FLIGHT * ROWS // PARCELS
+    assert buffers.num_allocated == MAX_IN_FLIGHT
+    taken.set()
+    transfer.finish(None)
+    assert store.read == ROWS
+    assert len(buffers._idle) == MAX_IN_FLIGHT
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("segment_bytes", [1, 64, 100])
+def test_a_parcel_may_go_in_many_messages(monkeypatch, driver, segment_bytes):
+    monkeypatch.setattr("dataio.exchange.carrier.SEGMENT_BYTES", segment_bytes)
+
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        figures = ring(world, store, threaded=DRIVERS[driver][world.rank]).finish(None)
+        return store.arrived, figures["messages"]
+
+    for rank, (arrived, messages) in enumerate(run_threads(thread_worlds([1, 1]), run)):
+        expected = range(ROWS * (1 - rank), ROWS * (2 - rank))
+        assert arrived == {slot: (i, row_bytes(i)) for slot, i in enumerate(expected)}
+        assert messages > 3 * PARCELS
+
+
+def test_few_messages_are_under_way_at_once_and_one_parcel_leaves_at_a_time(monkeypatch):
+    monkeypatch.setattr("dataio.exchange.carrier.SEGMENT_BYTES", 16)
+    world, taken, tags = thread_worlds([1, 1])[0], threading.Event(), []
+
+    def isend(data, *, dest, tag):
+        tags.append(tag)
+        return SimpleNamespace(test=taken.is_set)
+
+    monkeypatch.setattr(world, "isend", isend)
+    transfer = Transfer(world, MemoryStore(0, ROWS), sends=parcels(1), receives=[], threaded=False)
+    for _ in range(50):
+        transfer.progress(PARCELS)
+    # The lengths of each parcel under way go ahead, then the first one's rows.
+    assert sorted(tags) == [0] * (1 + SEGMENTS_OUT) + list(range(1, MAX_IN_FLIGHT))
+    taken.set()
+    transfer.finish(None)
+    rows = [tag for place, tag in enumerate(tags) if tag in tags[:place]]
+    assert rows == sorted(rows)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_partner_whose_turn_has_not_come_is_not_called_silent(monkeypatch, threaded):
+    """Rank 1 takes nothing; what is meant for rank 2 waits behind it."""
+    world = thread_worlds([1, 1, 1], timeout_s=0.2)[0]
+    monkeypatch.setattr(world, "isend", lambda *_, **__: SimpleNamespace(test=lambda: False))
+    sends = [*parcels(1)[:2], *parcels(2)[2:4]]
+    transfer = Transfer(world, MemoryStore(0, ROWS), sends=sends, receives=[], threaded=threaded)
+    with pytest.raises(StallError, match=r"waited 0\.2 s for rank 1 while exchanging rows"):
+        call_for_ever_at(transfer, PARCELS)
+    transfer.stop()
+
+
+def test_parcels_may_be_done_in_any_order(monkeypatch):
+    world, first = thread_worlds([1, 1])[0], []
+
+    def isend(data, *, dest, tag):
+        # The first parcel is done long after others that were posted later.
+        return SimpleNamespace(test=lambda: tag > 0 or tag_seen(tag))
+
+    def tag_seen(tag):
+        first.append(tag)
+        return len(first) > 20
+
+    monkeypatch.setattr(world, "isend", isend)
+    transfer = Transfer(world, MemoryStore(0, ROWS), sends=parcels(1), receives=[], threaded=False)
+    assert transfer.finish(None)["messages"] == 2 * PARCELS
+    assert len(first) > 20
+
+
+def test_memory_for_parcels_is_used_again_by_the_next_exchange():
+    def run(world):
+        buffers, allocated = ParcelBuffers(), []
+        for _ in range(6):
+            ring(world, MemoryStore(ROWS * world.rank, ROWS), buffers=buffers).finish(None)
+            allocated.append(buffers.num_allocated)
+            assert sum(map(len, buffers._idle)) <= 2 * MAX_IN_FLIGHT * 1000
+            assert len(buffers._idle) <= 2 * MAX_IN_FLIGHT
+        return allocated
+
+    for allocated in run_threads(thread_worlds([1, 1]), run):
+        assert allocated[-1] <= 4 * MAX_IN_FLIGHT, "six exchanges of twelve parcels in and out"
+
+
+def test_messages_do_not_depend_on_how_many_samples_there_are():
+    def run(world, num_samples):
+        layout, policy = Layout(world.replicas_per_node, num_samples), Partial(0.25)
+        store = MemoryStore(0, layout.pool_rows(world.node))
+        running = policy.begin(Turn(world, store, layout, 0, 0, range(20), 20, 0))
+        assert running is not None
+        figures = running.finish(None)
+        return figures["rows"], figures["messages"]
+
+    few = run_threads(thread_worlds([1, 1]), lambda world: run(world, 400))
+    many = run_threads(thread_worlds([1, 1]), lambda world: run(world, 8000))
+    assert [rows for rows, _ in few + many] == [50, 50, 1000, 1000]
+    assert len({messages for _, messages in few + many}) == 1
+
+
+def names():
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_stopping_leaves_no_thread_and_writes_nothing_more():
+    world = thread_worlds([1, 1])[0]
+    transfer = ring(world, MemoryStore(0, ROWS), threaded=True)
+    transfer.progress(0)
+    assert "tonari-exchange" in names()
+    transfer.stop()
+    assert "tonari-exchange" not in names()
+
+
+def test_what_a_medium_may_still_write_into_outlives_a_stop():
+    world = thread_worlds([1, 1])[0]
+    transfer = ring(world, MemoryStore(0, ROWS), threaded=False)
+    transfer.progress(0)
+    carrier = weakref.ref(transfer._carrier)
+    transfer.stop()
+    del transfer
+    gc.collect()
+    assert carrier() is not None
+
+
+def test_no_parcel_leaves_before_its_step(monkeypatch):
+    """Else a receiver's memory fills with what it has not asked for, and none of it is spread."""
+
+    def run(world):
+        sent = []
+        transfer = ring(world, MemoryStore(ROWS * world.rank, ROWS), threaded=False)
+        send = world.isend
+
+        def counted(data, *, dest, tag):
+            sent.append(tag)
+            return send(data, dest=dest, tag=tag)
+
+        monkeypatch.setattr(world, "isend", counted)
+        for step in range(PARCELS):
+            for _ in range(4):
+                transfer.progress(step)
+            assert max(sent) <= step
+        return transfer.finish(None)["rows"]
+
+    assert run_threads(thread_worlds([1, 1]), run) == [ROWS] * 2
+
+
+def test_a_callers_end_ends_its_exchange():
+    world = thread_worlds([1, 1])[0]
+    caller = threading.Thread(
+        target=lambda: ring(world, MemoryStore(0, ROWS), threaded=True).progress(0)
+    )
+    caller.start()
+    caller.join()
+    for thread in threading.enumerate():
+        if thread.name == "tonari-exchange":
+            thread.join(20)
+    assert "tonari-exchange" not in names()
+
+
+def test_what_a_caller_that_ended_left_is_carried_by_the_one_that_finishes():
+    def run(world):
+        store = MemoryStore(ROWS * world.rank, ROWS)
+        transfer = ring(world, store, threaded=True)
+        transfer._owner = threading.Thread()
+        transfer.progress(0)
+        transfer._thread.join(20)
+        return transfer.finish(None)["rows"], len(store.arrived)
+
+    assert run_threads(thread_worlds([1, 1]), run) == [(ROWS, ROWS)] * 2

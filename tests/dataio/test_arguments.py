@@ -1,0 +1,189 @@
+"""Every argument of every public class is checked against what it may be, before any effect."""
+
+import inspect
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import dataio
+import importance
+import shuffle
+from dataio.world import run_threads, single_world, thread_worlds
+from dataio.world.single import SingleTransport
+from dataio.world.topology import Topology
+from tests.dataio.source.shards import numbered, write_tar
+from tests.memory_source import FIELDS, MemorySource
+
+ANY: Any = SimpleNamespace(dataio=dataio, shuffle=shuffle, importance=importance)
+"""The packages without their types, which would not let wrong values pass."""
+LOADER: dict[str, Any] = {"source": MemorySource(20), "batch_size": 4, "fields": FIELDS}
+WRONG = [object(), -1, math.nan, "nonsense"]
+"""Each argument refuses one of these at least, and the first always."""
+
+
+def world():
+    return single_world()
+
+
+def arguments() -> dict[type, dict[str, Any]]:
+    """For each public class arguments that it takes; those left out have defaults."""
+    model = torch.nn.Linear(2, 2)
+    return {
+        dataio.Array: {"key": "x", "shape": (2,), "dtype": "float32"},
+        dataio.Bytes: {"key": "x"},
+        dataio.Float: {"key": "x"},
+        dataio.Image: {"key": "x"},
+        dataio.Int: {"key": "x"},
+        dataio.Text: {"key": "x"},
+        dataio.Tokens: {"key": "x"},
+        dataio.DatasetSource: {"dataset": TensorDataset(torch.ones(3)), "name": "n"},
+        dataio.NumpySource: {"arrays": {"x": np.ones(3)}},
+        dataio.TransformedSource: {
+            "source": MemorySource(3), "fields": FIELDS, "transform": lambda sample: sample,
+        },
+        dataio.Retry: {},
+        dataio.Throttle: {"path": "state"},
+        dataio.World: {"transport": SingleTransport(), "topology": Topology((0,))},
+        dataio.Loader: {**LOADER, "world": world(), "cache": "never-made"},
+        dataio.Mixture: {"loaders": {}, "weights": {}},
+        shuffle.Global: {},
+        shuffle.Local: {},
+        shuffle.Partial: {},
+        shuffle.ModelExchange: {"model": model, "world": world(), "every": 2},
+        importance.Full: {},
+        importance.InfoBatch: {},
+        importance.Kakurenbo: {},
+        importance.RandomPrune: {},
+        importance.SelectiveBackprop: {},
+    }  # fmt: skip
+
+
+def public_classes():
+    for package in (dataio, shuffle, importance):
+        for name in package.__all__:
+            value = getattr(package, name)
+            is_abstract = getattr(value, "_is_protocol", False)
+            if inspect.isclass(value) and not is_abstract and not issubclass(value, Exception):
+                yield value
+
+
+CASES = [(kind, name) for kind in public_classes() for name in inspect.signature(kind).parameters]
+
+
+def test_every_public_class_is_here():
+    assert set(arguments()) == set(public_classes())
+    assert len(CASES) > 80
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=lambda x: getattr(x, "__name__", x))
+def test_each_argument_refuses_what_it_may_not_be(tmp_path, monkeypatch, kind, name):
+    monkeypatch.chdir(tmp_path)
+    given = arguments()[kind]
+    with pytest.raises((TypeError, ValueError)) as caught:
+        kind(**{**given, name: WRONG[0]})
+    said = str(caught.value)
+    assert re.match(rf"{kind.__name__}: {name} is <object object.*, expected .*; ", said), said
+    assert list(tmp_path.iterdir()) == [], "no directory was made"
+
+
+WRONG_FOR_A_LOADER = {
+    "verify": ("Always", r'verify is .Always., expected "once", "always" or "never"'),
+    "on_error": ("ignore", r'on_error is .ignore., expected "raise" or "skip"'),
+    "shuffle": (shuffle.Partial, r"shuffle is the class Partial, .*Partial\("),
+    "importance": ("kakurenbo", r"importance is .kakurenbo., .*importance\.Kakurenbo"),
+    "fields": ({"image": "jpg"}, r"fields is \{'image': 'jpg'\}, .*dataio\.Image"),
+    "source": (TensorDataset(torch.ones(3)), r"source is .*DatasetSource\(dataset, name="),
+    "transform": (3, "transform is 3, expected a function"),
+    "seed": ("0", "seed is '0', expected a whole number"),
+    "num_threads": (2.5, "num_threads is 2.5, expected a whole number"),
+    "num_processes": (-1, "num_processes is -1, expected a number >= 0"),
+    "staging_readers": (0, "staging_readers is 0, expected a number >= 1"),
+    "staging_bandwidth": (math.nan, "staging_bandwidth is nan, expected a number >= 0"),
+    "batch_size": (True, "batch_size is True, expected a whole number"),
+    "drop_last": (1, "drop_last is 1, expected True or False"),
+    "device": ("gpu", "device is 'gpu', expected one that torch knows"),
+    "quota": ("much", "quota"),
+    "stage": ("after", 'stage is .after., expected "before" or "overlap"'),
+    "world": ("mpi", r"world is 'mpi', .*discover_world"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FOR_A_LOADER)
+def test_a_loader_says_what_is_wrong_on_all_ranks_before_any_effect(tmp_path, name):
+    value, message = WRONG_FOR_A_LOADER[name]
+    cache = tmp_path / "cache"
+
+    def run(its_world):
+        given = {**LOADER, "cache": cache, "world": its_world, name: value}
+        with pytest.raises((TypeError, ValueError), match=message):
+            dataio.Loader(**given)
+        return True
+
+    assert run_threads(thread_worlds([1, 1], timeout_s=5.0), run) == [True, True]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ANY.dataio.Image("jpg", channels=2), "channels is 2"),
+        (
+            lambda: ANY.dataio.Image("jpg", size="224"),
+            r"Image: size is '224', expected",
+        ),
+        (lambda: ANY.dataio.Int(3), "Int: key is 3, expected a str"),
+        (lambda: ANY.dataio.Array("x", (3,), np.float32), 'Array: dtype .*"float32"'),
+        (lambda: ANY.shuffle.Partial("0.1"), "Partial: exchange is '0.1', expected a number"),
+        (lambda: ANY.shuffle.Partial(rows="score"), "rows is 'score', .*did you mean 'scores'"),
+        (lambda: ANY.shuffle.Global(moves="no"), "Global: moves is 'no', expected True or False"),
+        (
+            lambda: ANY.importance.Kakurenbo("0.3"),
+            "Kakurenbo: fraction is '0.3', expected",
+        ),
+        (lambda: ANY.importance.Full(columns=("lost",)), "columns is .*did you mean 'loss'"),
+        (lambda: ANY.dataio.Retry(retry_s=-1), "retry_s"),
+        (lambda: ANY.dataio.Throttle("state", bytes_per_s=-1), "bytes_per_s is -1"),
+        (lambda: ANY.dataio.open_source(5), "open_source: spec is 5"),
+        (lambda: ANY.dataio.open_source([]), "open_source: spec is empty"),
+    ],
+)
+def test_others_say_it_too(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_calls_are_checked_too(tmp_path):
+    with ANY.dataio.Loader(**LOADER, cache=tmp_path, world=world(), progress=False) as loader:
+        batch = next(iter(loader))
+        for call in (
+            lambda: next(loader.epochs("3")), lambda: loader.set_epoch(1.5),
+            lambda: loader.max_steps("1"), lambda: loader.evaluation(3), lambda: loader.save(3),
+            lambda: loader.restore(3), lambda: loader.load_state_dict(3),
+            lambda: loader.report(3, torch.ones(4)), lambda: loader.report(batch, 1.0),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=r"Loader\.\w+: \w+ is .*, expected"):
+                call()
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_path_is_a_source(tmp_path, as_list):
+    path = write_tar(tmp_path / "train.tar", numbered(8))
+    source: Any = [path] if as_list else path
+    given: dict[str, Any] = {"fields": {"label": dataio.Int("cls")}, "batch_size": np.int64(4)}
+    with dataio.Loader(
+        source, cache=tmp_path / "cache", world=world(), progress=False, **given
+    ) as loader:
+        assert len(list(loader)) == 2
+        assert len(loader.evaluation(source)) == 2
+    with dataio.Loader(
+        str(path), cache=tmp_path / "cache", world=world(), progress=False, **given
+    ) as loader:
+        assert loader.stats()["staging_s"] == 0, "the same cache"
+    assert Path(path).exists()

@@ -1,0 +1,401 @@
+"""Who trains which cell: claims, several processes, failures, signals, and what is said of it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tonari.ablate.study import make_study
+from tonari import cli
+from tonari.ablate.jobs import AGAIN, ORPHANED, physical_cores, train_in_processes, visible_gpus
+from tonari.ablate.progress import Event, seconds_left
+from tonari.ablate.study.config import load_study
+from tonari.ablate.study.run import train_cell
+from tonari.errors import CommandError
+
+pytestmark = pytest.mark.thorough
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+# Holds a lock as a process that trains would; torch is not needed for that
+HOLDER = """
+import fcntl, json, os, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+own = {"pid": os.getpid(), "host": "elsewhere", "job": "77", "since_s": time.time() - 1000}
+file.write(json.dumps(own)); file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return make_study(tmp_path)
+
+
+def run(*args: str) -> int:
+    return cli.main(["ablate", "study.toml", "--out", "out", *args])
+
+
+def cell_files() -> set[str]:
+    return {path.name for path in Path("out/cells").glob("*.json")}
+
+
+@contextlib.contextmanager
+def held(cell):
+    Path("out/claims").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", HOLDER, f"out/claims/{cell.file_name}"]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it_until_that_is_killed(study, capsys):
+    cell = load_study(study).cells()[1]
+    with held(cell):
+        assert run() == 0
+        assert len(cell_files()) == 3
+        assert "1 of 4 cells are left to processes that train them now" in capsys.readouterr().err
+        assert run("--status") == 0
+        said = capsys.readouterr().out
+        assert "running for 17 minutes: local, sorted, seed 0: process" in said
+        assert "on elsewhere, job 77" in said
+        assert run("--status", "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["counts"] == {"there": 3, "running": 1, "missing": 0, "failed": 0}
+        assert cell.file_name not in cell_files(), "looking lets nobody in"
+    assert run() == 0
+    assert cell.file_name in cell_files()
+    assert run("--status") == 0
+    assert "all cells are there" in capsys.readouterr().out
+
+
+@pytest.fixture
+def broken_arm(monkeypatch):
+    """An arm whose seed 0 fails; the list of tries."""
+    tried: list[tuple[str, int]] = []
+
+    def train(settings, *args, seed, **kwargs):
+        tried.append((settings.shuffle, seed))
+        if (settings.shuffle, seed) == ("local", 0):
+            raise RuntimeError("the numbers were too large")
+        return train_cell(settings, *args, seed=seed, **kwargs)
+
+    monkeypatch.setattr("tonari.ablate.cells.train_cell", train)
+    return tried
+
+
+def test_a_failed_cell_is_named_and_kept_and_the_others_go_on(
+    study, capsys, monkeypatch, broken_arm
+):
+    assert run() == 1
+    assert len(cell_files()) == 3
+    assert broken_arm.count(("local", 0)) == 1, "tried once in a call"
+    said = capsys.readouterr()
+    assert "[2/4] local, sorted, seed 0: failed: RuntimeError: the numbers" in said.err
+    assert "1 of 4 cells failed: 'local, sorted' seed 0: RuntimeError: the numbers" in said.err
+    assert "the same command tries them again" in said.err
+    assert "3 of 4 cells" in said.out, "a report of what is there"
+    (error,) = Path("out/cells").glob("*.error")
+    kept = json.loads(error.read_text())
+    assert (kept["arm"], kept["seed"]) == ("local, sorted", 0)
+    assert any("train_cell" in line for line in kept["trace"])
+    assert run("--status") == 0
+    said = capsys.readouterr().out
+    assert "failed: local, sorted, seed 0: RuntimeError" in said
+    assert "for the rest with one process" in said
+    assert len(cell_files()) == 3, "asking trains nothing"
+    monkeypatch.undo()
+    monkeypatch.chdir(study.parent)
+    assert run() == 0
+    assert len(cell_files()) == 4
+    assert not list(Path("out/cells").glob("*.error"))
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
+)
+def test_a_signal_ends_it_with_how_far_it_is(study, capsys, monkeypatch, number, status):
+    def train(*args, **kwargs):
+        if cell_files():
+            os.kill(os.getpid(), number)
+        return train_cell(*args, **kwargs)
+
+    monkeypatch.setattr("tonari.ablate.cells.train_cell", train)
+    # Ignored where the tests themselves run in the background of a shell
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run() == status
+    finally:
+        signal.signal(signal.SIGINT, before)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == (
+        "tonari ablate: stopped with 1 of 4 cells there; the same command goes on with the others"
+    )
+    assert not list(Path("out/cells").glob("*.error")), "stopped is not failed"
+    monkeypatch.undo()
+    monkeypatch.chdir(study.parent)
+    assert run() == 0
+    assert len(cell_files()) == 4
+
+
+def start(*args: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tonari", "ablate", "study.toml", "--out", "out", *args]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def claimed() -> dict[str, int]:
+    """Processes that hold claims, by cell."""
+    texts = {path.name: path.read_text() for path in Path("out/claims").iterdir()}
+    return {
+        name: json.loads(text)["pid"]
+        for name, text in texts.items()
+        if text and name not in cell_files()
+    }
+
+
+def stop_one_at_work() -> tuple[int, str]:
+    """Stop a process in the middle of a cell; its id, and the cell's file."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        for pid in claimed().values():
+            os.kill(pid, signal.SIGSTOP)
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+                time.sleep(0.001)
+            for name, holder in claimed().items():
+                if holder == pid:
+                    return pid, name
+            os.kill(pid, signal.SIGCONT)  # it was between two cells
+        time.sleep(0.001)
+    pytest.fail("no process claimed a cell within 60 s")
+
+
+def test_a_killed_process_costs_its_cell_and_a_killed_parent_takes_the_others_along(study):
+    parent = start("--jobs", "2", "--seeds", "4", "settings.epochs=60")
+    assert parent.stderr is not None
+    assert parent.stderr.readline().startswith("[1/8]")
+    victim, name = stop_one_at_work()
+    os.kill(victim, signal.SIGKILL)
+    said = ""
+    while "failed" not in said:
+        said = parent.stderr.readline()
+        assert said, "the parent goes on"
+    assert "its process was ended by signal 9 (SIGKILL)" in said
+    assert parent.stderr.readline().startswith("["), "others go on"
+    assert parent.poll() is None
+    parent.kill()
+    parent.communicate(timeout=60)
+    for path in Path("out/claims").iterdir():
+        with open(path, "r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)  # granted when whoever held it has ended
+    there = cell_files()
+    assert name not in there
+    assert len(there) < 8
+    assert run("--seeds", "4", "settings.epochs=60", "--jobs", "1") == 0
+    assert len(cell_files()) == 8
+
+
+FAKE = """
+import json, os, signal, sys
+def tell(**event): print(json.dumps(event), flush=True)
+tries = {tries!r}
+with open(tries, "a") as file: file.write("x")
+count = os.path.getsize(tries)
+{body}
+"""
+
+
+def crew(tmp_path, body: str, *, jobs: int = 1, gpus=()) -> tuple[list[Event], list[object]]:
+    """Run a crew of small programs; what they told, and what was lost."""
+    program = FAKE.format(tries=str(tmp_path / "tries"), body=body)
+    told: list[Event] = []
+    lost: list[object] = []
+    try:
+        train_in_processes(
+            [sys.executable, "-c", program], jobs=jobs, gpus=gpus, tell=told.append,
+            lost=lambda cell, why: lost.append((cell, why)),
+        )  # fmt: skip
+    except CommandError as error:
+        lost.append(str(error))
+    return told, lost
+
+
+def test_a_process_that_dies_amid_a_cell_is_replaced(tmp_path):
+    told, lost = crew(
+        tmp_path,
+        "tell(kind='begun', cell=f'c{count}')\n"
+        "if count < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "tell(kind='done', cell=f'c{count}')",
+    )
+    assert lost == [(f"c{n}", "its process was ended by signal 9 (SIGKILL)") for n in (1, 2)]
+    assert [(event.kind, event.cell) for event in told if event.kind != "begun"] == [
+        ("failed", "c1"), ("failed", "c2"), ("done", "c3"),
+    ]  # fmt: skip
+
+
+def test_a_process_that_cannot_begin_is_not_started_for_ever(tmp_path):
+    assert crew(tmp_path, "sys.exit(3)", jobs=2) == (
+        [],
+        ["a training process ended with status 3 before it could begin; what it said is above. The "
+         "same command goes on from here"],
+    )  # fmt: skip
+    assert (tmp_path / "tries").stat().st_size == 2
+
+
+def test_what_all_processes_refuse_is_said_once(tmp_path):
+    body = "tell(kind='refused', error='no data'); sys.exit(1)"
+    assert crew(tmp_path, body, jobs=3) == ([], ["no data"])
+
+
+def test_a_process_that_asks_to_be_replaced_is(tmp_path):
+    body = f"if count < 4: sys.exit({AGAIN})\ntell(kind='done', cell='c')"
+    told, lost = crew(tmp_path, body)
+    assert [event.cell for event in told] == ["c"]
+    assert not lost
+
+
+def test_gpus_are_taken_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert visible_gpus() == ["3", "5"]
+    body = "tell(kind='done', cell=os.environ['CUDA_VISIBLE_DEVICES'])"
+    told, _ = crew(tmp_path, body, jobs=3, gpus=visible_gpus())
+    assert sorted(event.cell for event in told) == ["3", "3", "5"]
+
+
+def test_a_process_ends_when_its_parent_has(tmp_path):
+    program = (
+        "import threading; from tonari.ablate.jobs import serve\n"
+        "from tonari.ablate.progress import Event\n"
+        "def train(tell): print('stray'); tell(Event(kind='begun')); threading.Event().wait()\n"
+        "serve(train, ends_on_failure=False)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=ENVIRONMENT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert json.loads(process.stdout.readline())["kind"] == "begun", "and nothing stray"
+        process.send_signal(signal.SIGINT)  # a Ctrl-C is the parent's to answer
+        process.stdin.close()
+        assert process.wait(60) == ORPHANED
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_cores_are_counted_within_what_this_process_may_use():
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
+
+
+@given(
+    st.lists(st.floats(0, 1e4), max_size=4), st.lists(st.floats(0, 1e4), max_size=20),
+    st.integers(4, 8),
+)  # fmt: skip
+def test_the_rest_takes_no_less_than_its_work_and_no_more_than_one_cell_longer(
+    running, waiting, jobs
+):
+    cells = [*running, *waiting]
+    left, work, longest = (
+        seconds_left(running, waiting, jobs=jobs), sum(cells) / jobs, max(cells, default=0),
+    )  # fmt: skip
+    assert max(work, longest) <= left + 1e-6
+    assert left <= work + longest + 1e-6
+
+
+def test_cells_and_reports_can_be_had_without_training(study, capsys):
+    assert cli.main(["ablate", "study.toml", "--list"]) == 0
+    cells = load_study(study).cells()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == [cell.file_name for cell in cells]
+    assert run("--status") == 0
+    assert "no cell is there yet to say" in capsys.readouterr().out
+    assert run("--only", "global") == 0
+    capsys.readouterr()
+    assert run("--report-only") == 0
+    assert "2 of 4 cells" in capsys.readouterr().out
+    assert len(cell_files()) == 2
+    assert cli.main(["ablate", "study.toml"]) == 2
+    assert "required: --out" in capsys.readouterr().err
+
+
+def spoil(path: Path, content: bytes | None) -> None:
+    path.unlink(missing_ok=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("study.toml", b"[study\n", "study.toml: cannot be read as TOML"),
+        ("study.toml", b"\xff\xfe", "study.toml: cannot be read as TOML"),
+        ("study.toml", None, "study.toml: cannot be read as TOML: .*Is a directory"),
+        ("train.parquet", b"no parquet", "train.parquet"),
+        ("test.parquet", None, "test.parquet"),
+        ("out", b"", "--out out: is a file, expected a directory; name another"),
+        ("out/claims", b"", "--out out: .*claims.*; the cells that are there are whole"),
+        ("out/cells/CELL", b"{", "cannot be read as a cell's results: .*; remove it"),
+        ("out/cells/CELL", b"[]", "cannot be read as a cell's results: .*; remove it"),
+        ("out/cells/CELL", b'{"accuracy": 1}', "keys are missing; remove it"),
+        ("out/cells/CELL", None, "cannot be read as a cell's results: .*; remove it"),
+        (
+            "out/cells/CELL", b'{"accuracy": "1", "wall_s": 1, "cpu_s": 1, "commit": ""}',
+            "accuracy is '1', expected a number; remove it",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_broken_is_one_clear_message_before_any_training(
+    study, capsys, monkeypatch, file, content, message
+):
+    name = load_study(study).cells()[2].file_name
+    path = Path(file.replace("CELL", name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    spoil(path, content)
+    assert run() == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("tonari ablate: ")
+    assert re.search(message, error)
+    assert not Path("out/cells").is_dir() or cell_files() <= {name}
+
+
+def test_settings_that_cannot_be_trained_are_told_for_every_cell(study, capsys):
+    assert run("settings.batch_size=32") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "4 of 4 cells failed" in last
+    assert last.count("settings.batch_size is 32, more than the 40 training samples") == 1
+
+
+def test_a_filesystem_without_locks_is_named(study, capsys, monkeypatch):
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    assert run() == 1
+    error = capsys.readouterr().err
+    assert "cannot be locked (No locks available), expected a filesystem with locks" in error

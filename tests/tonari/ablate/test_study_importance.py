@@ -1,0 +1,313 @@
+"""A study's arms hide, weigh and remember what real loaders of as many ranks would."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dataio
+from dataio.plan.layout import Layout
+from dataio.world import run_threads, thread_worlds
+from importance import InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from shuffle import Global, Local, Partial
+from tests.memory_source import FIELDS, MemorySource
+from tests.tonari.ablate.test_study import blobs
+from tonari.ablate.study.config import SettingsConfig, load_study
+from tonari.ablate.study.importance import Memory, Reports
+from tonari.ablate.study.order import epoch_batches
+from tonari.ablate.study.run import CellResult, train_cell
+from tonari.ablate.study.training import Training
+from trainer.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "importance_study.toml"
+NUM_SAMPLES, EPOCHS, BATCH, SEED = 101, 5, 3, 7
+POLICIES = {
+    "kakurenbo": Kakurenbo(0.4, tau=0.3, rate="realised"),
+    "kakurenbo of each pool": Kakurenbo(0.5, tau=0.2, threshold="pool", refresh_every=2),
+    "infobatch": InfoBatch(0.6),
+    "selective backprop": SelectiveBackprop(0.4, refresh_every=2),
+    "random": RandomPrune(0.3),
+}
+
+
+def told(ids, epoch):
+    """What a model might say of some samples: loss, correct, confidence."""
+    draw = np.random.default_rng(epoch).random((3, NUM_SAMPLES))[:, np.asarray(ids)]
+    loss, right, confidence = torch.from_numpy(draw.astype(np.float32))
+    return 4 * loss**2, right < 0.8, confidence
+
+
+def loader_epochs(world, root, shuffle, policy):
+    """What a real loader of this rank delivers and remembers, epoch by epoch."""
+    found = []
+    with dataio.Loader(
+        MemorySource(NUM_SAMPLES), batch_size=BATCH, fields=FIELDS, cache=root / "cache",
+        shuffle=shuffle, importance=policy, seed=SEED, world=world, num_threads=0, progress=False,
+    ) as loader:  # fmt: skip
+        for epoch in loader.epochs(EPOCHS):
+            trained: list[tuple[list[int], list[float]]] = []
+            refreshed: list[tuple[list[int], list[float]]] = []
+            scores: dict[int, tuple[float, ...]] = {}
+            for pass_, batches in ((trained, loader), (refreshed, loader.refresh())):
+                for batch in batches:
+                    ids = batch["sample_id"].clamp(min=0)
+                    loader.report(batch, *told(ids, epoch))
+                    valid = batch["slot"] >= 0
+                    loader._feedback.settle()
+                    entries = loader._pool.scores[batch["slot"][valid].numpy()]
+                    scores |= zip(ids[valid].tolist(), entries.tolist(), strict=True)
+                    pass_.append((ids[valid].tolist(), batch["weight"][valid].tolist()))
+            found.append((trained, refreshed, scores, loader.lr_factor))
+    return found
+
+
+def study_epochs(shuffle, layout, policy):
+    """The same of all replicas, as a study computes it."""
+    memory = Memory(policy, NUM_SAMPLES, EPOCHS)
+    for epoch in range(EPOCHS):
+        batches = epoch_batches(
+            shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory
+        )
+        reports = Reports()
+        if memory.keeps_scores:
+            for ids, valid in zip(batches.sample_id, batches.valid, strict=True):
+                loss, correct, confidence = (part.ravel() for part in told(ids, epoch))
+                # What is said of padding must not count
+                loss[torch.from_numpy(~valid.ravel())] = 0.0
+                reports.add(ids, valid, loss, correct, confidence)
+            reports.add(batches.due, np.ones(len(batches.due), bool), *told(batches.due, epoch))
+            reports.write(memory.scores, epoch=epoch)
+        yield batches, memory
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("replicas", "shuffle"),
+    [((2, 2), Partial(0.3)), ((1, 1, 1), Local()), ((2, 1), Global())],
+    ids=["partial", "local", "global"],
+)
+def test_a_study_hides_weighs_and_remembers_as_real_loaders(tmp_path, replicas, shuffle, policy):
+    ranks = run_threads(
+        thread_worlds(list(replicas), timeout_s=20),
+        lambda world: loader_epochs(world, tmp_path, shuffle, POLICIES[policy]),
+    )
+    most_hidden = 0
+    computed = study_epochs(shuffle, Layout(replicas, NUM_SAMPLES), POLICIES[policy])
+    for epoch, (batches, memory) in enumerate(computed):
+        now = [rank[epoch] for rank in ranks]
+        for replica, (trained, _, scores, lr_factor) in enumerate(now):
+            assert lr_factor == batches.lr_factor
+            assert len(trained) == len(batches.sample_id)
+            for step, (ids, weight) in enumerate(trained):
+                valid = batches.valid[step, replica]
+                assert batches.sample_id[step, replica][valid].tolist() == ids
+                assert batches.weight[step, replica][valid].tolist() == weight
+                assert (batches.weight[step, replica][~valid] == 0).all()
+            if memory.keeps_scores:
+                assert memory.scores[list(scores)].tolist() == list(scores.values())
+        refreshed = [i for _, batches_, *_ in now for ids, _ in batches_ for i in ids]
+        assert sorted(refreshed) == sorted(batches.due.tolist())
+        assert batches.num_hidden == NUM_SAMPLES - int(batches.valid.sum())
+        most_hidden = max(most_hidden, batches.num_hidden)
+    assert most_hidden >= 5
+
+
+def settings(**changed) -> SettingsConfig:
+    common = {"replicas": 2, "batch_size": 8, "width": 4, "norm": "batch", "lr": 0.05, "epochs": 8}
+    return SettingsConfig(**{**common, **changed})
+
+
+def cell(**changed) -> CellResult:
+    return train_cell(settings(**changed), blobs(200), blobs(90, seed=1), num_classes=4, seed=0)
+
+
+def test_hidden_rows_are_not_trained_and_cost_one_forward_pass_where_refreshed():
+    full, hiding = cell(), cell(importance="kakurenbo", fraction=0.5, tau=0.2)
+    never = cell(importance="kakurenbo", fraction=0.5, tau=0.2, refresh_every=0)
+    assert full.rows_trained == 8 * 200
+    assert full.hidden_fraction == full.rows_refreshed == never.rows_refreshed == 0
+    for result in (hiding, never):
+        hidden = round(result.hidden_fraction * 8 * 200)
+        assert hidden > 100
+        assert result.rows_trained == 8 * 200 - hidden
+    assert hiding.rows_refreshed == round(hiding.hidden_fraction * 8 * 200)
+    passes = (3 * hiding.rows_trained + hiding.rows_refreshed) / (3 * full.rows_trained)
+    assert hiding.flops / full.flops == pytest.approx(passes)
+    last = hiding.points[-1]
+    assert (last.rows_trained, last.flops) == (hiding.rows_trained, hiding.flops)
+    assert last.train_s == hiding.train_s < hiding.cpu_s
+
+
+@pytest.mark.parametrize("rate", ["cap", "none"])
+def test_the_learning_rate_grows_by_the_factor_of_what_is_hidden(rate):
+    arm = settings(
+        importance="kakurenbo", fraction=0.5, tau=0.0, alphas=(1.0,), drops=(), rate=rate, lr=0.01
+    )
+    training, plain = (
+        Training(which, blobs(90), num_classes=4, seed=0, device="cpu")
+        for which in (arm, settings(lr=0.01))
+    )
+    for epoch in range(3):
+        point = training.train_epoch(epoch)
+        assert plain.train_epoch(epoch).lr_factor == 1
+        factor = 2 if epoch and rate == "cap" else 1
+        assert point.lr_factor == factor
+        assert point.hidden_cap == (0.5 if epoch else 0)
+        used, base = (t.replicas.optimizer.param_groups[0]["lr"] for t in (training, plain))
+        assert used == pytest.approx(factor * base)
+
+
+def test_a_random_arm_of_weighted_rows_learns_as_well():
+    result = cell(importance="random", fraction=0.5, epochs=16, delta=1.0)
+    assert result.hidden_fraction == 0.5
+    assert result.accuracy > 0.5
+
+
+def test_a_refresh_leaves_the_statistics_of_the_model_alone():
+    # Of the rows that it passes; only those trained change what is tested.
+    arms = [
+        cell(importance="kakurenbo", fraction=0.5, tau=0.0, epochs=2, refresh_every=every)
+        for every in (1, 0)
+    ]
+    # Epoch 1 is the first that hides, and its refresh comes after the last training step
+    assert [arm.rows_refreshed > 0 for arm in arms] == [True, False]
+    assert arms[0].points[-1].loss == arms[1].points[-1].loss
+    assert arms[0].accuracy == arms[1].accuracy
+
+
+def test_hidden_rows_have_a_score_of_this_epoch_only_where_they_are_refreshed():
+    for every, refreshed in ((1, True), (0, False)):
+        arm = settings(importance="kakurenbo", fraction=0.5, tau=0.0, refresh_every=every)
+        training = Training(arm, blobs(90), num_classes=4, seed=0, device="cpu")
+        points = [training.train_epoch(epoch) for epoch in range(3)]
+        hidden = round(points[-1].hidden_fraction * 90)
+        fresh = int((training._memory.scores["epoch"] == 2).sum())
+        assert hidden > 5
+        assert fresh == (90 if refreshed else 90 - hidden)
+
+
+def test_fewer_epochs_have_the_whole_schedule():
+    whole, part = settings(epochs=20), settings(epochs=20, epochs_fraction=0.6, warmup_epochs=5)
+    assert (whole.num_epochs, part.num_epochs) == (20, 12)
+    assert part.num_warmup_epochs == 3
+    assert len(cell(epochs=10, epochs_fraction=0.7).points) == 7
+
+
+def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
+    seen = []
+
+    def accuracy(model, test, device):
+        seen.append(len(test.labels))
+        return 0.5
+
+    monkeypatch.setattr("tonari.ablate.study.run._accuracy", accuracy)
+    cell(epochs=5, evaluate_epochs=2, evaluate_samples=30)
+    assert seen == [30, 30, 90]
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ({"tau": 0.5}, r"arm 'a': settings.tau is 0.5, but importance 'full' .* none; leave it"),
+        (
+            {"importance": "infobatch", "refresh_every": 2},
+            r"arm 'a': settings.refresh_every is 2, .* expected fraction, delta; leave it out",
+        ),
+        (
+            {"importance": "kakurenbo", "update": "average"},
+            r"arm 'a': settings.importance is 'kakurenbo' with .* 'average', expected 'gradients'",
+        ),
+        (
+            {"importance": "kakurenbo", "drops": [0.5, 0.2]},
+            r"arm 'a': settings.importance: Kakurenbo: drops are \(0.5, 0.2\)",
+        ),
+        ({"importance": "kakurenbos"}, r"arm 'a': settings.importance is 'kakurenbos'"),
+    ],
+)
+def test_what_a_policy_cannot_do_is_refused_with_arm_and_key(tmp_path, arm, message):
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(tmp_path, f"[arms]\na = {inline(arm)}"))
+
+
+def inline(table) -> str:
+    values = [f"{k} = {v!r}" for k, v in table.items()]
+    return f"{{{', '.join(values)}}}"
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "study.toml"
+    head = '[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "y"\n'
+    path.write_text(head + text)
+    return path
+
+
+def test_a_grid_makes_an_arm_of_each_combination(tmp_path):
+    path = write(
+        tmp_path,
+        """
+        [arms.a]
+        [grid.policies]
+        importance = ["kakurenbo", "infobatch"]
+        fraction = [0.2, 0.3]
+        shuffle = "partial"
+        [grid.schedules]
+        importance = "kakurenbo"
+        alphas = [[1.0], [1.0, 0.5]]
+        name = "alphas {alphas}"
+        """,
+    )
+    found = {arm.name: arm.settings for arm in load_study(path).arms}
+    assert list(found) == [
+        "a",
+        "policies, kakurenbo, 0.2", "policies, kakurenbo, 0.3",
+        "policies, infobatch, 0.2", "policies, infobatch, 0.3",
+        "alphas [1.0]", "alphas [1.0, 0.5]",
+    ]  # fmt: skip
+    chosen = found["policies, infobatch, 0.2"]
+    assert (chosen.importance, chosen.fraction, chosen.shuffle) == ("infobatch", 0.2, "partial")
+    assert found["alphas [1.0, 0.5]"].alphas == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("fraction = []", r"grid.g.fraction is an empty list, .* add some"),
+        ("fractoin = [0.1]", r"grid.g.fractoin is unknown; did you mean grid.g.fraction\?"),
+        ('name = "b"\nseed = [1, 2]', r"grid.g.seed is unknown"),
+        ('name = "b"\nwidth = [4, 8]', r"arm 'b' is there 2 times, .* \{setting\} that varies"),
+        ('name = "{lr}"\nwidth = [4, 8]', r"grid.g.name is '\{lr\}': lr is unknown; .* braces"),
+        ('name = "{}"\nwidth = [4, 8]', r"grid.g.name is '\{\}': .* braces"),
+        ("width = [4, 7]", r"arm 'g, 7': settings.width is 7, expected a multiple of 4"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(tmp_path, grid, message):
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(tmp_path, f"[arms.a]\n[grid.g]\n{grid}"))
+
+
+def test_what_an_arm_is_called_and_shown_as_makes_no_other_cell(tmp_path):
+    plain, labelled = (
+        load_study(write(tmp_path, f"[arms.a]\ncontrol = {control!r}")).cells()[0]
+        for control in ("", "random")
+    )
+    assert plain.digest == labelled.digest
+    assert dataclasses.replace(plain.arm.settings, control="random") == labelled.arm.settings
+
+
+def test_the_example_has_both_controls_in_both_sizes():
+    for full in (False, True):
+        study = load_study(EXAMPLE, full=full)
+        controls = [arm.settings.control for arm in study.arms]
+        assert {name: controls.count(name) >= 3 for name in ("epochs", "random")} == {
+            "epochs": True, "random": True
+        }  # fmt: skip
+        assert {arm.settings.importance for arm in study.arms} == {
+            "full", "kakurenbo", "infobatch", "selective_backprop", "random"
+        }  # fmt: skip
+        assert study.study.seeds == 5
+    small, large = (
+        {arm.name for arm in load_study(EXAMPLE, full=full).arms} for full in (False, True)
+    )
+    assert small < large, "the full size has arms of its own beside the same"

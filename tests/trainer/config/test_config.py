@@ -1,0 +1,245 @@
+import dataclasses
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+import importance
+import shuffle
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from trainer.config.config import Config, ImportanceConfig, load_config
+from trainer.errors import ConfigError
+from trainer.run.build import _importance, _shuffle, lay_out
+
+SMALLEST = '[data]\ntrain = "a.parquet"\n[model]\nnum_classes = 10\n'
+
+
+def load(directory: Path, text: str = "", overrides: tuple[str, ...] = ()) -> Config:
+    path = directory / "run.toml"
+    path.write_text(SMALLEST + text)
+    return load_config(path, overrides)
+
+
+def test_what_the_file_leaves_out_has_a_default(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config.data.train == "a.parquet"
+    assert config.run.epochs == 10
+    assert config.mesh.dp_replicate is None
+
+
+def test_an_override_wins_over_the_file(tmp_path: Path) -> None:
+    overrides = ("run.epochs=3", "data.train=/b/c.parquet", "optimizer.milestones=[1, 2]")
+    config = load(tmp_path, "[run]\nepochs = 7\n", overrides)
+    assert config.run.epochs == 3
+    assert config.data.train == "/b/c.parquet"
+    assert config.optimizer.milestones == (1, 2)
+
+
+def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
+    assert load(tmp_path, "", ('data.train=["a", "b"]',)).data.train == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.epocs=3", r"run.toml: run.epocs is unknown; did you mean run.epochs\? Known here"),
+        ("runn.epochs=3", r"runn is unknown; did you mean run\?"),
+        ("run.epochs=0", r"run.epochs is 0, expected a whole number >= 1; correct it in the file"),
+        ("run.epochs=1.5", r"run.epochs is 1.5, expected a whole number >= 1"),
+        ("run.epochs=true", r"run.epochs is True, expected a whole number >= 1"),
+        ("run.epochs=many", r"run.epochs is 'many', expected a whole number"),
+        ("shuffle.exchange=1.5", r"shuffle.exchange is 1.5, expected a number in \[0, 1\]"),
+        ("importance.fraction=1", r"importance.fraction is 1, expected a number in \[0, 1\)"),
+        ("optimizer.lr=0", r"optimizer.lr is 0, expected a number > 0"),
+        ("optimizer.lr=inf", r"optimizer.lr is inf, expected a number > 0"),
+        ("optimizer.milestones=[0]", r"milestones is \(0,\), expected a list, each a whole number"),
+        ("shuffle.kind=ring", r"shuffle.kind is 'ring', expected one of 'local', 'partial'"),
+        ("shuffle.rows=loss", r"shuffle.rows is 'loss', expected one of 'uniform', 'scores'"),
+        ("data.channels=true", r"data.channels is True, expected one of 1, 3"),
+        ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
+        ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
+        ("shuffle.rows=scores", r"keeps no losses.*give importance.kind=full and .*columns"),
+        ("shuffle.partners=scores", r"keeps no losses.*shuffle.partners=uniform"),
+        ("importance.kind=kakurenba", r"kind is 'kakurenba', expected one of 'full', 'kakurenbo'"),
+        ("importance.tau=0.5", r'importance.tau is given, but .*"full" takes columns only; leave'),
+        ("importance.drops=fast", r"drops is 'fast', expected a list, each a number > 0 or one of"),
+        (
+            "importance.columns=['los']",
+            r"columns is \('los',\), expected a list, each one of 'loss'",
+        ),
+        ("model.depth=21", r'model.depth is given, but model.kind "small_cnn" takes num_classes,'),
+        ("model.kind=gpt", r'num_classes is given, but model.kind "gpt" takes width, depth, heads'),
+        ("mesh.schedule=2f2b", r"mesh.schedule is '2f2b', expected one of 'gpipe', '1f1b'"),
+        ("mesh.dtype=float16", r"mesh.dtype is 'float16', expected one of 'float32', 'bfloat16'"),
+        ("mesh.microbatches=0", r"mesh.microbatches is 0, expected a whole number >= 1 or leaving"),
+        ("optimizer.betas=[0.9]", r"betas is \(0.9,\), expected two numbers in \[0, 1\); give"),
+        ("optimizer.clip=-1", r"optimizer.clip is -1, expected a number >= 0"),
+        ("optimizer.accumulate=0", r"optimizer.accumulate is 0, expected a whole number >= 1"),
+        ("run.profile_steps=[5]", r"profile_steps is \(5,\), expected a first and a last step"),
+        ("run.profile_steps=[5, 4]", r"profile_steps is \(5, 4\), expected a first and a last"),
+        ("data.kind=text", r'model.kind is "small_cnn" and data.kind is "text", expected a gpt'),
+        ("data.test_fraction=0.1", r"test_fraction is 0.1, expected 0 where data.kind is"),
+        ("run=3", r"override 'run=3', expected section.key=value"),
+        ("run.epochs", r"override 'run.epochs', expected section.key=value"),
+    ],
+)
+def test_a_wrong_setting_names_field_value_range_and_cure(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, "", (override,))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("shuffle.kind=global", "shuffle.moves=true"), shuffle.Global(moves=True)),
+        (("shuffle.kind=global",), shuffle.Global()),
+        (
+            ("shuffle.rows=scores", "shuffle.partners=scores", "importance.kind=kakurenbo"),
+            shuffle.Partial(0.1, rows="scores", partners="scores"),
+        ),
+    ],
+)
+def test_a_shuffle_is_made_as_it_is_set(
+    tmp_path: Path, overrides: tuple[str, ...], expected: object
+) -> None:
+    assert _shuffle(load(tmp_path, "", overrides).shuffle) == expected
+
+
+def test_a_kind_of_importance_is_each_policy() -> None:
+    kinds = get_args(get_type_hints(ImportanceConfig)["kind"])
+    assert set(kinds) == set(importance.POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), None),
+        (("kind=full", 'columns=["loss", "forgotten"]'), Full(columns=("loss", "forgotten"))),
+        (("kind=kakurenbo",), Kakurenbo(warmup_epochs=2)),
+        (
+            (
+                "kind=kakurenbo", "fraction=0.1", "tau=0.9", "drops=[4, 8]", "alphas=[1, 0.5]",
+                "threshold=pool", "rate=realised", "refresh_every=0",
+            ),
+            Kakurenbo(
+                0.1, tau=0.9, drops=(4, 8), alphas=(1, 0.5), threshold="pool", rate="realised",
+                warmup_epochs=2, refresh_every=None,
+            ),
+        ),
+        (("kind=infobatch", "fraction=0.4", "delta=0.9"), InfoBatch(0.4, delta=0.9)),
+        (("kind=selective_backprop", "refresh_every=3"), SelectiveBackprop(refresh_every=3)),
+        (("kind=random", "delta=1"), RandomPrune(delta=1)),
+    ],
+)  # fmt: skip
+def test_importance_is_made_as_it_is_set(
+    tmp_path: Path, overrides: tuple[str, ...], expected: object
+) -> None:
+    given = tuple(f"importance.{override}" for override in overrides)
+    assert _importance(load(tmp_path, "", ("optimizer.warmup_epochs=2", *given))) == expected
+
+
+def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:
+    chosen = ("importance.kind=kakurenbo", "importance.drops=lr", "run.epochs=9")
+    steps = ("optimizer.schedule=steps", "optimizer.milestones=[3, 6]")
+    policy = _importance(load(tmp_path, "", (*chosen, *steps)))
+    assert policy == Kakurenbo(drops=(3, 6), alphas=(1.0, 0.8, 0.6), warmup_epochs=0)
+    policy = _importance(load(tmp_path, "", (*chosen, "optimizer.schedule=steps")))
+    assert policy == Kakurenbo(drops=(), alphas=(1.0,), warmup_epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "takes"),
+    [
+        ("random", "tau=0.5", "fraction, delta only"),
+        ("infobatch", "refresh_every=2", "fraction, delta only"),
+        ("selective_backprop", "delta=0.5", "fraction, refresh_every only"),
+        ("kakurenbo", 'columns=["loss"]', "fraction, tau, drops, alphas, threshold, rate"),
+    ],
+)
+def test_a_setting_that_the_kind_does_not_take_is_named(
+    tmp_path: Path, kind: str, setting: str, takes: str
+) -> None:
+    given = (f"importance.kind={kind}", f"importance.{setting}")
+    name = setting.split("=")[0]
+    with pytest.raises(
+        ConfigError, match=rf'importance\.{name} is given, .*"{kind}" takes {takes}'
+    ):
+        load(tmp_path, "", given)
+
+
+def test_settings_that_do_not_go_together_name_their_table(tmp_path: Path) -> None:
+    config = load(tmp_path, "", ("importance.kind=kakurenbo", "importance.drops=[0.5]"))
+    with pytest.raises(ConfigError, match=r"\[importance\]: Kakurenbo: 4 alphas for 1 drops"):
+        _importance(config)
+
+
+@pytest.mark.parametrize("kind", ["kakurenbo", "infobatch", "selective_backprop", "full"])
+def test_rows_go_by_scores_under_any_policy_that_keeps_losses(tmp_path: Path, kind: str) -> None:
+    chosen: tuple[str, ...] = ("shuffle.rows=scores", f"importance.kind={kind}")
+    if kind == "full":
+        chosen = (*chosen, 'importance.columns=["loss"]')
+    assert load(tmp_path, "", chosen).shuffle.by_scores
+    with pytest.raises(ConfigError, match=r'importance.kind is "random", which keeps no losses'):
+        load(tmp_path, "", ("shuffle.rows=scores", "importance.kind=random"))
+
+
+def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:
+    overrides = ("shuffle.kind=local", "shuffle.partners=scores", "importance.kind=kakurenbo")
+    with pytest.raises(ConfigError, match=r'for shuffle.kind "partial", which is "local"; leave'):
+        load(tmp_path, "", overrides)
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv", "dualpipev"])
+def test_selective_recomputation_needs_one_way_back(tmp_path: Path, schedule: str) -> None:
+    given = (f"mesh.schedule={schedule}", "mesh.checkpointing=selective")
+    with pytest.raises(ConfigError, match=r'"selective" with mesh\.schedule .*; choose mesh\.chec'):
+        load(tmp_path, "", given)
+    assert load(tmp_path, "", (given[0], "mesh.checkpointing=full")).mesh.schedule == schedule
+
+
+def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
+    assert load(tmp_path, "", ("model.kind=resnet", "model.depth=14")).model.depth == 14
+    with pytest.raises(ConfigError, match=r"model.depth is 21, expected 6 n \+ 2 layers; choose 8"):
+        load(tmp_path, "", ("model.kind=resnet", "model.depth=21"))
+
+
+def test_classes_must_be_given_but_for_text(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ntrain = "a.parquet"\n[model]\n')
+    with pytest.raises(ConfigError, match=r"model.num_classes is missing; set it in the file or"):
+        load_config(path)
+    assert load_config(path, ("data.kind=text", "model.kind=gpt")).model.settings == {}
+
+
+def test_a_missing_setting_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nnum_classes = 10\n")
+    with pytest.raises(ConfigError, match=r"data.train is missing; set it in the file or give"):
+        load_config(path)
+
+
+def test_a_section_must_be_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("run = 3\n" + SMALLEST)
+    with pytest.raises(ConfigError, match=r"run is 3, expected a table; write \[run\]"):
+        load_config(path)
+
+
+def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.toml: cannot be read as TOML"):
+        load(tmp_path, "[[[")
+    with pytest.raises(ConfigError, match=r"cannot be read as TOML: .*No such file"):
+        load_config(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "vit_cifar10", "gpt_shakespeare"])
+def test_the_shipped_examples_are_valid_on_their_mesh(name: str) -> None:
+    config = load_config(Path(__file__).parents[3] / "examples" / f"{name}.toml")
+    assert lay_out(config, 4).sizes[1:3] == ((4, 1) if name == "cifar10" else (2, 1))
+
+
+def test_settings_cannot_change(tmp_path: Path) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load(tmp_path).run.epochs = 3  # type: ignore[misc]

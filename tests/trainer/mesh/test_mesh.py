@@ -1,0 +1,65 @@
+import math
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.errors import ConfigError
+from trainer.mesh.mesh import AXES, axis_sizes, check_context, make_mesh, num_microbatches
+from trainer.mesh.pipeline import check_microbatches
+from trainer.mesh.place import Schedule
+from trainer.watch.launch import join
+
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+
+@given(copies=st.integers(1, 64), shards=st.integers(1, 8))
+def test_axes_left_out_take_the_ranks_that_remain(copies: int, shards: int) -> None:
+    sizes = axis_sizes(copies * shards, dp_shard=shards)
+    assert math.prod(sizes) == copies * shards
+    assert dict(zip(AXES, sizes, strict=True))["dp_shard"] == shards
+
+
+@given(st.tuples(*(st.integers(1, 3) for _ in AXES)))
+def test_any_sizes_whose_product_is_the_world_are_taken(sizes: tuple[int, ...]) -> None:
+    named = dict(zip(AXES, sizes, strict=True))
+    assert axis_sizes(math.prod(sizes), **named) == sizes
+    del named["dp_replicate"]
+    assert axis_sizes(math.prod(sizes), **named) == sizes
+
+
+@given(pp=st.integers(1, 4), virtual=st.integers(1, 3), schedule=st.sampled_from(SCHEDULES))
+def test_left_out_a_batch_is_cut_as_every_schedule_takes_it(
+    pp: int, virtual: int, schedule: Schedule
+) -> None:
+    parts = num_microbatches(None, pp=pp, schedule=schedule, virtual=virtual)
+    check_microbatches(
+        batch_size=12 * parts, microbatches=parts, pp=pp, schedule=schedule, virtual=virtual
+    )
+    assert num_microbatches(5, pp=pp, schedule=schedule, virtual=virtual) == 5
+
+
+@pytest.mark.parametrize(
+    ("length", "found"), [(None, "images"), (7, "sequences of 7")], ids=["images", "odd text"]
+)
+def test_context_parallelism_needs_a_sequence_that_it_divides(
+    length: int | None, found: str
+) -> None:
+    check_context(2, sequence_length=8)
+    check_context(1, sequence_length=length)
+    with pytest.raises(ConfigError, match=rf"mesh.cp is 2, which does not divide {found}; leave"):
+        check_context(2, sequence_length=length)
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard": 3}, {"dp_replicate": 3}, {"dp_shard": 8}])
+def test_axes_that_do_not_give_the_job_s_ranks_are_refused(axes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"ranks, but the job has 4; start that many, or leave"):
+        axis_sizes(4, **axes)
+
+
+def test_axes_of_size_one_are_kept() -> None:
+    with join(device="cpu") as job:
+        mesh = make_mesh(axis_sizes(job.world.world_size), device_type="cpu")
+        assert mesh.mesh_dim_names == AXES
+        assert mesh.shape == (1, 1, 1, 1, 1)

@@ -1,0 +1,94 @@
+"""What one process can show of parallelize."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.exc import InvalidCxxCompiler
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, one_process, task_of
+from trainer.errors import ConfigError
+from trainer.mesh.mesh import make_mesh
+from trainer.mesh.parallelize import Checkpointing, parallelize
+from trainer.models import ResNet, seeded
+from trainer.watch.launch import join
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    with join(device="cpu"):
+        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
+
+
+class TwoStages:
+    """The place of a rank that owns both stages of a model."""
+
+    stages = (0, 1)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_rank_s_stages_one_after_the_other_train_the_whole_model(
+    kind: str, mesh: DeviceMesh
+) -> None:
+    task, batch = task_of(kind), batch_of(kind)
+    parts = parallelize(make(kind), mesh, TwoStages())
+    values = task.input(batch)
+    for part in parts:
+        values = part(values)
+    (task.losses(values, task.target(batch)) * batch["weight"]).mean().backward()
+    expected, _ = one_process(kind)
+    found = {name: p.grad for part in parts for name, p in part.named_parameters()}
+    assert list(found) == list(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=0)
+
+
+def test_selective_checkpointing_computes_no_product_twice(mesh: DeviceMesh) -> None:
+    def operations(checkpointing: Checkpointing) -> int:
+        (part,) = parallelize(make("gpt"), mesh, checkpointing=checkpointing)
+        with FlopCounterMode(display=False) as counter:
+            part(task_of("gpt").input(batch_of("gpt"))).sum().backward()
+        return int(counter.get_total_flops())
+
+    assert operations("selective") == operations("none") < operations("full")
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_what_is_computed_again_counts_in_batch_statistics_once(
+    checkpointing: Checkpointing, mesh: DeviceMesh
+) -> None:
+    def statistics(checkpointing: Checkpointing) -> dict[str, Tensor]:
+        model = seeded(lambda: ResNet(2, 1, depth=8, norm="batch", image_size=8), seed=0)
+        (part,) = parallelize(model, mesh, checkpointing=checkpointing)
+        pixels = torch.arange(4 * 64, dtype=torch.uint8).view(4, 1, 8, 8)
+        loss = part(pixels).sum()
+        # Twice, as a schedule does that goes back for a stage's input first.
+        loss.backward(retain_graph=checkpointing == "full")
+        if checkpointing == "full":
+            loss.backward()
+        return dict(part.named_buffers())
+
+    for name, value in statistics("none").items():
+        assert torch.equal(statistics(checkpointing)[name], value), name
+
+
+def test_compiling_without_a_compiler_is_refused_before_the_first_step(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", absent)
+    with pytest.raises(
+        ConfigError, match=r"no C\+\+ compiler was found, .* set mesh\.compile=false"
+    ):
+        parallelize(make("gpt"), mesh, compile=True)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "resnet", "vit"])
+def test_context_parallel_is_refused_without_a_sequence(kind: str, mesh: DeviceMesh) -> None:
+    with pytest.raises(ConfigError, match=r"mesh\.cp is 1, expected 1: .* leave mesh\.cp out"):
+        make(kind).use_context_parallel(mesh["cp"])

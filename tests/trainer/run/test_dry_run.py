@@ -1,0 +1,145 @@
+"""What a run would be, without starting it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.multirank import RunRanks
+from tonari.train.command import main
+from trainer.config.config import Config, load_config
+from trainer.errors import ConfigError
+from trainer.run.dry_run import dry_run
+
+GPT = """
+[data]
+kind = "text"
+train = "absent.txt"
+sequence_length = 16
+batch_size = 8
+[model]
+kind = "gpt"
+width = 32
+depth = 4
+heads = 4
+"""
+
+
+def load(directory: Path, *overrides: str) -> Config:
+    path = directory / "run.toml"
+    path.write_text(GPT)
+    return load_config(path, overrides)
+
+
+def test_parameters_of_all_ranks_are_the_model_s(tmp_path: Path) -> None:
+    alone = dry_run(load(tmp_path), world_size=1, num_nodes=1)
+    (whole,) = alone.pipeline_ranks
+    assert whole.parameters == whole.rank_parameters == alone.parameters
+    cut = dry_run(load(tmp_path, "mesh.pp=2", "mesh.dp_shard=2"), world_size=4, num_nodes=1)
+    assert sum(rank.parameters for rank in cut.pipeline_ranks) == alone.parameters
+    for rank in cut.pipeline_ranks:
+        assert rank.parameters / 2 <= rank.rank_parameters < 0.51 * rank.parameters
+    assert not dist.is_initialized()
+
+
+def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: Path) -> None:
+    def memory(*overrides: str) -> tuple[int, int, int]:
+        chosen = load(tmp_path, "mesh.pp=2", "mesh.microbatches=4", *overrides)
+        first = dry_run(chosen, world_size=2, num_nodes=1).pipeline_ranks[0].memory
+        return first.parameters_bytes, first.optimizer_bytes, first.activations_bytes
+
+    own, momentum, kept = memory()
+    assert momentum == own
+    assert memory("optimizer.kind=adamw")[1] == 2 * own
+    assert memory("mesh.schedule=gpipe")[2] == 2 * kept, "4 microbatches wait in place of 2"
+    assert memory("mesh.dtype=float64")[0] == 2 * own
+    assert memory("mesh.checkpointing=full")[2] < kept / 4
+
+
+COUNTED = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+@pytest.mark.multirank
+def test_what_is_counted_is_what_the_fullest_rank_holds_after_a_step(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    cases = [
+        ("mesh.dp_shard=2", "mesh.tp=2", "optimizer.kind=adamw"),
+        ("mesh.pp=2", "mesh.tp=2", "mesh.dtype=bfloat16"),
+        ("mesh.dp_shard=2", "mesh.dp_replicate=2", "mesh.dtype=float64"),
+        ("mesh.pp=2", "mesh.dp_shard=2", "mesh.schedule=zbv", "optimizer.kind=adamw"),
+    ]
+    planned = [dry_run(load(tmp_path, *case), world_size=4, num_nodes=1) for case in cases]
+    joined = ["|".join(case) for case in cases]
+    told: Any = run_ranks("held_bytes", 4, str(tmp_path / "run.toml"), *joined).reports
+    for number, (case, plan) in enumerate(zip(cases, planned, strict=True)):
+        on_one = 4 // len(plan.pipeline_ranks)
+        for held in plan.pipeline_ranks:
+            expected = {name: getattr(held.memory, name) for name in COUNTED}
+            expected["rank_parameters"] = held.rank_parameters
+            ranks = [told[held.pp_rank * on_one + other][number] for other in range(on_one)]
+            fullest = {name: max(rank[name] for rank in ranks) for name in expected}
+            assert fullest == expected, case
+
+
+def test_every_rank_of_a_replica_is_fed_in_one_way(tmp_path: Path) -> None:
+    found = dry_run(load(tmp_path, "mesh.pp=3", "mesh.tp=2", "data.batch_size=6"),
+                    world_size=12, num_nodes=3)  # fmt: skip
+    # Two replicas of 3 x 2 ranks; a node has 4 ranks: all of one coordinate of pp.
+    first, second = found.deliveries
+    assert (first.reader, first.maps, first.receives) == (0, (1,), (8, 9))
+    assert (first.nothing, first.scorer) == ((4, 5), 8)
+    assert (second.reader, second.maps, second.receives) == (2, (3,), (10, 11))
+    assert first.target_reader is second.target_reader is None
+
+
+def test_a_last_stage_that_reads_its_targets_is_sent_nothing(tmp_path: Path) -> None:
+    read = load(tmp_path, "mesh.pp=3", "mesh.tp=2", "data.batch_size=6", "mesh.targets=read")
+    first, second = dry_run(read, world_size=12, num_nodes=3).deliveries
+    assert (first.reader, first.target_reader, first.scorer) == (0, 8, 8)
+    assert (first.maps, first.receives, first.nothing) == ((1, 9), (), (4, 5))
+    assert (second.reader, second.target_reader, second.maps) == (2, 10, (3, 11))
+    assert dry_run(read, world_size=12, num_nodes=1).deliveries[0].target_reader is None
+    with pytest.raises(ConfigError, match=r"nodes \(0, 0, 0, 1\) .* on \(2, 3, 3, 3\)"):
+        dry_run(read, world_size=24, num_nodes=4)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("mesh.tp=3", r"mesh.tp is 3, which does not divide GPT's 4 heads"),
+        ("mesh.dp_shard=5", r"mesh: .* is 5 ranks, but the job has 6; start that many"),
+        ("mesh.cp=3", r"mesh.cp is 3, which does not divide sequences of 16"),
+        ("mesh.pp=6", r"mesh.pp: GPT has 4 blocks, fewer than 6 stages"),
+        ("mesh.microbatches=3", r"mesh.microbatches is 3, which does not divide data.batch_size"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    batch = ("data.batch_size=12",) if override == "mesh.pp=6" else ()
+    with pytest.raises(ConfigError, match=message):
+        dry_run(load(tmp_path, override, *batch), world_size=6, num_nodes=1)
+
+
+def test_nodes_that_differ_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--nodes is 2, which does not divide --world 3"):
+        dry_run(load(tmp_path), world_size=3, num_nodes=2)
+
+
+def test_the_command_shows_tables_or_one_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(tmp_path)
+    end = ["--dry-run", "--world", "4", "--nodes", "2", "mesh.pp=2", "mesh.tp=2"]
+    assert main([str(tmp_path / "run.toml"), *end]) == 0
+    shown = capsys.readouterr().out
+    assert "mesh: pp 2 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2, on 2 nodes" in shown
+    assert "Who holds what" in shown
+    assert main([str(tmp_path / "run.toml"), *end, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["axes"]["tp"] == 2
+    assert told["deliveries"][0]["receives"] == [2, 3]
+    assert not (tmp_path / "runs").exists()
+    assert main([str(tmp_path / "run.toml"), *end, "mesh.targets=read"]) == 0
+    assert "rank 0, targets: rank 2" in capsys.readouterr().out

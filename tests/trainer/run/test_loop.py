@@ -1,0 +1,146 @@
+"""What the loop does beside its steps: what it writes, when it averages, and when it may rest."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.digits import write_config
+from trainer.checkpoint import checkpoint
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.config.config import load_config
+from trainer.run import loop
+from trainer.run.loop import train
+from trainer.watch.watchdog import Watchdog
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+def run(config: Path, *overrides: str, **how: Any) -> Path:
+    """Train in this process; the run's directory."""
+    directory = config.parent / "run"
+    train(load_config(config, (f"run.directory={directory}", *overrides)), **how)
+    return directory
+
+
+def lines(path: Path, kind: str) -> list[dict[str, Any]]:
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in told if line["kind"] == kind]
+
+
+def noting(act: Callable[..., Any], words: str, told: list[str]) -> Callable[..., Any]:
+    """Do the same, and note it."""
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        told.append(words)
+        return act(*args, **kwargs)
+
+    return noted
+
+
+def test_statistics_are_averaged_before_they_are_evaluated_and_before_they_are_saved(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(loop, "average_buffers", noting(lambda *_: None, "average", told))
+    for name in ("train_step", "rescore", "evaluate"):
+        monkeypatch.setattr(loop, name, noting(getattr(loop, name), name, told))
+    monkeypatch.setattr(Checkpoints, "save", noting(Checkpoints.save, "save", told))
+    run(config, "run.epochs=1", "run.checkpoint_steps=4")
+    assert told == [
+        *4 * ["train_step"], "average", "save", *3 * ["train_step"],
+        "average", "rescore", "evaluate", "average", "save",
+    ]  # fmt: skip
+
+
+def test_the_watchdog_expects_steps_after_steps_alone(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expects = False
+    seen: list[tuple[str, bool]] = []
+
+    def progress(watchdog: Watchdog, step: int) -> None:
+        nonlocal expects
+        expects = True
+
+    def rest(watchdog: Watchdog) -> None:
+        nonlocal expects
+        expects = False
+
+    def seeing(act: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def does(*args: Any, **kwargs: Any) -> Any:
+            seen.append((name, expects))
+            return act(*args, **kwargs)
+
+        return does
+
+    monkeypatch.setattr(Watchdog, "progress", progress)
+    monkeypatch.setattr(Watchdog, "rest", rest)
+    for name in ("train_step", "rescore", "evaluate"):
+        monkeypatch.setattr(loop, name, seeing(getattr(loop, name), name))
+    monkeypatch.setattr(Checkpoints, "save", seeing(Checkpoints.save, "save"))
+    run(config, "run.epochs=2", "run.checkpoint_steps=4")
+    first = [("train_step", False), *3 * [("train_step", True)], ("save", False)]
+    ends = [("rescore", False), ("evaluate", False), ("save", False)]
+    # Of seven steps an epoch the fourth is saved, then the first of the next epoch.
+    assert seen[:11] == [*first, ("train_step", False), *2 * [("train_step", True)], *ends]
+    assert seen[11:] == [
+        ("train_step", False), ("save", False), ("train_step", False), *3 * [("train_step", True)],
+        ("save", False), ("train_step", False), ("train_step", True), *ends,
+    ]  # fmt: skip
+
+
+def test_every_so_many_epochs_are_saved_and_the_last_of_all(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[int, int]] = []
+    save = Checkpoints.save
+
+    def noted(checkpoints: Checkpoints, parts: Any, optimizer: Any, loader: Any, done: Any) -> Path:
+        saved.append((done.epochs, done.steps))
+        return save(checkpoints, parts, optimizer, loader, done)
+
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    run(config, "run.epochs=5", "run.checkpoint_epochs=2")
+    assert saved == [(2, 14), (4, 28), (5, 35)]
+
+
+def test_lines_are_written_where_and_as_often_as_they_are_asked_for(config: Path) -> None:
+    told: list[Any] = []
+    elsewhere = config.parent / "elsewhere.jsonl"
+    directory = run(
+        config, "run.epochs=2", "run.log_steps=3", metrics_path=elsewhere, on_epoch=told.append
+    )
+    assert not (directory / "metrics.jsonl").exists()
+    steps, epochs = lines(elsewhere, "step"), lines(elsewhere, "epoch")
+    assert [line["step"] for line in steps] == [3, 6, 9, 12]
+    assert [line["gradient_norm"] for line in steps] == 4 * [None]
+    assert epochs == told
+    for number, line in enumerate(epochs):
+        assert (line["epoch"], line["step"]) == (number, 7 * (number + 1))
+        # The last batch of an epoch has four samples, and padding.
+        assert line["train_samples_per_s"] * line["epoch_s"] == pytest.approx(100)
+        assert 0 < line["evaluation_s"] < 300
+        assert 0 <= line["wait_s"] <= line["epoch_s"]
+
+
+def test_a_step_of_several_batches_is_measured_told_and_counted_as_one(config: Path) -> None:
+    directory = run(config, "run.epochs=1", "optimizer.accumulate=3", "optimizer.clip=0.5")
+    (epoch,) = lines(directory / "metrics.jsonl", "epoch")
+    steps = lines(directory / "metrics.jsonl", "step")
+    # Batches 3, 3 and 1.
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert all(line["gradient_norm"] > 0 for line in steps)
+    assert epoch["train_samples_per_s"] * epoch["epoch_s"] == pytest.approx(100)
+    assert checkpoint.read_progress(directory / "checkpoints/step-00000003").steps == 3
+
+
+def test_what_an_epoch_cost_is_not_what_those_before_it_did(config: Path) -> None:
+    told = lines(run(config) / "metrics.jsonl", "epoch")
+    assert told[0]["staging_s"] > 0
+    assert [line["staging_s"] for line in told[1:]] == [0, 0]

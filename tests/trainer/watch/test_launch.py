@@ -1,0 +1,79 @@
+"""Which CUDA device a rank takes, and how long groups wait."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dataio.world import World, run_threads, thread_worlds
+from tests.multirank import Launcher, launch_command, run_job
+from trainer.errors import ConfigError
+from trainer.watch.launch import LATER_S, choose_device, join
+
+TWO_NODES = (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([["a", "b"], ["a", "b"], ["c", "d"], ["c", "d"]], [0, 1, 0, 1]),
+        # As srun --gpus-per-task shows them: each its own, which it counts from 0.
+        ([["a"], ["b"], ["c"], ["d"]], [0, 0, 0, 0]),
+        ([["a"], ["b"], ["c", "d"], ["c", "d"]], [0, 0, 0, 1]),
+    ],
+)
+def test_each_rank_of_a_node_takes_a_device_of_its_own(
+    seen: list[list[str]], expected: list[int]
+) -> None:
+    def choose(world: World) -> int:
+        return choose_device(world, seen[world.rank])
+
+    assert run_threads(thread_worlds(TWO_NODES), choose) == expected
+
+
+def test_fewer_devices_than_ranks_are_refused() -> None:
+    def choose(world: World) -> str:
+        try:
+            return str(choose_device(world, ["a"] if world.rank < 2 else ["c", "d"]))
+        except ConfigError as error:
+            return str(error)
+
+    told = run_threads(thread_worlds(TWO_NODES), choose)
+    assert [told[0], *told[2:]] == ["0", "0", "1"]
+    assert told[1].startswith("rank 1: local rank 1, but it sees 1 CUDA devices; start at most 1")
+
+
+def test_groups_made_later_wait_no_longer_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+    with join(device="cpu", timeout_s=5.0):
+        made = dist.new_group()
+        assert isinstance(made, dist.ProcessGroup)
+        found = made._get_backend(torch.device("cpu")).options._timeout
+    assert found == timedelta(seconds=5.0 + LATER_S)
+
+
+def test_an_error_of_a_process_alone_leaves_no_group_to_the_next_job():
+    with pytest.raises(OSError, match="the disk is full"), join(device="cpu"):
+        raise OSError("the disk is full")
+    assert not dist.is_initialized()
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_too_few_open_files_are_refused_before_any_group_is_made(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    program = tmp_path / "joins.py"
+    program.write_text(
+        "from trainer.watch.launch import join\n\nwith join(device='cpu'):\n    pass\n"
+    )
+    command = [*launch_command(launcher, 2), str(program)]
+    status, said = run_job(
+        ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", *command], env=None, timeout_s=60
+    )
+    assert status == 1, said
+    assert "WorldError: open files: this process may open 100, expected 120 or more" in said

@@ -1,0 +1,111 @@
+"""Signals are noted, agreed on in time, and told; a second one ends the process."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dataio.world import World, run_threads, single_world, thread_worlds
+from trainer.watch import stop
+from trainer.watch.stop import StopRequest
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_is_agreed_on_and_named_and_the_handler_goes(name: str) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    with StopRequest() as request:
+        assert not request.agreed(single_world())
+        assert request.words == ""
+        os.kill(os.getpid(), number)
+        # A launcher may pass on the same signal twice.
+        os.kill(os.getpid(), number)
+        assert request.agreed(single_world())
+        assert request.words == name
+    assert signal.getsignal(number) == before
+
+
+def test_the_same_signal_again_ends_the_process_at_once() -> None:
+    program = (
+        "import os, signal; from trainer.watch import stop; stop.AGAIN_S = 0\n"
+        "with stop.StopRequest():\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('saves', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('not here')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"saves\n")
+
+
+def test_repeats_of_a_signal_count_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ended = Clock(), list[int]()
+    monkeypatch.setattr(stop, "time", clock)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "kill", lambda _, number: ended.append(number))
+    request = StopRequest()
+    for now in (0.0, 1.5, 1.9):
+        clock.now = now
+        request._note(signal.SIGTERM, None)
+    assert not ended
+    clock.now = 2.5
+    request._note(signal.SIGTERM, None)
+    assert ended == [signal.SIGTERM]
+
+
+def test_outside_of_the_main_thread_no_signal_is_handled() -> None:
+    def run(world: World) -> str:
+        with StopRequest() as request:
+            assert not request.agreed(world)
+        return request.words
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_threads(thread_worlds((2,)), run) == ["", ""]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Clock:
+    """Time that passes by steps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_all_ranks_stop_after_the_same_step_within_a_second_and_few_steps_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(stop, "time", clock)
+    asked = 0
+    allreduce = World.allreduce
+
+    def counted(world: World, values: object, **kwargs: object) -> object:
+        nonlocal asked
+        asked += world.rank == 0
+        return allreduce(world, values, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(World, "allreduce", counted)
+    signalled = 700
+
+    def run(world: World) -> int:
+        request = StopRequest()
+        for step in range(2000):
+            if world.rank == 0:
+                clock.now += 0.001
+            if step == signalled and world.rank == 1:
+                request._note(signal.SIGUSR1, None)
+            if request.after_step(world):
+                assert request.words == "SIGUSR1"
+                return step
+        return -1
+
+    stops = run_threads(thread_worlds((3,)), run)
+    assert len(set(stops)) == 1
+    assert signalled <= stops[0] < signalled + stop.MOST_STEPS
+    assert asked < 20

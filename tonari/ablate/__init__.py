@@ -1,0 +1,1 @@
+"""`tonari ablate`: ways to train, compared by accuracy over seeds."""

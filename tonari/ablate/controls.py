@@ -1,0 +1,128 @@
+"""Hold a policy against the two honest controls, at the training time that it takes itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tonari.ablate.results import ArmResults
+from tonari.ablate.stats import Difference, direction, paired_difference
+
+CONTROLS = {"epochs": "fewer epochs", "random": "random pruning"}
+"""The values of an arm's `control`, and what reports call them."""
+
+
+@dataclass(frozen=True)
+class AgainstControl:
+    """A policy against one control.
+
+    Attributes:
+        control: A key of `CONTROLS`.
+        difference: Points above the control at the policy's own training time; None: no pair yet.
+        outcome: "better", "worse" or "undecided", of the policy.
+        num_cheaper: Seeds in which the policy took less time than the control's cheapest arm,
+            whose accuracy then stands in.
+        num_dearer: Seeds in which it took more than the dearest.
+    """
+
+    control: str
+    difference: Difference | None
+    outcome: str
+    num_cheaper: int
+    num_dearer: int
+
+    @property
+    def name(self) -> str:
+        """What reports call the control."""
+        return CONTROLS[self.control]
+
+
+def control_line(
+    arms: Sequence[ArmResults], control: str, *, baseline: str
+) -> tuple[ArmResults, ...]:
+    """Find the arms that make a control's line: its own, and the baseline at full cost.
+
+    Returns:
+        In order of mean training time; empty where no arm of the control has been trained.
+    """
+    timed = [arm for arm in arms if arm.figures("train_s")]
+    own = [arm for arm in timed if arm.control == control and arm.baseline == baseline]
+    whole = [arm for arm in timed if arm.name == baseline]
+    if not own:
+        return ()
+    return tuple(sorted([*own, *whole], key=_mean_train_s))
+
+
+def against_controls(arm: ArmResults, arms: Sequence[ArmResults]) -> tuple[AgainstControl, ...]:
+    """Hold a policy against each control that was trained.
+
+    For each seed the control's accuracy at the policy's own training time is read off the line
+    through that seed's cells of the control, joined by straight pieces. It is not extrapolated:
+    beyond an end, the accuracy at that end counts.
+
+    Args:
+        arm: The policy.
+        arms: All of the study.
+    """
+    lines = {control: control_line(arms, control, baseline=arm.baseline) for control in CONTROLS}
+    return tuple(_against(arm, line, control) for control, line in lines.items() if line)
+
+
+def control_verdict(found: Sequence[AgainstControl]) -> str:
+    """Say in a few words which controls a policy beats."""
+    better = [one.name for one in found if one.outcome == "better"]
+    worse = [one.name for one in found if one.outcome == "worse"]
+    if not found:
+        return "no control to compare with"
+    if len(better) == len(CONTROLS):
+        return "beats both controls"
+    missing = "".join(
+        f"; {name} not run" for control, name in CONTROLS.items()
+        if control not in {one.control for one in found}
+    )  # fmt: skip
+    if better:
+        return f"beats {better[0]}" + (missing or " only")
+    if worse:
+        return f"beats none{missing}"
+    return _undecided(found) + missing
+
+
+def _undecided(found: Sequence[AgainstControl]) -> str:
+    num_seeds = max(one.difference.num_seeds if one.difference else 0 for one in found)
+    if not num_seeds:
+        return "no pair yet"
+    return f"undecided at {num_seeds} seed{'s' if num_seeds > 1 else ''}"
+
+
+def _against(arm: ArmResults, line: Sequence[ArmResults], control: str) -> AgainstControl:
+    seconds, accuracies = arm.figures("train_s"), arm.accuracies
+    ends = _lines_by_seed(line)
+    seeds = sorted(seconds.keys() & accuracies.keys() & ends.keys())
+    reached = {seed: float(np.interp(seconds[seed], *ends[seed])) for seed in seeds}
+    difference = paired_difference(accuracies, reached)
+    return AgainstControl(
+        control,
+        difference,
+        direction(difference),
+        sum(seconds[seed] < ends[seed][0][0] for seed in seeds),
+        sum(seconds[seed] > ends[seed][0][-1] for seed in seeds),
+    )
+
+
+def _lines_by_seed(
+    line: Sequence[ArmResults],
+) -> Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Seconds, rising, and accuracies of the seeds that every arm of the line has."""
+    seconds = [arm.figures("train_s") for arm in line]
+    accuracies = [arm.accuracies for arm in line]
+    # A seed that lacks one of the arms would be held against another line than the others are
+    seeds = set.intersection(*(set(one) for one in [*seconds, *accuracies]))
+    found = {}
+    for seed in seeds:
+        places = sorted((s[seed], a[seed]) for s, a in zip(seconds, accuracies, strict=True))
+        found[seed] = (tuple(s for s, _ in places), tuple(a for _, a in places))
+    return found
+
+
+def _mean_train_s(arm: ArmResults) -> float:
+    return float(np.mean(list(arm.figures("train_s").values())))

@@ -1,0 +1,112 @@
+"""Two to four sentences on what a study found, made of its figures alone."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tonari.ablate.lines import Line
+from tonari.ablate.stats import negated
+from tonari.ablate.words import has_costs, points, ratio
+
+NUM_LOSSES = 3
+"""Comparisons that a control wins, named at the top; the table has all."""
+
+
+def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: int) -> list[str]:
+    """Sum a study up.
+
+    Args:
+        lines: Its arms.
+        margin: Points that count as no loss.
+        num_cells: Cells that are there.
+        expected: Cells of the whole study.
+
+    Returns:
+        Sentences, the most important first.
+    """
+    if not num_cells:
+        return ["No cell has been trained yet."]
+    policies = [line for line in lines if line.is_policy and line.accuracy]
+    said = _on_policies(policies) if policies else [_on_arms(lines)]
+    said += [_cheapest(lines, margin)] if has_costs(lines) else []
+    if num_cells < expected:
+        missing = expected - num_cells
+        are = "is" if missing == 1 else "are"
+        said.append(f"{missing} of {expected} cells {are} missing; figures may change.")
+    return [sentence for sentence in said if sentence]
+
+
+def _on_policies(policies: Sequence[Line]) -> list[str]:
+    both = [line for line in policies if line.control_verdict == "beats both controls"]
+    count = len(policies)
+    if both:
+        some = f"{len(both)} of {count} policies" if count > 1 else "The policy"
+        verb, own = ("beat", "their") if len(both) > 1 else ("beats", "its")
+        first = f"{some} {verb} both honest controls at {own} own training time: {_names(both)}."
+    else:
+        rest = "; ".join(
+            f"{_names([x for x in policies if x.control_verdict == verdict])}: {verdict}"
+            for verdict in dict.fromkeys(line.control_verdict for line in policies)
+        )
+        none = f"None of {count} policies beats" if count > 1 else "The policy does not beat"
+        first = f"{none} both honest controls at its own training time ({rest})."
+    return [first, _losses(policies)]
+
+
+def _losses(policies: Sequence[Line]) -> str:
+    """Where a control wins, by how much."""
+    losses = sorted(
+        (one.difference.mean, line.arm, one.name, one.difference)
+        for line in policies
+        for one in line.controls
+        if one.outcome == "worse" and one.difference
+    )
+    if not losses:
+        return ""
+    worst = "; ".join(
+        f"{name} reaches {points(negated(gap))} points more than {arm}"
+        for _, arm, name, gap in losses[:NUM_LOSSES]
+    )
+    rest = len(losses) - NUM_LOSSES
+    return f"A control wins in the same time: {worst}{f'; and {rest} more' if rest > 0 else ''}."
+
+
+def _cheapest(lines: Sequence[Line], margin: float) -> str:
+    """The cheapest arm that is shown to keep its baseline's accuracy, whatever it is."""
+    kept = [
+        line for line in lines
+        if line.verdict == "better" or line.verdict.startswith("within")
+        if line.costs and line.costs.train_ratio
+    ]  # fmt: skip
+    cheaper = [line for line in kept if _ratio(line) < 1]
+    if not cheaper:
+        return (
+            f"No arm is shown to keep its baseline's accuracy, to {margin:g} points, in less time."
+        )
+    best = min(cheaper, key=_ratio)
+    assert best.costs is not None
+    assert best.difference is not None
+    kind = "a control" if best.control else "a policy" if best.is_policy else "an arm"
+    return (
+        f"The cheapest arm shown to keep the accuracy of {best.baseline} is {best.arm}, {kind}: "
+        f"{points(best.difference)} points in {ratio(best.costs.train_ratio)} x the time."
+    )
+
+
+def _ratio(line: Line) -> float:
+    assert line.costs is not None
+    assert line.costs.train_ratio is not None
+    return line.costs.train_ratio.mean
+
+
+def _on_arms(lines: Sequence[Line]) -> str:
+    compared = [line for line in lines if line.difference]
+    counts = Counter(line.verdict.split(" with")[0] for line in compared)
+    if not compared:
+        return "No arm can be compared with its baseline yet."
+    words = ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
+    return f"Arms held against their baselines: {words}."
+
+
+def _names(lines: Sequence[Line]) -> str:
+    names = [line.arm for line in lines]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

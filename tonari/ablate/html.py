@@ -1,0 +1,155 @@
+"""A study's report as one page that needs nothing else: no script, no font, no file beside it."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.pictures import darkened, render
+from tonari.ablate.lines import Line
+from tonari.ablate.plots import Draw, draw_accuracy, draw_curves, draw_pareto
+from tonari.ablate.results import ArmResults, number
+from tonari.ablate.words import has_costs, points, ratio, table_columns, table_row, verdict_sentence
+
+TEMPLATE = Path(__file__).with_suffix(".jinja")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot twice, as data URIs, for light and dark pages."""
+
+    title: str
+    caption: str
+    light: str
+    dark: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """A policy against the controls, to be looked at: rows of name, figure and outcome.
+
+    `is_outside` is set where its time lies beyond a control's line in some seed.
+    """
+
+    arm: str
+    verdict: str
+    outcome: str
+    rows: tuple[tuple[str, str, str], ...]
+    sentence: str
+    is_outside: bool
+
+
+def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequence[Line]) -> str:
+    """Lay out the page.
+
+    Args:
+        document: What study.json holds.
+        arms: The cells.
+        lines: What they add up to.
+    """
+    # Only now: who only trains needs no extra
+    from jinja2 import Environment, StrictUndefined
+
+    columns = table_columns(lines)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    same, different = _settings(arms)
+    return environment.from_string(TEMPLATE.read_text()).render(
+        document=document,
+        plots=_plots(arms, lines, number(document, "margin_points")) if document["cells"] else [],
+        cards=[_card(line) for line in lines if line.is_policy and line.accuracy],
+        columns=columns,
+        rows=[(_tone(line.verdict), _kind(line), table_row(line, columns)) for line in lines],
+        targets=sorted({x.costs.target.accuracy for x in lines if x.costs and x.costs.target}),
+        same=same,
+        different=different,
+        has_costs=has_costs(lines),
+        minutes=number(document, "wall_s") / 60,
+        cpu_minutes=number(document, "cpu_s") / 60,
+    )
+
+
+def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> list[Plot]:
+    size = (8.5, 1.6 + 0.34 * len(arms))
+    by_arm = _plot(
+        "Accuracy by arm",
+        "Left: every seed's final accuracy. Right: the paired difference to the arm's baseline "
+        "with its 95 % interval.",
+        lambda figure: draw_accuracy(figure, arms, lines, margin),
+        size,
+    )
+    if not has_costs(lines):
+        return [by_arm]
+    return [
+        _plot(
+            "What the time buys",
+            "Mean final accuracy against mean training time. A policy is worth having where it "
+            "lies above both controls' lines. Bars are standard deviations over seeds; what all "
+            "arms of a seed share is in them, and not in the paired differences below.",
+            lambda figure: draw_pareto(figure, arms),
+            (7.6, 6.4),
+        ),
+        _plot(
+            "On the way",
+            "Test accuracy against the time trained so far; mean over seeds, bands are standard "
+            "deviations.",
+            lambda figure: draw_curves(figure, arms),
+            (7.6, 5.8),
+        ),
+        by_arm,
+    ]
+
+
+def _plot(title: str, caption: str, draw: Draw, inches: tuple[float, float]) -> Plot:
+    light = render(draw, inches=inches, kind="svg")
+    uris = (
+        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+        for svg in (light, darkened(light))
+    )
+    return Plot(title, caption, *uris)
+
+
+def _card(line: Line) -> Card:
+    rows = [
+        (f"over {one.name}", points(one.difference), one.outcome)
+        for one in line.controls
+        if one.difference
+    ]
+    if line.difference:
+        rows.append((f"over {line.baseline}", points(line.difference), _tone(line.verdict)))
+    if line.costs and line.costs.train_ratio:
+        rows.append((f"time, x {line.baseline}", ratio(line.costs.train_ratio), ""))
+    return Card(
+        line.arm, line.control_verdict, _tone(line.control_verdict), tuple(rows),
+        verdict_sentence(line), any(x.num_cheaper or x.num_dearer for x in line.controls),
+    )  # fmt: skip
+
+
+def _tone(verdict: str) -> str:
+    """How a verdict is coloured: "better", "worse", or plain."""
+    if verdict.startswith(("better", "beats both")):
+        return "better"
+    return "worse" if verdict.startswith(("worse", "beats none")) else "undecided"
+
+
+def _kind(line: Line) -> str:
+    if line.control:
+        return "control"
+    return "policy" if line.is_policy else "baseline" if line.arm == line.baseline else ""
+
+
+def _settings(
+    arms: Sequence[ArmResults],
+) -> tuple[dict[str, str], tuple[list[str], list[tuple[str, list[str]]]]]:
+    """Settings that all arms share; and names of the others, with each arm's values."""
+    names = list(dict.fromkeys(name for arm in arms for name in arm.settings))
+    words = {name: [_word(arm.settings.get(name)) for arm in arms] for name in names}
+    same = {name: values[0] for name, values in words.items() if len(set(values)) == 1}
+    other = [name for name in names if name not in same]
+    rows = [(arm.name, [words[name][row] for name in other]) for row, arm in enumerate(arms)]
+    return same, (other, rows)
+
+
+def _word(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)

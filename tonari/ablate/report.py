@@ -1,0 +1,195 @@
+"""What a study found: tables, plots, a page to look at, and all of it as one document."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.pictures import render
+from dataio.base.atomic import write_file, write_json
+from tonari.ablate.controls import CONTROLS
+from tonari.ablate.findings import findings
+from tonari.ablate.html import page
+from tonari.ablate.lines import Line, report_lines
+from tonari.ablate.plots import draw_accuracy, draw_pareto
+from tonari.ablate.results import ArmResults, CellFile, gather_arms, number
+from tonari.ablate.study.config import Study
+from tonari.ablate.words import has_costs, table_columns, table_row, verdict_sentence
+
+__all__ = ["CellFile", "markdown", "number", "report_lines", "write_report"]
+
+NO_COSTS = (
+    "These cells do not say how long training took (an earlier version wrote them): times, FLOPs "
+    "and the comparison with the controls are left out; remove the study's directory `cells` and "
+    "the same command trains them again."
+)
+
+
+def write_report(
+    directory: Path, study: Study, found: Mapping[str, Mapping[int, CellFile]], command: str
+) -> dict[str, object]:
+    """Write report.html, table.md, table.csv, study.json, accuracy.png and pareto.png.
+
+    Args:
+        directory: Where to; made if need be.
+        study: What was compared.
+        found: Cells that are there, by arm and seed.
+        command: What was typed.
+
+    Returns:
+        The document that study.json holds.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lines, arms = report_lines(study, found), gather_arms(study, found)
+    document = _document(study, lines, arms, command)
+    write_file(directory / "table.md", markdown(document).encode())
+    write_file(directory / "table.csv", _csv(lines).encode())
+    write_json(directory / "study.json", document)
+    if any(arm.cells for arm in arms):
+        _write_plots(directory, arms, lines, study.study.margin_points)
+    write_file(directory / "report.html", page(document, arms, lines).encode())
+    return document
+
+
+def _write_plots(
+    directory: Path, arms: Sequence[ArmResults], lines: Sequence[Line], margin: float
+) -> None:
+    size = (12, 1.5 + 0.32 * len(lines))
+    drawn = render(lambda f: draw_accuracy(f, arms, lines, margin), inches=size, kind="png")
+    write_file(directory / "accuracy.png", drawn)
+    if has_costs(lines):
+        drawn = render(lambda f: draw_pareto(f, arms), inches=(8, 6.5), kind="png")
+        write_file(directory / "pareto.png", drawn)
+
+
+def _document(
+    study: Study, lines: Sequence[Line], arms: Sequence[ArmResults], command: str
+) -> dict[str, object]:
+    cells = [cell for arm in arms for cell in arm.cells.values()]
+    expected = len(study.cells())
+    margin = study.study.margin_points
+    return {
+        "findings": findings(lines, margin=margin, num_cells=len(cells), expected=expected),
+        "verdicts": [verdict_sentence(x) for x in lines if x.is_policy and x.accuracy],
+        "note": "" if has_costs(lines) or not cells else NO_COSTS,
+        "table": _table(lines),
+        "command": command,
+        **{f"{name}s": _distinct(cells, name) for name in ("commit", "device", "machine")},
+        "torch": _distinct(cells, "torch"),
+        "dates": _dates(cells),
+        "seeds": study.study.seeds,
+        "cells": len(cells),
+        "cells_expected": expected,
+        "cells_missing": {
+            arm.name: missing
+            for arm in arms
+            if (missing := [s for s in range(study.study.seeds) if s not in arm.cells])
+        },
+        "wall_s": sum(number(cell, "wall_s") for cell in cells),
+        "cpu_s": sum(number(cell, "cpu_s") for cell in cells),
+        "margin_points": margin,
+        "data": asdict(study.data),
+        "arms": [asdict(line) for line in lines],
+        "settings": {arm.name: dict(arm.settings) for arm in arms},
+    }
+
+
+def _distinct(cells: Sequence[CellFile], name: str) -> list[str]:
+    return sorted({str(cell[name]) for cell in cells if cell.get(name)})
+
+
+def _dates(cells: Sequence[CellFile]) -> list[str]:
+    """The first cell's and the last's."""
+    dates = _distinct(cells, "date")
+    return [dates[0], dates[-1]] if dates else []
+
+
+def markdown(document: Mapping[str, object]) -> str:
+    """Lay out a report's document: findings, table, verdicts, and below how it was made."""
+    commits = document["commits"]
+    assert isinstance(commits, list)
+    found = [" ".join(_texts(document, "findings")), str(document["note"])]
+    verdicts = [f"- {sentence}" for sentence in _texts(document, "verdicts")]
+    return "\n".join(
+        [
+            *(line for text in found if text for line in (text, "")),
+            str(document["table"]),
+            "",
+            *([*verdicts, ""] if verdicts else []),
+            f"Mean and standard deviation over seeds; differences are paired by seed. "
+            f"{document['cells']} of {document['cells_expected']} cells, "
+            f"{number(document, 'wall_s') / 60:.0f} minutes of training in all, "
+            f"{number(document, 'cpu_s') / 60:.0f} of the processor.",
+            "",
+            f"Command: `{document['command']}`; commit {', '.join(commits) or 'none yet'}.",
+            "",
+        ]
+    )
+
+
+def _texts(document: Mapping[str, object], name: str) -> list[str]:
+    texts = document[name]
+    assert isinstance(texts, list)
+    return texts
+
+
+def _table(lines: Sequence[Line]) -> str:
+    columns = table_columns(lines)
+    rows = [columns, ["---"] * len(columns)]
+    rows += [[_cell(text) for text in table_row(line, columns)] for line in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    """A name may hold what ends a cell."""
+    return text.replace("|", "\\|")
+
+
+def _csv(lines: Sequence[Line]) -> str:
+    file = io.StringIO()
+    rows = [_flat(line) for line in lines]
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _flat(line: Line) -> dict[str, object]:
+    accuracy, costs = line.accuracy, line.costs
+    target = costs and costs.target
+    against = {one.control: one.difference for one in line.controls}
+    return {
+        "arm": line.arm,
+        "compared_with": line.baseline,
+        "seeds": accuracy.num_seeds if accuracy else 0,
+        "accuracy_mean_points": accuracy and accuracy.mean,
+        "accuracy_deviation_points": accuracy and accuracy.deviation,
+        **_bounds("difference", line.difference, "_points"),
+        "verdict": line.verdict,
+        "wall_s": line.wall_s,
+        "cpu_s": line.cpu_s,
+        "control": line.control,
+        "train_s": costs and costs.train_s.mean,
+        "train_deviation_s": costs and costs.train_s.deviation,
+        **_bounds("train_ratio", costs and costs.train_ratio),
+        "rows_trained": costs and costs.rows_trained,
+        **_bounds("rows_ratio", costs and costs.rows_ratio),
+        "rows_refreshed": costs and costs.rows_refreshed,
+        "flops": costs and costs.flops,
+        **_bounds("flops_ratio", costs and costs.flops_ratio),
+        "hidden_fraction": costs and costs.hidden_fraction,
+        "target_points": target and target.accuracy,
+        "target_s": target and target.seconds,
+        "target_seeds": target and target.num_reached,
+        **{
+            key: value
+            for control in CONTROLS
+            for key, value in _bounds(f"over_{control}", against.get(control), "_points").items()
+        },
+        "control_verdict": line.control_verdict,
+    }
+
+
+def _bounds(name: str, found: object, unit: str = "") -> dict[str, object]:
+    return {f"{name}_{part}{unit}": getattr(found, part, None) for part in ("mean", "low", "high")}

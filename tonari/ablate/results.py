@@ -1,0 +1,102 @@
+"""A study's cells as its report asks for them: an arm's figures by seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from tonari.ablate.study.config import Study
+
+CellFile = Mapping[str, object]
+"""A cell's results, as its JSON file holds them."""
+
+POINTS = 100.0
+"""Points (hundredths) of an accuracy of 1."""
+
+
+@dataclass(frozen=True)
+class ArmResults:
+    """An arm and its cells that are there.
+
+    Attributes:
+        name: Of the arm.
+        baseline: The arm that it is compared with.
+        settings: As the study has them, and what only its cells hold.
+        cells: By seed.
+    """
+
+    name: str
+    baseline: str
+    settings: Mapping[str, object]
+    cells: Mapping[int, CellFile]
+
+    @property
+    def control(self) -> str:
+        """Which honest control the arm belongs to: "epochs", "random" or none ("")."""
+        return str(self.settings.get("control", ""))
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the arm leaves rows out and is to be held against the controls."""
+        return self.settings.get("importance", "full") != "full" and not self.control
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Final test accuracy by seed, in points."""
+        return {seed: POINTS * value for seed, value in self.figures("accuracy").items()}
+
+    def figures(self, name: str) -> dict[int, float]:
+        """A figure by seed, of the cells that have it: files of earlier versions lack some."""
+        return {
+            seed: number(cell, name)
+            for seed, cell in sorted(self.cells.items())
+            if cell.get(name) is not None
+        }
+
+    def curve(self, seed: int) -> list[tuple[float, float]]:
+        """Pairs of seconds of training and accuracy in points, where it was tested."""
+        return [
+            (number(point, "train_s"), POINTS * number(point, "accuracy"))
+            for point in _points(self.cells[seed])
+            if point.get("accuracy") is not None and point.get("train_s") is not None
+        ]
+
+    def seconds_to(self, target_points: float) -> dict[int, float]:
+        """Seconds of training until a test first shows the accuracy; seeds that reach it."""
+        first = {
+            seed: next((s for s, reached in self.curve(seed) if reached >= target_points), None)
+            for seed in sorted(self.cells)
+        }
+        return {seed: seconds for seed, seconds in first.items() if seconds is not None}
+
+
+def gather_arms(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> list[ArmResults]:
+    """Put each arm's cells beside what the study says of it, in the study's order."""
+    return [
+        ArmResults(
+            arm.name,
+            arm.baseline,
+            # The study wins: a label that was changed since changes no result
+            _settings(found.get(arm.name, {})) | asdict(arm.settings),
+            found.get(arm.name, {}),
+        )
+        for arm in study.arms
+    ]
+
+
+def number(document: Mapping[str, object], name: str) -> float:
+    """Take a number out of a document."""
+    value = document[name]
+    assert isinstance(value, int | float), f"{name} is {value!r}"
+    return float(value)
+
+
+def _settings(cells: Mapping[int, CellFile]) -> dict[str, object]:
+    for cell in cells.values():
+        settings = cell.get("settings")
+        if isinstance(settings, dict):
+            return settings
+    return {}
+
+
+def _points(cell: CellFile) -> Sequence[Mapping[str, object]]:
+    points = cell.get("epochs")
+    return points if isinstance(points, list) else []

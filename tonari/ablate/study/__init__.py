@@ -1,0 +1,1 @@
+"""A study's own training: small models, on one processor."""

@@ -1,0 +1,327 @@
+"""A study: arms to compare, over seeds. An arm is a name and settings, a cell an arm and a seed."""
+
+import hashlib
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import dataio.plan.policies
+import shuffle as shuffles
+from tonari.ablate.study.grid import expand_grid
+from tonari.ablate.study.importance import importance_policy
+from trainer.config.settings import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Share,
+    Whole,
+    apply_override,
+    build_section,
+    check_known,
+)
+from trainer.errors import ConfigError
+
+RESULTS_VERSION = 1
+"""Raised when the same settings give other results than before."""
+
+TABLES = ("study", "data", "settings", "arms", "grid", "full")
+
+KNOBS = (
+    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops"
+)  # fmt: skip
+"""Settings that are an importance policy's own."""
+
+LABELS = ("against", "control")
+"""Settings that change no result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig(Section):
+    """What is compared with what; ``margin_points`` is what counts as no loss of accuracy.
+
+    Arms are timed to ``target_accuracy``; 0: to their baseline's mean, less the margin.
+    """
+
+    baseline: str
+    seeds: Count = 5
+    margin_points: Positive = 0.5
+    target_accuracy: Share = 0.0
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """The images; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``."""
+
+    train: str
+    test: str
+    image: str = "jpg"
+    label: str = "cls"
+    image_size: Annotated[int, Range(8)] = 32
+    num_classes: Count = 10
+    train_samples: Whole = 0
+    test_samples: Whole = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsConfig(Section):
+    """What an arm may change.
+
+    Attributes:
+        partition: Numbering of the samples that is dealt to the nodes at first: by class, or mixed.
+        shuffle: Which node holds which row; ``exchange`` is for partial shuffling.
+        replicas: In all; ``replicas_per_node`` of them share a pool.
+        batch_size: Rows a step and replica.
+        update: ``"gradients"``: averaged every step, one model. The others train one model a
+            replica and every ``local_steps`` steps average all of them, average each with a drawn
+            partner's, or hand each on to a drawn partner.
+        norm: See `StudyResNet`; ``running`` is for ``"batch"``.
+        evaluate_epochs: Test accuracy is measured every so many epochs, and after the last.
+        evaluate_samples: Test images of the measurements before the last; 0: all.
+        importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
+            are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
+            never), ``rate``, ``threshold``, ``alphas``, ``drops``.
+        epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
+        control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
+            leaving out ``"random"`` rows. The report draws each set as a line.
+        against: The arm that this one is compared with, where it is not ``study.baseline``.
+    """
+
+    partition: Literal["sorted", "random"] = "sorted"
+    shuffle: Literal["local", "partial", "global"] = "global"
+    exchange: Fraction = 0.1
+    replicas: Count = 16
+    replicas_per_node: Count = 1
+    batch_size: Count = 16
+    epochs: Count = 10
+    update: Literal["gradients", "average", "average_partner", "swap_partner"] = "gradients"
+    local_steps: Count = 8
+    width: Annotated[int, Range(4)] = 16
+    blocks: Count = 1
+    norm: Literal["none", "group", "batch"] = "none"
+    running: Literal["mean", "first"] = "mean"
+    lr: Positive = 0.1
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 5e-4
+    warmup_epochs: Whole = 1
+    flip: bool = True
+    evaluate_epochs: Count = 5
+    evaluate_samples: Whole = 0
+    importance: Literal["full", "kakurenbo", "infobatch", "selective_backprop", "random"] = "full"
+    fraction: Share | None = None
+    tau: Fraction | None = None
+    delta: Fraction | None = None
+    refresh_every: Whole | None = None
+    rate: Literal["cap", "realised", "none"] | None = None
+    threshold: Literal["global", "pool"] | None = None
+    alphas: tuple[Fraction, ...] | None = None
+    drops: tuple[Positive, ...] | None = None
+    epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
+    control: Literal["", "epochs", "random"] = ""
+    against: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replicas % self.replicas_per_node:
+            raise ConfigError(
+                f"settings.replicas is {self.replicas}, expected a multiple of "
+                f"settings.replicas_per_node ({self.replicas_per_node}); change one of them"
+            )
+        if self.width % 4:
+            raise ConfigError(f"settings.width is {self.width}, expected a multiple of 4")
+        if self.norm == "batch" and self.update != "gradients":
+            raise ConfigError(
+                f"settings.norm is 'batch' with settings.update {self.update!r}, expected 'none' "
+                f"or 'group': replicas that train apart keep no running statistics here"
+            )
+        if self.importance != "full" and self.update != "gradients":
+            raise ConfigError(
+                f"settings.importance is {self.importance!r} with settings.update {self.update!r}, "
+                f"expected 'gradients': replicas that train apart have no common loss of a row"
+            )
+        self.make_importance()
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that are trained."""
+        return max(round(self.epochs * self.epochs_fraction), 1)
+
+    @property
+    def num_warmup_epochs(self) -> int:
+        """Of these, the ones in which the learning rate rises."""
+        return round(self.warmup_epochs * self.epochs_fraction)
+
+    def make_importance(self) -> dataio.plan.policies.Importance:
+        """Make the importance policy that a loader would be handed."""
+        knobs = {name: getattr(self, name) for name in KNOBS}
+        warmup = {"warmup_epochs": self.num_warmup_epochs} if self.importance == "kakurenbo" else {}
+        return importance_policy(self.importance, {**knobs, **warmup})
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Replicas on each node."""
+        return (self.replicas_per_node,) * (self.replicas // self.replicas_per_node)
+
+    @property
+    def policy(self) -> dataio.plan.policies.Shuffle:
+        """The shuffle that a loader would be handed."""
+        if self.shuffle == "partial":
+            return shuffles.Partial(self.exchange)
+        return shuffles.Local() if self.shuffle == "local" else shuffles.Global()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A name in the report, and what is trained under it."""
+
+    name: str
+    settings: SettingsConfig
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a study.
+
+    Attributes:
+        arm: What is trained.
+        seed: Of the subset, the first weights, the partition and the order.
+        digest: Of all that the result depends on: a changed setting makes another cell.
+    """
+
+    arm: Arm
+    seed: int
+    digest: str
+
+    @property
+    def file_name(self) -> str:
+        """A name of its own in the directory of results."""
+        plain = "".join(c if c.isalnum() or c in ".=-" else "-" for c in self.arm.name)
+        return f"{plain}-seed{self.seed}-{self.digest}.json"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as its file and the command line say."""
+
+    study: StudyConfig
+    data: DataConfig
+    arms: tuple[Arm, ...]
+
+    def cells(self) -> list[Cell]:
+        """List the cells, a seed after the other, so that a part of them compares all arms."""
+        return [
+            Cell(arm, seed, self._digest(arm, seed))
+            for seed in range(self.study.seeds)
+            for arm in self.arms
+        ]
+
+    def _digest(self, arm: Arm, seed: int) -> str:
+        trained = asdict(arm.settings)
+        trained = {name: value for name, value in trained.items() if name not in LABELS}
+        # Nor does it matter where the files lie, if they are the same
+        data = asdict(self.data) | {
+            name: _file_key(getattr(self.data, name)) for name in ("train", "test")
+        }
+        text = json.dumps([RESULTS_VERSION, trained, data, self.study.device, seed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load_study(path: Path, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
+    """Read a study.
+
+    Args:
+        path: TOML file with the tables study, data, settings, arms.NAME for each arm, and
+            grid.NAME for arms that differ in some values.
+        overrides: ``section.key=value``, above the file's.
+        full: Whether the tables under ``full`` apply above the others.
+
+    Raises:
+        ConfigError: If the file cannot be read, a key is unknown or missing, a value is out of
+            range, or an arm is compared with one that is not there.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as TOML: {error}; give a file like examples/shuffle_study.toml"
+        ) from error
+    try:
+        return _build(tables, overrides, full=full)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -> Study:
+    for name in tables:
+        check_known(name, dict.fromkeys(TABLES))
+    if full:
+        for name, table in _table(tables, "full").items():
+            check_known(f"full.{name}", {f"full.{known}": None for known in TABLES[:-1]})
+            tables[name] = _table(tables, name) | _table({name: table}, name)
+    for text in overrides:
+        check_known(text.partition(".")[0], dict.fromkeys(TABLES[:3]))
+        apply_override(tables, text)
+    study = build_section(StudyConfig, tables.get("study", {}))
+    data = build_section(DataConfig, tables.get("data", {}))
+    assert isinstance(study, StudyConfig)
+    assert isinstance(data, DataConfig)
+    found = _arm_tables(tables)
+    arms = tuple(
+        _arm(name, _table(tables, "settings"), _table(found, name), study.baseline)
+        for name in found
+    )
+    for arm in arms:
+        if arm.baseline not in found:
+            raise ConfigError(
+                f"arm {arm.name!r} is compared with {arm.baseline!r}, which is no arm; expected "
+                f"one of {', '.join(map(repr, found))}: set study.baseline, or the arm's `against`"
+            )
+    return Study(study, data, arms)
+
+
+def _arm_tables(tables: dict[str, object]) -> dict[str, dict[str, object]]:
+    arms = _table(tables, "arms")
+    found = [(name, _table(arms, name)) for name in arms]
+    grids = _table(tables, "grid")
+    for name in grids:
+        found += expand_grid(
+            name, _table(grids, name), [its.name for its in fields(SettingsConfig)]
+        )
+    if not found:
+        raise ConfigError("arms: there is none; write [arms.NAME] for each, with its settings")
+    for name, count in Counter(name for name, _ in found).items():
+        if count > 1:
+            raise ConfigError(
+                f"arm {name!r} is there {count} times, expected a name of its own for each; write "
+                f'name = "..." with every {{setting}} that varies into its grid'
+            )
+    return dict(found)
+
+
+def _arm(name: str, common: Mapping[str, object], own: Mapping[str, object], baseline: str) -> Arm:
+    try:
+        settings = build_section(SettingsConfig, {**common, **own})
+    except ConfigError as error:
+        raise ConfigError(f"arm {name!r}: {error}") from error
+    assert isinstance(settings, SettingsConfig)
+    return Arm(name, settings, settings.against or baseline)
+
+
+def _table(tables: Mapping[str, object], name: str) -> dict[str, object]:
+    table = tables.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
+    return table
+
+
+def _file_key(pattern: str) -> object:
+    path = Path(pattern)
+    return [path.name, path.stat().st_size] if path.is_file() else pattern

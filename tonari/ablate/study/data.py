@@ -1,0 +1,64 @@
+"""A study's images, decoded once into arrays."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio import DataioError, Field, Image, Int, open_source
+from dataio.base.seeding import generator, key
+from trainer.errors import ConfigError
+
+
+class LabelledImages(NamedTuple):
+    """Images in memory.
+
+    Attributes:
+        images: uint8[num_samples, channels, height, width].
+        labels: int64[num_samples].
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+def load_images(source: str, *, image: str, label: str, image_size: int) -> LabelledImages:
+    """Read and decode all samples of a source.
+
+    Args:
+        source: Pattern of shards.
+        image: Field of the compressed image.
+        label: Field of the class number.
+        image_size: Height and width to resize to.
+
+    Raises:
+        ConfigError: If the source cannot be read, or lacks these fields.
+    """
+    fields: dict[str, Field] = {
+        "image": Image(image, size=image_size, decoded=True),
+        "label": Int(label),
+    }
+    try:
+        opened = open_source(source)
+        blocks = list(opened.read(np.arange(opened.num_samples), fields))
+    except DataioError as error:
+        raise ConfigError(f"data: {error}") from error
+    pixels = np.concatenate([rows.fixed[0] for rows in blocks])
+    labels = np.concatenate([rows.fixed[1] for rows in blocks]).reshape(-1).view("<i8")
+    # uint8[num_samples, height, width, channels] -> channels first
+    images = pixels.reshape(-1, image_size, image_size, 3).transpose(0, 3, 1, 2)
+    return LabelledImages(np.ascontiguousarray(images), labels)
+
+
+def draw_subset(data: LabelledImages, num_samples: int, *, seed: int) -> LabelledImages:
+    """Draw the samples of one seed, the same for every arm; 0 takes all of them."""
+    if num_samples == 0:
+        return data
+    if num_samples > len(data.labels):
+        raise ConfigError(
+            f"data: train_samples is {num_samples}, but there are {len(data.labels)}; take fewer, "
+            f"or 0 for all"
+        )
+    order = generator(key(seed, "study subset")).permutation(len(data.labels))
+    chosen = np.sort(order[:num_samples])
+    return LabelledImages(data.images[chosen], data.labels[chosen])

@@ -1,0 +1,135 @@
+"""What an arm's importance policy is, and the scores it goes by: of all replicas in one process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dataio.base.seeding import key
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import Scores, record, score_dtype, unscored
+from dataio.plan.policies import Importance, Selection
+from dataio.world import World, run_threads, thread_worlds
+from importance import POLICIES, make_policy
+from trainer.errors import ConfigError
+
+DECKS_TIMEOUT_S = 600.0
+"""Longest that one deck's choice waits for another's."""
+
+
+def importance_policy(name: str, knobs: Mapping[str, object]) -> Importance:
+    """Make an arm's policy.
+
+    Args:
+        name: One of `importance.POLICIES`.
+        knobs: Its settings as in a study's file; None where the policy's own default holds.
+
+    Raises:
+        ConfigError: If the policy has no such knob, or a value is out of range.
+    """
+    given = {knob: value for knob, value in knobs.items() if value is not None}
+    known = [its.name for its in fields(POLICIES[name])]  # type: ignore[arg-type]
+    for knob in given:
+        if knob not in known:
+            raise ConfigError(
+                f"settings.{knob} is {given[knob]!r}, but importance {name!r} has no such knob, "
+                f"expected {', '.join(k for k in known if k in knobs) or 'none'}; leave it out, or "
+                f"set another importance"
+            )
+    if "refresh_every" in given:
+        given["refresh_every"] = given["refresh_every"] or None
+    try:
+        return make_policy(name, **given)
+    except ValueError as error:
+        raise ConfigError(f"settings.importance: {error}") from error
+
+
+@dataclass
+class Memory:
+    """A policy, and what is remembered of all samples.
+
+    Attributes:
+        policy: Which rows an epoch leaves out.
+        num_samples: Of all replicas.
+        num_epochs: Length of the run.
+        scores: scores[num_samples], by sample id.
+    """
+
+    policy: Importance
+    num_samples: int
+    num_epochs: int
+    scores: Scores = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scores = unscored(self.num_samples, score_dtype(self.policy.columns))
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether reports change what is selected."""
+        return bool(self.policy.columns)
+
+    def select(
+        self, decks: Sequence[NDArray[np.int64]], *, seed: int, epoch: int
+    ) -> list[Selection]:
+        """Select every deck's rows of an epoch, as the decks' loaders would, each in a thread.
+
+        Args:
+            decks: int64[rows of the deck], for each deck: The samples in its slots.
+            seed: The loaders' seed.
+            epoch: Which one.
+        """
+
+        def select_one(held: NDArray[np.int64], world: World) -> Selection:
+            rows = Candidates(
+                self.scores[held], held, self.num_samples, key(seed, "importance", epoch=epoch),
+                lambda values: world.allreduce(values, op="sum", doing="agree on rows to hide"),
+            )  # fmt: skip
+            return self.policy.select(rows, epoch=epoch, num_epochs=self.num_epochs)
+
+        worlds = thread_worlds([1] * len(decks), timeout_s=DECKS_TIMEOUT_S)
+        if len(decks) == 1:
+            return [select_one(decks[0], worlds[0])]
+        return run_threads(worlds, lambda world: select_one(decks[world.rank], world))
+
+
+@dataclass
+class Reports:
+    """Takes an epoch's reports on the device, and writes all of them at its end.
+
+    A row is reported once an epoch, so later is as good as at once; nothing waits for the device.
+    """
+
+    _parts: list[tuple[NDArray[np.int64], Tensor]] = field(default_factory=list)
+
+    def add(
+        self,
+        sample_id: NDArray[np.int64],
+        valid: NDArray[np.bool_],
+        loss: Tensor,
+        correct: Tensor,
+        confidence: Tensor,
+    ) -> None:
+        """Take in a step's rows, in any shape; padding is not ``valid``."""
+        kept = valid.ravel()
+        told = torch.stack([loss.detach().float().ravel(), correct.float(), confidence])
+        # float32[3, n]
+        values = told if kept.all() else told[:, torch.from_numpy(kept).to(told.device)]
+        self._parts.append((sample_id.ravel()[kept], values))
+
+    def write(self, scores: Scores, *, epoch: int) -> None:
+        """Record them by sample id; a loss of nan is as inf. Blocks until they are computed."""
+        if not self._parts:
+            return
+        loss, correct, confidence = torch.cat([v for _, v in self._parts], dim=1).cpu().numpy()
+        record(
+            scores,
+            np.concatenate([ids for ids, _ in self._parts]),
+            loss=np.nan_to_num(loss, nan=np.inf, posinf=np.inf),
+            correct=correct > 0,
+            confidence=confidence,
+            epoch=epoch,
+        )
+        self._parts.clear()

@@ -1,0 +1,173 @@
+"""Replicas of a study's cell, all in one process: one model on averaged gradients, or one each.
+
+Averaged gradients are exact: without batch statistics the mean loss over the concatenated batches
+has the mean of the replicas' gradients, and `ReplicaBatchNorm` keeps batch statistics apart.
+Replicas that train apart are one set of parameters with a leading axis: SGD works element by
+element, so that one optimizer stands for one each.
+"""
+
+from typing import Literal, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from dataio.base.seeding import generator, key
+
+ModelExchange = Literal["average", "average_partner", "swap_partner"]
+
+
+class Replicas(Protocol):
+    """Replicas that train together, and the one model that is tested."""
+
+    optimizer: torch.optim.Optimizer
+
+    def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        """Take one step of every replica.
+
+        Args:
+            images: floating[replicas, batch, channels, height, width].
+            labels: int64[replicas, batch].
+            weight: floating[replicas, batch]: As a loader scales it.
+
+        Returns:
+            Mean weighted loss, detached.
+        """
+        ...
+
+    def tested_model(self) -> nn.Module:
+        """Give the model whose accuracy counts."""
+        ...
+
+
+class OneModel:
+    """Replicas that average their gradients in every step."""
+
+    def __init__(self, model: nn.Module, *, lr: float, momentum: float, weight_decay: float):
+        self.model = model
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+        )
+
+    def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        """Take one step; see `Replicas.step`."""
+        return self.step_rows(images, labels, weight)[0]
+
+    def step_rows(
+        self, images: Tensor, labels: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take one step, and tell of its rows.
+
+        Returns:
+            Mean weighted loss; loss floating[replicas * batch]; logits floating[replicas * batch,
+            classes]: all detached.
+        """
+        self.model.train()
+        # A replica's rows stay together: floating[replicas * batch, channels, height, width]
+        rows = images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        logits = self.model(rows)
+        losses = F.cross_entropy(logits, labels.flatten(), reduction="none")
+        loss = (losses * weight.flatten()).mean()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach(), losses.detach(), logits.detach()
+
+    def pass_rows(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass floating[rows, channels, height, width] forward only, as for testing.
+
+        Returns:
+            Loss floating[rows]; logits floating[rows, classes].
+        """
+        self.model.eval()
+        with torch.no_grad():
+            logits = self.model(images.contiguous(memory_format=torch.channels_last))
+            return F.cross_entropy(logits, labels, reduction="none"), logits
+
+    def tested_model(self) -> nn.Module:
+        """Give the only one."""
+        return self.model
+
+
+class ManyModels:
+    """Replicas that train apart, and meet every few steps.
+
+    Args:
+        model: The weights that all begin with; without batch statistics.
+        replicas: How many.
+        exchange: What happens when they meet: all models become their mean; pairs become their
+            mean; or models change hands along a drawn cycle through all replicas, so that each
+            sees another's rows. Momentum goes with the weights.
+        local_steps: Steps between.
+        seed: Of the partners.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        replicas: int,
+        exchange: ModelExchange,
+        local_steps: int,
+        seed: int,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+    ):
+        self.model, self.replicas, self.seed = model, replicas, seed
+        self.exchange, self.local_steps, self.steps = exchange, local_steps, 0
+        # floating[replicas, ...] each
+        self.parameters = {
+            name: nn.Parameter(p.detach().repeat(replicas, *(1 for _ in p.shape)))
+            for name, p in model.named_parameters()
+        }
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            self.parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay
+        )
+
+    def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        """Take one step of each; see `Replicas.step`."""
+        # floating[replicas, batch, classes]
+        logits = vmap(lambda p, x: functional_call(self.model, p, (x,)))(self.parameters, images)
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        means = (losses.view_as(weight) * weight).mean(dim=1)
+        self.optimizer.zero_grad()
+        # The sum leaves each replica the gradient of its own mean
+        means.sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.steps += 1
+        if self.steps % self.local_steps == 0:
+            self._meet()
+        return means.mean().detach()
+
+    def tested_model(self) -> nn.Module:
+        """Give the mean of all models."""
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(self.parameters[name].mean(dim=0))
+        return self.model
+
+    def _meet(self) -> None:
+        order = generator(key(self.seed, "model partners", step=self.steps)).permutation(
+            self.replicas
+        )
+        with torch.no_grad():
+            for p in self.parameters.values():
+                state = self.optimizer.state[p]
+                for values in (p, cast(Tensor | None, state.get("momentum_buffer"))):
+                    if values is not None:
+                        _exchange(values, self.exchange, torch.from_numpy(order).to(values.device))
+
+
+def _exchange(values: Tensor, exchange: ModelExchange, order: Tensor) -> None:
+    """Let replicas meet; ``values`` is floating[replicas, ...], changed in place."""
+    if exchange == "average":
+        values.copy_(values.mean(dim=0, keepdim=True).expand_as(values))
+    elif exchange == "swap_partner":
+        values[order] = values[order.roll(1)]
+    else:
+        pairs = len(order) // 2
+        left, right = order[:pairs], order[pairs : 2 * pairs]
+        mean = (values[left] + values[right]) / 2
+        values[left], values[right] = mean, mean

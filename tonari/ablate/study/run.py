@@ -1,0 +1,108 @@
+"""Train one cell of a study."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from tonari.ablate.study.config import SettingsConfig
+from tonari.ablate.study.data import LabelledImages, draw_subset
+from tonari.ablate.study.training import Point, Training, augmented
+
+TEST_ROWS = 1000
+"""Images passed at once when testing."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A trained cell.
+
+    Attributes:
+        points: Its epochs.
+        wall_s: Seconds that they took, tests included.
+        cpu_s: Of the processor: on a machine that is shared, what tells of the work.
+        train_s: Seconds of steps, selections and refresh passes, without tests: of the processor,
+            or by the clock on a GPU, which has then done all it was asked for.
+        rows_trained: Rows passed forward and backward, padding out.
+        rows_refreshed: Rows passed forward only, for a new score.
+        flops: Of three forward passes for a row trained, one for a row refreshed.
+        hidden_fraction: Share of the rows left out, mean over epochs.
+    """
+
+    points: tuple[Point, ...]
+    wall_s: float
+    cpu_s: float
+    train_s: float
+    rows_trained: int
+    rows_refreshed: int
+    flops: float
+    hidden_fraction: float
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last epoch."""
+        last = self.points[-1].accuracy
+        assert last is not None, "the last epoch is always tested"
+        return last
+
+
+def train_cell(
+    settings: SettingsConfig,
+    train: LabelledImages,
+    test: LabelledImages,
+    *,
+    num_classes: int,
+    seed: int,
+    device: str = "cpu",
+    on_point: Callable[[Point], None] = lambda point: None,
+) -> CellResult:
+    """Train one arm with one seed.
+
+    Args:
+        settings: The arm's.
+        train: The seed's samples.
+        test: Images whose accuracy is reported.
+        num_classes: Classes of the dataset.
+        seed: Of weights, partition, order and flips; arms of one seed share what they can.
+        device: Where to train.
+        on_point: Called after each epoch.
+
+    Raises:
+        ConfigError: If a replica has fewer rows than a batch.
+    """
+    began, cpu_began = time.perf_counter(), time.process_time()
+    part = draw_subset(test, min(settings.evaluate_samples, len(test.labels)), seed=seed)
+    training = Training(settings, train, num_classes=num_classes, seed=seed, device=device)
+    points = []
+    for epoch in range(settings.num_epochs):
+        point = training.train_epoch(epoch)
+        last = epoch + 1 == settings.num_epochs
+        if last or (epoch + 1) % settings.evaluate_epochs == 0:
+            model = training.replicas.tested_model()
+            point = replace(point, accuracy=_accuracy(model, test if last else part, device))
+        points.append(point)
+        on_point(point)
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return CellResult(
+        tuple(points), wall_s, cpu_s, training.train_s, training.rows_trained,
+        training.rows_refreshed, training.flops,
+        statistics.fmean(point.hidden_fraction for point in points),
+    )  # fmt: skip
+
+
+def _accuracy(model: nn.Module, test: LabelledImages, device: str) -> float:
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for start in range(0, len(test.labels), TEST_ROWS):
+            part = slice(start, start + TEST_ROWS)
+            images = torch.from_numpy(test.images[part]).to(device)
+            unflipped = torch.zeros(len(images), dtype=torch.bool, device=device)
+            rows = augmented(images, unflipped).contiguous(memory_format=torch.channels_last)
+            labels = torch.from_numpy(test.labels[part]).to(device)
+            right += int((model(rows).argmax(dim=1) == labels).sum())
+    model.train()
+    return right / len(test.labels)

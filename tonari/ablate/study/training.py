@@ -1,0 +1,221 @@
+"""The training of one cell, epoch by epoch, and what it costs."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dataio.base.seeding import generator, key
+from dataio.plan.layout import Layout
+from importance import outcome
+from tonari.ablate.study.config import SettingsConfig
+from tonari.ablate.study.data import LabelledImages
+from tonari.ablate.study.importance import Memory, Reports
+from tonari.ablate.study.model import StudyResNet
+from tonari.ablate.study.order import EpochBatches, epoch_batches, number_samples
+from tonari.ablate.study.replicas import ManyModels, OneModel, Replicas
+from trainer.errors import ConfigError
+from trainer.models import seeded
+from trainer.run.schedule import learning_rate
+
+FORWARD_PASSES = 3
+"""What training on a row costs, in forward passes: the backward pass is as much as two."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is known after an epoch.
+
+    Attributes:
+        epoch: Which one.
+        loss: Mean weighted training loss.
+        accuracy: Of the test images, in [0, 1]; None where it was not measured.
+        train_s: Seconds of training until its end; see `CellResult`, as for the next two.
+        rows_trained: Rows until its end.
+        flops: FLOPs until its end.
+        hidden_fraction: Share of the rows that it left out.
+        lr_factor: What the importance policy multiplied the learning rate by.
+        moved_back: Rows of low loss that were shown all the same: wrong, or unsure.
+        hidden_cap: Share of the rows that the policy would have left out at most.
+    """
+
+    epoch: int
+    loss: float
+    accuracy: float | None
+    # Of two trainings that are the same the seconds differ
+    train_s: float = field(compare=False)
+    rows_trained: int
+    flops: float
+    hidden_fraction: float
+    lr_factor: float
+    moved_back: int
+    hidden_cap: float
+
+
+class Training:
+    """All replicas of a cell, and what their training has cost so far.
+
+    Args:
+        settings: The arm's.
+        train: The seed's samples.
+        num_classes: Classes of the dataset.
+        seed: Of weights, partition, order and flips.
+        device: Where to train.
+
+    Attributes:
+        replicas: What is trained.
+        train_s: See `CellResult`, as for the others.
+        rows_trained: Rows passed forward and backward.
+        rows_refreshed: Rows passed forward only.
+
+    Raises:
+        ConfigError: If a replica has fewer rows than a batch.
+    """
+
+    def __init__(
+        self,
+        settings: SettingsConfig,
+        train: LabelledImages,
+        *,
+        num_classes: int,
+        seed: int,
+        device: str,
+    ) -> None:
+        layout = Layout(settings.nodes, len(train.labels))
+        if settings.batch_size > layout.share_rows(layout.num_replicas - 1):
+            raise ConfigError(
+                f"settings.batch_size is {settings.batch_size}, more than the "
+                f"{len(train.labels)} training samples over {layout.num_replicas} replicas; lower "
+                f"it, or raise data.train_samples"
+            )
+        self._settings, self._layout, self._seed, self._device = settings, layout, seed, device
+        self._rows_of = number_samples(train.labels, settings.partition, seed=seed)
+        self._images, self._labels = (torch.from_numpy(part).to(device) for part in train)
+        self.replicas = _replicas(settings, num_classes, seed=seed, device=device)
+        policy = settings.make_importance()
+        self._memory = Memory(policy, layout.num_samples, settings.num_epochs)
+        self._forward_flops = _count_flops(self.replicas.tested_model(), self._images[:1])
+        self.train_s, self.rows_trained, self.rows_refreshed = 0.0, 0, 0
+
+    @property
+    def flops(self) -> float:
+        """FLOPs so far, as if every row had cost the same."""
+        passes = FORWARD_PASSES * self.rows_trained + self.rows_refreshed
+        return float(self._forward_flops * passes)
+
+    def train_epoch(self, epoch: int) -> Point:
+        """Select, train, and refresh the scores of one epoch."""
+        settings, began = self._settings, self._now()
+        batches = epoch_batches(
+            settings.policy, self._layout, seed=self._seed, epoch=epoch,
+            batch_size=settings.batch_size, memory=self._memory,
+        )  # fmt: skip
+        for group in self.replicas.optimizer.param_groups:
+            group["lr"] = batches.lr_factor * learning_rate(
+                epoch, num_epochs=settings.num_epochs, lr=settings.lr,
+                warmup_epochs=settings.num_warmup_epochs,
+            )  # fmt: skip
+        flips = _flips(len(self._labels), seed=self._seed, epoch=epoch, wanted=settings.flip)
+        flips, reports = flips.to(self._device), Reports()
+        loss = self._train(batches, flips, reports)
+        if self._memory.keeps_scores:
+            self._refresh(batches.due, flips, reports)
+            reports.write(self._memory.scores, epoch=epoch)
+        self.rows_trained += int(batches.valid.sum())
+        self.rows_refreshed += len(batches.due)
+        self.train_s += self._now() - began
+        return Point(
+            epoch=epoch,
+            loss=loss,
+            accuracy=None,
+            train_s=self.train_s,
+            rows_trained=self.rows_trained,
+            flops=self.flops,
+            hidden_fraction=batches.num_hidden / self._layout.num_samples,
+            lr_factor=batches.lr_factor,
+            moved_back=int(batches.figures.get("moved_back", 0)),
+            hidden_cap=batches.figures.get("hidden_cap", 0.0),
+        )
+
+    def _train(self, batches: EpochBatches, flips: Tensor, reports: Reports) -> float:
+        # int64[steps, replicas, batch]: the whole epoch's at once, so that no step waits for a copy
+        all_rows = torch.from_numpy(self._rows_of[batches.sample_id]).to(self._device)
+        all_weights = torch.from_numpy(batches.weight).to(self._device)
+        means = []
+        for step, (rows, weight) in enumerate(zip(all_rows, all_weights, strict=True)):
+            images, labels = augmented(self._images[rows], flips[rows]), self._labels[rows]
+            if not isinstance(self.replicas, OneModel) or not self._memory.keeps_scores:
+                means.append(self.replicas.step(images, labels, weight))
+                continue
+            mean, losses, logits = self.replicas.step_rows(images, labels, weight)
+            means.append(mean)
+            ids, valid = batches.sample_id[step], batches.valid[step]
+            reports.add(ids, valid, losses, *outcome(logits, labels.flatten()))
+        return float(torch.stack(means).mean())
+
+    def _refresh(self, due: NDArray[np.int64], flips: Tensor, reports: Reports) -> None:
+        """Pass rows as their loader would, mirrored as in this epoch's training."""
+        assert isinstance(self.replicas, OneModel), "importance needs averaged gradients"
+        step_rows = self._settings.replicas * self._settings.batch_size
+        for start in range(0, len(due), step_rows):
+            ids = due[start : start + step_rows]
+            rows = torch.from_numpy(self._rows_of[ids]).to(self._device)
+            labels = self._labels[rows]
+            losses, logits = self.replicas.pass_rows(
+                augmented(self._images[rows], flips[rows]), labels
+            )
+            reports.add(ids, np.ones(len(ids), np.bool_), losses, *outcome(logits, labels))
+
+    def _now(self) -> float:
+        """Seconds: of the processor, or by the clock when the GPU has done all it was asked for."""
+        if self._device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def _replicas(settings: SettingsConfig, num_classes: int, *, seed: int, device: str) -> Replicas:
+    def build() -> nn.Module:
+        return StudyResNet(
+            num_classes, width=settings.width, blocks=settings.blocks, norm=settings.norm,
+            replicas=settings.replicas, running=settings.running,
+        )  # fmt: skip
+
+    model = seeded(build, seed=seed).to(device)
+    lr, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
+    if settings.update == "gradients":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return OneModel(model, lr=lr, momentum=momentum, weight_decay=decay)
+    return ManyModels(
+        model, replicas=settings.replicas, exchange=settings.update,
+        local_steps=settings.local_steps, seed=seed, lr=lr, momentum=momentum, weight_decay=decay,
+    )  # fmt: skip
+
+
+def _count_flops(model: nn.Module, image: Tensor) -> int:
+    """Count the FLOPs of one row's forward pass."""
+    model.eval()
+    unflipped = torch.zeros(1, dtype=torch.bool, device=image.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(augmented(image, unflipped))
+    return int(counter.get_total_flops())
+
+
+def _flips(num_samples: int, *, seed: int, epoch: int, wanted: bool) -> Tensor:
+    """bool[num_samples]: Rows mirrored in this epoch, the same ones in every arm."""
+    if not wanted:
+        return torch.zeros(num_samples, dtype=torch.bool)
+    drawn: NDArray[np.int64] = generator(key(seed, "study flips", epoch=epoch)).integers(
+        2, size=num_samples
+    )
+    return torch.from_numpy(drawn == 1)
+
+
+def augmented(images: Tensor, flips: Tensor) -> Tensor:
+    """uint8[..., channels, height, width] -> floating in [-1, 1], some mirrored."""
+    scaled = images.float() / 127.5 - 1
+    return torch.where(flips[..., None, None, None], scaled.flip(-1), scaled)

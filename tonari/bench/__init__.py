@@ -1,0 +1,1 @@
+"""`tonari bench`: measure the loader, the exchange, importance, a filesystem."""

@@ -1,0 +1,176 @@
+"""`tonari bench`: other loaders and the machine's limits beside ours; exchange; importance."""
+
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from benchmarks.loader.contenders import CONTENDERS, Contender
+from benchmarks.loader.environments import install
+from benchmarks.loader.figures import Record, Settings, Temperature
+from benchmarks.loader.loader import measure_loaders, say_on_stderr
+from benchmarks.loader.report import plot, table, to_json, write_csv
+from benchmarks.loader.sets import SETS
+from dataio.base.filesystem import cache_directory
+from tonari.bench.compare import Compare, bench_compare
+from tonari.bench.exchange import Exchange, bench_exchange
+from tonari.bench.importance import Importance, bench_importance
+from tonari.bench.io import IO, bench_io
+from tonari.outputs import check_results
+
+PEERS = "bench-peers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """Measure samples/s of shuffled epochs: ours, other loaders, and what no loader can pass.
+
+    Every contender gets each set in its own form, in the settings that it recommends for itself,
+    and proves in its first epoch that every sample came once and whole. They take turns, an epoch
+    each; what is printed are medians, and of ratios the median of ratios within a turn.
+
+    tonari-exchanged is ours on a cache whose rows ten epochs of exchange have scattered, which is
+    what a long job reads; tonari is ours freshly staged. limit-gather is NumPy alone, limit-decode
+    the JPEG decoder alone. "spread" is the variance of ids within a batch over that of the set: 1
+    is a full shuffle. A contender that loses or repeats a sample is marked WRONG and is nobody's
+    best peer.
+
+    First `tonari bench loader --install`, once, for the peers that need packages of their own; then
+    `tonari bench loader --sets 3k --scale 0.2` for an impression in minutes.
+
+    Exit status: 0; 1 if ours failed, or lost or repeated a sample.
+    """
+
+    sets: tuple[Literal["1k", "3k", "jpeg", "48k", "8m"], ...] = ("1k", "3k", "jpeg", "48k", "8m")
+    """200k x 1 KiB, 50k x 3 KiB, 20k JPEG of 256 px, 20k x 48 KiB, 64 x 8 MiB."""
+    scale: float = 1.0
+    """Part of each set's samples to take, in (0, 1]."""
+    contenders: tuple[str, ...] = ()
+    """Only these, by name: all, unless given."""
+    ranks: tuple[int, ...] = (1,)
+    """Ranks on this node, such as `--ranks 1 2 4`. tonari-exchanged is measured with 1 only."""
+    workers: tuple[int, ...] = (0, 2)
+    """Worker processes a rank, or threads where a loader has threads."""
+    temperatures: tuple[Temperature, ...] = ("warm",)
+    """Page cache: warm, or cold: each repeat opens the loader anew, its files evicted before."""
+    repeats: int = 5
+    """Epochs measured of each contender, beside the first."""
+    time_limit: float = 3600.0
+    """Seconds after which nothing new is begun."""
+    timeout: float = 600.0
+    """Seconds that a contender may take to prepare a set, to open, or for an epoch."""
+    directory: Path | None = None
+    """For the sets and every loader's form of them (a few times the set, on a local disk), kept for
+    the next run. Left out: a temporary one, removed."""
+    environments: Path | None = None
+    """Where the peers' environments are. Left out: bench-peers in the cache directory."""
+    install: bool = False
+    """Make the environments that are absent, with pip, and end."""
+    json: bool = False
+    """Print one JSON document, nothing else on stdout."""
+    json_file: Path | None = None
+    """Write that document here."""
+    csv: Path | None = None
+    """Write a line a contender and case here."""
+    plot: Path | None = None
+    """Draw bars here: a .png, .svg or .pdf. Needs matplotlib (`report` extra)."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise ValueError(f"--scale is {self.scale}, must be in (0, 1]")
+        if self.repeats < 1:
+            raise ValueError(f"--repeats is {self.repeats}, must be >= 1")
+        if min(self.ranks, default=0) < 1 or min(self.workers, default=-1) < 0:
+            raise ValueError("--ranks must be numbers >= 1, and --workers numbers >= 0")
+        known = {contender.name for contender in CONTENDERS}
+        if unknown := sorted(set(self.contenders) - known):
+            raise ValueError(
+                f"--contenders {unknown[0]}: expected some of {', '.join(sorted(known))}"
+            )
+
+    def chosen(self) -> list[Contender]:
+        """Pick the contenders that were named."""
+        return [c for c in CONTENDERS if not self.contenders or c.name in self.contenders]
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    options = tyro.extras.subcommand_cli_from_dict(
+        {
+            "loader": Loader, "exchange": Exchange, "importance": Importance, "io": IO,
+            "compare": Compare,
+        },
+        args=argv,
+        prog="tonari bench",
+        description="Measure parts of Tonari on this machine.",
+    )  # fmt: skip
+    if isinstance(options, Exchange):
+        return bench_exchange(options)
+    if isinstance(options, Importance):
+        return bench_importance(options)
+    if isinstance(options, IO):
+        return bench_io(options)
+    if isinstance(options, Compare):
+        return bench_compare(options)
+    root = options.environments or cache_directory("auto") / PEERS
+    if options.install:
+        return _install(options, root)
+    check_results(json_file=options.json_file, csv=options.csv, plot=options.plot)
+    return _bench(options, root)
+
+
+def _install(options: Loader, root: Path) -> int:
+    root.mkdir(parents=True, exist_ok=True)
+    for contender in options.chosen():
+        if contender.environment:
+            say_on_stderr(f"installing {contender.name} in {root / contender.environment}")
+            install(contender, root)
+    return 0
+
+
+def _bench(options: Loader, root: Path) -> int:
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="tonari-bench-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = Settings(
+        sets=[SETS[name].scaled(options.scale) for name in options.sets],
+        contenders=options.chosen(),
+        ranks=options.ranks,
+        workers=options.workers,
+        temperatures=options.temperatures,
+        repeats=options.repeats,
+        time_limit_s=options.time_limit,
+        directory=directory.absolute(),
+        environments=root.absolute(),
+        keep=options.directory is not None,
+        timeout_s=options.timeout,
+    )
+    records: list[Record] = []
+    try:
+        for record in measure_loaders(settings, say_on_stderr):
+            records.append(record)
+    finally:
+        # An interrupted run keeps the cases that it finished.
+        _write(options, settings, records)
+        if options.directory is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    wrong = [r for r in records if r.kind == "ours" and (r.problem or not r.is_exact)]
+    for record in wrong:
+        what = record.problem or "samples were lost, repeated or exchanged; see the table"
+        sys.stderr.write(f"tonari bench: {record.set_name}, {record.contender}: {what}\n")
+    return 1 if wrong else 0
+
+
+def _write(options: Loader, settings: Settings, records: list[Record]) -> None:
+    document = to_json(settings, records)
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(document, indent=1) + "\n")
+    if options.csv is not None:
+        write_csv(records, options.csv)
+    if options.plot is not None:
+        plot(records, options.plot)
+    print(json.dumps(document) if options.json else table(records))

@@ -1,0 +1,295 @@
+"""`tonari bench io`: what a filesystem costs training, by patterns, with proof of cold and warm."""
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+import tyro
+
+from benchmarks.errors import BenchError
+from benchmarks.loader.loader import say_on_stderr
+from benchmarks.storage.patterns.measure import measure_storage, words_of
+from benchmarks.storage.patterns.options import PATTERNS, StorageOptions
+from benchmarks.storage.patterns.together import TogetherError, agree
+from benchmarks.storage.report.report import write_html, write_png
+from benchmarks.storage.results.csv import write_csv
+from benchmarks.storage.results.document import to_document, write_document
+from benchmarks.storage.results.results import Results, Way
+from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
+from dataio.base.filesystem import cache_directory
+from dataio.base.sizes import format_bytes, parse_bytes
+from dataio.world import World, leave_together
+from tonari.cache.stage import parse_fields
+from tonari.errors import CommandError
+from tonari.meet import meet
+from tonari.outputs import check_plot, check_results
+from tonari.probes import join
+
+GRACE_S = 120.0
+"""Beyond the time limit: what began before it may last as long, and files are removed after it."""
+
+PatternName = Literal[
+    "file_per_sample", "sequential_shard", "random_record", "strided", "many_readers",
+    "checkpoint_burst",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class IO:
+    """Measure what a shared filesystem costs training, beside the node's own disk and the network.
+
+    Alone on a node, or on many: `srun tonari bench io DIR`, `mpiexec -n 8 tonari bench io DIR`, or
+    by hand on each node, with its number: `tonari bench io DIR --node 0 --nodes 4 --meet
+    node0:29400`. It needs no root, no ssh, and no file of yours. Ranks are clients; each writes a
+    few files into a directory of its own below DIR, reads those that another node has written, and
+    removes them at the end, also after an error or a signal.
+
+    Every figure is measured: bytes are those that read calls returned, times go from a common start
+    to the end of the last client. A phase is made cold (its files dropped from the client's memory)
+    or warm (read before), and what was seen of it, in memory and by counters, says whether it was:
+    "seen: cold", "warm", or "unknown", with the reason in the JSON. A server's own cache cannot be
+    seen from a client.
+
+    Patterns: file_per_sample opens, stats, reads and closes a file a sample; sequential_shard reads
+    a shard from its start; random_record reads samples of a shard in random order; strided lets all
+    clients read one shard in turns; many_readers lets all read all of one shard; checkpoint_burst
+    writes and syncs a file beside random reads.
+
+    First `tonari bench io DIR --time-limit 30 --size 16MiB` for an impression.
+
+    Exit status: 0; 1 with one message if it cannot be measured.
+    """
+
+    directory: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]]
+    """On the filesystem to measure; all nodes must see the same one."""
+    scratch: Path | None = None
+    """The node's own directory, measured beside it. Left out: what the loader takes for caches."""
+    size: str | None = None
+    """Written by each rank in either, such as 256MiB. Left out: 64MiB, and 1GiB in all at most. For
+    figures that no client's memory can flatter, more than a node's memory."""
+    sample: str = "128KiB"
+    """Of a sample; a multiple of 4 KiB."""
+    patterns: tuple[PatternName, ...] = PATTERNS  # type: ignore[assignment]
+    """Which to measure."""
+    threads: tuple[int, ...] = (1, 4)
+    """Of each client; each number is measured."""
+    clients: tuple[int, ...] = ()
+    """Ranks that take part; each number is measured. Left out: 1, 2, 4, ... all."""
+    temperatures: tuple[Literal["cold", "warm"], ...] = ("cold", "warm")
+    """What to make of the client's cache before."""
+    repeats: int = 3
+    """Of each."""
+    time_limit: float = 300.0
+    """Seconds after which nothing new is begun."""
+    dataset: tuple[str, ...] = ()
+    """Your own shards or directories of files, read as the loader stages them; with --fields also
+    what is trained on."""
+    fields: tuple[str, ...] = ()
+    """Of the dataset's samples, to train on them, as in `tonari cache stage`: image=image:jpg
+    label=int:cls. Left out: a dataset of the benchmark's own."""
+    direct: bool = False
+    """Read cold with O_DIRECT, where the filesystem takes it."""
+    metadata_storm: bool = False
+    """List, stat, open, make and remove many files from all ranks: this hurts others."""
+    seed: int = 0
+    """Of contents and orders."""
+    node: int | None = None
+    """By hand: number of this node, from 0."""
+    nodes: int | None = None
+    """By hand: how many there are."""
+    meet: str | None = None
+    """By hand: HOST:PORT where they meet, on node 0."""
+    step_ms: float | None = None
+    """Also train with steps of so many milliseconds of emulated compute, fed in every way: from
+    memory, by a DataLoader on DIR, staged, with an exchange, with hidden rows beside it; each is
+    predicted before it is run. Unless --fields are given, the dataset is written below DIR, and
+    removed."""
+    calibrate: Path | None = None
+    """Instead: a script whose `make_step(batch_size)` returns a step of your model, to be timed."""
+    batch_size: int = 32
+    """Of a rank, in training."""
+    samples: int = 2048
+    """Of the benchmark's own dataset."""
+    epochs: int = 4
+    """Of every way but the DataLoader."""
+    dataloader_epochs: int = 2
+    """Of the DataLoader, whose first is cold."""
+    workers: int = 2
+    """Processes of each rank's DataLoader."""
+    exchange: float = 0.1
+    """Part of a rank's rows that an epoch exchanges."""
+    hidden: float = 0.3
+    """Part of the rows that an epoch leaves out."""
+    json: bool = False
+    """Print one JSON document, nothing else on stdout."""
+    json_file: Path | None = None
+    """Write that document here: what `tonari bench compare` reads."""
+    csv: Path | None = None
+    """Write a line a phase and operation here."""
+    html: Path | None = None
+    """Write the report here. Needs the `report` extra."""
+    png: Path | None = None
+    """Draw it here. Needs the `report` extra."""
+
+    def __post_init__(self) -> None:
+        given = [self.node is not None, self.nodes is not None, self.meet is not None]
+        if any(given) and not all(given):
+            raise ValueError("--node, --nodes and --meet go together")
+        if self.nodes is not None and not 0 <= (self.node or 0) < self.nodes:
+            raise ValueError(
+                f"--node is {self.node}, must be in [0, {self.nodes}), as --nodes says"
+            )
+        if self.step_ms is not None and self.calibrate is not None:
+            raise ValueError(
+                "--step-ms and --calibrate: give one, the time of a step or its script"
+            )
+        if self.fields and not (self.dataset and self.training_wanted):
+            raise ValueError(
+                "--fields: says what of --dataset to train on: give that, and --step-ms or "
+                "--calibrate"
+            )
+        self.wanted()
+        self.training()
+
+    @property
+    def training_wanted(self) -> bool:
+        return self.step_ms is not None or self.calibrate is not None
+
+    def training(self) -> PipelineOptions | None:
+        """Say what to train; None: nothing."""
+        if not self.training_wanted:
+            return None
+        return PipelineOptions(
+            step_s=None if self.step_ms is None else self.step_ms / 1e3, calibrate=self.calibrate,
+            batch_size=self.batch_size, num_samples=self.samples,
+            sample_bytes=parse_bytes(self.sample), exchange=self.exchange,
+            hidden_fraction=self.hidden, epochs=self.epochs,
+            dataloader_epochs=self.dataloader_epochs, workers=self.workers, seed=self.seed,
+            dataset=self.dataset if self.fields else None,
+            fields=parse_fields(self.fields) if self.fields else {},
+        )  # fmt: skip
+
+    def wanted(self) -> StorageOptions:
+        """Say what to measure."""
+        return StorageOptions(
+            size_bytes=None if self.size is None else parse_bytes(self.size),
+            sample_bytes=parse_bytes(self.sample), patterns=self.patterns, threads=self.threads,
+            clients=self.clients, repeats=self.repeats, time_limit_s=self.time_limit,
+            metadata_storm=self.metadata_storm, direct=self.direct,
+            temperatures=self.temperatures, dataset=self.dataset or None, seed=self.seed,
+        )  # fmt: skip
+
+
+def bench_io(options: IO) -> int:
+    """Run the command. Collective, whatever started the ranks."""
+    with ended_by_signals():
+        world = _join(options)
+        try:
+            agree(world, lambda: None if world.rank else _check(options), doing="looking")
+            results = measure(world, options)
+            agree(world, lambda: None if world.rank else write(options, results), doing="writing")
+        except TogetherError as error:
+            return _give_up(world, error)
+    return 0
+
+
+def measure(world: World, options: IO) -> Results:
+    """Measure all that was asked for. Collective."""
+    scratch = options.scratch or agree(
+        world, lambda: cache_directory("auto"), doing="choosing the node's directory"
+    )
+    say = say_on_stderr
+    directory, scratch = options.directory.absolute(), scratch.absolute()
+    results = measure_storage(world, directory, scratch, options.wanted(), say)
+    training = options.training()
+    if training is None:
+        return results
+    return replace(results, end_to_end=run_ways(world, directory, scratch, training, results, say))
+
+
+def write(options: IO, results: Results) -> None:
+    """Write what was found: the one place where results become documents."""
+    if options.json_file is not None:
+        write_document(results, options.json_file)
+    if options.csv is not None:
+        write_csv(results, options.csv)
+    if options.html is not None:
+        write_html(results, options.html)
+    if options.png is not None:
+        write_png(results, options.png)
+    print(json.dumps(to_document(results)) if options.json else summary(results))
+
+
+def summary(results: Results) -> str:
+    """Say what was found in a line for each phase."""
+    site = results.site
+    lines = [
+        f"{site.path}: {site.name} from {site.mount.server or site.mount.source}, "
+        f"{format_bytes(site.free_bytes)} free; beside it {results.local.path}: "
+        f"{results.local.name}",
+        *(words_of(phase) for phase in results.phases if phase.repeats),
+        *(words_of_way(way) for way in (results.end_to_end.ways if results.end_to_end else ())),
+        *(f"look: {problem}" for problem in results.problems),
+    ]
+    return "\n".join(lines)
+
+
+def words_of_way(way: Way) -> str:
+    """Say in a line what one way to feed training cost."""
+    epochs = ", ".join(f"{seconds:.2f}" for seconds in way.epoch_s)
+    words = f"{way.name}: epochs of {epochs} s"
+    if way.staging_s:
+        words += f", staged in {way.staging_s:.2f} s"
+    if way.predicted_epoch_s is not None:
+        words += f"; predicted {way.predicted_epoch_s:.2f} s"
+    if way.utilisation_fraction is not None:
+        words += f", {way.utilisation_fraction:.0%} of null storage's pace"
+    if way.paid_after is not None:
+        words += f"; paid after epoch {way.paid_after}"
+    return words
+
+
+def _check(options: IO) -> None:
+    try:
+        check_results(json_file=options.json_file, csv=options.csv, plot=options.png)
+        check_plot("--html", options.html)
+    except CommandError as error:
+        raise BenchError(str(error)) from error
+
+
+def _join(options: IO) -> World:
+    timeout_s = options.time_limit + GRACE_S
+    if options.node is None or options.meet is None or options.nodes in (None, 1):
+        return join(timeout_s=timeout_s)
+    return meet(options.node, options.nodes, options.meet, timeout_s=timeout_s, meet_s=GRACE_S)
+
+
+def _give_up(world: World, error: TogetherError) -> int:
+    """End all ranks with one message."""
+    if world.rank == 0:
+        print(f"tonari bench: {error}", file=sys.stderr, flush=True)
+    world.barrier(doing="ending")
+    leave_together()
+    return 1
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end the program as an error would: what it made is removed on the way out."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # Launchers repeat signals: removing files goes on.
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""`tonari cache`: stage, list, verify, export, prune."""

@@ -1,0 +1,126 @@
+"""`tonari cache stage`: fill this node's cache before a job."""
+
+import contextlib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from dataio import Array, Bytes, Field, Float, Image, Int, discover_world, open_source
+from dataio.base.filesystem import cache_directory, is_named
+from dataio.cache.tools.report import inspect_cache
+from dataio.plan.placement import Placement
+from dataio.pool.pool import Pool, lay_out
+from dataio.rows.fields import row_schema
+from tonari.cache.list import print_details
+from tonari.sizes import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Read a dataset into this node's cache; under mpiexec or srun, each node its part.
+
+    A job that is later started with the same source and fields, on as many ranks a node, starts
+    warm. What is there already is not read again: a staging that was killed goes on.
+    """
+
+    source: Annotated[str, tyro.conf.Positional]
+    """Pattern of shards, such as "shards/train-{000000..000127}.tar"."""
+    fields: tuple[str, ...]
+    """What to keep, as NAME=KIND:KEY; KIND is image, int, float, bytes, or array:DTYPE:SHAPE.
+    Example: --fields image=image:jpg label=int:cls"""
+    cache: str = "auto"
+    """Cache directory of this node; auto is TONARI_CACHE, else a node-local directory."""
+    staging_readers: int = 2
+    """Shards that each rank reads at once."""
+    staging_bandwidth: str | None = None
+    """Most bytes a second that this node reads from the source, such as 500MB."""
+    quota: str | None = None
+    """Most bytes that this node's cache may take, such as 200GB; a job reads what does not fit
+    from the source in every epoch, if it is given the same quota."""
+    json: bool = False
+    """Print one JSON document."""
+
+    def __post_init__(self) -> None:
+        if self.staging_readers < 1:
+            raise ValueError(f"--staging-readers is {self.staging_readers}, must be >= 1")
+        parse_bytes(self.staging_bandwidth or "1GB")
+        parse_bytes(self.quota or "1GB")
+
+    def run(self) -> int:
+        """Run the command."""
+        try:
+            fields = parse_fields(self.fields)
+        except ValueError as error:
+            sys.stderr.write(f"tonari cache stage: {error}\n")
+            return 2
+        with discover_world() as world:
+            root = cache_directory(self.cache)
+            source = open_source(self.source, world=world)
+            layout = lay_out(source, world)
+            first, rows = layout.pool_start(world.node), layout.pool_rows(world.node)
+            wanted = Placement(f"local from {first}", 0, rows, lambda: first + np.arange(rows))
+            pool = Pool(
+                source,
+                fields,
+                world=world,
+                root=root,
+                num_slots=rows,
+                num_leaving=0,
+                wanted=wanted,
+                foreign=is_named(self.cache),
+                readers=self.staging_readers,
+                bandwidth=(
+                    float(parse_bytes(self.staging_bandwidth)) if self.staging_bandwidth else 0.0
+                ),
+                quota_bytes=parse_bytes(self.quota) if self.quota else None,
+            )
+            with contextlib.closing(pool):
+                pool.ensure(wanted)
+                read = np.array([source.bytes_read])
+                read = world.allreduce(read, op="sum", doing="count bytes")
+            if world.local_rank == 0:
+                report = inspect_cache(pool.cache.directory)
+                print_details([report], as_json=self.json, extra={"source_bytes": int(read[0])})
+        return 0
+
+
+def parse_field(text: str) -> tuple[str, Field]:
+    """Read NAME=KIND:KEY.
+
+    Raises:
+        ValueError: If it is none of the known kinds.
+    """
+    name, _, rest = text.partition("=")
+    kind, _, key = rest.partition(":")
+    simple = {"image": Image, "int": Int, "float": Float, "bytes": Bytes}
+    if name and key and kind in simple:
+        return name, simple[kind](key)
+    dtype, _, tail = key.partition(":")
+    shape, _, array_key = tail.partition(":")
+    if name and kind == "array" and array_key and re.fullmatch(r"\d+(x\d+)*", shape):
+        return name, Array(array_key, tuple(int(size) for size in shape.split("x")), dtype)
+    raise ValueError(
+        f"--fields {text}: expected NAME=KIND:KEY, such as image=image:jpg, label=int:cls or "
+        f"x=array:float32:3x4:npy"
+    )
+
+
+def parse_fields(texts: Sequence[str]) -> dict[str, Field]:
+    """Read several.
+
+    Raises:
+        ValueError: If one is wrong, two have one name, or a batch could not hold them.
+    """
+    fields: dict[str, Field] = {}
+    for text in texts:
+        name, field = parse_field(text)
+        if name in fields:
+            raise ValueError(f"--fields {text}: {name!r} was given before; choose another name")
+        fields[name] = field
+    row_schema(fields)
+    return fields

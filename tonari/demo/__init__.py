@@ -1,0 +1,1 @@
+"""`tonari demo`: the same model trained three ways."""

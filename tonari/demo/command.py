@@ -1,0 +1,306 @@
+"""`tonari demo`: what Tonari is for, on real images, in a few minutes on this machine."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tonari.demo.data import Packed, pack_digits, pack_source
+from tonari.demo.report import draw, paired_difference, print_report, print_seeds, print_sweep
+from tonari.mpi import mpiexec_command
+
+Run = dict[str, list[float] | float]
+Runs = dict[str, Run]
+
+KINDS = ("dataloader", "tonari", "tonari_hiding")
+SWEEP = (0.0, 1.0, 4.0)
+RUN_LIMIT_S = 1200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Train a small CNN on real images with torch's DataLoader, Tonari, and Tonari hiding rows.
+
+    The images lie in tar shards in a directory that stands for a shared filesystem: its reads go
+    through one token bucket. Several MPI ranks on this machine act as several nodes, each with a
+    cache of its own.
+    """
+
+    data: str | None = None
+    """Tar shards or Parquet with images and `cls`, in place of scikit-learn's digits."""
+    samples: int = 6000
+    """Samples to take from --data, at random; 0 takes all."""
+    ranks: int = 4
+    """MPI ranks to start."""
+    nodes: int = 2
+    """Nodes that the ranks stand for."""
+    epochs: int = 8
+    """Epochs of each run."""
+    batch_size: int = 32
+    """Rows a batch and rank."""
+    exchange: float = 0.1
+    """Fraction of its rows that each rank trades an epoch."""
+    hide: float = 0.3
+    """Largest fraction of rows that Kakurenbo hides."""
+    lr: float = 0.1
+    """Highest learning rate."""
+    pfs_bandwidth: float = 1.0
+    """MB/s that all ranks together can read from the shared directory; 0: no limit."""
+    pfs_latency: float = 1.0
+    """Milliseconds that each read of the shared directory takes; 0: none."""
+    workers: tuple[int, ...] = (0, 2)
+    """Numbers of DataLoader workers to try; the fastest is compared."""
+    seeds: int = 1
+    """Runs with different seeds; more than one adds the paired difference in accuracy."""
+    sweep: bool = False
+    """Repeat at 0 (no limit, no delay) and 4 times the bandwidth: where does it stop paying?"""
+    output: Path = Path("tonari-demo.png")
+    """Where the picture goes."""
+    json: bool = False
+    """Print one JSON document and nothing else on stdout."""
+    keep: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Work in this directory and keep it, in place of a temporary one."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("ranks", 1),
+            ("nodes", 1),
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("seeds", 1),
+        ):
+            if getattr(self, name) < least:
+                raise SystemExit(
+                    f"tonari demo: --{name.replace('_', '-')} must be at least {least}"
+                )
+        if self.ranks % self.nodes:
+            raise SystemExit(
+                f"tonari demo: {self.ranks} ranks do not spread evenly over {self.nodes} nodes; "
+                f"choose --ranks as a multiple of --nodes"
+            )
+
+
+@dataclass(frozen=True)
+class Show:
+    """Where progress goes: stderr, and nowhere with --json."""
+
+    console: Console
+    progress: Progress
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    options = tyro.cli(Demo, args=argv, prog="tonari demo", description=Demo.__doc__)
+    console = Console(stderr=True, quiet=options.json)
+    columns = (
+        TextColumn("{task.description:<34}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with (
+        _directory(options.keep) as work,
+        Progress(*columns, console=console, disable=options.json) as progress,
+    ):
+        show = Show(console, progress)
+        console.print(f"packing {options.data or 'handwritten digits'} as WebDataset shards")
+        packed = _pack(options, work / "shared")
+        bandwidths = [factor * options.pfs_bandwidth for factor in SWEEP]
+        others = [mb for mb in bandwidths if mb != options.pfs_bandwidth] if options.sweep else []
+        runs = _three_runs(options, packed, work, show)
+        swept = {options.pfs_bandwidth: runs}
+        for bandwidth in others:
+            # 0 is the other extreme, a disk of this machine: no delay either.
+            latency = options.pfs_latency if bandwidth else 0.0
+            other = replace(options, pfs_bandwidth=bandwidth, pfs_latency=latency)
+            swept[bandwidth] = _three_runs(other, packed, work, show)
+        seeds = [runs]
+        for seed in range(1, options.seeds):
+            # Accuracy does not depend on the bandwidth: the other seeds need not wait for it.
+            fast = replace(options, pfs_bandwidth=0.0, pfs_latency=0.0)
+            seeds.append(_three_runs(fast, packed, work, show, seed=seed))
+    _report(options, packed, runs, swept, seeds)
+    return 0
+
+
+def _report(
+    options: Demo, packed: Packed, runs: Runs, swept: dict[float, Runs], seeds: list[Runs]
+) -> None:
+    draw(runs, options.output)
+    if not options.json:
+        out = Console()
+        print_report(out, runs, packed.tar_bytes)
+        if options.sweep:
+            print_sweep(out, swept)
+        if options.seeds > 1:
+            print_seeds(out, seeds)
+        out.print(f"picture: {options.output}")
+        return
+    document: dict[str, object] = {
+        "runs": runs,
+        "world": {"ranks": options.ranks, "nodes": options.nodes},
+        "data": {
+            "samples": packed.num_train,
+            "test_samples": packed.num_test,
+            "tar_bytes": packed.tar_bytes,
+        },
+        "settings": {
+            k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")
+        },
+    }
+    if options.sweep:
+        document["sweep"] = {str(bandwidth): found for bandwidth, found in sorted(swept.items())}
+    if options.seeds > 1:
+        document["seeds"] = {
+            kind: asdict(paired_difference(seeds, kind)) for kind in KINDS if kind != "dataloader"
+        }
+    print(json.dumps(document))
+
+
+@contextlib.contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            raise SystemExit(f"tonari demo: --keep {keep} is not empty; name a new directory")
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="tonari-demo-") as name:
+        yield Path(name)
+
+
+def _pack(options: Demo, shared: Path) -> Packed:
+    if options.data is None:
+        return pack_digits(shared)
+    return pack_source(options.data, shared, max_samples=options.samples)
+
+
+def _three_runs(options: Demo, packed: Packed, work: Path, show: Show, *, seed: int = 0) -> Runs:
+    """The baseline in the better of two settings, then Tonari, then Tonari that hides."""
+
+    def run(kind: str, num_workers: int = 0) -> Run:
+        label = kind.replace("_", ", ") + (
+            f" ({num_workers} workers)" if kind == "dataloader" else ""
+        )
+        label += f", {options.pfs_bandwidth:g} MB/s" + (f", seed {seed}" if seed else "")
+        task = show.progress.add_task(label, total=options.epochs, note="starting")
+        settings = _settings(options, packed, work, kind=kind, num_workers=num_workers, seed=seed)
+        return _start(options, settings, work, _noter(show.progress, task))
+
+    # Accuracy does not depend on the workers, and further seeds are run for it alone.
+    tried = options.workers if seed == 0 else options.workers[:1]
+    baselines = {workers: run("dataloader", workers) for workers in tried}
+    best = min(baselines, key=lambda workers: _later_epoch_s(baselines[workers]))
+    return {
+        "dataloader": {**baselines[best], "num_workers": best},
+        "tonari": run("tonari"),
+        "tonari_hiding": run("tonari_hiding"),
+    }
+
+
+def _later_epoch_s(run: Run) -> float:
+    seconds = run["epoch_s"]
+    assert isinstance(seconds, list)
+    later = seconds[1:] or seconds
+    return sum(later) / len(later)
+
+
+def _noter(progress: Progress, task: TaskID) -> Callable[[str], None]:
+    def note(line: str) -> None:
+        _, done, seconds, accuracy = line.split()
+        progress.update(
+            task, completed=int(done), note=f"{float(seconds):.2f} s, {float(accuracy):.1%} right"
+        )
+
+    return note
+
+
+def _settings(
+    options: Demo, packed: Packed, work: Path, *, kind: str, num_workers: int, seed: int
+) -> dict[str, object]:
+    return {
+        "kind": kind,
+        "shared": str(packed.directory),
+        "train_shards": packed.train_shards,
+        "test_shards": packed.test_shards,
+        "extension": packed.extension,
+        "image_shape": packed.image_shape,
+        "num_classes": packed.num_classes,
+        "cache": str(work / "cache"),
+        "throttle_path": str(work / "bucket"),
+        "pfs_bandwidth": options.pfs_bandwidth * 1e6,
+        "pfs_latency_s": options.pfs_latency / 1e3,
+        "epochs": options.epochs,
+        "batch_size": options.batch_size,
+        "exchange": options.exchange,
+        "hide": options.hide,
+        "num_workers": num_workers,
+        "seed": seed,
+        "lr": options.lr,
+    }
+
+
+def _start(
+    options: Demo, settings: dict[str, object], work: Path, note: Callable[[str], None]
+) -> Run:
+    """Start one run's ranks, follow them, and read what rank 0 measured."""
+    from tonari.demo.run import PROGRESS
+
+    shared, away = Path(str(settings["shared"])), Path(f"{settings['shared']}.away")
+    for leftover in (work / "cache", work / "bucket", work / "record.json"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+    (work / "settings.json").write_text(json.dumps(settings))
+    command = [
+        *mpiexec_command(options.ranks),
+        sys.executable,
+        "-m",
+        "tonari.demo.run",
+        str(work / "settings.json"),
+        str(work / "record.json"),
+    ]
+    environment = os.environ | {
+        "TONARI_RANKS_PER_NODE": str(options.ranks // options.nodes),
+        "OMP_NUM_THREADS": "1",
+    }
+    with (
+        (work / "ranks.log").open("w+") as log,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        # Ranks have time limits of their own; this one is for what hangs before or beside them.
+        limit = threading.Timer(RUN_LIMIT_S, process.terminate)
+        limit.start()
+        try:
+            for line in process.stdout:
+                if line.startswith(PROGRESS):
+                    note(line)
+                else:
+                    log.write(line)
+            status = process.wait()
+        finally:
+            limit.cancel()
+            process.terminate()
+        log.seek(0)
+        said = log.read()
+    if away.exists():
+        away.rename(shared)
+    if status:
+        raise SystemExit(
+            f"tonari demo: the {settings['kind']} run failed with status {status}:\n{said[-4000:]}"
+        )
+    record: Run = json.loads((work / "record.json").read_text())
+    return record

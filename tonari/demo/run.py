@@ -1,0 +1,272 @@
+"""One training run of `tonari demo`, on one rank; started by `tonari.demo.command` through mpiexec.
+
+Takes a JSON file with the run's settings and, on rank 0, writes one with a list per figure, an
+entry an epoch.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import importance
+import shuffle
+from dataio import Image, Int, Loader, Throttle
+from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
+from trainer.mesh.mesh import axis_sizes, make_mesh
+from trainer.mesh.parallelize import parallelize
+from trainer.mesh.pipeline import Batch, Pipeline
+from trainer.mesh.place import place_of
+from trainer.models import SmallCNN
+from trainer.run.schedule import learning_rate
+from trainer.run.step import Reports, evaluate, rescore, train_step
+from trainer.run.tasks import Classify
+from trainer.watch.launch import Job, join
+
+PROGRESS = "@epoch"
+"""Marks the lines by which rank 0 tells the parent how far it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """One run: ``kind`` is dataloader, tonari or tonari_hiding."""
+
+    kind: str
+    shared: str
+    train_shards: list[str]
+    test_shards: list[str]
+    extension: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    cache: str
+    throttle_path: str
+    pfs_bandwidth: float
+    pfs_latency_s: float
+    epochs: int
+    batch_size: int
+    exchange: float
+    hide: float
+    num_workers: int
+    seed: int
+    lr: float
+
+
+@dataclass
+class Record:
+    """What is measured: a list an epoch each, and staging apart."""
+
+    epoch_s: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
+    test_accuracy: list[float] = field(default_factory=list)
+    source_bytes: list[int] = field(default_factory=list)
+    exchanged_rows: list[int] = field(default_factory=list)
+    hidden_fraction: list[float] = field(default_factory=list)
+    staging_s: float = 0.0
+
+
+class Meter:
+    """Sums and means over ranks, and bytes of the shared directory by epoch."""
+
+    def __init__(self, job: Job, throttle: Throttle) -> None:
+        self.job = job
+        self.throttle = throttle
+        self.record = Record()
+        self._bytes_before = 0
+
+    def total(self, values: list[float]) -> list[float]:
+        """Sum over ranks. Collective."""
+        return list(
+            self.job.world.allreduce(np.array(values), op="sum", doing="add figures").tolist()
+        )
+
+    def close_epoch(
+        self, *, epoch_s: float, wait_s: float, accuracy: float, exchanged: int, hidden: float
+    ) -> None:
+        """Record an epoch. Collective."""
+        record, num_ranks = self.record, self.job.world.world_size
+        sums = self.total([wait_s, float(exchanged), hidden])
+        read = self.throttle.total_bytes
+        record.epoch_s.append(epoch_s)
+        record.wait_s.append(sums[0] / num_ranks)
+        record.exchanged_rows.append(round(sums[1]))
+        record.hidden_fraction.append(sums[2] / num_ranks)
+        record.test_accuracy.append(accuracy)
+        record.source_bytes.append(read - self._bytes_before)
+        self._bytes_before = read
+        self.job.world.barrier(doing="count bytes")
+        if self.job.world.rank == 0:
+            sys.stdout.write(f"{PROGRESS} {len(record.epoch_s)} {epoch_s:.3f} {accuracy:.4f}\n")
+            sys.stdout.flush()
+
+
+@dataclass
+class Training:
+    """The model and what updates it: the same for all kinds of run."""
+
+    pipeline: Pipeline
+    optimizer: torch.optim.Optimizer
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+
+def make_training(settings: RunSettings, job: Job) -> Training:
+    """Build the same model from the same weights on every rank."""
+    torch.manual_seed(settings.seed)
+    height, _, channels = settings.image_shape
+    model = SmallCNN(settings.num_classes, channels, height)
+    mesh = make_mesh(axis_sizes(job.world.world_size), device_type="cpu")
+    (spread,) = parallelize(model, mesh)
+    pipeline = Pipeline(
+        [spread], place_of(job.world.rank, mesh.shape, schedule="1f1b", virtual=1), mesh,
+        Classify(), schedule="1f1b", microbatches=1, batch_size=settings.batch_size,
+        device=job.device,
+    )  # fmt: skip
+    return Training(pipeline, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9))
+
+
+def train_epoch(training: Training, batches: Iterable[Batch], reports: Reports) -> float:
+    """Train an epoch; returns the seconds spent waiting for batches. Collective."""
+    wait_s = 0.0
+    source: Iterator[Batch] = iter(batches)
+    while True:
+        started = time.perf_counter()
+        batch = next(source, None)
+        wait_s += time.perf_counter() - started
+        if batch is None:
+            return wait_s
+        train_step(training.pipeline, training.optimizer, reports, [batch])
+
+
+def rate_of(settings: RunSettings, epoch: int) -> float:
+    """The schedule that all runs share."""
+    return learning_rate(epoch, num_epochs=settings.epochs, lr=settings.lr)
+
+
+def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
+    """Train on torch's own loader, reading the shared directory every epoch."""
+    channels = settings.image_shape[2]
+    extents = index_shards([Path(p) for p in settings.train_shards], extension=settings.extension)
+    world = job.world
+    batches = BaselineBatches(
+        IndexedTar(extents, throttle=throttle, channels=channels),
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers,
+        rank=world.rank,
+        world_size=world.world_size,
+        seed=settings.seed,
+    )
+    test = list(_test_batches(settings, job))
+    training, meter = make_training(settings, job), Meter(job, throttle)
+    for epoch in range(settings.epochs):
+        training.set_rate(rate_of(settings, epoch))
+        batches.sampler.set_epoch(epoch)
+        world.barrier(doing="start the epoch")
+        started = time.perf_counter()
+        wait_s = train_epoch(training, batches, batches)
+        world.barrier(doing="end the epoch")
+        epoch_s = time.perf_counter() - started
+        accuracy = evaluate(training.pipeline, test).accuracy
+        meter.close_epoch(
+            epoch_s=epoch_s, wait_s=wait_s, accuracy=accuracy, exchanged=0, hidden=0.0
+        )
+    return meter.record
+
+
+def _test_batches(settings: RunSettings, job: Job) -> Iterator[Batch]:
+    """The baseline's test set, read once past the token bucket: its cost is in no figure."""
+    extents = index_shards([Path(p) for p in settings.test_shards], extension=settings.extension)
+    mine = extents[job.world.rank :: job.world.world_size]
+    dataset = IndexedTar(mine, throttle=None, channels=settings.image_shape[2])
+    for first in range(0, len(mine), settings.batch_size):
+        items = [dataset[n] for n in range(first, min(first + settings.batch_size, len(mine)))]
+        valid = torch.arange(settings.batch_size) < len(items)
+        # A pipeline takes batches of one shape.
+        items += [items[0]] * (settings.batch_size - len(items))
+        yield {
+            "image": torch.stack([image for image, _ in items]),
+            "label": torch.tensor([label for _, label in items]),
+            "valid": valid,
+        }
+
+
+def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
+    """Stage once, take the shared directory away, and train from the nodes' caches."""
+    world = job.world
+    policy = importance.Kakurenbo(settings.hide) if settings.kind == "tonari_hiding" else None
+    started = time.perf_counter()
+    loader = Loader(
+        settings.train_shards,
+        batch_size=settings.batch_size,
+        fields={
+            "image": Image(settings.extension, channels=settings.image_shape[2]),
+            "label": Int("cls"),
+        },
+        cache=settings.cache,
+        shuffle=shuffle.Partial(exchange=settings.exchange),
+        importance=policy,
+        seed=settings.seed,
+        world=world,
+        throttle=throttle,
+        progress=False,
+    )
+    evaluation = loader.evaluation(settings.test_shards)
+    world.barrier(doing="finish staging")
+    staging_s = time.perf_counter() - started
+    if world.rank == 0:
+        os.rename(settings.shared, f"{settings.shared}.away")
+    world.barrier(doing="take the shared directory away")
+    training, meter = make_training(settings, job), Meter(job, throttle)
+    meter.record.staging_s = staging_s
+    exchanged = 0
+    epochs = loader.epochs(settings.epochs)
+    while True:
+        world.barrier(doing="start the epoch")
+        started = time.perf_counter()
+        epoch = next(epochs, None)  # the turn belongs to the epoch it begins
+        if epoch is None:
+            break
+        training.set_rate(rate_of(settings, epoch) * loader.lr_factor)
+        wait_s = train_epoch(training, loader, loader)
+        rescore(training.pipeline, loader, loader.refresh())
+        world.barrier(doing="end the epoch")
+        epoch_s = time.perf_counter() - started
+        accuracy = evaluate(training.pipeline, evaluation).accuracy
+        stats = loader.stats()
+        meter.close_epoch(
+            epoch_s=epoch_s,
+            wait_s=wait_s,
+            accuracy=accuracy,
+            exchanged=int(stats["exchanged_rows"]) - exchanged,
+            hidden=stats["hidden_fraction"],
+        )
+        exchanged = int(stats["exchanged_rows"])
+    evaluation.close()
+    loader.close()
+    return meter.record
+
+
+def main() -> None:
+    """Run what the settings file says; rank 0 writes the record."""
+    settings_path, record_path = Path(sys.argv[1]), Path(sys.argv[2])
+    settings = RunSettings(**json.loads(settings_path.read_text()))
+    throttle = Throttle(
+        settings.throttle_path, bytes_per_s=settings.pfs_bandwidth, latency_s=settings.pfs_latency_s
+    )
+    with join(device="cpu") as job:
+        run = run_dataloader if settings.kind == "dataloader" else run_tonari
+        record = run(settings, job, throttle)
+        if job.world.rank == 0:
+            record_path.write_text(json.dumps(asdict(record)))
+
+
+if __name__ == "__main__":
+    main()

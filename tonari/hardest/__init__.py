@@ -1,0 +1,1 @@
+"""`tonari hardest`: rows that never become easy."""

@@ -1,0 +1,222 @@
+"""`tonari hardest`: the rows that never become easy, as a table and a picture."""
+
+import json as json_module
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from dataio import Field, Source, open_source
+from dataio.base.atomic import write_file
+from dataio.plan.history import Scores
+from dataio.state.snapshot import load_scores
+from tonari.errors import CommandError
+from tonari.hardest.picture import draw_tiles, to_png
+from tonari.hardest.rank import Measure, hardest_of_each, hardest_rows, hardness, reported_rows
+from tonari.hardest.samples import (
+    find_image,
+    find_label,
+    find_name,
+    find_places,
+    name_classes,
+    read_field,
+)
+from tonari.hardest.saved import choose_measure, find_saved
+from tonari.hardest.table import Row, Told, make_table, to_csv, to_tiles
+from tonari.outputs import make_directory
+
+MOST_PICTURES = 500
+"""More make a picture that no viewer opens quickly; the table has them all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardest:
+    """List the rows that never become easy: wrong labels, broken samples, or just hard ones.
+
+    Reads the scores that loader.save or tonari train left, and writes hardest.csv and, where the
+    source has images, hardest.png. Scores are there if importance went by them, or was
+    importance.Full(columns=("loss", "loss_mean")), which leaves no row out.
+    """
+
+    saved: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="SAVED")]]
+    """What loader.save wrote, or a checkpoint of tonari train, or its run.directory (newest)."""
+    source: str
+    """The shards that were trained on, as the loader was given them."""
+    out: Path
+    """Directory for the results; made if need be."""
+    image: str | None = None
+    """Extension or column of the image; by default a usual one, such as jpg, if it is there."""
+    label: str | None = None
+    """Extension or column of the label; by default cls or label, if it is there."""
+    classes: str | None = None
+    """Names of the labels 0, 1 ...: with commas between them, or a file: .json with a list, else a
+    name a line. An image folder has its own."""
+    by: Measure | None = None
+    """What makes a row hard: exponential mean of losses; last loss; never right, or often right
+    and then wrong; how sure the model was of something else. By default the first one saved."""
+    top: int = 100
+    """How many rows."""
+    per_class: int | None = None
+    """How many rows of each label, in place of --top: else hard classes hide the wrong labels of
+    others."""
+    json: bool = False
+    """Print one JSON document and nothing else on stdout."""
+
+    def __post_init__(self) -> None:
+        for flag, count in (("--top", self.top), ("--per-class", self.per_class)):
+            if count is not None and count < 1:
+                raise ValueError(f"{flag} is {count}, must be >= 1")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The hardest rows.
+
+    Attributes:
+        by: What they were ranked by.
+        sample_ids: int64[n], in the order of the table.
+        ranks: From 1; with --per-class anew for each label.
+        num_samples: Of the source.
+        num_reported: Rows that were looked at.
+        median: Of these, by the same measure; nan where there is none.
+    """
+
+    by: Measure
+    sample_ids: NDArray[np.int64]
+    ranks: Sequence[int]
+    num_samples: int
+    num_reported: int
+    median: float
+
+
+def main(argv: list[str]) -> int:
+    """Run the command.
+
+    Raises:
+        CommandError: If nothing fitting was saved, or the results could not be written.
+        DataioError: If what was saved or the source cannot be read, or lacks a field.
+    """
+    options = tyro.cli(
+        Hardest, args=argv, prog="tonari hardest", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    make_directory("--out", options.out)
+    saved = find_saved(options.saved)
+    scores = load_scores(saved)
+    by = choose_measure(scores, options.by, saved)
+    source = open_source(options.source)
+    if source.num_samples != len(scores):
+        raise CommandError(
+            f"--source {source.name}: holds {source.num_samples:,} samples, expected "
+            f"{len(scores):,} as when {saved} was written; give the source that was trained on"
+        )
+    classes = name_classes(source, options.classes)
+    image, label = find_image(source, options.image), find_label(source, options.label)
+    found = find_hardest(scores, source, label, by=by, top=options.top, each=options.per_class)
+    told = _ask(source, found.sample_ids, label)
+    table = make_table(found.sample_ids, found.ranks, scores, told, classes)
+    write_file(options.out / "hardest.csv", to_csv(table).encode())
+    picture = options.out / "hardest.png"
+    # One of an earlier call would show other rows
+    picture.unlink(missing_ok=True)
+    if image is not None and table:
+        write_file(picture, _draw(options, found, table, source, image))
+    _report(options, found, table, picture if picture.exists() else None)
+    return 0
+
+
+def find_hardest(
+    scores: Scores,
+    source: Source,
+    label: Field | None,
+    *,
+    by: Measure,
+    top: int,
+    each: int | None = None,
+) -> Found:
+    """Rank the rows that were reported.
+
+    Args:
+        scores: Of all samples.
+        source: Tells labels, where ``each`` asks for them.
+        label: Where it does.
+        by: What rows are ranked by.
+        top: How many to choose of all.
+        each: How many of each label, instead.
+
+    Raises:
+        CommandError: If labels are asked for and there are none.
+    """
+    reported = reported_rows(scores, by=by)
+    values = hardness(scores[reported], by=by)
+    if each is None:
+        groups = [hardest_rows(values, top=top)]
+    elif label is not None:
+        groups = hardest_of_each(values, read_field(source, reported, label), top=each)
+    else:
+        raise CommandError(
+            f"--per-class {each}: found no label in {source.name}, expected one of each sample; "
+            "name its extension or column with --label"
+        )
+    return Found(
+        by,
+        reported[np.concatenate([np.empty(0, np.int64), *groups])],
+        [rank for group in groups for rank in range(1, len(group) + 1)],
+        len(scores),
+        len(reported),
+        float(np.median(scores[by][reported])) if len(reported) else math.nan,
+    )
+
+
+def _ask(source: Source, sample_ids: NDArray[np.int64], label: Field | None) -> Told:
+    unknown = [None] * len(sample_ids)
+    name = find_name(source)
+    return Told(
+        read_field(source, sample_ids, name).tolist() if name else unknown,
+        find_places(source, sample_ids),
+        read_field(source, sample_ids, label).tolist() if label else unknown,
+    )
+
+
+def _draw(
+    options: Hardest, found: Found, table: Sequence[Row], source: Source, image: Field
+) -> bytes:
+    shown = table[:MOST_PICTURES]
+    images = read_field(source, found.sample_ids[:MOST_PICTURES], image).tolist()
+    tiles = to_tiles(shown, images, by=found.by, grouped=options.per_class is not None)
+    return to_png(draw_tiles(tiles, title=f"{_headline(options, found)}, each with its label"))
+
+
+def _headline(options: Hardest, found: Found) -> str:
+    each = "" if options.per_class is None else f", {options.per_class} of each label"
+    return (
+        f"hardest {len(found.sample_ids):,} of {found.num_reported:,} rows by {found.by}{each}"
+        f" (median of all {found.median:.2f})"
+    )
+
+
+def _report(options: Hardest, found: Found, table: Sequence[Row], picture: Path | None) -> None:
+    never = found.num_samples - found.num_reported
+    written = options.out / "hardest.csv"
+    if options.json:
+        document = {
+            "by": found.by,
+            "rows": len(table),
+            "num_samples": found.num_samples,
+            "never_reported": never,
+            "median": found.median if math.isfinite(found.median) else None,
+            "csv": str(written),
+            "png": str(picture) if picture else None,
+            "sample_ids": found.sample_ids.tolist(),
+        }
+        print(json_module.dumps(document))
+        return
+    left_out = f"; {never:,} never reported, left out" if never else ""
+    shown = f"{picture}" if picture else "no picture, as the source has no images"
+    if picture and len(table) > MOST_PICTURES:
+        shown += f" (of the first {MOST_PICTURES:,})"
+    print(f"{_headline(options, found)}{left_out}: {written}, {shown}")

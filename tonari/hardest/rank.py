@@ -1,0 +1,85 @@
+"""Which rows were hardest to learn, by what was remembered of them. Pure."""
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.plan.history import Scores
+
+Measure = Literal["loss_mean", "loss", "forgotten", "confidence"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+"""The first of them that was saved is what rows are ranked by, unless said."""
+
+
+def reported_rows(scores: Scores, *, by: Measure) -> NDArray[np.int64]:
+    """Find the rows that ``by`` was ever reported of.
+
+    Args:
+        scores: With the column ``by``.
+        by: What rows are to be ranked by.
+    """
+    reported = scores["epoch"] >= 0
+    if by == "loss_mean" and "loss" in (scores.dtype.names or ()):
+        # A run that went on with more columns: its first report of a finite loss makes a mean
+        reported &= np.isfinite(scores["loss_mean"]) | ~np.isfinite(scores["loss"])
+    return np.flatnonzero(reported)
+
+
+def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
+    """Say how hard each row is: more is harder.
+
+    Forgotten most are the rows that were right and then wrong; but those that never were right,
+    which have nothing to forget, come before them (Toneva et al., ICLR 2019).
+    Confidence is that in the predicted class. Where it is known whether that was right, rows that
+    were surely something else come first, then unsure ones; else only unsure ones.
+
+    Returns:
+        float32[len(scores)].
+    """
+    values = scores[by].astype(np.float32)
+    if by == "forgotten":
+        return np.where(scores["correct"] | (values > 0), values, np.float32(np.inf))
+    if by == "confidence" and "correct" in (scores.dtype.names or ()):
+        return np.where(scores["correct"], -values, values)
+    return -values if by == "confidence" else values
+
+
+def hardest_rows(values: NDArray[np.float32], *, top: int) -> NDArray[np.int64]:
+    """Choose the rows of the largest values, largest first; of equal ones the earlier row.
+
+    Args:
+        values: float32[num_rows], no nan.
+        top: How many, >= 1; all rows where there are fewer.
+
+    Returns:
+        int64[min(top, num_rows)].
+    """
+    top = min(top, len(values))
+    if top == 0:
+        return np.empty(0, np.int64)
+    # A partition finds the last value in linear time; only the chosen rows are sorted
+    last = np.partition(values, len(values) - top)[len(values) - top]
+    above = np.flatnonzero(values > last)
+    chosen = np.concatenate([above, np.flatnonzero(values == last)[: top - len(above)]])
+    return chosen[np.lexsort((chosen, -values[chosen]))]
+
+
+def hardest_of_each(
+    values: NDArray[np.float32], labels: NDArray[np.generic], *, top: int
+) -> list[NDArray[np.int64]]:
+    """Choose the hardest rows of each label, as `hardest_rows` does.
+
+    Args:
+        values: float32[num_rows], no nan.
+        labels: [num_rows]: Numbers or text.
+        top: How many of each label, >= 1.
+
+    Returns:
+        For each label that there is, in order, int64[up to top].
+    """
+    # int64[num_rows]: label by label, within one in the order of rows
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    groups = np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+    return [group[hardest_rows(values[group], top=top)] for group in groups]

@@ -1,0 +1,148 @@
+"""What a source tells of some samples: label, name, place, image."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio import Field, FieldError, Float, Image, Int, Source, Text
+from dataio.rows.rows import Rows, row_offsets
+from dataio.source import ImageFolderSource
+from dataio.source.base import ShardedSource
+from tonari.errors import CommandError
+
+IMAGE_KEYS = ("jpg", "jpeg", "png", "webp", "image", "img")
+LABEL_KEYS = ("cls", "label")
+NAME_KEYS = ("__key__", "key", "path")
+LABEL_KINDS: tuple[type[Field], ...] = (Int, Float, Text)
+
+Values = NDArray[np.generic]
+"""Numbers, or objects: bytes or str, one a sample."""
+
+
+def find_image(source: Source, given: str | None) -> Field | None:
+    """Find the field of the image: the one named, which must be there, or a usual one.
+
+    Raises:
+        FieldError: If the one named is not there.
+    """
+    return _find(source, given, IMAGE_KEYS, (Image,))
+
+
+def find_label(source: Source, given: str | None) -> Field | None:
+    """Find the field of the label, likewise; a whole number, a number or text."""
+    return _find(source, given, LABEL_KEYS, LABEL_KINDS)
+
+
+def find_name(source: Source) -> Field | None:
+    """Find the field of the sample's name."""
+    return _find(source, None, NAME_KEYS, (Text,))
+
+
+def _find(
+    source: Source, given: str | None, usual: Sequence[str], kinds: Sequence[type[Field]]
+) -> Field | None:
+    refusal: FieldError | None = None
+    makes: list[Any] = list(kinds)
+    for field in (make(key) for key in ([given] if given else usual) for make in makes):
+        try:
+            # Only the samples themselves tell which fields they have
+            read_field(source, np.zeros(1, np.int64), field)
+        except FieldError as error:
+            refusal = refusal or error
+        else:
+            return field  # type: ignore[no-any-return]
+    if given and refusal is not None:
+        raise refusal
+    return None
+
+
+def read_field(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Values:
+    """Read one field of some samples.
+
+    Args:
+        source: Where they are.
+        sample_ids: int64[n], distinct, in any order.
+        field: Int, Float, Text or a compressed Image.
+
+    Returns:
+        [n]: In the order of ``sample_ids``: numbers, or objects: str of Text, else bytes.
+
+    Raises:
+        DataioError: As `Source.read`.
+    """
+    order = np.argsort(sample_ids, kind="stable")
+    blocks = [_values(rows, field) for rows in source.read(sample_ids[order], {"value": field})]
+    if not blocks:
+        return np.empty(0, object)
+    values = np.concatenate(blocks)
+    result = np.empty_like(values)
+    result[order] = values
+    return result
+
+
+def _values(rows: Rows, field: Field) -> Values:
+    if rows.schema.fixed:
+        return np.ascontiguousarray(rows.fixed[0]).view(rows.schema.fixed[0].dtype).reshape(-1)
+    bounds = row_offsets(rows.lengths[:, 0]).tolist()
+    values = np.empty(len(rows), object)
+    for row, (start, stop) in enumerate(pairwise(bounds)):
+        data = rows.variable[0][start:stop].tobytes()
+        values[row] = data.decode() if isinstance(field, Text) else data
+    return values
+
+
+def find_places(source: Source, sample_ids: NDArray[np.int64]) -> list[tuple[str, int | None]]:
+    """Say in which shard each sample lies, and as which of its samples, from 0 (None: unknown)."""
+    if isinstance(source, ShardedSource):
+        firsts = np.array([shard.first for shard in source.shards])
+        at = np.searchsorted(firsts, sample_ids, side="right") - 1
+        positions = sample_ids - firsts[at]
+        return [
+            (source.shards[shard].path, position)
+            for shard, position in zip(at.tolist(), positions.tolist(), strict=True)
+        ]
+    return [(source.name, None)] * len(sample_ids)
+
+
+def name_classes(source: Source, given: str | None) -> Mapping[str, str]:
+    """Name the labels.
+
+    Args:
+        source: An image folder has names of its own.
+        given: Names with commas between them, or a file: ``.json`` with a list, else a name a line.
+
+    Returns:
+        Names, by the label as text.
+
+    Raises:
+        CommandError: If the file is not there, or holds something else.
+    """
+    names: object = []
+    if given is None:
+        names = source.classes if isinstance(source, ImageFolderSource) else []
+    elif "," in given and not Path(given).exists():
+        names = given.split(",")
+    else:
+        names = _read_names(Path(given))
+    if not isinstance(names, list):
+        raise CommandError(
+            f"--classes {given}: found a {type(names).__name__}, expected a list of names, that of "
+            "label 0 first; write it so"
+        )
+    return {str(label): str(name).strip() for label, name in enumerate(names)}
+
+
+def _read_names(path: Path) -> object:
+    try:
+        text = path.read_text()
+        return json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"--classes {path}: cannot be read ({error}), expected a file of names, or names with "
+            "commas between them; correct it"
+        ) from error

@@ -1,0 +1,108 @@
+"""The hardest rows as a table, and as tiles of a picture."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.plan.history import COLUMNS, Scores
+from tonari.hardest.picture import Tile
+from tonari.hardest.rank import Measure
+
+HEADER = ("rank", "sample_id", "key", "shard", "position", "label", "class", *COLUMNS)
+
+Row = Mapping[str, object]
+"""A row of the table, by the names of `HEADER`; None where nobody knows."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the source tells of the rows, each as long as they are; None where it does not.
+
+    Attributes:
+        names: Of the samples.
+        places: Shard and position in it.
+        labels: Numbers or text.
+    """
+
+    names: Sequence[object]
+    places: Sequence[tuple[str, int | None]]
+    labels: Sequence[object]
+
+
+def make_table(
+    sample_ids: NDArray[np.int64],
+    ranks: Sequence[int],
+    scores: Scores,
+    told: Told,
+    classes: Mapping[str, str],
+) -> list[Row]:
+    """Put together what is known of each row.
+
+    Args:
+        sample_ids: int64[n], in the order of the table.
+        ranks: Of each.
+        scores: Of all samples.
+        told: Of these rows.
+        classes: Names by label, as text.
+    """
+    kept = scores.dtype.names or ()
+    rows: list[Row] = []
+    for i, (sample_id, rank) in enumerate(zip(sample_ids.tolist(), ranks, strict=True)):
+        shard, position = told.places[i]
+        remembered = {name: scores[name][sample_id].item() for name in kept}
+        rows.append(
+            dict.fromkeys(HEADER)
+            | {"rank": rank, "sample_id": sample_id, "key": told.names[i], "shard": shard}
+            | {"position": position, "label": told.labels[i]}
+            | {"class": classes.get(str(told.labels[i]))}
+            | remembered
+        )
+    return rows
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Write the table; what is not known is left empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_tiles(
+    rows: Sequence[Row], images: Sequence[bytes], *, by: Measure, grouped: bool
+) -> list[Tile]:
+    """Say what stands under each image.
+
+    Args:
+        rows: Of the table.
+        images: Of each row.
+        by: What they were ranked by.
+        grouped: Whether each label begins a new line.
+    """
+    return [
+        Tile(
+            image,
+            _title(row),
+            (f"#{row['rank']}  {_words(row, by)}", f"sample {row['sample_id']}"),
+            begins=grouped and row["rank"] == 1,
+        )
+        for row, image in zip(rows, images, strict=True)
+    ]
+
+
+def _title(row: Row) -> str:
+    if row["label"] is None:
+        return "no label"
+    return str(row["class"] if row["class"] is not None else row["label"])
+
+
+def _words(row: Row, by: Measure) -> str:
+    value = row[by]
+    if by == "forgotten" and not value and not row["correct"]:
+        return "never right"
+    return f"{by} {value:.2f}" if isinstance(value, float) else f"{by} {value}"

@@ -1,0 +1,1 @@
+"""`tonari pack`: Parquet or image folders into tar shards."""

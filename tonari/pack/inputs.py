@@ -1,0 +1,251 @@
+"""What can be packed: Parquet files and image folders, turned into samples."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dataio.base.errors import SourceError
+from dataio.base.seeding import generator, key
+from tonari.errors import CommandError
+from tonari.pack.shards import Sample
+
+IMAGE_SUFFIXES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm".split())
+SAME_FORMAT = {"jpeg": "jpg", "tiff": "tif"}
+KEY_COLUMNS = ("__key__", "key")
+BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Input:
+    """Samples to pack.
+
+    Attributes:
+        num_samples: How many there are.
+        samples: All of them, once.
+        classes: Names of the classes by label, where the source has names.
+    """
+
+    num_samples: int
+    samples: Iterator[Sample]
+    classes: list[str] | None = None
+
+
+def open_input(
+    src: str, *, columns: Sequence[str] | None, shuffle_seed: int | None, scratch: Path
+) -> Input:
+    """Find out what ``src`` is and open it.
+
+    Args:
+        src: Parquet file, pattern or directory, or a folder with one folder of images per class.
+        columns: Parquet columns to pack; all if left out.
+        shuffle_seed: Orders the samples anew; left out, they keep their order.
+        scratch: An existing directory with room for the selected columns, if they are shuffled.
+
+    Raises:
+        SourceError: If it is missing, empty, broken or of no known kind.
+    """
+    path = Path(src)
+    if has_magic(src) and not path.exists():
+        paths = sorted(map(Path, glob(src, recursive=True)))  # noqa: PTH207 - may be absolute
+    elif path.is_dir():
+        paths = sorted(path.glob("*.parquet"))
+        if not paths:
+            return _image_folder(path, shuffle_seed)
+    else:
+        paths = [path] if path.exists() else []
+    if not paths:
+        raise SourceError(f"{src}: found nothing there, expected a Parquet file; check the path")
+    return _parquet(paths, columns, shuffle_seed, scratch)
+
+
+def _order(num_samples: int, seed: int | None) -> NDArray[np.int64]:
+    if seed is None:
+        return np.arange(num_samples)
+    return generator(key(seed, "pack")).permutation(num_samples)
+
+
+def _image_folder(root: Path, seed: int | None) -> Input:
+    classes = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((root / name).rglob("*"))
+        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+    ]
+    empty = [name for label, name in enumerate(classes) if label not in {of for _, of in found}]
+    if not found or empty:
+        raise SourceError(
+            f"{root}: found no images{f' in {empty[0]}' if found else ''}, expected Parquet files, "
+            "or one folder of images (.jpg, .png ...) a class; check the path, remove empty folders"
+        )
+    formats = {path: path.suffix.lower()[1:] for path, _ in found}
+    kinds = sorted({SAME_FORMAT.get(kind, kind) for kind in formats.values()})
+    if len(kinds) > 1:
+        raise SourceError(
+            f"{root}: found {' and '.join(kinds)} images, expected one format, as all samples have "
+            "the same fields; convert some of them, or pack each format on its own"
+        )
+
+    def samples() -> Iterator[Sample]:
+        for number in _order(len(found), seed).tolist():
+            path, label = found[number]
+            name = path.relative_to(root).with_suffix("").as_posix()
+            yield {"__key__": _key(name), kinds[0]: _read(path), "cls": b"%d" % label}
+
+    return Input(len(found), samples(), classes)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(
+            f"{path}: cannot be read: {error.strerror}; make it readable, or remove it"
+        ) from error
+
+
+def _key(text: str) -> str:
+    """Turn a name into a key: readers end it at the first dot, an index at white space."""
+    folder, slash, name = text.rpartition("/")
+    return re.sub(r"\s", "_", folder) + slash + re.sub(r"[\s.]", "_", name)
+
+
+def _parquet(
+    paths: Sequence[Path], columns: Sequence[str] | None, seed: int | None, scratch: Path
+) -> Input:
+    files = [_open_parquet(path) for path in paths]
+    schema = files[0].schema_arrow
+    key_column = next((name for name in KEY_COLUMNS if name in schema.names), None)
+    chosen = [name for name in columns or schema.names if name != key_column]
+    for path, file in zip(paths, files, strict=True):
+        _check_columns(path, file.schema_arrow, chosen, key_column)
+        if file.schema_arrow.names != schema.names:
+            raise SourceError(
+                f"{path}: has the columns {file.schema_arrow.names}, expected {schema.names} as in "
+                f"{paths[0]}; pack files of one dataset together, others on their own"
+            )
+    num_samples = sum(file.metadata.num_rows for file in files)
+    wanted = [*chosen, *([key_column] if key_column else [])]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for path, file in zip(paths, files, strict=True):
+            try:
+                yield from file.iter_batches(BATCH_ROWS, columns=wanted)
+            except (pa.ArrowException, OSError) as error:
+                raise _broken(path, error) from error
+
+    shuffled = _in_order(batches(), num_samples, seed, scratch) if seed is not None else None
+    return Input(num_samples, _rows(shuffled or _numbered(batches()), chosen, key_column))
+
+
+def _open_parquet(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, memory_map=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> SourceError:
+    return SourceError(f"{path}: {error}; expected a whole Parquet file: check or copy it again")
+
+
+def _check_columns(path: Path, schema: pa.Schema, chosen: Sequence[str], key: str | None) -> None:
+    absent = [name for name in chosen if name not in schema.names]
+    if absent or not chosen:
+        raise SourceError(
+            f"{path}: has the columns {schema.names}, expected {absent or 'one beside the key'}; "
+            "name columns that are there (--columns)"
+        )
+    if len({name.lower() for name in chosen}) < len(chosen):
+        raise SourceError(
+            f"{path}: columns {list(chosen)} differ only in case, expected different extensions; "
+            "choose some of them (--columns)"
+        )
+    for name in [*chosen, *([key] if key else [])]:
+        if not _is_supported(schema.field(name).type) or "/" in name or " " in name:
+            raise SourceError(
+                f"{path}: column {name!r} holds {schema.field(name).type}, expected bytes, text, "
+                "whole or floating-point numbers under a name without spaces and slashes; choose "
+                "other columns (--columns)"
+            )
+
+
+def _is_supported(kind: pa.DataType) -> bool:
+    types = pa.types
+    text = types.is_string(kind) or types.is_large_string(kind)
+    binary = types.is_binary(kind) or types.is_large_binary(kind)
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return bool(text or binary or number or types.is_fixed_size_binary(kind))
+
+
+Numbered = Iterator[tuple[int, pa.RecordBatch]]
+"""Row numbers in the source, each of the first row of the batch that follows."""
+
+
+def _numbered(batches: Iterator[pa.RecordBatch]) -> Numbered:
+    first = 0
+    for batch in batches:
+        yield first, batch
+        first += batch.num_rows
+
+
+def _in_order(
+    batches: Iterator[pa.RecordBatch], num_samples: int, seed: int, scratch: Path
+) -> Numbered:
+    """Yield single rows in a keyed order: out of a mapped copy, so that memory stays small."""
+    copy = scratch / "rows.arrow"
+    starts = [0]
+    try:
+        with pa.OSFile(str(copy), "wb") as file, contextlib.ExitStack() as opened:
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    writer = opened.enter_context(pa.ipc.new_file(file, batch.schema))
+                writer.write_batch(batch)
+                starts.append(starts[-1] + batch.num_rows)
+    except OSError as error:
+        raise CommandError(
+            f"{scratch}: cannot hold the rows to be shuffled: {error}; set TMPDIR to a directory "
+            "with more room, or do without --shuffle-seed"
+        ) from error
+    if not num_samples:
+        return  # An empty file cannot be mapped.
+    with pa.memory_map(str(copy)) as mapped:
+        reader = pa.ipc.open_file(mapped)
+        for row in _order(num_samples, seed).tolist():
+            number = int(np.searchsorted(starts, row, side="right")) - 1
+            yield row, reader.get_batch(number).slice(row - starts[number], 1)
+
+
+def _rows(batches: Numbered, chosen: Sequence[str], key_column: str | None) -> Iterator[Sample]:
+    for first, batch in batches:
+        columns = {name.lower(): _cells(batch, name, first) for name in chosen}
+        keys = [b"%09d" % (first + row) for row in range(batch.num_rows)]
+        if key_column:
+            keys = _cells(batch, key_column, first)
+        for row, name in enumerate(keys):
+            cells = {extension: cells[row] for extension, cells in columns.items()}
+            yield {"__key__": _key(name.decode(errors="replace")), **cells}
+
+
+def _cells(batch: pa.RecordBatch, name: str, first: int) -> list[bytes]:
+    cells = batch.column(name).to_pylist()
+    if None in cells:
+        raise SourceError(
+            f"row {first + cells.index(None)}: column {name!r} is empty, expected a value in every "
+            "row; fill it, or choose other columns (--columns)"
+        )
+    return [_encode(cell) for cell in cells]
+
+
+def _encode(cell: bytes | str | bool | int | float) -> bytes:
+    if isinstance(cell, bytes):
+        return cell
+    return (str(int(cell)) if isinstance(cell, bool) else str(cell)).encode()

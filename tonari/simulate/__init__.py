@@ -1,0 +1,1 @@
+"""`tonari simulate`: an exchange at any scale, without data."""

@@ -1,0 +1,1 @@
+"""`tonari train`: a run as a TOML file says."""

@@ -1,0 +1,104 @@
+"""`tonari train`: train by a TOML file, in one process or in each of a job's."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.watch.metrics import Line
+
+RESULTS = ("loss", "evaluation_loss", "accuracy")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Collective under mpiexec and torchrun.
+
+    Args:
+        argv: Its arguments, without the command's name.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ConfigError: If the settings are wrong.
+        DataioError: If the data or the cache cannot be used.
+    """
+    parser = _parser()
+    # Options may stand between the config and its overrides.
+    given = parser.parse_intermixed_args(argv)
+    if not given.dry_run and (given.json or given.world > 1 or given.nodes > 1):
+        parser.error("--world, --nodes and --json are for --dry-run; give it too")
+    # Only now: `--help` and wrong arguments should not wait for torch.
+    from trainer.config.config import load_config
+    from trainer.run.loop import train
+
+    config = load_config(given.config, given.overrides)
+    if given.dry_run:
+        from tonari.train.dry_run import show_dry_run
+
+        show_dry_run(config, world_size=given.world, num_nodes=given.nodes, as_json=given.json)
+        return 0
+    summary = train(
+        config, resume=given.resume, metrics_path=given.metrics,
+        on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
+    )  # fmt: skip
+    if summary.rank == 0:
+        done = "trained" if summary.finished else f"stopped by {summary.stopped_by} after"
+        print(
+            f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
+            f"{summary.num_replicas} replicas{_result_words(summary.last)}; "
+            f"results in {config.run.directory}"
+            + ("" if summary.finished else "; the same command goes on from here")
+        )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tonari train",
+        description="Train by a TOML file: alone, under `mpiexec -n 4 tonari train ...`, or under "
+        "`torchrun --nproc-per-node 4 -m tonari train ...`. Relative paths, in the file too, count "
+        "from the current directory.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG.toml")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="SECTION.KEY=VALUE",
+        help="instead of the file's, such as run.epochs=3 shuffle.kind=global shuffle.moves=true; "
+        "examples/cifar10.toml names what there is",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", default="auto", metavar="auto|never|PATH",
+        help="auto (the default): go on from the newest checkpoint of run.directory, if there is "
+        "one; never: start anew; PATH: go on from this checkpoint",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE",
+        help="where JSON lines go (default: metrics.jsonl in run.directory)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="print the mesh, who holds what, memory and delivery, in one process; start nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--world", type=int, default=1, metavar="N", help="with --dry-run: ranks (default: 1)"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1, metavar="M", help="with --dry-run: nodes (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON document")
+    return parser
+
+
+def _epoch_words(line: "Line", num_epochs: int) -> str:
+    hidden, wait_s = line["hidden_fraction"], line["wait_s"]
+    return (
+        f"epoch {line['epoch']} of {num_epochs}: {line['epoch_s']:.1f} s, of it waiting for data "
+        f"{wait_s:.1f} s{_result_words(line)}, {hidden:.0%} hidden"
+    )
+
+
+def _result_words(line: "Line | None") -> str:
+    shown = [(name, line[name]) for name in RESULTS] if line else []
+    return "".join(
+        f", {name.replace('_', ' ')} {value:.4f}" for name, value in shown if value is not None
+    )

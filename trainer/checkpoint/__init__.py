@@ -1,0 +1,1 @@
+"""Weights and progress on disk."""

@@ -1,0 +1,94 @@
+"""Read a checkpoint in one process, without the mesh that wrote it, and write plain weights."""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from trainer.checkpoint.sums import check_sums
+from trainer.errors import CheckpointError
+
+Value = Tensor | float | int | bool | None
+
+
+def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[str, Value]]:
+    """Put the shards of a checkpoint together, on the CPU.
+
+    Args:
+        path: What ``Checkpoints.save`` wrote; all of its files are checked.
+        optimizer: Whether to read the optimizer's state too.
+
+    Returns:
+        The ``"model"``'s state by name, as the plain model's ``state_dict`` has it, and the
+        ``"optimizer"``'s, flat: ``state.NAME.momentum_buffer``, ``param_groups.NAME.lr``.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or a part of a tensor was never written.
+    """
+    check_sums(path)
+    stored = FileSystemReader(path / "torch").read_metadata().state_dict_metadata
+    kinds = ("model", "optimizer") if optimizer else ("model",)
+    flat: dict[str, Value] = {}
+    for name, its in sorted(stored.items()):
+        if name.split(".", 1)[0] not in kinds:
+            continue
+        if not isinstance(its, TensorStorageMetadata):
+            flat[name] = None
+            continue
+        held = sum(math.prod(chunk.sizes) for chunk in its.chunks)
+        if held != math.prod(its.size):
+            raise CheckpointError(
+                f"{path}: {name} is {list(its.size)}, {math.prod(its.size)} numbers, but the ranks "
+                f"that wrote it held {held}; it was written by a mesh that did not fit its model: "
+                "give another checkpoint"
+            )
+        flat[name] = torch.empty(its.size, dtype=its.properties.dtype)
+    with warnings.catch_warnings():
+        # That there is one process is what is meant here.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        state_dict_loader.load(flat, checkpoint_id=path / "torch", no_dist=True)
+    return {
+        kind: {
+            name.removeprefix(f"{kind}."): value
+            for name, value in flat.items()
+            if name.startswith(f"{kind}.")
+        }
+        for kind in kinds
+    }
+
+
+def write_safetensors(out: Path, model: Mapping[str, Value], notes: Mapping[str, object]) -> None:
+    """Write tensors alone, in a file that runs no code when it is read.
+
+    Args:
+        out: Replaced when the new one is whole.
+        model: Tensors by name.
+        notes: Kept in the file's header.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = {name: value for name, value in model.items() if isinstance(value, Tensor)}
+    header = {"format": "pt", **{name: json.dumps(value) for name, value in notes.items()}}
+    partial = out.with_name(out.name + ".partial")
+    try:
+        save_file(tensors, partial, metadata=header)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    os.replace(partial, out)
+
+
+def write_torch(out: Path, state: object) -> None:
+    """Write what ``torch.load(out, weights_only=True)`` reads; replaces ``out`` when whole."""
+    partial = out.with_name(out.name + ".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+    os.replace(partial, out)

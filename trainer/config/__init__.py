@@ -1,0 +1,1 @@
+"""What a TOML file says of a run."""

@@ -1,0 +1,357 @@
+"""A run's settings: a TOML file, then ``key=value`` overrides, into checked dataclasses.
+
+Relative paths count from the directory the command runs in, in the file as in an override, so that
+one line can be moved between the two.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn, get_type_hints
+
+from dataio.plan.history import Column
+from importance import POLICIES
+from trainer.config.settings import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Share,
+    Whole,
+    apply_override,
+    build_section,
+    check_known,
+)
+from trainer.errors import ConfigError
+from trainer.mesh.place import SPLIT, Schedule, Targets
+
+MODEL_KEYS = {
+    "small_cnn": ("num_classes", "image_size"),
+    "resnet": ("num_classes", "image_size", "depth", "norm"),
+    "vit": ("num_classes", "image_size", "patch", "width", "depth", "heads"),
+    "gpt": ("width", "depth", "heads"),
+}
+"""What each kind of model takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """What to train on: images in shards, or text files, and how samples are read; per replica.
+
+    Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
+    the last ``test_fraction`` of the samples are left for it. ``staging_bandwidth`` is in bytes/s a
+    node, 0: no limit; ``quota`` is a size such as "200GB", or empty; see `dataio.Loader` for the
+    others.
+    """
+
+    train: str | tuple[str, ...]
+    test: str | tuple[str, ...] = ""
+    kind: Literal["images", "text"] = "images"
+    sequence_length: Count = 128
+    test_fraction: Share = 0.0
+    image: str = "jpg"
+    label: str = "cls"
+    image_size: Count | None = None
+    channels: Literal[1, 3] = 3
+    batch_size: Count = 64
+    cache: str = "auto"
+    num_threads: Whole | None = None
+    num_processes: Whole = 0
+    prefetch: Whole = 2
+    drop_last: bool = False
+    stage: Literal["before", "overlap"] = "before"
+    staging_readers: Count = 2
+    staging_bandwidth: NotNegative = 0.0
+    quota: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_fraction and (self.test or self.kind != "text"):
+            raise ConfigError(
+                f"data.test_fraction is {self.test_fraction}, expected 0 where data.kind is "
+                f'"images" or data.test is given; leave one of them out'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleConfig(Section):
+    """Which node holds which row; see `shuffle.Partial` and `shuffle.Global`.
+
+    ``exchange``, ``rows`` and ``partners`` are for partial shuffling, ``moves`` for global: true
+    gives each node its part, dealt anew every epoch, in place of the whole dataset.
+    """
+
+    kind: Literal["local", "partial", "global"] = "partial"
+    exchange: Fraction = 0.1
+    rows: Literal["uniform", "scores"] = "uniform"
+    partners: Literal["uniform", "scores"] = "uniform"
+    moves: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by_scores and self.kind != "partial":
+            self._refuse("rows and shuffle.partners by scores are", "partial")
+        if self.moves and self.kind != "global":
+            self._refuse("moves is", "global")
+
+    @property
+    def by_scores(self) -> bool:
+        """Whether scores decide where rows go."""
+        return "scores" in (self.rows, self.partners)
+
+    def _refuse(self, setting: str, kind: str) -> NoReturn:
+        raise ConfigError(
+            f'shuffle.{setting} for shuffle.kind "{kind}", which is "{self.kind}"; leave it out, '
+            f"or give shuffle.kind={kind}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceConfig(Section):
+    """Which rows an epoch leaves out: one of `importance.POLICIES`, and its own settings.
+
+    What is left out is as the policy has it. ``refresh_every`` 0: never. ``drops`` "lr": where this
+    run's learning rate has halved (`importance.lr_drops`).
+    """
+
+    kind: Literal["full", "kakurenbo", "infobatch", "selective_backprop", "random"] = "full"
+    fraction: Share | None = None
+    tau: Fraction | None = None
+    drops: tuple[Positive, ...] | Literal["lr"] | None = None
+    alphas: tuple[Fraction, ...] | None = None
+    threshold: Literal["global", "pool"] | None = None
+    rate: Literal["cap", "realised", "none"] | None = None
+    refresh_every: Whole | None = None
+    delta: Fraction | None = None
+    columns: tuple[Column, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        takes = [f.name for f in dataclasses.fields(POLICIES[self.kind])]  # type: ignore[arg-type]
+        for name in self.settings:
+            if name not in takes:
+                mine = [f.name for f in dataclasses.fields(self) if f.name in takes]
+                raise ConfigError(
+                    f'importance.{name} is given, but importance.kind "{self.kind}" takes '
+                    f"{', '.join(mine)} only; leave it out, or give another importance.kind"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What was given beside the kind."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: v for k, v in given.items() if k != "kind" and v is not None}
+
+    @property
+    def keeps_losses(self) -> bool:
+        """Whether each row's last loss is remembered."""
+        return "loss" in (*POLICIES[self.kind]().columns, *(self.columns or ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """What to train; what is left out is as the model has it. ``MODEL_KEYS``: who takes what."""
+
+    kind: Literal["small_cnn", "resnet", "vit", "gpt"] = "small_cnn"
+    num_classes: Count | None = None
+    image_size: Count | None = None
+    patch: Count | None = None
+    width: Count | None = None
+    depth: Count | None = None
+    heads: Count | None = None
+    norm: Literal["batch", "group"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        takes = MODEL_KEYS[self.kind]
+        for name in self.settings:
+            if name not in takes:
+                raise ConfigError(
+                    f'model.{name} is given, but model.kind "{self.kind}" takes '
+                    f"{', '.join(takes)} only; leave it out, or give another model.kind"
+                )
+        if "num_classes" in takes and self.num_classes is None:
+            raise ConfigError(
+                "model.num_classes is missing; set it in the file or give model.num_classes=VALUE"
+            )
+        if self.kind == "resnet" and self.depth and (self.depth < 8 or self.depth % 6 != 2):
+            raise ConfigError(
+                f"model.depth is {self.depth}, expected 6 n + 2 layers; choose 8, 14, 20, 32 or 56"
+            )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What was given beside the kind."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: v for k, v in given.items() if k != "kind" and v is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """SGD or AdamW, and its learning rate: warm-up, then a cosine, or steps down at ``milestones``.
+
+    ``schedule_by`` "step" moves it on at every step, by the part of the epoch's steps that is done:
+    hidden rows make an epoch shorter, not the schedule. A step's gradient is the mean over
+    ``accumulate`` batches; ``clip`` bounds its norm over the whole mesh, 0: not. ``momentum`` is
+    SGD's, ``betas`` are AdamW's.
+    """
+
+    kind: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 0.1
+    momentum: Share = 0.9
+    betas: tuple[Share, ...] = (0.9, 0.95)
+    weight_decay: NotNegative = 5e-4
+    clip: NotNegative = 0.0
+    accumulate: Count = 1
+    schedule: Literal["cosine", "steps"] = "cosine"
+    schedule_by: Literal["epoch", "step"] = "epoch"
+    warmup_epochs: Whole = 0
+    milestones: tuple[Count, ...] = ()
+    decay: Annotated[float, Range(0, 1, "(]")] = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.betas) != 2:
+            raise ConfigError(
+                f"optimizer.betas is {self.betas!r}, expected two numbers in [0, 1); give for "
+                "example [0.9, 0.95]"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig(Section):
+    """Ranks along each axis, and how the model is spread over them.
+
+    ``dp_replicate`` left out takes the ranks that remain; ``microbatches`` as few as the pipeline
+    can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
+    stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
+    it is on another node than the first: the reader sends them, or it reads them, and nothing else.
+    """
+
+    pp: Count = 1
+    dp_replicate: Count | None = None
+    dp_shard: Count = 1
+    cp: Count = 1
+    tp: Count = 1
+    schedule: Schedule = "1f1b"
+    virtual: Count = 2
+    microbatches: Count | None = None
+    targets: Targets = "send"
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    compile: bool = False
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.checkpointing == "selective" and self.schedule in SPLIT:
+            raise ConfigError(
+                f'mesh.checkpointing is "selective" with mesh.schedule "{self.schedule}", which '
+                "goes back over a stage twice, and what was kept is there once; choose "
+                "mesh.checkpointing=full, or mesh.schedule=interleaved"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
+
+    ``checkpoint_steps`` writes one every so many steps too, for epochs that are long.
+    ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
+    last step, of this start of the run, that torch's profiler traces. ``peak_tflops`` of a device
+    is for the MFU, 0: as known of it.
+    """
+
+    epochs: Count = 10
+    seed: Whole = 0
+    directory: str = "runs/train"
+    checkpoint_epochs: Whole = 1
+    checkpoint_steps: Whole = 0
+    checkpoint_async: bool = False
+    keep_checkpoints: Count = 2
+    log_steps: Count = 50
+    tensorboard: bool = False
+    profile_steps: tuple[Count, ...] = ()
+    peak_tflops: NotNegative = 0.0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    timeout_s: Positive = 300.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = self.profile_steps
+        if steps and (len(steps) != 2 or steps[0] > steps[1]):
+            raise ConfigError(
+                f"run.profile_steps is {steps!r}, expected a first and a last step; give for "
+                "example [10, 15]"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of a run."""
+
+    data: DataConfig
+    model: ModelConfig
+    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if (self.model.kind == "gpt") != (self.data.kind == "text"):
+            raise ConfigError(
+                f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
+                'a gpt for text and another model for images; give data.kind="text" with '
+                'model.kind="gpt"'
+            )
+        if self.shuffle.by_scores and not self.importance.keeps_losses:
+            raise ConfigError(
+                f'importance.kind is "{self.importance.kind}", which keeps no losses, and the '
+                'shuffle goes by them; give importance.kind=full and importance.columns=["loss"], '
+                "or a kind that goes by losses, or shuffle.rows=uniform and "
+                "shuffle.partners=uniform"
+            )
+
+
+SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a run's settings.
+
+    Args:
+        path: TOML file with a table for each section.
+        overrides: ``section.key=value``, the value in TOML; what is not TOML is taken as text.
+
+    Raises:
+        ConfigError: If the file cannot be read, a key is unknown or missing, or a value is out of
+            range.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as TOML: {error}; give a file like examples/cifar10.toml"
+        ) from error
+    try:
+        for override in overrides:
+            apply_override(tables, override)
+        return _build(tables)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _build(tables: Mapping[str, object]) -> Config:
+    for section in tables:
+        check_known(section, SECTIONS)
+    made = {
+        name: build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
+    }
+    return Config(**made)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Batches from the rank that reads them to those that need them."""

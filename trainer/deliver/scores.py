@@ -1,0 +1,223 @@
+"""What a batch's rows cost, from the rank that scores them back to the one that reads them."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dataio.world import Request, World
+from trainer.errors import DeliveryError
+
+Bytes = NDArray[np.uint8]
+HEADER_BYTES, ROW_BYTES = 24, 13
+"""int64 number of the batch, whether it was scored, hash of its sample ids; loss, confidence and
+correct of a row."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one batch: float64[batch], bool[batch], float32[batch]."""
+
+    loss: Tensor
+    correct: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
+class _Unscored:
+    """A batch on the scorer: its number, a tensor that names it, and the hash of its ids."""
+
+    number: int
+    slot: Tensor
+    ids_hash: int
+
+
+@dataclass(frozen=True)
+class _Computing:
+    """Scores on their way from the device."""
+
+    batch: _Unscored
+    scores: Scores
+    done: torch.cuda.Event | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """A batch on the reader, whose scores are to come.
+
+    Attributes:
+        rows: What the reader's loader says of them: ``weight``, ``sample_id``, ``slot``.
+        ids_hash: Of its sample ids.
+        step: Of the epoch, or of the refresh.
+        trains: Whether it is a training batch.
+    """
+
+    rows: dict[str, Tensor]
+    ids_hash: int
+    step: int
+    trains: bool
+
+
+class ScoreSender:
+    """The scorer's end. Never waits for the device until it settles.
+
+    Args:
+        world: All ranks.
+        reader: Who gets the scores.
+        tag: Of the messages.
+    """
+
+    def __init__(self, world: World, *, reader: int, tag: int) -> None:
+        self._world, self._reader, self._tag = world, reader, tag
+        self._open: list[_Unscored] = []
+        self._computing: deque[_Computing] = deque()
+        self._sending: list[Request] = []
+
+    def expect(self, number: int, slot: Tensor, *, ids_hash: int) -> None:
+        """A batch was delivered, which may be scored."""
+        self._open.append(_Unscored(number, slot, ids_hash))
+
+    def send(self, slot: Tensor, scores: Scores) -> None:
+        """Send a batch's scores as soon as the device has them.
+
+        Raises:
+            ValueError: If it is no batch that was delivered and not yet scored.
+        """
+        found = next((at for at, its in enumerate(self._open) if its.slot is slot), None)
+        if found is None:
+            raise ValueError(
+                "report: found a batch that was reported before, or not delivered in this epoch; "
+                "report each batch that the loader yields once"
+            )
+        self._computing.append(_begin(self._open.pop(found), scores))
+        self._advance()
+
+    def settle(self) -> None:
+        """Send all that is left; batches that nobody scored are said to be so. Blocks."""
+        while self._computing:
+            computing = self._computing.popleft()
+            if computing.done is not None:
+                computing.done.synchronize()
+            self._post(computing.batch, computing.scores)
+        for batch in self._open:
+            self._post(batch, None)
+        self._open.clear()
+        peers = [self._reader] * len(self._sending)
+        self._world.wait(self._sending, peers=peers, doing="sending losses to the reader")
+        self._sending = []
+
+    def _advance(self) -> None:
+        while self._computing:
+            computing = self._computing[0]
+            if computing.done is not None and not computing.done.query():  # type: ignore[no-untyped-call]
+                break
+            self._post(computing.batch, self._computing.popleft().scores)
+        self._sending = [request for request in self._sending if not request.test()]
+
+    def _post(self, batch: _Unscored, scores: Scores | None) -> None:
+        words = [batch.number, scores is not None, batch.ids_hash]
+        header = np.array(words, np.int64).view(np.uint8)
+        nothing = np.zeros(len(batch.slot) * ROW_BYTES, np.uint8)
+        body = nothing if scores is None else _pack(scores)
+        data = np.concatenate([header, body])
+        self._sending.append(self._world.isend(data, dest=self._reader, tag=self._tag))
+
+
+class ScoreReceiver:
+    """The reader's end: receives are posted ahead, and taken in when somebody looks.
+
+    Args:
+        world: All ranks.
+        scorer: Who sends.
+        tag: Of the messages.
+        take: Given the batch and its scores.
+    """
+
+    def __init__(
+        self, world: World, *, scorer: int, tag: int, take: Callable[[Awaited, Scores], None]
+    ) -> None:
+        self._world, self._scorer, self._tag, self._take = world, scorer, tag, take
+        self._open: dict[int, Awaited] = {}
+        self._coming: deque[tuple[Request, Bytes]] = deque()
+
+    def expect(self, number: int, batch: Awaited) -> None:
+        """A batch was delivered, which may be scored; take in what has come of those before."""
+        self._open[number] = batch
+        buffer = np.empty(HEADER_BYTES + ROW_BYTES * len(batch.rows["slot"]), np.uint8)
+        request = self._world.irecv(buffer, source=self._scorer, tag=self._tag)
+        self._coming.append((request, buffer))
+        while self._coming[0][0].test():
+            self._take_in(self._coming.popleft()[1])
+            if not self._coming:
+                break
+
+    def settle(self) -> None:
+        """Take in all scores of the batches delivered. Blocks for the scorer.
+
+        Raises:
+            DeliveryError: As from `expect`, if the scorer's rows were others than this rank's.
+        """
+        while self._coming:
+            request, buffer = self._coming.popleft()
+            self._world.wait([request], peers=[self._scorer], doing="waiting for a batch's losses")
+            self._take_in(buffer)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        # The medium may still write into their buffers.
+        self._world.keep(self._coming)
+        self._coming = deque()
+
+    def _take_in(self, buffer: Bytes) -> None:
+        number, scored, ids_hash = buffer[:HEADER_BYTES].view(np.int64).tolist()
+        batch = self._open.pop(number)
+        if batch.ids_hash != ids_hash:
+            raise DeliveryError(
+                f"[rank {self._world.rank}] {'step' if batch.trains else 'refresh step'} "
+                f"{batch.step}: the sample ids of its batch hash to {batch.ids_hash:#018x}, those "
+                f"that rank {self._scorer} scored to {ids_hash:#018x}; losses would go to other "
+                "rows than they are of: remove the caches of both ranks' nodes and start again "
+                'from the last checkpoint, or give mesh.targets="send"'
+            )
+        if scored:
+            self._take(batch, _unpack(buffer[HEADER_BYTES:]))
+
+
+def _begin(batch: _Unscored, scores: Scores) -> _Computing:
+    loss = scores.loss.detach().to(torch.float64)
+    told = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
+    if loss.device.type != "cuda":
+        # Copied: the caller may change its tensors before they are sent.
+        return _Computing(batch, _each(told, torch.Tensor.clone), None)
+    told = _each(told, _to_host)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(loss.device))
+    return _Computing(batch, told, done)
+
+
+def _each(scores: Scores, change: Callable[[Tensor], Tensor]) -> Scores:
+    return Scores(change(scores.loss), change(scores.correct), change(scores.confidence))
+
+
+def _to_host(value: Tensor) -> Tensor:
+    host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    return host.copy_(value, non_blocking=True)
+
+
+def _pack(scores: Scores) -> Bytes:
+    arrays = (scores.loss.numpy(), scores.confidence.numpy(), scores.correct.numpy())
+    return np.concatenate([array.view(np.uint8) for array in arrays])
+
+
+def _unpack(data: Bytes) -> Scores:
+    num_rows = len(data) // ROW_BYTES
+    loss, confidence = data[: 8 * num_rows], data[8 * num_rows : 12 * num_rows]
+    return Scores(
+        torch.from_numpy(loss.view(np.float64)),
+        torch.from_numpy(data[12 * num_rows :].view(np.bool_)),
+        torch.from_numpy(confidence.view(np.float32)),
+    )

@@ -1,0 +1,111 @@
+"""One stream of batches, whichever end of it this rank has."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dataio.batch.deliver import Delivery
+from trainer.deliver.relay import (
+    END,
+    STAGES,
+    Batch,
+    Inlet,
+    Outlet,
+    Route,
+    hash_of,
+    stages_wanted,
+)
+
+
+class Delivered(NamedTuple):
+    """A batch on one rank.
+
+    Attributes:
+        number: Of the batch in its stream, from 1 on; the same on all ranks of the replica.
+        batch: What this rank's stages take, on its device.
+        whole: As it was read; on other ranks than the reader the same as ``batch``.
+        ids_hash: Of its sample ids, the same wherever they are seen; 0 where nobody compares them.
+    """
+
+    number: int
+    batch: Batch
+    whole: Batch
+    ids_hash: int = 0
+
+
+class Stream:
+    """Runs batches from the reader to the ranks of its feed.
+
+    Args:
+        route: From where to where.
+        delivery: Takes batches to this rank's device.
+    """
+
+    def __init__(self, route: Route, delivery: Delivery) -> None:
+        self._route, self._delivery = route, delivery
+        place = route.place
+        owned = dict(zip(STAGES, (route.inputs, route.targets), strict=True))
+        self._own = {name for stage in stages_wanted(place, place.rank) for name in owned[stage]}
+        self._outlet: Outlet | None = None
+        self._inlet: Inlet | None = None
+        if place.reads:
+            self._outlet = Outlet(route)
+        else:
+            self._inlet = Inlet(route, pinned=delivery.pinned)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a batch that this rank gets from the reader."""
+        return self._inlet.held_bytes if self._inlet is not None else 0
+
+    def tell(self, kind: int, *words: int) -> None:
+        """Send all other ranks of the feed a header. The reader's."""
+        assert self._outlet is not None, "the reader tells"
+        self._outlet.tell(kind, *words)
+
+    def hear(self, *kinds: int, limit_s: float | None = None) -> list[int] | None:
+        """Wait for the reader's header: its words; None for an end. The other ranks'."""
+        assert self._inlet is not None, "the others hear"
+        kind, words = self._inlet.hear(*kinds, limit_s=limit_s)
+        return None if kind == END else words
+
+    def run(self, batches: Iterable[Batch] | None, *, first_step: int = 0) -> Iterator[Delivered]:
+        """Yield what this rank takes of each batch.
+
+        Args:
+            batches: On the reader; None elsewhere.
+            first_step: Of the first batch.
+        """
+        if self._inlet is not None:
+            for batch in self._inlet.batches():
+                own = self._deliver(batch)
+                yield Delivered(self._inlet.number, own, own, self._ids_hash(batch))
+            return
+        assert self._outlet is not None, "the reader has the other end"
+        assert batches is not None, "the reader has them"
+        for step, batch in enumerate(batches, first_step):
+            if self._route.place.is_lone:
+                yield Delivered(0, batch, batch)
+                continue
+            self._outlet.hand_on(batch, step=step)
+            own = {name: value for name, value in batch.items() if name in self._own}
+            ids_hash = self._ids_hash(batch)
+            yield Delivered(self._outlet.number, self._deliver(own), batch, ids_hash)
+        self._outlet.tell(END)
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        for end in (self._outlet, self._inlet):
+            if end is not None:
+                end.close()
+
+    def _ids_hash(self, batch: Batch) -> int:
+        """Hash the sample ids, which are on the host still."""
+        if not self._route.guard or "sample_id" not in batch:
+            return 0
+        return hash_of(batch["sample_id"].contiguous().numpy().view(np.uint8))
+
+    def _deliver(self, batch: Batch) -> Batch:
+        # One at a time: the next is announced only when this one has been trained.
+        return next(self._delivery(iter([batch])))

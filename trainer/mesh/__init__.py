@@ -1,0 +1,1 @@
+"""Who computes what: places in the mesh, parallel layers, pipelines."""

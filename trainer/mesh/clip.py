@@ -1,0 +1,63 @@
+"""Bound the gradients of one step by their norm over the whole mesh."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], mesh: DeviceMesh, *, max_norm: float
+) -> Tensor:
+    """Scale the gradients down to a norm, if theirs is larger. Collective.
+
+    Args:
+        parameters: Of all parts that this rank owns.
+        mesh: With the axes of ``trainer.mesh.mesh.AXES``.
+        max_norm: Of all the model's gradients together, > 0; infinite to measure only.
+
+    Returns:
+        floating[]: The norm before, the same on all ranks.
+    """
+    # torch takes the norm of tensors of one mesh: those that tp splits, and those that it does not.
+    by_mesh: defaultdict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            own = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            by_mesh[own].append(parameter)
+    squares = [_square(group) for group in by_mesh.values()]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=mesh.device_type)
+    pp = mesh["pp"]
+    if pp.size() > 1:
+        dist.all_reduce(total, group=pp.get_group())
+    norm = total.sqrt()
+    if max_norm < float("inf"):
+        for group in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(group, max_norm, norm)
+    return norm
+
+
+def _square(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Sum the squares of gradients that lie on one mesh, whole on every rank of it."""
+    # By the axes of the mesh that split them: torch's own norm of DTensors warns on every rank.
+    local: defaultdict[tuple[ProcessGroup, ...], list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor):
+            split = [n for n, placed in enumerate(grad.placements) if not placed.is_replicate()]
+            groups = tuple(grad.device_mesh.get_group(axis) for axis in split)
+            local[groups].append(grad.to_local())
+        elif grad is not None:
+            local[()].append(grad)
+    squares = []
+    for groups, grads in local.items():
+        square = nn.utils.get_total_norm(grads).square()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        squares.append(square)
+    return torch.stack(squares).sum()

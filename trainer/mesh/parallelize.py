@@ -1,0 +1,252 @@
+"""Spread a model over the mesh, by torch's own means."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from trainer.errors import ConfigError
+from trainer.models.staged import StagedModel
+from trainer.models.styles import replicate_rest
+
+Checkpointing = Literal["none", "full", "selective"]
+Dtype = Literal["float32", "bfloat16"]
+
+ONE_MESSAGE_BYTES = 1 << 20
+"""Gradients of replicas up to this size travel together, on the CPU."""
+
+
+class Stages(Protocol):
+    """What is asked of a rank's place."""
+
+    @property
+    def stages(self) -> tuple[int, ...]: ...
+
+
+def parallelize(
+    model: StagedModel,
+    mesh: DeviceMesh,
+    place: Stages | None = None,
+    *,
+    sequence_parallel: bool = False,
+    loss_parallel: bool = False,
+    checkpointing: Checkpointing = "none",
+    dtype: Dtype = "float32",
+    compile: bool = False,
+    offload: bool = False,
+) -> list[StagedModel]:
+    """Cut out this rank's stages and spread them, for gradients that are means. Collective.
+
+    The mean is over all replicas, and over the ranks of cp too, each of which has a part of a row's
+    loss: multiply the loss by the size of cp. Parts that are ``left_whole`` have gradients of their
+    own, which `Pipeline` averages.
+
+    Args:
+        model: The same weights on every rank; used up.
+        mesh: With the axes of ``trainer.mesh.mesh.AXES``.
+        place: Whose ``stages`` this rank owns; None: there is one stage.
+        sequence_parallel: Between layers, each tp rank holds its part of the sequence.
+        loss_parallel: With tp > 1, logits stay split by class, as a DTensor.
+        checkpointing: Compute a block's activations again on the way back: all, or all but the
+            results of products and of attention.
+        dtype: Of the computation; parameters and the sum of gradients are as they were.
+        compile: Compile each block.
+        offload: Keep parameters, gradients and the optimizer's state in the host's memory.
+
+    Returns:
+        One part for each stage, on the mesh's device.
+
+    Raises:
+        ConfigError: If a size does not divide the model, or nothing can compile it.
+    """
+    if compile and mesh.device_type == "cpu":
+        _find_compiler()
+    stages = (0,) if place is None else place.stages
+    num_stages = len(stages) * mesh["pp"].size()
+    tp = mesh["tp"].size()
+    model.check_mesh(num_stages=num_stages, tp=tp)
+    if mesh["cp"].size() > 1:
+        model.use_context_parallel(mesh["cp"])
+    if tp > 1 and sequence_parallel:
+        model.num_hidden_parts = tp
+    if dtype == "bfloat16":
+        model.hidden_dtype = torch.bfloat16
+    parts = [model, *(copy.deepcopy(model) for _ in stages[1:])]
+    for stage, part in zip(stages, parts, strict=True):
+        kept = stage_blocks(stage, num_stages, num_blocks=model.num_blocks)
+        part.keep(kept, first=stage == 0, last=stage == num_stages - 1)
+        # Parameters without data stay so: a dry run counts them.
+        if not any(parameter.is_meta for parameter in part.parameters()):
+            part.to(mesh.device_type)
+        if tp > 1:
+            plan = part.tp_plan(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
+            parallelize_module(part, mesh["tp"], plan, src_data_rank=None)
+            replicate_rest(part, mesh["tp"])
+        for block in part.blocks.values():
+            if checkpointing != "none":
+                recompute(block, selective=checkpointing == "selective")
+            if compile:
+                block.compile()
+        if dtype != "float32" or offload or not left_whole(part, mesh):
+            _shard(part, mesh, dtype=dtype, offload=offload)
+    return parts
+
+
+def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
+    """Say whether a part that is neither offloaded nor computed in bfloat16 is left as it is.
+
+    So are parts of one rank each, which have nothing to share, and small replicas on the CPU: there
+    a message for each block costs more than is won by sending it while the way back goes on. A GPU
+    computes meanwhile, and large parts are long on their way.
+    """
+    if mesh.size() == mesh["pp"].size():
+        return True
+    replicated = mesh.size() == mesh["pp"].size() * mesh["dp_replicate"].size()
+    num_bytes = sum(parameter.nbytes for parameter in part.parameters())
+    return replicated and mesh.device_type == "cpu" and num_bytes <= ONE_MESSAGE_BYTES
+
+
+def _find_compiler() -> None:
+    """Refuse to compile without a C++ compiler: torch would say so in the first step."""
+    # Only now: it is slow to import.
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "mesh.compile is true, but no C++ compiler was found, and torch compiles with one on "
+            "the CPU; install g++ or name yours in CXX, or set mesh.compile=false"
+        ) from error
+
+
+def stage_blocks(stage: int, num_stages: int, *, num_blocks: int) -> range:
+    """Say which blocks a stage owns: all as many, or one more."""
+    return range(*(number * num_blocks // num_stages for number in (stage, stage + 1)))
+
+
+def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
+    """Give every replica the mean of all replicas' batch statistics. Collective.
+
+    Without this, ranks evaluate different models, and a checkpoint would keep one rank's.
+
+    Args:
+        model: A part.
+        mesh: With the axes of ``trainer.mesh.mesh.AXES``; None: every rank is a replica.
+    """
+    replicas = [dist.group.WORLD]
+    if mesh is not None:
+        replicas = [mesh.get_group(axis) for axis in ("dp_replicate", "dp_shard")]
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            for group in replicas:
+                with torch.no_grad():
+                    dist.all_reduce(buffer, group=group)
+                    buffer /= dist.get_world_size(group)
+
+
+def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) -> None:
+    # Not DistributedDataParallel: it orders its buckets anew after the first step, so that a
+    # resumed run would add gradients in another order than an uninterrupted one.
+    data_parallel = _data_parallel(mesh)
+    precision = MixedPrecisionPolicy()
+    if dtype == "bfloat16":
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    on_gpu = mesh.device_type == "cuda"
+    shard = partial(
+        fully_shard,
+        mesh=data_parallel,
+        mp_policy=precision,
+        offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy(),
+        # A pipeline passes the same parameters once a microbatch: gathered once, then kept.
+        reshard_after_forward=mesh["pp"].size() == 1,
+    )
+    if data_parallel.size() > 1:
+        for block in part.blocks.values():
+            shard(block)
+    shard(part)
+
+
+def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:
+    if mesh["cp"].size() == 1:
+        return mesh["dp_replicate", "dp_shard"]
+    # Ranks of one sequence hold the same parameters, so that these are sharded over them as well.
+    sharing = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+    return DeviceMesh._concatenate([mesh["dp_replicate"], sharing])
+
+
+def recompute(block: nn.Module, *, selective: bool) -> None:
+    """Keep of a block's activations its input only, or what is dear to compute again."""
+    # Not checkpoint_wrapper: it puts itself into the parameters' names.
+    block.forward = partial(
+        checkpoint, block.forward, use_reentrant=False,
+        context_fn=partial(_contexts, block, _save_products if selective else _save_nothing),
+    )  # fmt: skip
+
+
+Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
+"""Of the way forward, and of its repetition."""
+
+
+def _contexts(block: nn.Module, save: Callable[[], Contexts]) -> Contexts:
+    first, again = save()
+    return first, _Repeated(block, again)
+
+
+class _Repeated:
+    """Keeps a block's batch statistics out of what is computed again: they have counted it.
+
+    Entered once more where a schedule goes back over a stage twice.
+    """
+
+    def __init__(self, block: nn.Module, context: AbstractContextManager[object]) -> None:
+        self._block, self._context = block, context
+
+    def __enter__(self) -> None:
+        self._kept = [(each, each._buffers) for each in self._block.modules() if each._buffers]
+        for module, buffers in self._kept:
+            module._buffers = {name: b if b is None else b.clone() for name, b in buffers.items()}
+        self._context.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
+        for module, buffers in self._kept:
+            module._buffers = buffers
+
+
+def _save_nothing() -> Contexts:
+    return nullcontext(), nullcontext()
+
+
+def _save_products() -> Contexts:
+    aten = torch.ops.aten
+    attention = [
+        getattr(aten, f"_scaled_dot_product_{kind}").default
+        for kind in (
+            "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
+        )
+    ]  # fmt: skip
+    products = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default]
+    contexts: Contexts = create_selective_checkpoint_contexts([*products, *attention])  # type: ignore[no-untyped-call]
+    return contexts

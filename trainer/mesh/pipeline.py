@@ -1,0 +1,328 @@
+"""One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    get_schedule_class,
+)
+
+from trainer.errors import ConfigError
+from trainer.mesh.average import average_gradients
+from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages
+
+Batch = dict[str, Tensor]
+
+TORCH_NAMES: dict[Schedule, str] = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+
+
+class Scored(NamedTuple):
+    """What a batch's rows got, in their order.
+
+    Attributes:
+        loss: floating[batch], not weighted, in the precision that it was computed in.
+        right_fraction: bool or floating[batch]: The share of a row's answers that are right.
+        confidence: float32[batch].
+    """
+
+    loss: Tensor
+    right_fraction: Tensor
+    confidence: Tensor
+
+    @property
+    def correct(self) -> Tensor:
+        """Say which rows are right, bool[batch]: those most of whose answers are."""
+        return self.right_fraction > 0.5
+
+
+class Judge(Protocol):
+    """What a pipeline asks of a task."""
+
+    def input(self, batch: Batch) -> Tensor: ...
+
+    def target(self, batch: Batch) -> Tensor: ...
+
+    def losses(self, logits: Tensor, target: Tensor) -> Tensor: ...
+
+    def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Part(Protocol):
+    """What a pipeline asks of a stage's module beside being called."""
+
+    def input_shape(self, batch_size: int) -> Tensor: ...
+
+    def output_shape(self, batch_size: int) -> Tensor: ...
+
+
+def check_microbatches(
+    *, batch_size: int, microbatches: int, pp: int, schedule: Schedule, virtual: int = 1
+) -> None:
+    """Refuse numbers that a schedule cannot divide a batch by.
+
+    Args:
+        batch_size: Rows of a replica's batch.
+        microbatches: Parts of a batch.
+        pp: Ranks of a pipeline.
+        schedule: The order of their work.
+        virtual: Stages a rank, where the schedule is looped.
+
+    Raises:
+        ConfigError: Names the number to change.
+    """
+    if batch_size % microbatches:
+        raise ConfigError(
+            f"mesh.microbatches is {microbatches}, which does not divide data.batch_size "
+            f"{batch_size}; choose a number that does"
+        )
+    stages = num_stages(pp, schedule, virtual)
+    if schedule in ("1f1b", "dualpipev") and stages > 1 and microbatches < stages:
+        raise ConfigError(
+            f"mesh.microbatches is {microbatches}, expected at least {stages}: schedule "
+            f'"{schedule}" keeps one under way in each of its {stages} stages; choose more, or '
+            f"mesh.schedule=gpipe"
+        )
+    rounds = max(microbatches // pp, 1)
+    if schedule in LOOPED and microbatches % rounds:
+        raise ConfigError(
+            f'mesh.microbatches is {microbatches}, but schedule "{schedule}" deals them in '
+            f"{rounds} equal rounds; choose a multiple of mesh.pp, {pp}"
+        )
+
+
+class Pipeline:
+    """Trains and scores batches of one shape. Its methods are collective over a replica.
+
+    Gradients are left where torch leaves them, averaged over the replicas.
+
+    Args:
+        parts: The stages that this rank owns, in the order of ``place.stages``.
+        place: Who this rank is.
+        mesh: With the axes of ``trainer.mesh.mesh.AXES``.
+        task: What to take from a batch, and how to judge the answers.
+        schedule: The order of a pipeline's work.
+        microbatches: Parts of a batch that are under way at a time.
+        batch_size: Rows of a replica's batch.
+        device: Where the parts are.
+
+    Attributes:
+        parts: As given.
+        place: As given.
+        mesh: As given.
+        device: As given.
+
+    Raises:
+        ConfigError: If the numbers do not fit the schedule.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        place: Place,
+        mesh: DeviceMesh,
+        task: Judge,
+        *,
+        schedule: Schedule,
+        microbatches: int,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        pp = place.sizes[0]
+        check_microbatches(
+            batch_size=batch_size, microbatches=microbatches, pp=pp, schedule=schedule,
+            virtual=len(parts),
+        )  # fmt: skip
+        self.parts, self.place, self.mesh, self.device = list(parts), place, mesh, device
+        self._task = task
+        self._cp = mesh["cp"]
+        several = mesh["dp_replicate"].size() > 1
+        self._replicas = [part for part in parts if several and not isinstance(part, FSDPModule)]
+        self._rows = torch.arange(batch_size).chunk(microbatches)
+        self._batch_size = batch_size
+        self._syncs = True
+        # Of the batch at hand.
+        self._target = self._weight = torch.empty(0)
+        self._share = 1.0
+        self._scores: list[Scored] = []
+        self._stages: list[_Stage] = []
+        self._schedule = None
+        if pp * len(parts) > 1:
+            self._stages = self._make_stages()
+            self._schedule = self._make_schedule(schedule)
+
+    def train(self, batch: Batch, *, share: float = 1.0, sync: bool = True) -> Scored | None:
+        """Add the gradients of a batch's mean of loss x weight.
+
+        Args:
+            batch: The columns that this rank needs.
+            share: Of this batch in the step, where a step takes several: they sum to 1.
+            sync: Whether to average what was added up over the replicas: at a step's last batch.
+
+        Returns:
+            Where this rank owns the last stage, the rows' scores; None elsewhere.
+
+        Raises:
+            ValueError: If the batch has another number of rows.
+        """
+        # Each rank of cp has a part of a row's loss; torch averages over them, as over replicas.
+        self._share = share * self._cp.size() / self._batch_size
+        if self.place.has_target:
+            self._weight = batch["weight"]
+        return self._pass(batch, backward=True, sync=sync)
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> Scored | None:
+        """Score a batch as `train` does, and change nothing; evaluation mode is the caller's."""
+        return self._pass(batch, backward=False, sync=False)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """List the parameters of all parts."""
+        for part in self.parts:
+            yield from part.parameters()
+
+    def _pass(self, batch: Batch, *, backward: bool, sync: bool) -> Scored | None:
+        inputs = self._take(self._task.input(batch)) if self.place.has_input else None
+        if self.place.has_target:
+            self._target = self._take(self._task.target(batch))
+        self._scores = []
+        if self._schedule is None:
+            assert inputs is not None, "the only stage has the input"
+            self._pass_alone(inputs, backward=backward, sync=sync)
+        else:
+            for stage in self._stages:
+                stage.syncs = sync
+            self._pass_in_turns(inputs, backward=backward)
+        if backward and sync:
+            for part in self._replicas:
+                average_gradients(part.parameters(), self.mesh.get_group("dp_replicate"))
+        return self._collect() if self.place.has_target else None
+
+    def _pass_alone(self, inputs: Tensor, *, backward: bool, sync: bool) -> None:
+        # torch's schedule of one stage would average the gradients when the way back is over; here
+        # they are averaged during it.
+        (part,) = self.parts
+        for number, rows in enumerate(self._rows, 1):
+            loss = self._loss(part(inputs[_slice(rows)]), rows)
+            if backward:
+                self._set_sync(part, sync and number == len(self._rows))
+                loss.backward()  # type: ignore[no-untyped-call]
+
+    def _set_sync(self, part: nn.Module, sync: bool) -> None:
+        if sync != self._syncs and isinstance(part, FSDPModule):
+            part.set_requires_gradient_sync(sync)
+            self._syncs = sync
+
+    def _pass_in_turns(self, inputs: Tensor | None, *, backward: bool) -> None:
+        assert self._schedule is not None, "more than one stage"
+        run = self._schedule.step if backward else self._schedule.eval
+        # Row numbers stand for the target: torch cuts up one tensor, and hands back its pieces.
+        target = torch.cat(self._rows) if self.place.has_target else None
+        run(*([] if inputs is None else [inputs]), target=target, return_outputs=False)
+
+    def _loss(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Score a microbatch; say its part in the mean of the step."""
+        taken = _slice(rows)
+        target = self._target[taken]
+        losses = self._task.losses(logits, target)
+        with torch.no_grad():
+            outcome = self._task.outcome(logits.detach(), target)
+        self._scores.append(Scored(losses.detach(), *outcome))
+        if not torch.is_grad_enabled():
+            return losses.sum()
+        return (losses * self._weight[taken]).sum() * self._share
+
+    def _collect(self) -> Scored:
+        one = self._scores
+        scored = one[0] if len(one) == 1 else Scored(*map(torch.cat, zip(*one, strict=True)))
+        self._scores = []
+        if self._cp.size() > 1:
+            dist.all_reduce(scored.loss, group=self._cp.get_group())
+        return scored
+
+    def _take(self, column: Tensor) -> Tensor:
+        # Stages further on cannot see it: they would wait for rows, or take others' for theirs.
+        if len(column) != self._batch_size:
+            raise ValueError(
+                f"rank {self.place.rank}: a batch of {len(column)} rows, expected "
+                f"{self._batch_size}: a pipeline's buffers have one size; pad it with rows of "
+                f"weight 0, or make another pipeline for it"
+            )
+        return column
+
+    def _make_stages(self) -> list["_Stage"]:
+        num_rows = len(self._rows[0])
+        for part in self.parts:
+            # Schedules that split the way back look for the weights that the way forward used:
+            # of blocks that were sharded again they would find none, and say nothing.
+            if isinstance(part, FSDPModule):
+                part.set_reshard_after_forward(False)
+        # Shapes are given: torch would find them by a first call of the loss, with an answer that
+        # no model gave, and would count it.
+        return [
+            _Stage(
+                part,
+                number,
+                self.place.sizes[0] * len(self.parts),
+                self.device,
+                input_args=cast(Part, part).input_shape(num_rows),
+                output_args=cast(Part, part).output_shape(num_rows),
+                group=self.mesh["pp"].get_group(),
+            )
+            for number, part in zip(self.place.stages, self.parts, strict=True)
+        ]
+
+    def _make_schedule(self, schedule: Schedule) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        several = schedule in LOOPED + FOLDED
+        made = get_schedule_class(TORCH_NAMES[schedule])(
+            self._stages if several else self._stages[0],
+            len(self._rows),
+            loss_fn=self._loss,
+            # The loss has its scale: torch would pass over all parameters once more.
+            scale_grads=False,
+        )
+        return cast(PipelineScheduleSingle | PipelineScheduleMulti, made)
+
+
+class _Stage(PipelineStage):
+    """A stage that averages its gradients over the replicas only when ``syncs``."""
+
+    syncs = True
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""
+        if self.syncs:
+            super().perform_reduce_grad(grad_scale_factor)
+
+    # torch 2.13 asks for them in `eval` too, where a rank owns two stages in a row, and fails.
+    def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
+        """Hand the input's gradient to the stage before, on the same rank."""
+        if not self.has_backward:
+            return ()
+        gradients = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor | None, ...], gradients)
+
+    def set_local_bwd_input(
+        self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int
+    ) -> None:
+        """Take the output's gradient from the stage after, on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+def _slice(rows: Tensor) -> slice:
+    return slice(int(rows[0]), int(rows[-1]) + 1)

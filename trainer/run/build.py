@@ -1,0 +1,254 @@
+"""From settings to the things a run is made of."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+import dataio
+import importance
+import shuffle
+from dataio.plan.policies import Importance, Shuffle
+from dataio.world import World
+from trainer.config.config import Config, DataConfig, OptimizerConfig, ShuffleConfig
+from trainer.deliver.deliver import ReplicaLoader
+from trainer.errors import ConfigError
+from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
+from trainer.mesh.parallelize import parallelize
+from trainer.mesh.pipeline import Pipeline, check_microbatches
+from trainer.mesh.place import Place, num_stages, place_of
+from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
+from trainer.run.data import VOCABULARY, text_sources, token_field
+from trainer.run.schedule import learning_rate
+from trainer.run.tasks import Classify, NextToken, Task
+from trainer.watch.launch import Job
+from trainer.watch.peak import peak_flops_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a run is spread over its ranks.
+
+    Attributes:
+        sizes: Ranks along each of ``trainer.mesh.mesh.AXES``.
+        num_stages: Stages of the model.
+        microbatches: Parts of a batch.
+    """
+
+    sizes: tuple[int, ...]
+    num_stages: int
+    microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """A model spread over the mesh.
+
+    Attributes:
+        pipeline: Trains and scores.
+        task: What it learns.
+        flops_per_row: Of one sample's way forward.
+        peak_flops_per_s: Of this rank's device; 0 where nobody knows.
+    """
+
+    pipeline: Pipeline
+    task: Task
+    flops_per_row: int
+    peak_flops_per_s: float
+
+
+def lay_out(config: Config, world_size: int) -> Layout:
+    """Decide the sizes of the mesh, and check that all that is divided by them can be.
+
+    Raises:
+        ConfigError: If the settings do not fit each other, or this many ranks.
+    """
+    mesh, data = config.mesh, config.data
+    sizes = axis_sizes(
+        world_size, pp=mesh.pp, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, cp=mesh.cp,
+        tp=mesh.tp,
+    )  # fmt: skip
+    is_text = data.kind == "text"
+    check_context(mesh.cp, sequence_length=data.sequence_length if is_text else None)
+    microbatches = num_microbatches(
+        mesh.microbatches, pp=mesh.pp, schedule=mesh.schedule, virtual=mesh.virtual
+    )
+    check_microbatches(
+        batch_size=data.batch_size, microbatches=microbatches, pp=mesh.pp, schedule=mesh.schedule,
+        virtual=mesh.virtual,
+    )  # fmt: skip
+    stages = num_stages(mesh.pp, mesh.schedule, mesh.virtual)
+    with torch.device("meta"):
+        make_model(config).check_mesh(num_stages=stages, tp=mesh.tp)
+    return Layout(sizes=sizes, num_stages=stages, microbatches=microbatches)
+
+
+def build_place(config: Config, layout: Layout, rank: int) -> Place:
+    """Find what a rank is to the run."""
+    mesh = config.mesh
+    return place_of(rank, layout.sizes, schedule=mesh.schedule, virtual=mesh.virtual)
+
+
+def make_model(config: Config) -> StagedModel:
+    """Make the whole model, on torch's default device; weights follow from torch's generator."""
+    model, data = config.model, config.data
+    settings = model.settings
+    if model.kind == "gpt":
+        return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
+    kinds: dict[str, Callable[..., StagedModel]] = {
+        "small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT,
+    }  # fmt: skip
+    sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
+    return kinds[model.kind](**sized)
+
+
+def build_parallel(config: Config, job: Job) -> Parallel:
+    """Make the model, the same on every rank, and spread it over the mesh. Collective.
+
+    Raises:
+        ConfigError: If it cannot be divided so.
+    """
+    layout, settings = lay_out(config, job.world.world_size), config.mesh
+    mesh = make_mesh(layout.sizes, device_type=job.device.type)
+    place = build_place(config, layout, job.world.rank)
+    model = seeded(partial(make_model, config), seed=config.run.seed)
+    flops = model.flops_per_row()
+    # Parameters of that precision; bfloat16 is that of the computation only.
+    model = model.double() if settings.dtype == "float64" else model
+    parts = parallelize(
+        model, mesh, place,
+        sequence_parallel=settings.sequence_parallel,
+        loss_parallel=settings.loss_parallel,
+        checkpointing=settings.checkpointing,
+        dtype="bfloat16" if settings.dtype == "bfloat16" else "float32",
+        compile=settings.compile,
+        offload=settings.offload,
+    )  # fmt: skip
+    task = NextToken(cp=mesh["cp"]) if config.data.kind == "text" else Classify()
+    pipeline = Pipeline(
+        parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
+        batch_size=config.data.batch_size, device=job.device,
+    )  # fmt: skip
+    peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
+    return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
+
+
+def build_loader(
+    config: Config, job: Job, *, place: Place, task: Task
+) -> tuple[ReplicaLoader, dataio.Source | list[str] | None]:
+    """Open the training data, and find what to evaluate on. Collective; blocks until it is staged.
+
+    Raises:
+        ConfigError: If a setting does not fit the data, such as the size of a batch.
+        DataioError: If the data or the cache cannot be used.
+    """
+    data = config.data
+    train, test = _sources(data)
+    policy = _importance(config)
+
+    def open_loader(
+        world: World, device: torch.device | None, columns: Collection[str]
+    ) -> dataio.Loader:
+        return dataio.Loader(
+            train,
+            batch_size=data.batch_size,
+            fields={name: field for name, field in _fields(data).items() if name in columns},
+            cache=data.cache,
+            shuffle=_shuffle(config.shuffle),
+            importance=policy,
+            device=device,
+            seed=config.run.seed,
+            world=world,
+            num_threads=data.num_threads,
+            num_processes=data.num_processes,
+            prefetch=data.prefetch,
+            drop_last=data.drop_last,
+            stage=data.stage,
+            staging_readers=data.staging_readers,
+            staging_bandwidth=data.staging_bandwidth,
+            quota=data.quota or None,
+            # Of those that read the inputs and those that read the targets, one speaks.
+            progress=job.world.rank == 0,
+        )
+
+    try:
+        loader = ReplicaLoader(
+            open_loader, world=job.world, place=place, inputs=task.columns.input,
+            targets=task.columns.target, targets_by=config.mesh.targets, device=job.device,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(f"[data]: {error}") from error
+    return loader, test
+
+
+def build_optimizer(config: OptimizerConfig, pipeline: Pipeline) -> torch.optim.Optimizer:
+    """Make the optimizer of this rank's parameters."""
+    parameters = list(pipeline.parameters())
+    if config.kind == "adamw":
+        first, second = config.betas
+        return torch.optim.AdamW(
+            parameters, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay
+        )
+    return torch.optim.SGD(
+        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+
+
+def build_schedule(config: OptimizerConfig, *, num_epochs: int) -> Callable[[float], float]:
+    """Make epoch -> learning rate of a run, before the importance policy's factor."""
+    return lambda epoch: learning_rate(
+        epoch, num_epochs=num_epochs, lr=config.lr, schedule=config.schedule,
+        warmup_epochs=config.warmup_epochs, milestones=config.milestones, decay=config.decay,
+    )  # fmt: skip
+
+
+def _listed(patterns: str | tuple[str, ...]) -> list[str]:
+    if isinstance(patterns, str):
+        return [patterns] if patterns else []
+    return list(patterns)
+
+
+def _fields(data: DataConfig) -> dict[str, dataio.Field]:
+    if data.kind == "text":
+        return {"tokens": token_field(data.sequence_length)}
+    image = dataio.Image(data.image, size=data.image_size, channels=data.channels)
+    return {"image": image, "label": dataio.Int(data.label)}
+
+
+def _shuffle(config: ShuffleConfig) -> Shuffle:
+    if config.kind == "partial":
+        return shuffle.Partial(config.exchange, rows=config.rows, partners=config.partners)
+    return shuffle.Local() if config.kind == "local" else shuffle.Global(moves=config.moves)
+
+
+def _importance(config: Config) -> Importance | None:
+    kind, settings = config.importance.kind, config.importance.settings
+    if kind == "full" and not settings:
+        # No policy at all: full data needs no agreement between ranks.
+        return None
+    if settings.get("refresh_every") == 0:
+        settings["refresh_every"] = None
+    if kind == "kakurenbo":
+        settings["warmup_epochs"] = config.optimizer.warmup_epochs
+    if settings.get("drops") == "lr":
+        schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
+        drops = importance.lr_drops(schedule, config.run.epochs)
+        alphas = config.importance.alphas or importance.Kakurenbo.alphas
+        # A rate that halves less often than there are alphas leaves the last ones out.
+        settings |= {"drops": drops, "alphas": alphas[: len(drops) + 1]}
+    try:
+        return importance.make_policy(kind, **settings)
+    except ValueError as error:
+        raise ConfigError(f"[importance]: {error}") from error
+
+
+def _sources(
+    data: DataConfig,
+) -> tuple[dataio.Source | list[str], dataio.Source | list[str] | None]:
+    train, test = _listed(data.train), _listed(data.test)
+    if data.kind == "images":
+        return train, test or None
+    return text_sources(
+        train, test, sequence_length=data.sequence_length, test_fraction=data.test_fraction
+    )

@@ -1,0 +1,368 @@
+"""The loop: epochs of steps, new scores, evaluation, metrics and checkpoints."""
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from trainer.checkpoint import checkpoint
+from trainer.checkpoint.checkpoint import Checkpoints, Progress
+from trainer.config.config import Config
+from trainer.deliver.deliver import ReplicaLoader
+from trainer.deliver.evaluation import ReplicaEvaluation
+from trainer.errors import ConfigError
+from trainer.mesh.parallelize import average_buffers
+from trainer.mesh.pipeline import Batch
+from trainer.run.build import (
+    Parallel,
+    build_loader,
+    build_optimizer,
+    build_parallel,
+    build_schedule,
+)
+from trainer.run.step import evaluate, rescore, train_step
+from trainer.watch.launch import Job, join
+from trainer.watch.meter import Figures, Meter, combine_order_hashes
+from trainer.watch.metrics import (
+    Board,
+    Line,
+    MetricsLog,
+    ProgressLine,
+    import_writer,
+    progress_words,
+)
+from trainer.watch.peak import mfu
+from trainer.watch.profile import StepTrace
+from trainer.watch.stop import StopRequest
+
+Listener = Callable[[Line], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run ended, the same on every rank.
+
+    Attributes:
+        progress: Epochs and steps that are done, all starts of the run together.
+        num_replicas: Replicas that trained.
+        rank: Of this process.
+        finished: False if a signal ended it early; the same command goes on.
+        stopped_by: Which one; empty if none did.
+        last: The line of the last epoch that this start ended; None if it ended none.
+    """
+
+    progress: Progress
+    num_replicas: int
+    rank: int
+    finished: bool
+    stopped_by: str
+    last: Line | None
+
+
+def train(
+    config: Config,
+    *,
+    resume: str = "auto",
+    metrics_path: Path | None = None,
+    on_epoch: Listener | None = None,
+) -> Summary:
+    """Train by the settings, in one process or in each of a job's. Collective.
+
+    Args:
+        config: The same on every rank.
+        resume: ``"auto"`` goes on from the run directory's newest checkpoint, if there is one;
+            ``"never"`` starts anew; else the checkpoint's directory.
+        metrics_path: Instead of ``metrics.jsonl`` in the run directory.
+        on_epoch: Called on rank 0 with each epoch's line.
+
+    Raises:
+        ConfigError: If the settings do not fit this world, or there is nothing to resume.
+        DataioError: If the data or the cache cannot be used.
+    """
+    directory = Path(config.run.directory)
+    with (
+        # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
+        StopRequest() as stop,
+        join(device=config.run.device, timeout_s=config.run.timeout_s) as job,
+        contextlib.ExitStack() as opened,
+    ):
+        # Before anything is staged: what does not fit should be said at once.
+        parallel = build_parallel(config, job)
+        place = parallel.pipeline.place
+        job.watchdog.know(place.sizes)
+        found = checkpoint.find(directory / "checkpoints", resume)
+        if job.world.rank == 0:
+            _check_outputs(config)
+        loader, test = build_loader(config, job, place=place, task=parallel.task)
+        opened.enter_context(loader)
+        evaluation = None if test is None else loader.evaluation(test)
+        logs = _open_logs(config, job, opened, found=found, metrics_path=metrics_path)
+        run = Run(
+            config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
+            logs=logs, stop=stop, on_epoch=on_epoch,
+        )  # fmt: skip
+        if found:
+            run.restore(found)
+            checkpoint.set_aside_later(directory / "checkpoints", found)
+        finished = run.train()
+        return Summary(
+            progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
+            finished=finished, stopped_by=run.stopped_by, last=run.last,
+        )  # fmt: skip
+
+
+def _check_outputs(config: Config) -> None:
+    """Refuse what a run could not write, and leave nothing: other settings may still be wrong."""
+    directory = Path(config.run.directory).absolute()
+    standing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)):
+        raise _cannot_make(directory, f"{standing} is no directory that may be written")
+    if config.run.tensorboard:
+        import_writer()
+
+
+def _open_logs(
+    config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
+    metrics_path: Path | None,
+) -> list[MetricsLog | Board]:  # fmt: skip
+    """Make the run's directory, and open rank 0's logs; none on the others."""
+    if job.world.rank:
+        return []
+    directory = Path(config.run.directory)
+    _make(directory)
+    (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    kept = checkpoint.read_progress(found).steps if found else None
+    path = metrics_path or directory / "metrics.jsonl"
+    logs: list[MetricsLog | Board] = [opened.enter_context(MetricsLog(path, after_step=kept))]
+    if config.run.tensorboard:
+        logs.append(opened.enter_context(Board(directory / "tensorboard")))
+    return logs
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_make(directory, error) from error
+
+
+def _cannot_make(directory: Path, why: object) -> ConfigError:
+    return ConfigError(
+        f"run.directory is {directory}, which cannot be made ({why}); give a directory that can be "
+        "written, on a filesystem that every rank sees"
+    )
+
+
+class Run:
+    """A run under way on one rank. All its methods are collective.
+
+    Args:
+        config: The settings.
+        job: This rank.
+        parallel: The model.
+        loader: The training data.
+        evaluation: The test data; None: there is none.
+        opened: Closes what the run opens.
+        logs: Rank 0's; empty on the others.
+        stop: Notes signals.
+        on_epoch: Called on rank 0 with each epoch's line.
+
+    Attributes:
+        progress: What is done.
+        last: The last line of an epoch.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        job: Job,
+        *,
+        parallel: Parallel,
+        loader: ReplicaLoader,
+        evaluation: ReplicaEvaluation | None,
+        opened: contextlib.ExitStack,
+        logs: list[MetricsLog | Board],
+        stop: StopRequest,
+        on_epoch: Listener | None,
+    ) -> None:
+        self.progress = Progress()
+        self.last: Line | None = None
+        self._logs, self._stop = logs, stop
+        self._config = config
+        self._job = job
+        self._parallel = parallel
+        self._pipeline = parallel.pipeline
+        self._loader = loader
+        self._evaluation = evaluation
+        self._optimizer = build_optimizer(config.optimizer, parallel.pipeline)
+        self._schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
+        self._on_epoch = on_epoch
+        run, rank = config.run, job.world.rank
+        directory = Path(run.directory)
+        self._checkpoints = opened.enter_context(
+            Checkpoints(
+                directory / "checkpoints", keep=run.keep_checkpoints,
+                background=run.checkpoint_async,
+            )
+        )  # fmt: skip
+        self._trace = opened.enter_context(
+            StepTrace(
+                run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
+            )
+        )
+        self._line = opened.enter_context(ProgressLine(shown=rank == 0))
+
+    @property
+    def stopped_by(self) -> str:
+        """The signal that ended the run early; empty if none did."""
+        return self._stop.words
+
+    def restore(self, path: Path) -> None:
+        """Go on where a checkpoint was written."""
+        self.progress = checkpoint.restore(
+            path, self._pipeline.parts, self._optimizer, self._loader
+        )
+
+    def train(self) -> bool:
+        """Train the epochs that remain; say whether all are done, rather than stopped."""
+        before: Mapping[str, float] = {}
+        epochs = self._loader.epochs(self._config.run.epochs)
+        while True:
+            # The turn between epochs is inside next: its time belongs to the epoch it opens.
+            meter = Meter(before, self._pipeline.place)
+            epoch = next(epochs, None)
+            if epoch is None:
+                return True
+            if epoch == self.progress.epochs:
+                meter.go_on(self.progress.so_far)
+            if not self._train_steps(epoch, meter):
+                self._save(meter)
+                return False
+            self._end_epoch(epoch, meter)
+            before = self._loader.stats()
+
+    def _train_steps(self, epoch: int, meter: Meter) -> bool:
+        """Train the rest of an epoch; say whether it was not stopped."""
+        config = self._config
+        lr = self._set_learning_rate(epoch)
+        if self._stop.agreed(self._job.world):
+            return False
+        for batches in _grouped(iter(self._loader), config.optimizer.accumulate):
+            if config.optimizer.schedule_by == "step":
+                # The loader counts a batch as it delivers it.
+                before = self._loader.steps_before
+                done = before + self._loader.step - len(batches)
+                lr = self._set_learning_rate(epoch + done / (before + len(self._loader)))
+            self._trace.step()
+            step = train_step(
+                self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
+            )
+            for batch in batches:
+                meter.add(batch)
+            self.progress = replace(self.progress, steps=self.progress.steps + 1)
+            self._job.watchdog.progress(self.progress.steps)
+            self._line.count(self._loader.step, of=len(self._loader))
+            if self.progress.steps % config.run.log_steps == 0:
+                norm = None if step.norm is None else float(step.norm)
+                self._write_step(epoch, meter, {"lr": lr, "gradient_norm": norm})
+            stops = self._stop.after_step(self._job.world)
+            # An epoch whose steps are done is ended first, so that its line gets written.
+            if self._loader.step == len(self._loader):
+                continue
+            if stops:
+                return False
+            every = config.run.checkpoint_steps
+            if every and self.progress.steps % every == 0:
+                self._save(meter)
+        return True
+
+    def _write_step(self, epoch: int, meter: Meter, figures: Figures) -> None:
+        loss = self._loader.mean_loss() or 0.0
+        recent = meter.recent(loss, self._loader.stats(), self._job.world)
+        line = {"kind": "step", **self._place(epoch), **recent, **self._rates(recent), **figures}
+        self._line.say(progress_words(line))
+        self._write(line)
+
+    def _rates(self, recent: Figures) -> Figures:
+        samples_per_s = recent["samples_per_s"] or 0.0
+        data = self._config.data
+        share = mfu(
+            samples_per_s, flops_per_row=self._parallel.flops_per_row,
+            peak=self._parallel.peak_flops_per_s, world_size=self._job.world.world_size,
+        )  # fmt: skip
+        rates: Figures = {"mfu": share}
+        if data.kind == "text":
+            rates["tokens_per_s"] = samples_per_s * data.sequence_length
+        return rates
+
+    def _end_epoch(self, epoch: int, meter: Meter) -> None:
+        self._job.watchdog.rest()
+        self._average_buffers()
+        loss = self._loader.mean_loss() or 0.0
+        rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
+        world, place = self._job.world, self._pipeline.place
+        line = meter.epoch_line(loss, self._loader.stats(), world)
+        started = time.perf_counter()
+        accuracy = evaluation_loss = None
+        if self._evaluation is not None:
+            accuracy, evaluation_loss = evaluate(self._pipeline, self._watched(self._evaluation))
+        self.last = {
+            "kind": "epoch", **self._place(epoch), **line, "accuracy": accuracy,
+            "evaluation_loss": evaluation_loss, "evaluation_s": time.perf_counter() - started,
+            "lr": self._optimizer.param_groups[0]["lr"],
+            "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
+        }  # fmt: skip
+        self._write(self.last)
+        if self._on_epoch and world.rank == 0:
+            self._on_epoch(self.last)
+        self.progress = replace(self.progress, epochs=epoch + 1, so_far={})
+        every = self._config.run.checkpoint_epochs
+        if every and ((epoch + 1) % every == 0 or epoch + 1 == self._config.run.epochs):
+            self._save()
+
+    def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches of which none but the first may take longer than a step."""
+        for batch in batches:
+            self._job.watchdog.progress(self.progress.steps)
+            yield batch
+        self._job.watchdog.rest()
+
+    def _set_learning_rate(self, epoch: float) -> float:
+        lr = self._loader.lr_factor * self._schedule(epoch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _save(self, meter: Meter | None = None) -> None:
+        """Write a checkpoint; within an epoch with what its meter has counted."""
+        self._job.watchdog.rest()
+        if not self.progress.steps:
+            return
+        self._average_buffers()
+        progress = self.progress
+        if meter is not None:
+            loss = self._loader.mean_loss() or 0.0
+            so_far = meter.so_far(loss, self._loader.stats(), self._job.world)
+            progress = replace(progress, so_far=so_far)
+        self._checkpoints.save(self._pipeline.parts, self._optimizer, self._loader, progress)
+
+    def _average_buffers(self) -> None:
+        for part in self._pipeline.parts:
+            average_buffers(part, self._pipeline.mesh)
+
+    def _place(self, epoch: int) -> dict[str, int]:
+        return {"epoch": epoch, "step": self.progress.steps}
+
+    def _write(self, line: Line) -> None:
+        for log in self._logs:
+            log.write(line)
+
+
+def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Take as many batches a step; the last step of an epoch may have fewer."""
+    while group := list(itertools.islice(batches, size)):
+        yield group

@@ -1,0 +1,1 @@
+"""Start, stop, hangs, times, memory."""
