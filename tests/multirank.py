@@ -1,9 +1,12 @@
 """Start real ranks and hand back all that they said, failures included."""
 
+import contextlib
 import json
 import os
 import select
+import signal
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,14 +81,49 @@ def run_job(
         Exit status and output.
 
     Raises:
-        TimeoutError: If the limit passes; holds what was said until then.
+        TimeoutError: If the limit passes; holds what was written until then, and the stack of every
+            thread of every Python process of the job.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(env or {})}
-    status, said = run_group(command, timeout_s=timeout_s, env=environ)
+    environ = {
+        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
+        **(env or {}),
+    }  # fmt: skip
+    status, said = run_group(command, timeout_s=timeout_s, env=environ, on_timeout=write_stacks)
     if status is None:
         raise TimeoutError(f"{' '.join(command)}: still running after {timeout_s} s\n{said}")
     return status, said
+
+
+def write_stacks(launcher: int) -> None:
+    """Let the ranks of a job that hangs write where each of their threads is; it ends them."""
+    ranks = [pid for pid in find_descendants(launcher) if _is_python(pid)]
+    # All at once: a launcher ends the others as soon as one has ended.
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+    for pid in ranks:
+        ends(pid, timeout_s=3.0)
+
+
+def find_descendants(pid: int) -> list[int]:
+    """Find the processes that a process has started, and those that these have started."""
+    children = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # The name of the program, in parentheses, may hold anything.
+            parent = path.read_text().rpartition(")")[2].split()[1]
+            children[int(parent)].append(int(path.parent.name))
+    found = list(children[pid])
+    for child in found:
+        found += children[child]
+    return found
+
+
+def _is_python(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+    return False
 
 
 def read_reports(directory: Path, n: int) -> list[dict[str, Any]]:

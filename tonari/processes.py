@@ -4,20 +4,22 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 GRACE_S = 3.0
 
 
 def run_group(
-    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None
-) -> tuple[int | None, str]:
+    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None,
+    on_timeout: Callable[[int], None] | None = None,
+) -> tuple[int | None, str]:  # fmt: skip
     """Run a command in a process group of its own. Blocks until it ends or the time is over.
 
     Args:
         command: Program and arguments.
         timeout_s: Then all of the group is ended.
-        env: Its variables; this process's own if left out.
+        env: Its variables; optional, defaults to those of this process.
+        on_timeout: Called with the id of the command's process before the group is ended. Optional.
 
     Returns:
         The exit status, None if it took too long; and all that it wrote.
@@ -32,6 +34,8 @@ def run_group(
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            if on_timeout is not None:
+                on_timeout(process.pid)
             # Only a launcher that is asked can end ranks that have left the group.
             process.terminate()
             _wait(process)

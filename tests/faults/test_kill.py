@@ -27,7 +27,7 @@ from tests.faults.kill.schedule import Configuration, Interruption, parts
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 LONG = bool(os.environ.get("TONARI_LONG"))
-LOADER_SEEDS = range(100) if LONG else range(6)
+LOADER_SEEDS = range(100) if LONG else range(24)
 TRAIN_SEEDS = range(50) if LONG else range(1)
 NODES = 2
 """Of one rank each, in the schedules that are not drawn."""
@@ -116,7 +116,7 @@ def test_rows_that_are_dealt_anew_survive_a_kill_at_each_stage_of_an_epoch_end(
     # Staging has replaced the manifest before; rows travel from the first step on.
     begin = trace.index({"step": "report", "replace manifest.json": SEALED}.get(name, trace[0]))
     number = trace[: trace.index(name, begin) + 1].count(name)
-    kill = Kill(rank=rank, name=name, number=number, after=after, how="all", part="turn")
+    kill = Kill(rank=rank, name=name, number=number, after=after, how="all", part="epoch end")
     result = harness.follow(chosen, [Interruption(kill=kill)])
     assert result.done
     assert result.faults == []
@@ -130,7 +130,7 @@ def test_the_moments_of_a_run_are_those_that_a_kill_is_drawn_from(harness):
     found = {(part, name) for trace in whole.first for name, part in parts(trace)}
     found_later = {(part, name) for trace in whole.later for name, part in parts(trace)}
     assert {part for part, _ in found} >= {
-        "staging", "fill", "train", "refresh", "save", "turn", "close"
+        "staging", "fill", "train", "refresh", "save", "epoch end", "close"
     }  # fmt: skip
     assert {part for part, _ in found_later} >= {"restore"}
     # What decides of a cache and of a save gets its name.

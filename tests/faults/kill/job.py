@@ -213,7 +213,7 @@ class Training:
                 for number, batch in enumerate(self.loader.refresh()):
                     self._take("refresh", batch, epoch, number)
             self._save()
-            self.points.part = "turn"
+            self.points.part = "epoch end"
         self.log.write("end", state=self.loader.state_dict(), **self._told())
 
     def _take(self, kind: str, batch: Any, epoch: int, step: int) -> None:

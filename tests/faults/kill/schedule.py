@@ -1,7 +1,7 @@
 """What each seed does: which job, and when and how it is interrupted. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ What = Literal["loader", "train"]
 Launcher = Literal["fork", "mpiexec"]
 Trace = Sequence[tuple[str, str]]
 """Name and part of each moment of a rank, in order."""
+END_OF_EPOCH = "epoch end"
+"""The part of a run between the last batch of an epoch and the first of the next."""
 
 SHUFFLES = ("local", "partial", "scores", "global", "dealt")
 STAGES = ("before", "overlap")
@@ -177,7 +179,8 @@ def _moment(rng: np.random.Generator, traces: Sequence[Trace], *, fresh: bool, w
     for name, part in parts(traces[rank]):
         counts[name] += 1
         moments.setdefault(part, {}).setdefault(name, []).append(counts[name])
-    part = _pick(rng, moments)
+    # What an epoch's end does is where most can go wrong: it comes as often as three other parts.
+    part = _pick(rng, [*moments, *(END_OF_EPOCH for _ in range(2) if END_OF_EPOCH in moments)])
     name = _pick(rng, moments[part])
     number = int(rng.choice(moments[part][name]))
     if not fresh:
@@ -195,7 +198,7 @@ def _moment(rng: np.random.Generator, traces: Sequence[Trace], *, fresh: bool, w
     )  # fmt: skip
 
 
-def _pick(rng: np.random.Generator, among: Mapping[str, object]) -> str:
+def _pick(rng: np.random.Generator, among: Iterable[str]) -> str:
     return str(rng.choice(sorted(among)))
 
 

@@ -78,7 +78,7 @@ class Watch:
                 )  # fmt: skip
                 self._points.passed(kind)
                 yield batch
-            self._points.part = "turn"
+            self._points.part = "epoch end"
 
         setattr(Loader, name, watched)
 

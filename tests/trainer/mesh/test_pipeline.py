@@ -120,7 +120,7 @@ def near(found: list[float], expected: list[float]) -> bool:
 def test_every_schedule_and_mesh_equals_one_process(
     run_ranks: RunRanks, num_ranks: int, cases: list[str]
 ) -> None:
-    reports = run_ranks("trainer/pipeline_steps", num_ranks, *cases, timeout_s=300).reports
+    reports = run_ranks("trainer/pipeline_steps", num_ranks, *cases, timeout_s=240).reports
     for case in cases:
         check(reports, case)
 
