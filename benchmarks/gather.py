@@ -20,7 +20,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from dataio import Array, Bytes, Field, Image, Int, Loader
+from dataio import Array, Bytes, Field, Image, Int, Loader, Reports, Workers
 from dataio.cache.files.store import FixedFile
 from dataio.rows.fields import row_schema
 from dataio.rows.rows import Rows, make_rows
@@ -157,8 +157,8 @@ def measure(name: str, directory: Path, repeats: int, num_threads: int) -> dict[
         fields={"x": field, "label": Int("label")},
         cache=directory,
         world=single_world(),
-        num_threads=num_threads,
-        progress=False,
+        workers=Workers(threads=num_threads),
+        reports=Reports(progress=False),
     ) as loader:
         scatter(loader)
         if isinstance(field, Image):

@@ -1,9 +1,10 @@
 """Samples: from the source to a batch. See docs/architecture.md.
 
-Only `Loader` and `Mixture` need torch; they are imported when first asked for, so that tools and
-tests of the parts below them start at once.
+`Loader`, `Mixture` and the options of both need torch; they are imported when first asked for, so
+that tools and tests of the parts below them start at once.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dataio.base.errors import (
@@ -27,6 +28,7 @@ from dataio.source import (
     DatasetSource,
     NumpySource,
     Retry,
+    Shards,
     Source,
     Throttle,
     TransformedSource,
@@ -37,6 +39,7 @@ from dataio.world import World, discover_world
 if TYPE_CHECKING:
     from dataio.loader import Loader
     from dataio.mixture import Mixture
+    from dataio.options import NodeCache, Reports, Staging, Workers
 
 __all__ = [
     "Array",
@@ -54,13 +57,17 @@ __all__ = [
     "Int",
     "Loader",
     "Mixture",
+    "NodeCache",
     "NumpySource",
     "OtherDatasetError",
     "QuotaError",
+    "Reports",
     "Retry",
+    "Shards",
     "SharedFilesystemError",
     "Source",
     "SourceError",
+    "Staging",
     "StallError",
     "StateError",
     "Text",
@@ -68,6 +75,7 @@ __all__ = [
     "Tokens",
     "TransformedSource",
     "WorkerError",
+    "Workers",
     "World",
     "WorldError",
     "discover_world",
@@ -75,13 +83,17 @@ __all__ = [
 ]
 
 
+_NEED_TORCH = {
+    "Loader": "dataio.loader",
+    "Mixture": "dataio.mixture",
+    "NodeCache": "dataio.options",
+    "Reports": "dataio.options",
+    "Staging": "dataio.options",
+    "Workers": "dataio.options",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name == "Loader":
-        from dataio.loader import Loader
-
-        return Loader
-    if name == "Mixture":
-        from dataio.mixture import Mixture
-
-        return Mixture
+    if name in _NEED_TORCH:
+        return getattr(import_module(_NEED_TORCH[name]), name)
     raise AttributeError(f"module 'dataio' has no attribute {name!r}")

@@ -2,29 +2,22 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
-from dataio.base.sizes import parse_bytes
 from dataio.batch.assemble import OnError, Transform
 from dataio.batch.gather import BatchTransform, Collate
-from dataio.batch.verify import Verify
+from dataio.opening import Openable
+from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Importance, Local, Shuffle
 from dataio.rows.fields import Field
-from dataio.source import Retry, Source, Throttle
-from dataio.source.transformed import StageTransform
+from dataio.source import Source
 from dataio.world import World
-
-LEAST = {
-    "batch_size": 1, "prefetch": 0, "num_threads": 0, "num_processes": 0, "staging_readers": 1,
-    "staging_bandwidth": 0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,50 +28,32 @@ class Arguments:
         ValueError: If one is out of range.
     """
 
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
+    source: Openable
     batch_size: int
     fields: Mapping[str, Field]
     drop_last: bool
-    cache: str | os.PathLike[str]
+    cache: NodeCache
     shuffle: Shuffle | None
     importance: Importance | None
     transform: Transform | None
     batch_transform: BatchTransform | None
+    collate: Collate | None
     device: torch.device | str | int | None
     seed: int
-    num_threads: int | None
-    num_processes: int
-    prefetch: int
-    stage: Literal["before", "overlap"]
-    stage_transform: StageTransform | None
-    staging_readers: int
-    staging_bandwidth: float
-    collate: Collate | None
-    verify: Verify
     on_error: OnError
-    retry: Retry | None
-    throttle: Throttle | None
-    quota: str | int | None
-    metrics: str | os.PathLike[str] | None
-    progress: bool
+    staging: Staging
+    workers: Workers
+    reports: Reports
 
     def __post_init__(self) -> None:
-        check_arguments(
-            batch_size=self.batch_size,
-            prefetch=self.prefetch,
-            num_threads=self.num_threads,
-            num_processes=self.num_processes,
-            staging_readers=self.staging_readers,
-            staging_bandwidth=self.staging_bandwidth,
-        )
+        check_least("Loader", batch_size=(self.batch_size, 1))
         find_device(self.device)
-        _ = self.quota_bytes
+        if self.cache.quota is not None and self.staging.when == "overlap":
+            raise ValueError(
+                'staging: when="overlap" and a quota exclude one another, because what fits is '
+                'known only when all is staged; give when="before" or no quota'
+            )
         check_scores(self.shuffle, self.importance)
-
-    @property
-    def quota_bytes(self) -> int | None:
-        """What the node's cache may take."""
-        return parse_quota(self.quota, stage=self.stage)
 
     @property
     def shuffle_or_local(self) -> Shuffle:
@@ -88,38 +63,21 @@ class Arguments:
     @property
     def foreign(self) -> bool:
         """Whether a whole cache of another user may be read."""
-        return is_named(os.fspath(self.cache))
-
-    def threads(self, world: World) -> int:
-        """Count the threads that decode and transform."""
-        return (
-            self.num_threads if self.num_threads is not None else share_of_cores(world.local_size)
-        )
+        return is_named(os.fspath(self.cache.path))
 
     def agreed(self, source: Source, fields: Mapping[str, Field]) -> dict[str, object]:
         """Tell what must be the same on all ranks."""
         return {
-            "quota": self.quota_bytes,
+            "quota": self.cache.quota_bytes,
             "source fingerprint": source.fingerprint,
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
-            "stage": self.stage,
+            "staging.when": self.staging.when,
             "seed": self.seed,
             "fields": repr(dict(fields)),
             "shuffle": repr(self.shuffle_or_local),
             "importance": repr(self.importance),
         }
-
-
-def check_arguments(**numbers: float | None) -> None:
-    """Refuse numbers that are out of range; None is in each that a signature lets be None."""
-    for name, value in numbers.items():
-        # Written so that nan fails too.
-        if value is not None and not value >= LEAST[name]:
-            raise ValueError(
-                f"Loader: {name} is {value}, expected a number >= {LEAST[name]}; give one, or "
-                "leave it out"
-            )
 
 
 def find_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -148,26 +106,6 @@ def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None
             'give a policy that does, such as Full(columns=("loss",)), or rows="uniform", '
             'partners="uniform"'
         )
-
-
-def parse_quota(quota: str | int | None, *, stage: str) -> int | None:
-    """Read a quota in bytes, and refuse it where staging is to overlap with training."""
-    if quota is None:
-        return None
-    if stage == "overlap":
-        raise ValueError(
-            'stage: "overlap" and a quota exclude one another, because what fits is known only '
-            'when all is staged; give stage="before" or no quota'
-        )
-    try:
-        return parse_bytes(str(quota))
-    except ValueError as error:
-        raise ValueError(f"quota: {error}") from None
-
-
-def share_of_cores(local_size: int) -> int:
-    """Count the cores that each of a node's ranks may keep busy."""
-    return max(len(os.sched_getaffinity(0)) // local_size, 1)
 
 
 def check_batch_size(batch_size: int, layout: Layout) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dataio.batch.deliver import Delivery
 from dataio.batch.gather import Batch, Gather
+from dataio.options import Reports, Staging, Workers
 from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.plan.placement import Placement
 from dataio.pool.pool import Pool, lay_out
@@ -31,12 +32,10 @@ class Evaluation:
         world: World,
         root: Path,
         foreign: bool = False,
-        num_threads: int,
-        prefetch: int,
-        progress: bool,
+        staging: Staging,
+        workers: Workers,
+        reports: Reports,
         delivery: Delivery,
-        readers: int,
-        bandwidth: float,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
@@ -53,11 +52,11 @@ class Evaluation:
             num_slots=pool_rows,
             num_leaving=0,
             purpose="evaluation",
-            progress=progress,
+            progress=reports.progress,
             wanted=wanted,
             foreign=foreign,
-            readers=readers,
-            bandwidth=bandwidth,
+            readers=staging.readers,
+            bandwidth=staging.bandwidth,
         )
         try:
             self._pool.ensure(wanted)
@@ -76,8 +75,8 @@ class Evaluation:
         self._gather = Gather(
             self._pool.cache,
             fields,
-            num_threads=num_threads,
-            prefetch=prefetch,
+            num_threads=workers.num_threads(local_size=world.local_size),
+            prefetch=workers.prefetch,
             timeout_s=world.timeout_s,
             pinned=delivery.pinned,
         )

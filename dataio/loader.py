@@ -9,10 +9,9 @@ other ranks, but for the exchange's own messages.
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,9 +23,10 @@ from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.batch.assemble import OnError, Transform
 from dataio.batch.gather import Batch, BatchTransform, Collate
-from dataio.batch.verify import Verify
 from dataio.evaluation import Evaluation
 from dataio.iterations import Iterations
+from dataio.opening import Openable
+from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import build_parts
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import num_steps
@@ -35,8 +35,6 @@ from dataio.plan.stretch import Position
 from dataio.pool.epoch_end import end_epoch
 from dataio.rows.fields import Field
 from dataio.run_state import RunState
-from dataio.source import Retry, Source, Throttle
-from dataio.source.transformed import StageTransform
 from dataio.state.report import check_report
 from dataio.state.resume import find_num_hidden, warn_without_scores
 from dataio.state.saves import clear
@@ -55,14 +53,15 @@ class Loader:
 
     Args:
         source: Pattern of shards, such as ``"shards/train-{000000..000127}.tar"``, or a path, a
-            list of them, or a `Source`; a torch dataset as a `DatasetSource`.
+            list of them, `Shards` with limits of their own, or a `Source`; a torch dataset as a
+            `DatasetSource`.
         batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
             of weight 0.
         drop_last: Leave out the batches that some replica could not fill, instead of padding them;
             which rows that is differs from epoch to epoch.
         fields: What to keep of a sample, by the name it gets in the batch.
-        cache: Cache directory of this node; ``"auto"`` is TONARI_CACHE, else a node-local
-            directory.
+        cache: Directory in which this node keeps its rows, or a `NodeCache`; ``"auto"`` is
+            TONARI_CACHE, else a node-local directory.
         shuffle: Which node holds which row; by default `Local`.
         importance: Which rows an epoch leaves out; by default none.
         transform: ``(sample, rng) -> sample`` on arrays; rng depends on (seed, epoch, sample_id)
@@ -72,31 +71,12 @@ class Loader:
         device: Where batches are delivered.
         seed: Of every random choice.
         world: All ranks; by default discovered from the launcher.
-        num_threads: Threads that decode and transform; by default the rank's part of the cores. 0:
-            none.
-        num_processes: Processes that decode and transform instead, for transforms that hold the
-            interpreter, or draw from global generators.
-        prefetch: Batches made ahead.
-        staging_readers: Shards that each rank reads at once while staging.
-        staging_bandwidth: Bytes/s that this node may read from the source while staging; 0: as
-            fast as it can.
-        stage_transform: ``sample -> sample`` on decoded arrays, applied once, as rows are staged;
-            what it returns is stored in place of ``fields``. See `TransformedSource`.
-        stage: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
-            the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
-            the cache was warm, so that its order stays a function of the seed.
-        quota: Bytes that this node's cache of the dataset may take, such as ``"200GB"``; not that
-            of an evaluation. Rows that do not fit are read from the source in every epoch, ahead of
-            their batches, which are the same ones. None: as much as the rows need.
-        metrics: File to which rank 0 adds a line of JSON at the end of each epoch: of all its
-            steps, also after `restore`; else from its ``first_step`` on.
         collate: Makes a batch of a list of samples, for samples of varying shape; ``weight``,
             ``sample_id`` and ``slot`` are added to a dict.
-        verify: When a row's checksum is checked: ``"once"``, ``"always"`` or ``"never"``.
         on_error: ``"skip"`` turns a row that is corrupt or does not decode into padding.
-        retry: How long a request to the source may last, and be repeated.
-        throttle: Limits reads from the source.
-        progress: Whether rank 0 shows staging on a terminal.
+        staging: How rows come into the cache.
+        workers: Who decodes and transforms.
+        reports: What is written of the loader's work.
 
     Attributes:
         epoch: The running epoch.
@@ -110,43 +90,32 @@ class Loader:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source,
+        source: Openable,
         *,
         batch_size: int,
         fields: Mapping[str, Field],
         drop_last: bool = False,
-        cache: str | os.PathLike[str] = "auto",
+        cache: str | os.PathLike[str] | NodeCache = "auto",
         shuffle: Shuffle | None = None,
         importance: Importance | None = None,
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
+        collate: Collate | None = None,
         device: torch.device | str | int | None = None,
         seed: int = 0,
         world: World | None = None,
-        num_threads: int | None = None,
-        num_processes: int = 0,
-        prefetch: int = 2,
-        stage: Literal["before", "overlap"] = "before",
-        stage_transform: StageTransform | None = None,
-        staging_readers: int = 2,
-        staging_bandwidth: float = 0.0,
-        collate: Collate | None = None,
-        verify: Verify = "once",
         on_error: OnError = "raise",
-        retry: Retry | None = None,
-        throttle: Throttle | None = None,
-        quota: str | int | None = None,
-        metrics: str | os.PathLike[str] | None = None,
-        progress: bool = True,
+        staging: Staging | None = None,
+        workers: Workers | None = None,
+        reports: Reports | None = None,
     ) -> None:
         arguments = Arguments(
-            source=source, batch_size=batch_size, fields=fields, drop_last=drop_last, cache=cache,
-            shuffle=shuffle, importance=importance, transform=transform,
-            batch_transform=batch_transform, device=device, seed=seed, num_threads=num_threads,
-            num_processes=num_processes, prefetch=prefetch, stage=stage,
-            stage_transform=stage_transform, staging_readers=staging_readers,
-            staging_bandwidth=staging_bandwidth, collate=collate, verify=verify, on_error=on_error,
-            retry=retry, throttle=throttle, quota=quota, metrics=metrics, progress=progress,
+            source=source, batch_size=batch_size, fields=fields, drop_last=drop_last,
+            cache=cache if isinstance(cache, NodeCache) else NodeCache(cache), shuffle=shuffle,
+            importance=importance, transform=transform, batch_transform=batch_transform,
+            collate=collate, device=device, seed=seed, on_error=on_error,
+            staging=staging or Staging(), workers=workers or Workers(),
+            reports=reports or Reports(),
         )  # fmt: skip
         self.device = find_device(device)
         self.batch_size = batch_size
@@ -391,9 +360,7 @@ class Loader:
             )
 
     @checked_call
-    def evaluation(
-        self, source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
-    ) -> Evaluation:
+    def evaluation(self, source: Openable) -> Evaluation:
         """Open another dataset with the same fields, every sample exactly once. Collective.
 
         It is closed with the loader, if not before.

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataio.rows.fields import Field
-from dataio.source import Retry, Source, Storage, Throttle, TransformedSource, open_source
+from dataio.source import Shards, Source, Storage, TransformedSource, open_source
 from dataio.source.counts import own_directory
 from dataio.source.transformed import StageTransform
 from dataio.world import World
+
+Openable = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Shards | Source
+"""What a loader opens: shards by their names, or a source that was made already."""
 
 
 @dataclass(frozen=True)
@@ -18,34 +21,30 @@ class Opener:
 
     Attributes:
         root: Of the caches: indexes are kept there, where that can be written.
-        throttle: Limits reads from the source.
-        retry: How long a request may last, and be repeated.
         fields: What to keep of a sample.
-        stage_transform: Changes samples once, as they are staged; None: nothing does.
+        transform: Changes samples once, as they are staged; None: nothing does.
         world: All ranks.
     """
 
     root: Path
-    throttle: Throttle | None
-    retry: Retry | None
     fields: Mapping[str, Field]
-    stage_transform: StageTransform | None
+    transform: StageTransform | None
     world: World
 
-    def open(
-        self, source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
-    ) -> tuple[Source, Mapping[str, Field]]:
-        """Open a source, and tell in which fields its rows are stored. Collective."""
+    def open(self, source: Openable) -> tuple[Source, Mapping[str, Field]]:
+        """Open a source, and find the fields in which its rows are stored. Collective."""
         if isinstance(source, (str, os.PathLike, Sequence)):
+            source = Shards(source)
+        if isinstance(source, Shards):
             keeps = os.access(self.root, os.W_OK | os.X_OK)
             source = open_source(
-                source,
+                source.names,
                 world=self.world,
                 # One for each source: it counts what is read of it.
-                storage=Storage(self.throttle, retry=self.retry),
+                storage=Storage(source.throttle, retry=source.retry),
                 index_cache=own_directory(self.root) if keeps else None,
             )
-        if self.stage_transform is None:
+        if self.transform is None:
             return source, self.fields
-        transformed = TransformedSource(source, self.fields, self.stage_transform, world=self.world)
+        transformed = TransformedSource(source, self.fields, self.transform, world=self.world)
         return transformed, transformed.fields

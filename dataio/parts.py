@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from dataio.batch.feed import Feed
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.evaluation import Evaluation
-from dataio.opening import Opener
+from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import Decks, find_decks
 from dataio.plan.layout import Layout
@@ -78,9 +78,7 @@ class Parts:
     figures: Figures
     line: EpochLine
 
-    def open_evaluation(
-        self, source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source
-    ) -> Evaluation:
+    def open_evaluation(self, source: Openable) -> Evaluation:
         """Open another dataset with the same fields. Collective."""
         opened, _ = self.opener.open(source)
         arguments = self.arguments
@@ -91,11 +89,9 @@ class Parts:
             world=self.world,
             root=self.opener.root,
             foreign=arguments.foreign,
-            readers=arguments.staging_readers,
-            bandwidth=arguments.staging_bandwidth,
-            num_threads=arguments.threads(self.world),
-            prefetch=arguments.prefetch,
-            progress=arguments.progress,
+            staging=arguments.staging,
+            workers=arguments.workers,
+            reports=arguments.reports,
             delivery=self.delivery,
         )
 
@@ -108,14 +104,11 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         DataioError: If the source or the cache cannot be used.
     """
     shuffle, seed = arguments.shuffle_or_local, arguments.seed
-    root = cache_directory(os.fspath(arguments.cache), read_only=True)
-    opener = Opener(
-        root, arguments.throttle, arguments.retry, dict(arguments.fields),
-        arguments.stage_transform, world,
-    )  # fmt: skip
+    root = cache_directory(os.fspath(arguments.cache.path), read_only=True)
+    opener = Opener(root, dict(arguments.fields), arguments.staging.transform, world)
     source, stored = opener.open(arguments.source)
     fields = dict(stored)
-    metrics = Path(arguments.metrics) if arguments.metrics is not None else None
+    metrics = Path(told) if (told := arguments.reports.metrics) is not None else None
     if metrics is not None and world.rank == 0:
         check_metrics(metrics)
     layout = lay_out(source, world)
@@ -152,7 +145,7 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
             Feed(pool, gather, delivery, figures=figures), figures,
             EpochLine(figures, source, world=world, metrics=metrics),
         )  # fmt: skip
-        if arguments.stage == "before":
+        if arguments.staging.when == "before":
             moves.stage()
         undo.pop_all()
     return parts
@@ -174,13 +167,13 @@ def _open_pool(
         root=root,
         num_slots=placements.num_slots,
         num_leaving=num_leaving,
-        progress=arguments.progress,
+        progress=arguments.reports.progress,
         wanted=None if num_leaving else placements.of(0, first_epoch=0),
         columns=importance.columns if importance is not None else (),
         foreign=arguments.foreign,
-        readers=arguments.staging_readers,
-        bandwidth=arguments.staging_bandwidth,
-        quota_bytes=arguments.quota_bytes,
+        readers=arguments.staging.readers,
+        bandwidth=arguments.staging.bandwidth,
+        quota_bytes=arguments.cache.quota_bytes,
         batch_size=arguments.batch_size,
     )
 
@@ -195,16 +188,16 @@ def _start_gather(
     return Gather(
         pool.cache,
         fields,
-        num_threads=arguments.threads(world),
+        num_threads=arguments.workers.num_threads(local_size=world.local_size),
         transform=arguments.transform,
         batch_transform=arguments.batch_transform,
         seed=arguments.seed,
         replica=world.replica,
-        prefetch=arguments.prefetch,
+        prefetch=arguments.workers.prefetch,
         timeout_s=world.timeout_s,
-        num_processes=arguments.num_processes,
+        num_processes=arguments.workers.processes,
         collate=arguments.collate,
-        verify=arguments.verify,
+        verify=arguments.cache.verify,
         on_error=arguments.on_error,
         repair=pool.repair,
         pinned=delivery.pinned,

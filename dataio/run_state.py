@@ -147,7 +147,7 @@ class RunState:
     def start_of(self, epoch: int, first_epoch: int = 0) -> Position:
         """Tell where an epoch begins, under a layout that began in ``first_epoch``."""
         arguments, replicas = self._parts.arguments, self._parts.layout.replicas
-        grouped = arguments.stage == "overlap" and epoch == 0
+        grouped = arguments.staging.when == "overlap" and epoch == 0
         stretch = Stretch(replicas, arguments.batch_size, first_epoch, grouped=grouped)
         return Position(epoch, (stretch,))
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.exchange.task import Task
 from benchmarks.gather import Generated
-from dataio import Array, ExchangeError, Field, Int, Loader, Throttle, World
+from dataio import Array, ExchangeError, Field, Int, Loader, Reports, Throttle, Workers, World
 from dataio.base.seeding import generator, key
 from dataio.plan.history import Scores
 from dataio.plan.policies import Shuffle, Turn
@@ -65,9 +65,9 @@ class Loaded:
             cache=Path(task.cache) / name,
             shuffle=shuffle,
             world=world,
-            num_threads=1,
+            workers=Workers(threads=1),
             seed=task.seed,
-            progress=False,
+            reports=Reports(progress=False),
         )
         # The last epoch of a run exchanges nothing: it is never reached.
         self._epochs = self._loader.epochs(2**31)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from benchmarks.gather import BATCH, SETS, Generated
 from benchmarks.machine import describe_machine
-from dataio import Int, Loader
+from dataio import Int, Loader, Reports, Workers
 from dataio.batch.figures import Figures
 from dataio.world import single_world
 
@@ -50,8 +50,8 @@ def measure(name: str, directory: Path, repeats: int) -> dict[str, object]:
         fields={"x": field, "label": Int("label")},
         cache=directory,
         world=single_world(),
-        num_threads=0,
-        progress=False,
+        workers=Workers(threads=0),
+        reports=Reports(progress=False),
     ) as loader:
         epoch_s(loader)
         counted, plain, alone, asked = [], [], [], []

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.gather import BATCH, Generated
 from benchmarks.machine import describe_machine
-from dataio import Array, Int, Loader
+from dataio import Array, Int, Loader, Reports, Workers
 from dataio.batch.assemble import Sample
 from dataio.batch.watch import Watch
 from dataio.world import single_world
@@ -42,7 +42,8 @@ def epoch_s(root: Path, epoch: int, *, looks: bool) -> float:
         Generated("pixels", ROWS, SIDE * SIDE * 3),
         batch_size=BATCH,
         fields={"x": Array("x", (SIDE, SIDE, 3), "uint8"), "label": Int("label")},
-        cache=root, transform=flip_and_shift, world=single_world(), num_threads=2, progress=False,
+        cache=root, transform=flip_and_shift, world=single_world(), workers=Workers(threads=2),
+        reports=Reports(progress=False),
     ) as loader:  # fmt: skip
         loader.set_epoch(epoch)
         with patch.object(Watch, "plan", Watch.plan if looks else lambda watch: "free"):

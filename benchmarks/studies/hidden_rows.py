@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.gather import Generated
 from benchmarks.machine import describe_machine
-from dataio import Array, Bytes, Field, Int, Loader
+from dataio import Array, Bytes, Field, Int, Loader, Reports, Workers
 from dataio.batch.figures import disk_bytes_read
 from dataio.plan.policies import Importance, Local, Shuffle
 from dataio.world import World, run_threads, single_world, thread_worlds
@@ -84,8 +84,8 @@ class Case:
             world=world if world is not None else single_world(),
             shuffle=shuffle if shuffle is not None else Local(),
             importance=importance,
-            num_threads=1,
-            progress=False,
+            workers=Workers(threads=1),
+            reports=Reports(progress=False),
         )
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gather import SETS, Generated
 from benchmarks.machine import describe_machine
-from dataio import Int, Loader
+from dataio import Int, Loader, Reports
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Column, Scores, record, score_dtype, unscored
@@ -227,7 +227,7 @@ def _open(settings: Settings, policy: Importance, directory: Path) -> Loader:
         importance=policy,
         device=settings.device,
         world=single_world(),
-        progress=False,
+        reports=Reports(progress=False),
     )
 
 

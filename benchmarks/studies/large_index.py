@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import shuffle
 from benchmarks.machine import describe_machine
-from dataio import Field, Int, Loader
+from dataio import Field, Int, Loader, Reports, Workers
 from dataio.cache.files.manifest import make_entries
 from dataio.plan.layout import Layout
 from dataio.pool.pool import Pool
@@ -61,8 +61,8 @@ def open_loader(num_rows: int, directory: Path) -> Loader:
         fields=FIELDS,
         cache=directory,
         world=single_world(),
-        num_threads=0,
-        progress=False,
+        workers=Workers(threads=0),
+        reports=Reports(progress=False),
     )
 
 

@@ -150,7 +150,7 @@ def open_loader(config: Config, job: Job, cache: Path) -> dataio.Loader:
     return dataio.Loader(
         source, batch_size=data.batch_size, fields=fields, cache=str(cache), device=job.device,
         shuffle=shuffle.Partial(config.shuffle.exchange), seed=config.run.seed, world=job.world,
-        num_threads=data.num_threads, prefetch=data.prefetch,
+        workers=data.workers,
     )  # fmt: skip
 
 

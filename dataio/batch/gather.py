@@ -23,7 +23,7 @@ from dataio.base.seeding import key
 from dataio.batch.assemble import Assembler, Job, OnError, Sample, Transform, Value, Work
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.prefetch import Prefetcher
-from dataio.batch.process_transform import Made, Recipe, Workers
+from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
 from dataio.batch.verify import Repair, RowVerifier, Verify
 from dataio.batch.watch import How, Watch
 from dataio.cache.cache import Cache
@@ -161,7 +161,7 @@ class Gather:
             watch=Watch(
                 "transform",
                 unit="sample",
-                cure="draw from its rng instead, or run it in processes with num_processes",
+                cure="draw from its rng instead, or run it in processes: Workers(processes=...)",
                 speaks=speaks,
             ),
         )
@@ -181,7 +181,9 @@ class Gather:
             speaks,
         )
         self._workers = (
-            Workers(recipe, num_processes=num_processes, prefetch=prefetch, timeout_s=timeout_s)
+            WorkerProcesses(
+                recipe, num_processes=num_processes, prefetch=prefetch, timeout_s=timeout_s
+            )
             if num_processes > 0
             else None
         )

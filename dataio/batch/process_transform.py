@@ -165,7 +165,7 @@ class _Feed(Sized):
         return 0
 
 
-class Workers:
+class WorkerProcesses:
     """Processes that make batches; started at first use, kept until `close`.
 
     Args:
@@ -230,7 +230,7 @@ class Workers:
         return WorkerError(
             f"transform: a process ended while it made batches ({error}), expected all "
             f"{self._num_processes} to run on; was it killed for lack of memory (dmesg), or does "
-            "the transform crash? Try num_processes=0"
+            "the transform crash? Try Workers(processes=0)"
         )
 
     def _stalled(self) -> StallError:
@@ -284,7 +284,7 @@ def _rebuilt(error: tuple[bool, str]) -> Exception:
         return FieldError(text)
     return WorkerError(
         "transform: raised in its process, expected a sample back; mend it, or see it with a "
-        f"debugger with num_processes=0:\n{text}"
+        f"debugger with Workers(processes=0):\n{text}"
     )
 
 

@@ -90,7 +90,7 @@ class Watch:
                 f"{self._what}: gives another result for the same {self._unit} and rng when it is "
                 "called again, expected what these decide; it has a generator or another state of "
                 "its own, so that other runs and numbers of threads give other batches: draw from "
-                "rng, or seed that generator from rng in each call, with num_processes"
+                "rng, or seed that generator from rng in each call, with Workers(processes=...)"
             )
         return result
 

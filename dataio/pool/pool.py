@@ -22,7 +22,7 @@ from dataio.plan.history import Column, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.pool.pull import Pull
-from dataio.pool.staging import Piece, Staging, plan_pieces
+from dataio.pool.staging import Piece, StagingRun, plan_pieces
 from dataio.pool.streaming import Half, SlotsOf, Streamed, Streaming, halve
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.rows.rows import Rows, RowSchema
@@ -104,7 +104,7 @@ class Pool:
         self._progress = progress
         self._readers = readers
         self._bandwidth = bandwidth
-        self._staging: Staging | None = None
+        self._staging: StagingRun | None = None
         schema = row_schema(fields)
         # A relative pattern means another dataset in another working directory.
         place = source.name if "://" in source.name else str(Path(source.name).absolute())
@@ -350,7 +350,7 @@ class Pool:
             missing, ids = missing[chosen], ids[chosen]
         return missing, ids
 
-    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> Staging:
+    def _plan_staging(self, placement: Placement, groups: Sequence[tuple[int, int]]) -> StagingRun:
         cache, world = self.cache, self.world
         missing, ids = self._lacking(placement)
         positions = cache.log.space.set_aside(len(missing))
@@ -373,7 +373,7 @@ class Pool:
             if self._bandwidth
             else None
         )
-        return Staging(
+        return StagingRun(
             self.source,
             self.fields,
             cache,
@@ -383,7 +383,7 @@ class Pool:
             limit=limit,
         )
 
-    def _drive(self, staging: Staging, *, num_groups: int, alone: bool = False) -> None:
+    def _drive(self, staging: StagingRun, *, num_groups: int, alone: bool = False) -> None:
         """Stage until every rank has its groups, in step: no rank waits long for a slow one."""
         bar: Progress | None = None
         shown = self._progress and self.world.rank == 0
@@ -403,7 +403,7 @@ class Pool:
                 bar.close()
                 return
 
-    def _settle(self, staging: Staging) -> None:
+    def _settle(self, staging: StagingRun) -> None:
         """Commit what all ranks have staged. Collective."""
         staging.close()
         self._staging = None
@@ -420,7 +420,7 @@ class Pool:
         self._share()
         self._settle_quota(staging)
 
-    def _settle_overflow(self, staging: Staging) -> None:
+    def _settle_overflow(self, staging: StagingRun) -> None:
         """Agree on the node whether all rows fit; if not, windows need their part. Collective."""
         cache, world = self.cache, self.world
         cannot_move = self._exchanges and not cache.room.may_have_room_to_move()
@@ -440,7 +440,7 @@ class Pool:
                 cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)
             cache.mark_filled()
 
-    def _settle_quota(self, staging: Staging | None = None) -> None:
+    def _settle_quota(self, staging: StagingRun | None = None) -> None:
         """Agree whether rows can be exchanged, and make room for windows. Collective."""
         if self._budget is None:
             return
@@ -455,7 +455,7 @@ class Pool:
             self._halves = halve(*cache.window_space())
         self._tell(staging)
 
-    def _tell(self, staging: Staging | None) -> None:
+    def _tell(self, staging: StagingRun | None) -> None:
         """Log on rank 0 what an epoch will read from the source. Collective."""
         cache, leads = self.cache, self.world.local_rank == 0
         present = len(cache.entries) - cache.num_missing

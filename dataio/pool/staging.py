@@ -87,7 +87,7 @@ def plan_pieces(
     return [share.part(start, stop) for start, stop in itertools.pairwise(bounds.tolist())]
 
 
-class Staging:
+class StagingRun:
     """One rank's part of the missing rows, on its way from the source into the cache.
 
     Args:

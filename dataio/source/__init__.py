@@ -7,7 +7,7 @@ from dataio.source.image_folder import ImageFolderSource
 from dataio.source.io.files import Storage, StorageFile
 from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
-from dataio.source.opening import open_source
+from dataio.source.opening import Shards, open_source
 from dataio.source.tar.index import ShardIndex, scan_shard, write_index
 from dataio.source.torch_dataset import DatasetSource
 from dataio.source.transformed import TransformedSource
@@ -18,6 +18,7 @@ __all__ = [
     "NumpySource",
     "Retry",
     "ShardIndex",
+    "Shards",
     "Source",
     "Storage",
     "StorageFile",

@@ -4,13 +4,14 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import xxhash
 
-from dataio.base.checked import checked_call
+from dataio.base.checked import checked, checked_call
 from dataio.base.errors import SourceError
 from dataio.source.base import Contents, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.columns.arrow import ArrowFormat
@@ -20,6 +21,7 @@ from dataio.source.counts import Surveyed, read_counts, write_counts
 from dataio.source.expand import SHARD_SUFFIXES, expand
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.io.files import Storage
+from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
@@ -44,6 +46,23 @@ MAX_MARKS = 1 << 16
 """Of all shards: every rank is told all. Where shards are many, few ranks read parts of them."""
 COUNT_THREADS = 4
 """Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
+
+
+@checked
+@dataclass(frozen=True)
+class Shards:
+    """Shards for a `Loader` to open, with limits of their own.
+
+    Args:
+        names: Pattern, path, or a list of them, as `open_source` takes.
+        retry: How long a request may last, and be repeated.
+        throttle: Slows down every read.
+    """
+
+    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    _: KW_ONLY
+    retry: Retry | None = None
+    throttle: Throttle | None = None
 
 
 @checked_call

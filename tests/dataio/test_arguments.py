@@ -50,6 +50,11 @@ def arguments() -> dict[type, dict[str, Any]]:
         },
         dataio.Retry: {},
         dataio.Throttle: {"path": "state"},
+        dataio.NodeCache: {},
+        dataio.Reports: {},
+        dataio.Shards: {"names": "train.tar"},
+        dataio.Staging: {},
+        dataio.Workers: {},
         dataio.World: {"transport": SingleTransport(), "topology": Topology((0,))},
         dataio.Loader: {**LOADER, "world": world(), "cache": "never-made"},
         dataio.Mixture: {"loaders": {}, "weights": {}},
@@ -77,6 +82,12 @@ def public_classes():
 CASES = [(kind, name) for kind in public_classes() for name in inspect.signature(kind).parameters]
 
 
+def test_a_loader_takes_at_most_fourteen_options():
+    parameters = inspect.signature(dataio.Loader).parameters.values()
+    options = [each.name for each in parameters if each.default is not inspect.Parameter.empty]
+    assert len(options) <= 14, options
+
+
 def test_every_public_class_is_here():
     assert set(arguments()) == set(public_classes())
     assert len(CASES) > 80
@@ -94,7 +105,6 @@ def test_each_argument_refuses_what_it_may_not_be(tmp_path, monkeypatch, kind, n
 
 
 WRONG_FOR_A_LOADER = {
-    "verify": ("Always", r'verify is .Always., expected "once", "always" or "never"'),
     "on_error": ("ignore", r'on_error is .ignore., expected "raise" or "skip"'),
     "shuffle": (shuffle.Partial, r"shuffle is the class Partial, .*Partial\("),
     "importance": ("kakurenbo", r"importance is .kakurenbo., .*importance\.Kakurenbo"),
@@ -102,15 +112,13 @@ WRONG_FOR_A_LOADER = {
     "source": (TensorDataset(torch.ones(3)), r"source is .*DatasetSource\(dataset, name="),
     "transform": (3, "transform is 3, expected a function"),
     "seed": ("0", "seed is '0', expected a whole number"),
-    "num_threads": (2.5, "num_threads is 2.5, expected a whole number"),
-    "num_processes": (-1, "num_processes is -1, expected a number >= 0"),
-    "staging_readers": (0, "staging_readers is 0, expected a number >= 1"),
-    "staging_bandwidth": (math.nan, "staging_bandwidth is nan, expected a number >= 0"),
+    "workers": (2, r"workers is 2, expected .*Workers"),
+    "staging": ("overlap", r"staging is .overlap., expected .*Staging"),
+    "reports": (False, r"reports is False, expected .*Reports"),
+    "cache": (3, r"cache is 3, expected a path"),
     "batch_size": (True, "batch_size is True, expected a whole number"),
     "drop_last": (1, "drop_last is 1, expected True or False"),
     "device": ("gpu", "device is 'gpu', expected one that torch knows"),
-    "quota": ("much", "quota"),
-    "stage": ("after", 'stage is .after., expected "before" or "overlap"'),
     "world": ("mpi", r"world is 'mpi', .*discover_world"),
 }
 
@@ -148,6 +156,32 @@ def test_a_loader_says_what_is_wrong_on_all_ranks_before_any_effect(tmp_path, na
             "Kakurenbo: fraction is '0.3', expected",
         ),
         (lambda: ANY.importance.Full(columns=("lost",)), "columns is .*did you mean 'loss'"),
+        (
+            lambda: ANY.dataio.NodeCache(verify="Always"),
+            r'NodeCache: verify is .Always., expected "once", "always" or "never"',
+        ),
+        (
+            lambda: ANY.dataio.NodeCache(quota="much"),
+            r"NodeCache: quota: found .much., expected a ",
+        ),
+        (lambda: ANY.dataio.Workers(threads=2.5), "Workers: threads is 2.5, expected a whole"),
+        (
+            lambda: ANY.dataio.Workers(processes=-1),
+            "Workers: processes is -1, expected a number >=",
+        ),
+        (
+            lambda: ANY.dataio.Workers(prefetch=-1),
+            "Workers: prefetch is -1, expected a number >= 0",
+        ),
+        (lambda: ANY.dataio.Staging(readers=0), "Staging: readers is 0, expected a number >= 1"),
+        (
+            lambda: ANY.dataio.Staging(bandwidth=math.nan),
+            "Staging: bandwidth is nan, expected a number >= 0",
+        ),
+        (
+            lambda: ANY.dataio.Staging(when="after"),
+            'Staging: when is .after., expected "before" or "overlap"',
+        ),
         (lambda: ANY.dataio.Retry(retry_s=-1), "retry_s"),
         (lambda: ANY.dataio.Throttle("state", bytes_per_s=-1), "bytes_per_s is -1"),
         (lambda: ANY.dataio.open_source(5), "open_source: spec is 5"),
@@ -160,7 +194,9 @@ def test_others_say_it_too(make, message):
 
 
 def test_calls_are_checked_too(tmp_path):
-    with ANY.dataio.Loader(**LOADER, cache=tmp_path, world=world(), progress=False) as loader:
+    with ANY.dataio.Loader(
+        **LOADER, cache=tmp_path, world=world(), reports=ANY.dataio.Reports(progress=False)
+    ) as loader:
         batch = next(iter(loader))
         for call in (
             lambda: next(loader.epochs("3")), lambda: loader.set_epoch(1.5),
@@ -178,12 +214,20 @@ def test_a_path_is_a_source(tmp_path, as_list):
     source: Any = [path] if as_list else path
     given: dict[str, Any] = {"fields": {"label": dataio.Int("cls")}, "batch_size": np.int64(4)}
     with dataio.Loader(
-        source, cache=tmp_path / "cache", world=world(), progress=False, **given
+        source,
+        cache=tmp_path / "cache",
+        world=world(),
+        reports=dataio.Reports(progress=False),
+        **given,
     ) as loader:
         assert len(list(loader)) == 2
         assert len(loader.evaluation(source)) == 2
     with dataio.Loader(
-        str(path), cache=tmp_path / "cache", world=world(), progress=False, **given
+        str(path),
+        cache=tmp_path / "cache",
+        world=world(),
+        reports=dataio.Reports(progress=False),
+        **given,
     ) as loader:
         assert loader.stats()["staging_s"] == 0, "the same cache"
     assert Path(path).exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import shuffle
-from dataio import Loader, StateError
+from dataio import Loader, Reports, Staging, StateError, Workers
 from dataio.plan.stretch import Position, Stretch
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo, RandomPrune
@@ -39,10 +39,10 @@ def make(world, root, *, batch_size, num_threads, policy, importance, stage):
         shuffle=policy,
         importance=importance,
         world=world,
-        num_threads=num_threads,
+        workers=Workers(threads=num_threads),
         seed=3,
-        progress=False,
-        stage=stage,
+        reports=Reports(progress=False),
+        staging=Staging(when=stage),
     )
 
 

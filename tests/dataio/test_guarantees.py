@@ -15,7 +15,18 @@ import pytest
 import shuffle
 from benchmarks.loader.overhead import count_s
 from benchmarks.studies.large_index import measure, open_loader, write_index
-from dataio import Bytes, CorruptRowError, Int, Loader, SourceError, StallError
+from dataio import (
+    Bytes,
+    CorruptRowError,
+    Int,
+    Loader,
+    NodeCache,
+    Reports,
+    SourceError,
+    Staging,
+    StallError,
+    Workers,
+)
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from tests.dataio.source.shards import damage, numbered, write_tar
@@ -56,16 +67,18 @@ def make(world, root, source, **options):
         "batch_size": 4,
         "fields": FIELDS,
         "seed": 5,
-        "progress": False,
-        "num_threads": 1,
+        "cache": root,
+        "workers": Workers(threads=1),
+        "reports": Reports(progress=False),
     }
-    return Loader(source, cache=root, world=world, **(chosen | options))
+    return Loader(source, world=world, **(chosen | options))
 
 
 def overlapped(world, root, source, **options):
     return make(
-        world, root, source, stage="overlap", shuffle=shuffle.Partial(0.3), importance=KAKURENBO,
-        staging_readers=1, **options,
+        world, root, source, staging=Staging(when="overlap", readers=1),
+        shuffle=shuffle.Partial(0.3), importance=KAKURENBO,
+        **options,
     )  # fmt: skip
 
 
@@ -218,7 +231,9 @@ def test_a_flipped_byte_is_read_again_from_the_source_once(tmp_path, shard, layo
     assert [rank[:2] for rank in ranks] == [rank[:2] for rank in before]
     assert sum(stats["source_bytes"] > before[0][2]["source_bytes"] / 4 for *_, stats in ranks) < 2
     assert sum(stats["skipped_rows"] for *_, stats in ranks) == 0
-    repaired = train(tmp_path / "cache", shard, layout, verify="always")
+    repaired = train(
+        tmp_path / "cache", shard, layout, cache=NodeCache(tmp_path / "cache", verify="always")
+    )
     assert [rank[:2] for rank in repaired] == [rank[:2] for rank in before]
 
 

@@ -14,7 +14,7 @@ import dataio.batch.gather
 import dataio.rows.decode
 from benchmarks.studies.hidden_rows import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
 from benchmarks.studies.hidden_rows import two_nodes as two_nodes_read
-from dataio import Image, Int, Loader
+from dataio import Image, Int, Loader, NodeCache, Reports, Workers
 from dataio.batch.assemble import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
 from dataio.cache.files.readahead import Readahead
@@ -72,9 +72,10 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
     tmp_path, touched, policy, num_threads
 ):
     with Loader(
-        EveryKind(NUM_SAMPLES), cache=tmp_path, batch_size=4, fields=IMAGES, importance=policy,
-        device="meta", verify="always", world=single_world(), num_threads=num_threads,
-        progress=False,
+        EveryKind(NUM_SAMPLES), cache=NodeCache(tmp_path, verify="always"), batch_size=4,
+        fields=IMAGES, importance=policy,
+        device="meta", world=single_world(), workers=Workers(threads=num_threads),
+        reports=Reports(progress=False),
     ) as loader:  # fmt: skip
         hides = []
         for epoch in loader.epochs(4):
@@ -112,8 +113,9 @@ def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, p
     def on_rank(world):
         source = Shards()
         with Loader(
-            source, cache=tmp_path, world=world, batch_size=6, fields=KINDS[kind], seed=3,
-            num_threads=1, importance=policy, quota=400_000, progress=False,
+            source, cache=NodeCache(tmp_path, quota=400_000), world=world, batch_size=6,
+            fields=KINDS[kind], seed=3,
+            workers=Workers(threads=1), importance=policy, reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             ends = []
             resident = loader._pool.cache.entries.present.copy()

@@ -15,7 +15,7 @@ from PIL import Image as PillowImage
 
 import dataio.state.snapshot
 import shuffle
-from dataio import Bytes, Image, Int, Loader, StateError, WorldError
+from dataio import Bytes, Image, Int, Loader, Reports, Staging, StateError, Workers, WorldError
 from dataio.cache.cache import Cache
 from dataio.cache.commit_log import CommitLog
 from dataio.rows.fields import row_schema
@@ -53,13 +53,13 @@ def scramble(batch, rng):
     return batch | {"mix": torch.from_numpy(rng.integers(0, 100, 2))}
 
 
-def make(world, root, *, importance=None, source=None, num_threads=1, exchange=0.3, **options):
-    chosen: dict[str, Any] = {"batch_size": 5, "fields": FIELDS, "seed": 7, "progress": False}
+def make(world, root, *, importance=None, source=None, exchange=0.3, **options):
+    chosen: dict[str, Any] = {"batch_size": 5, "fields": FIELDS, "seed": 7}
+    chosen |= {"workers": Workers(threads=1), "reports": Reports(progress=False)}
     return Loader(
         source or MemorySource(61),
         cache=root,
         world=world,
-        num_threads=num_threads,
         shuffle=shuffle.Partial(exchange),
         importance=importance,
         **(chosen | options),
@@ -131,7 +131,7 @@ def test_prefix_and_resume_equal_the_uninterrupted_run_at_every_step(tmp_path, p
                 root,
                 importance=POLICIES[policy],
                 transform=jitter,
-                num_threads=(0, 3)[world.rank % 2],
+                workers=Workers(threads=(0, 3)[world.rank % 2]),
             )
             with loader:
                 loader.restore(path)
@@ -169,7 +169,9 @@ def test_the_state_is_small_json_and_goes_on_without_importance(tmp_path):
 def test_a_kept_batch_never_changes(tmp_path):
     """Every batch of two epochs is kept; none was written over by a later one."""
     source = ImageSource(60)
-    with make(single_world(), tmp_path, source=source, fields=IMAGES, num_threads=2) as loader:
+    with make(
+        single_world(), tmp_path, source=source, fields=IMAGES, workers=Workers(threads=2)
+    ) as loader:
         kept, sums = [], []
         for _ in loader.epochs(2):
             for batch in loader:
@@ -211,7 +213,7 @@ def test_the_same_batches_for_any_number_of_threads(tmp_path, num_threads):
             fields=IMAGES,
             transform=jitter,
             batch_transform=scramble,
-            num_threads=threads,
+            workers=Workers(threads=threads),
         ) as loader:
             return train(loader, 2)
 
@@ -234,7 +236,7 @@ def test_images_are_delivered_as_they_were(tmp_path):
 def test_visible_rows_are_trained_once_in_equally_many_steps(tmp_path, layout, policy):
     def run(world):
         with make(
-            world, tmp_path, importance=POLICIES[policy], num_threads=0, batch_size=2
+            world, tmp_path, importance=POLICIES[policy], workers=Workers(threads=0), batch_size=2
         ) as loader:
             epochs = []
             for epoch in loader.epochs(EPOCHS):
@@ -289,13 +291,13 @@ def test_global_shuffle_trains_every_row_once_over_all_nodes(tmp_path):
             MemorySource(61),
             cache=tmp_path,
             world=world,
-            num_threads=0,
+            workers=Workers(threads=0),
             shuffle=shuffle.Global(),
             importance=POLICIES["kakurenbo"],
             batch_size=5,
             fields=FIELDS,
             seed=7,
-            progress=False,
+            reports=Reports(progress=False),
         )
         with loader:
             seen = []
@@ -580,7 +582,13 @@ def test_two_loaders_exchange_side_by_side(tmp_path):
     def run(world):
         names = ("one", "other")
         loaders = [
-            make(world, tmp_path, source=MemorySource(61, name=name), exchange=1.0, num_threads=0)
+            make(
+                world,
+                tmp_path,
+                source=MemorySource(61, name=name),
+                exchange=1.0,
+                workers=Workers(threads=0),
+            )
             for name in names
         ]
         order = loaders if world.rank == 0 else loaders[::-1]
@@ -623,7 +631,7 @@ def test_drop_last_gives_full_batches_alone_as_many_as_len_says(tmp_path, layout
 
 def test_overlapped_staging_orders_epoch_0_by_the_seed_alone(tmp_path):
     def order(root, stage):
-        with make(single_world(), root, stage=stage) as loader:
+        with make(single_world(), root, staging=Staging(when=stage)) as loader:
             return [
                 [i for batch in loader for i in batch["sample_id"].tolist()]
                 for _ in loader.epochs(2)
@@ -647,7 +655,7 @@ def test_a_staged_transform_is_applied_once_and_its_arrays_are_delivered(tmp_pat
     for run in range(2):
         source = ImageSource(60)
         with make(
-            single_world(), tmp_path, source=source, fields=IMAGES, stage_transform=halve
+            single_world(), tmp_path, source=source, fields=IMAGES, staging=Staging(transform=halve)
         ) as loader:
             for _ in loader.epochs(2):
                 for batch in loader:
@@ -678,7 +686,9 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
 
     def run(world):
         source = MemorySource(60)  # halved evenly: every row leaves
-        with make(world, tmp_path, source=source, exchange=1.0, num_threads=0) as loader:
+        with make(
+            world, tmp_path, source=source, exchange=1.0, workers=Workers(threads=0)
+        ) as loader:
             for epoch in loader.epochs(2):
                 if epoch == 1:
                     cache = loader._pool.cache

@@ -3,7 +3,7 @@
 import pytest
 
 import shuffle
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo, RandomPrune
 from tests.dataio.test_loader import loss_of
@@ -24,8 +24,8 @@ def train(root, layout, policy, importance, *, stop=None, at=None, save=None):
         seen = []
         with Loader(
             MemorySource(NUM_SAMPLES), batch_size=batch_size, fields=FIELDS, cache=root,
-            shuffle=policy, importance=importance, world=world, num_threads=0, seed=3,
-            progress=False,
+            shuffle=policy, importance=importance, world=world, workers=Workers(threads=0), seed=3,
+            reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             if at is not None:
                 loader.restore(at)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import shuffle
-from dataio import Bytes, Field, Int, Loader
+from dataio import Bytes, Field, Int, Loader, Reports, Workers
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from tests.dataio.source.shards import write_tar
@@ -61,8 +61,9 @@ def run(world, *, root, source, restore):
     found = {}
     policy = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
     with Loader(
-        source, batch_size=4, fields=FIELDS, cache=root / "cache", world=world, num_threads=1,
-        shuffle=shuffle.Partial(0.5), importance=policy, progress=False,
+        source, batch_size=4, fields=FIELDS, cache=root / "cache", world=world,
+        workers=Workers(threads=1),
+        shuffle=shuffle.Partial(0.5), importance=policy, reports=Reports(progress=False),
     ) as loader:  # fmt: skip
         if restore:
             loader.restore(root / "saved")

@@ -39,7 +39,7 @@ VIT = (
     "model.kind=vit", "model.patch=4", "model.width=8", "model.depth=4", "model.heads=2",
     "mesh.dtype=float64", "optimizer.kind=adamw", "optimizer.lr=0.01", "optimizer.clip=1.0",
     "importance.kind=kakurenbo", "importance.fraction=0.4", "importance.tau=0",
-    "data.num_threads=2", "run.checkpoint_async=true",
+    "data.workers.threads=2", "run.checkpoint_async=true",
 )  # fmt: skip
 MESHES = {
     "pp4": ("mesh.pp=4", "mesh.microbatches=4"),

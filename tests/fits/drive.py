@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import dataio
+from dataio import Reports, Workers
 from dataio.loader import Loader
 
 EXAMPLES = {
@@ -32,7 +33,9 @@ class Heard(Loader):
     made: ClassVar[list[Loader]] = []
 
     def __init__(self, *args, **options):
-        super().__init__(*args, progress=False, num_threads=0, **options)
+        super().__init__(
+            *args, reports=Reports(progress=False), workers=Workers(threads=0), **options
+        )
         self.given, self.reported, self.saves, self.factors = [], [], {}, {}
         self.made.append(self)
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 import shuffle
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Column
 from dataio.plan.policies import Importance, Selection, Shuffle
@@ -90,7 +90,8 @@ def train(world: World, root: Path, policy: Importance, shuffled: Shuffle) -> Se
     seen = Seen(Watched(policy))
     with Loader(
         MemorySource(NUM_SAMPLES), cache=root, world=world, batch_size=4, fields=FIELDS, seed=3,
-        num_threads=0, progress=False, shuffle=shuffled, importance=seen.watched,
+        workers=Workers(threads=0), reports=Reports(progress=False), shuffle=shuffled,
+        importance=seen.watched,
     ) as loader:  # fmt: skip
         for epoch in loader.epochs(NUM_EPOCHS):
             seen.steps.append(len(loader))

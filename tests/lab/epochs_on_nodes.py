@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from dataio import Loader, discover_world
+from dataio import Loader, Reports, Workers, discover_world
 from shuffle import Partial
 from tests.memory_source import FIELDS, MemorySource
 
@@ -21,7 +21,7 @@ def main():
     given = []
     with Loader(
         source, batch_size=8, fields=FIELDS, cache=cache, shuffle=Partial(exchange), world=world,
-        num_threads=0, progress=False,
+        workers=Workers(threads=0), reports=Reports(progress=False),
     ) as loader:  # fmt: skip
         for epoch in loader.epochs(epochs):
             ids = [i for batch in loader for i in batch["sample_id"].tolist() if i >= 0]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import shuffle
-from dataio import Bytes, Field, Int, Loader
+from dataio import Bytes, Field, Int, Loader, Reports, Staging, Workers
 from dataio.base.errors import SourceError
 from dataio.world import World, discover_world
 from importance import Kakurenbo
@@ -94,10 +94,9 @@ def make(options: Options, world: World) -> Loader:
         transform=transform if options.num_processes else None,
         seed=3,
         world=world,
-        num_threads=options.num_threads,
-        num_processes=options.num_processes,
-        stage="overlap" if options.stage == "overlap" else "before",
-        progress=False,
+        workers=Workers(threads=options.num_threads, processes=options.num_processes),
+        staging=Staging(when="overlap" if options.stage == "overlap" else "before"),
+        reports=Reports(progress=False),
     )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import xxhash
 from torch import nn
 
-from dataio import Array, Loader
+from dataio import Array, Loader, Reports, Workers
 from dataio.world import World, discover_world
 from importance import Kakurenbo
 from shuffle import ModelExchange, Partial
@@ -69,8 +69,9 @@ def train(world: World, root: Path, *, model: Model | None) -> tuple[list[torch.
     given = []
     with Loader(
         Shards(), cache=root, world=world, batch_size=8, fields=FIELDS, shuffle=Partial(0.5),
-        importance=Kakurenbo(0.2, drops=(), alphas=(1.0,), warmup_epochs=0), num_threads=0, seed=5,
-        progress=False,
+        importance=Kakurenbo(0.2, drops=(), alphas=(1.0,), warmup_epochs=0),
+        workers=Workers(threads=0), seed=5,
+        reports=Reports(progress=False),
     ) as loader:  # fmt: skip
         for _ in loader.epochs(EPOCHS):
             for batch in loader:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Column
 from dataio.plan.layout import Layout
@@ -60,7 +60,7 @@ def open_loader(
     loader = Loader(
         source, batch_size=max(layout.share_rows(layout.num_replicas - 1) // STEPS, 1),
         fields=FIELDS, cache=root, shuffle=policy, importance=watching, seed=seed, world=world,
-        num_threads=0, progress=False,
+        workers=Workers(threads=0), reports=Reports(progress=False),
     )  # fmt: skip
     return loader, watching
 

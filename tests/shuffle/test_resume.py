@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shuffle
-from dataio import Loader, StateError
+from dataio import Loader, NodeCache, Reports, StateError, Workers
 from dataio.base.atomic import read_record, write_record
 from dataio.base.errors import QuotaError
 from dataio.plan.policies import Shuffle
@@ -29,12 +29,13 @@ SHUFFLES: dict[str, Shuffle] = {
 BY_SCORES = ["rows", "partners", "both"]
 
 
-def make(world, root, name, *, num_samples=61, **options):
+def make(world, root, name, *, num_samples=61, quota=None, **options):
     chosen: dict[str, Any] = {"importance": HIDES, "batch_size": 5, "fields": FIELDS, "seed": 7}
-    chosen |= {"progress": False, "transform": jitter, "num_threads": 1}
+    chosen |= {"transform": jitter}
+    chosen |= {"workers": Workers(threads=1), "reports": Reports(progress=False)}
     return Loader(
         MemorySource(num_samples),
-        cache=root,
+        cache=NodeCache(root, quota=quota),
         world=world,
         shuffle=SHUFFLES[name],
         **(chosen | options),
@@ -83,7 +84,7 @@ def test_a_run_goes_on_byte_for_byte_whatever_the_caches_hold(tmp_path, name, re
         root = tmp_path / ("whole" if number % 2 else f"new-{number}")
 
         def rest(world, epoch=epoch, step=step, root=root):
-            with make(world, root, name, num_threads=0) as loader:
+            with make(world, root, name, workers=Workers(threads=0)) as loader:
                 loader.restore(tmp_path / f"at-{epoch}-{step}")
                 return train(loader)
 

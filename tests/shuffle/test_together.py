@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dataio.state.snapshot
-from dataio import Loader
+from dataio import Loader, NodeCache, Reports, Staging, Workers
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
@@ -93,8 +93,10 @@ def test_a_pull_under_a_quota_changes_no_batch(tmp_path, kind, quota):
         seen: dict[int, list[list[object]]] = {}
         source = Shards()
         with Loader(
-            source, cache=tmp_path / root, world=world, batch_size=6, fields=KINDS[kind], seed=3,
-            num_threads=0, shuffle=Partial(0.2), importance=KAKURENBO, quota=quota, progress=False,
+            source, cache=NodeCache(tmp_path / root, quota=quota), world=world, batch_size=6,
+            fields=KINDS[kind], seed=3,
+            workers=Workers(threads=0), shuffle=Partial(0.2), importance=KAKURENBO,
+            reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             if at is not None:
                 loader.restore(at)
@@ -133,8 +135,8 @@ def test_scores_stay_with_their_samples_over_epochs_and_resizes(tmp_path, policy
             wrong = []
             with Loader(
                 MemorySource(SAMPLES), cache=tmp_path / "a", world=world, batch_size=4,
-                fields=FIELDS, seed=3, num_threads=0, shuffle=policy, importance=KEEPS,
-                progress=False,
+                fields=FIELDS, seed=3, workers=Workers(threads=0), shuffle=policy, importance=KEEPS,
+                reports=Reports(progress=False),
             ) as loader:  # fmt: skip
                 if at is not None:
                     loader.restore(at)
@@ -204,7 +206,8 @@ def test_a_node_of_one_row_is_staged_beside_training_as_the_larger_ones_are(
     def on_rank(world):
         with Loader(
             MemorySource(sum(nodes)), cache=tmp_path, world=world, batch_size=1, fields=FIELDS,
-            num_threads=0, stage="overlap", shuffle=policy, progress=False,
+            workers=Workers(threads=0), staging=Staging(when="overlap"), shuffle=policy,
+            reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             return [[batch["sample_id"].item() for batch in loader] for _ in loader.epochs(3)]
 

@@ -368,7 +368,7 @@ def train(source: Path, saved: Path, policy: Importance, *, num_epochs: int) -> 
         single_world() as world,
         dataio.Loader(
             str(source), batch_size=32, fields=fields, cache=saved.parent / "cache", world=world,
-            importance=policy, num_threads=0,
+            importance=policy, workers=dataio.Workers(threads=0),
         ) as loader,
     ):  # fmt: skip
         for _ in loader.epochs(num_epochs):

@@ -17,7 +17,7 @@ import torch
 
 import importance
 import shuffle
-from dataio import Image, Int, Loader, Throttle
+from dataio import Image, Int, Loader, Reports, Shards, Throttle
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
 from trainer.mesh.mesh import axis_sizes, make_mesh
 from trainer.mesh.parallelize import parallelize
@@ -25,7 +25,7 @@ from trainer.mesh.pipeline import Batch, Pipeline
 from trainer.mesh.place import place_of
 from trainer.models import SmallCNN
 from trainer.run.schedule import learning_rate
-from trainer.run.step import Reports, evaluate, rescore, train_step
+from trainer.run.step import TakesReports, evaluate, rescore, train_step
 from trainer.run.tasks import Classify
 from trainer.watch.launch import Job, join
 
@@ -133,7 +133,7 @@ def make_training(settings: RunSettings, job: Job) -> Training:
     return Training(pipeline, torch.optim.SGD(spread.parameters(), lr=settings.lr, momentum=0.9))
 
 
-def train_epoch(training: Training, batches: Iterable[Batch], reports: Reports) -> float:
+def train_epoch(training: Training, batches: Iterable[Batch], reports: TakesReports) -> float:
     """Train an epoch; returns the seconds spent waiting for batches. Collective."""
     wait_s = 0.0
     source: Iterator[Batch] = iter(batches)
@@ -204,7 +204,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
     policy = importance.Kakurenbo(settings.hide) if settings.kind == "tonari_hiding" else None
     started = time.perf_counter()
     loader = Loader(
-        settings.train_shards,
+        Shards(settings.train_shards, throttle=throttle),
         batch_size=settings.batch_size,
         fields={
             "image": Image(settings.extension, channels=settings.image_shape[2]),
@@ -215,10 +215,9 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
         importance=policy,
         seed=settings.seed,
         world=world,
-        throttle=throttle,
-        progress=False,
+        reports=Reports(progress=False),
     )
-    evaluation = loader.evaluation(settings.test_shards)
+    evaluation = loader.evaluation(Shards(settings.test_shards, throttle=throttle))
     world.barrier(doing="finish staging")
     staging_s = time.perf_counter() - started
     if world.rank == 0:

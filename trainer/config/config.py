@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, get_type_hints
 
+from dataio import NodeCache, Staging, Workers
 from dataio.plan.history import Column
 from importance import POLICIES
 from trainer.config.settings import (
@@ -43,9 +44,9 @@ class DataConfig(Section):
     """What to train on: images in shards, or text files, and how samples are read; per replica.
 
     Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
-    the last ``test_fraction`` of the samples are left for it. ``staging_bandwidth`` is in bytes/s a
-    node, 0: no limit; ``quota`` is a size such as "200GB", or empty; see `dataio.Loader` for the
-    others.
+    the last ``test_fraction`` of the samples are left for it. ``cache``, ``staging`` and
+    ``workers`` are tables of their own, or for the first a path: see `dataio.NodeCache`,
+    `dataio.Staging` and `dataio.Workers`; for the others `dataio.Loader`.
     """
 
     train: str | tuple[str, ...]
@@ -58,15 +59,10 @@ class DataConfig(Section):
     image_size: Count | None = None
     channels: Literal[1, 3] = 3
     batch_size: Count = 64
-    cache: str = "auto"
-    num_threads: Whole | None = None
-    num_processes: Whole = 0
-    prefetch: Whole = 2
     drop_last: bool = False
-    stage: Literal["before", "overlap"] = "before"
-    staging_readers: Count = 2
-    staging_bandwidth: NotNegative = 0.0
-    quota: str = ""
+    cache: NodeCache = field(default_factory=NodeCache)
+    staging: Staging = field(default_factory=Staging)
+    workers: Workers = field(default_factory=Workers)
 
     def __post_init__(self) -> None:
         super().__post_init__()

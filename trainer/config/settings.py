@@ -32,6 +32,9 @@ class Range:
         return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
 
 
+SHORT = ""
+"""In a group's table the key of what was given in place of the whole: its first field."""
+
 Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
@@ -61,10 +64,13 @@ def section_name(section: type[Section]) -> str:
 
 
 def apply_override(tables: dict[str, object], override: str) -> None:
-    """Set what ``section.key=value`` says in tables as TOML gives them."""
+    """Set what ``section.key=value`` says in tables as TOML gives them.
+
+    ``section.group.key=value`` sets a key of a group, such as ``data.cache.quota=200GB``.
+    """
     key, equals, text = override.partition("=")
-    section, dot, name = key.partition(".")
-    if not (equals and dot and name):
+    *path, name = key.split(".")
+    if not (equals and path and name):
         raise ConfigError(
             f"override {override!r}, expected section.key=value; write for example run.epochs=3"
         )
@@ -72,9 +78,19 @@ def apply_override(tables: dict[str, object], override: str) -> None:
         value: object = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    table = tables.setdefault(section, {})
+    table = tables.setdefault(path[0], {})
+    for part in path[1:]:
+        if isinstance(table, dict):
+            group = table.get(part, {})
+            # A group in short, such as a path in place of a cache, may get further keys.
+            table[part] = group if isinstance(group, dict) else {SHORT: group}
+            table = table[part]
     if isinstance(table, dict):
-        table[name] = value
+        group = table.get(name)
+        if isinstance(group, dict) and not isinstance(value, dict):
+            group[SHORT] = value
+        else:
+            table[name] = value
 
 
 def build_section(section: type[Section], table: object) -> Section:
@@ -89,7 +105,27 @@ def build_section(section: type[Section], table: object) -> Section:
         missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
         if missing and its.name not in table:
             raise ConfigError(f"{key} is missing; set it in the file or give {key}=VALUE")
-    return section(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+    hints = get_type_hints(section)
+    return section(**{k: _setting(f"{name}.{k}", v, hints[k]) for k, v in table.items()})
+
+
+def _setting(key: str, value: object, hint: object) -> object:
+    """Make a setting of what TOML gives; a group, such as `dataio.NodeCache`, checks its own."""
+    if not isinstance(hint, type) or not dataclasses.is_dataclass(hint):
+        return tuple(value) if isinstance(value, list) else value
+    fields = dataclasses.fields(hint)
+    if isinstance(value, str) and not fields[0].kw_only:
+        value = {SHORT: value}
+    if isinstance(value, dict) and SHORT in value and not fields[0].kw_only:
+        value = {fields[0].name if name == SHORT else name: its for name, its in value.items()}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key} is {value!r}, expected a table; write [{key}] above its keys")
+    for name in value:
+        check_known(f"{key}.{name}", {f"{key}.{field.name}": field for field in fields})
+    try:
+        return hint(**value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"[{key}]: {error}") from error
 
 
 def check_known(key: str, known: Mapping[str, object]) -> None:

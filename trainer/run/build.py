@@ -160,16 +160,11 @@ def build_loader(
             device=device,
             seed=config.run.seed,
             world=world,
-            num_threads=data.num_threads,
-            num_processes=data.num_processes,
-            prefetch=data.prefetch,
             drop_last=data.drop_last,
-            stage=data.stage,
-            staging_readers=data.staging_readers,
-            staging_bandwidth=data.staging_bandwidth,
-            quota=data.quota or None,
+            staging=data.staging,
+            workers=data.workers,
             # Of those that read the inputs and those that read the targets, one speaks.
-            progress=job.world.rank == 0,
+            reports=dataio.Reports(progress=job.world.rank == 0),
         )
 
     try:

@@ -12,7 +12,7 @@ from trainer.mesh.clip import clip_gradients
 from trainer.mesh.pipeline import Batch, Pipeline
 
 
-class Reports(Protocol):
+class TakesReports(Protocol):
     """What a step needs of the loader."""
 
     def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None: ...
@@ -45,7 +45,7 @@ class Evaluation(NamedTuple):
 def train_step(
     pipeline: Pipeline,
     optimizer: torch.optim.Optimizer,
-    loader: Reports,
+    loader: TakesReports,
     batches: Sequence[Batch],
     *,
     clip: float = 0.0,
@@ -77,7 +77,7 @@ def train_step(
     return Step(norm, skipped)
 
 
-def rescore(pipeline: Pipeline, loader: Reports, batches: Iterable[Batch]) -> None:
+def rescore(pipeline: Pipeline, loader: TakesReports, batches: Iterable[Batch]) -> None:
     """Give hidden rows a new score, in evaluation mode. Collective.
 
     Args:

@@ -26,8 +26,8 @@ def make_loader(task: Task, world: dataio.World, shuffle: Shuffle | None = None)
         shuffle=shuffle,
         seed=task.seed,
         world=world,
-        num_threads=task.workers,
-        progress=False,
+        workers=dataio.Workers(threads=task.workers),
+        reports=dataio.Reports(progress=False),
     )
 
 

@@ -15,7 +15,7 @@ from benchmarks.storage.training.own_set import Shards
 from benchmarks.storage.training.predict import WayName
 from benchmarks.storage.training.shared_samples import SharedSamples, index_tars
 from benchmarks.storage.training.ways import Ran, add_read, shared_bytes
-from dataio import Loader, World
+from dataio import Loader, Reports, Staging, World
 from dataio.plan.policies import Importance, Shuffle
 
 Turned = Callable[[WayName, int], None]
@@ -77,7 +77,8 @@ class Training:
             loader = Loader(
                 paths, batch_size=self.batch_size, fields=self.data.fields, cache=cache,
                 shuffle=shuffle, importance=importance, seed=self.seed, world=world,
-                staging_readers=self.staging_readers, staging_bandwidth=bandwidth, progress=False,
+                staging=Staging(readers=self.staging_readers, bandwidth=bandwidth),
+                reports=Reports(progress=False),
             )  # fmt: skip
         with loader:
             staged = loader.stats()

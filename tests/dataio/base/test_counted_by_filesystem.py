@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.storage.site.counters import Counters
 from benchmarks.storage.site.site import describe_site
-from dataio import Bytes, Int, Loader
+from dataio import Bytes, Int, Loader, NodeCache, Reports, Workers
 from dataio.rows.fields import Field
 from dataio.source import Storage, open_source
 from tests.dataio.source.shards import numbered, write_tar
@@ -45,7 +45,8 @@ def test_the_loader_reads_what_it_says_and_after_staging_only_what_did_not_fit(
         storage = Storage()
         with Loader(
             open_source(str(slow.path), storage=storage), batch_size=16, fields=FIELDS,
-            cache=tmp_path / "cache", num_threads=1, progress=False, quota=quota,
+            cache=NodeCache(tmp_path / "cache", quota=quota), workers=Workers(threads=1),
+            reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             staged = since(slow, before)
             assert staged["read_bytes"] == loader.stats()["source_bytes"]

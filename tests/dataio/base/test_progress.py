@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from dataio import Loader, StateError
+from dataio import Loader, Reports, StateError, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.test_loader import loss_of
@@ -19,8 +19,8 @@ def make(world, root, *, importance=None, batch_size=4, num_samples=61, **option
         cache=root,
         importance=importance,
         world=world,
-        num_threads=0,
-        progress=False,
+        workers=Workers(threads=0),
+        reports=Reports(progress=False),
         **options,
     )
 

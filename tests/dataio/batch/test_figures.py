@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from dataio import Reports
 from dataio.batch.figures import Waits, summarise
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.test_loader import make
@@ -40,7 +41,9 @@ def test_the_straggler_is_the_rank_that_waits_longest():
 
 def test_rank_0_writes_a_line_an_epoch_for_all_ranks(tmp_path):
     def run(world):
-        with make(world, tmp_path / "cache", metrics=tmp_path / "metrics.jsonl") as loader:
+        with make(
+            world, tmp_path / "cache", reports=Reports(metrics=tmp_path / "metrics.jsonl")
+        ) as loader:
             for _ in loader.epochs(3):
                 for _batch in loader:
                     pass
@@ -60,13 +63,17 @@ def test_rank_0_writes_a_line_an_epoch_for_all_ranks(tmp_path):
 def test_a_file_of_metrics_that_cannot_be_written_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"metrics: .*file/m.jsonl cannot be written .*; give a"):
-        make(single_world(), tmp_path / "cache", metrics=tmp_path / "file" / "m.jsonl")
+        make(
+            single_world(),
+            tmp_path / "cache",
+            reports=Reports(metrics=tmp_path / "file" / "m.jsonl"),
+        )
     assert not list(tmp_path.glob("cache/*/node*")), "before anything was staged"
 
 
 def test_figures_that_can_no_longer_be_written_do_not_end_the_job(tmp_path, caplog):
     path = tmp_path / "new" / "m.jsonl"
-    with make(single_world(), tmp_path / "cache", metrics=path) as loader:
+    with make(single_world(), tmp_path / "cache", reports=Reports(metrics=path)) as loader:
         path.unlink()
         path.mkdir()
         epochs = [len(list(loader)) for _ in loader.epochs(2)]

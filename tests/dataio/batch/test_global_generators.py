@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dataio import Workers
 from dataio.world import single_world
 from tests.dataio.test_loader import digest, make
 from tests.memory_source import MemorySource
@@ -76,17 +77,17 @@ USES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("use", USES)
 def test_the_same_batches_for_any_number_of_threads_and_after_a_restart(tmp_path, use):
-    wanted, state = run(tmp_path, skip=5, num_threads=2, **USES[use])
+    wanted, state = run(tmp_path, skip=5, workers=Workers(threads=2), **USES[use])
     assert len(set(wanted)) == len(wanted)
     for num_threads in (0, 1, 4):
-        assert run(tmp_path, num_threads=num_threads, **USES[use])[0] == wanted
-    rest, _ = run(tmp_path, state=state, num_threads=3, **USES[use])
+        assert run(tmp_path, workers=Workers(threads=num_threads), **USES[use])[0] == wanted
+    rest, _ = run(tmp_path, state=state, workers=Workers(threads=3), **USES[use])
     assert rest == wanted[5:]
 
 
 def test_processes_draw_what_threads_draw(tmp_path):
-    wanted, _ = run(tmp_path, epochs=1, num_threads=2, transform=by_all)
-    assert run(tmp_path, epochs=1, num_processes=2, transform=by_all)[0] == wanted
+    wanted, _ = run(tmp_path, epochs=1, workers=Workers(threads=2), transform=by_all)
+    assert run(tmp_path, epochs=1, workers=Workers(processes=2), transform=by_all)[0] == wanted
 
 
 @pytest.mark.parametrize("use", ["all", "batch", "both"])
@@ -101,7 +102,9 @@ def test_the_users_own_draws_are_left_alone(tmp_path, use):
         np.random.seed(3)  # noqa: NPY002
         random.seed(3)
 
-    with make(single_world(), tmp_path / "cache", num_threads=2, **USES[use]) as loader:
+    with make(
+        single_world(), tmp_path / "cache", workers=Workers(threads=2), **USES[use]
+    ) as loader:
         seed()
         found = [draws() for _ in loader]
         seed()
@@ -131,7 +134,14 @@ def test_who_draws_from_rng_is_told_nothing_and_runs_on_threads(tmp_path, caplog
 
     source = MemorySource(400)
     with caplog.at_level(logging.WARNING):
-        run(tmp_path, epochs=1, transform=noted, num_threads=2, batch_size=20, source=source)
+        run(
+            tmp_path,
+            epochs=1,
+            transform=noted,
+            workers=Workers(threads=2),
+            batch_size=20,
+            source=source,
+        )
     assert told(caplog) == []
     assert threads["tonari-decode"] > 0.85 * threads.total()
 
@@ -144,7 +154,7 @@ def test_draws_that_begin_late_are_noticed_and_told(tmp_path, caplog):
     begun = []
     with (
         caplog.at_level(logging.WARNING),
-        make(single_world(), tmp_path, transform=sometimes, num_threads=2) as loader,
+        make(single_world(), tmp_path, transform=sometimes, workers=Workers(threads=2)) as loader,
     ):
         for step, _ in enumerate(itertools.chain(loader, loader, loader)):
             if step == 3:
@@ -165,6 +175,6 @@ class Own:
 
 def test_random_state_of_its_own_is_noticed_and_told(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        run(tmp_path, transform=Own(), num_threads=2)
+        run(tmp_path, transform=Own(), workers=Workers(threads=2))
     (line,) = told(caplog)
     assert line.startswith("transform: gives another result for the same sample and rng")

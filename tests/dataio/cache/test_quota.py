@@ -12,7 +12,19 @@ import pytest
 import torch
 
 import shuffle
-from dataio import Array, Bytes, Int, Loader, QuotaError, SourceError, StallError
+from dataio import (
+    Array,
+    Bytes,
+    Int,
+    Loader,
+    NodeCache,
+    QuotaError,
+    Reports,
+    SourceError,
+    Staging,
+    StallError,
+    Workers,
+)
 from dataio.cache.files.store import HeapFile
 from dataio.cache.quota import Need, plan_budget
 from dataio.rows.fields import Field, row_schema
@@ -100,11 +112,15 @@ def digest(batch):
     return seen.hexdigest()
 
 
-def make(world, root, kind, source=None, **options):
-    chosen: dict[str, Any] = {"batch_size": 7, "seed": 5, "progress": False, "num_threads": 1}
-    chosen["shuffle"] = shuffle.Partial(0.3)
+def make(world, root, kind, source=None, *, quota=None, **options):
+    chosen: dict[str, Any] = {"batch_size": 7, "seed": 5, "shuffle": shuffle.Partial(0.3)}
+    chosen |= {"workers": Workers(threads=1), "reports": Reports(progress=False)}
     return Loader(
-        source or Shards(), cache=root, world=world, fields=KINDS[kind], **(chosen | options)
+        source or Shards(),
+        cache=NodeCache(root, quota=quota),
+        world=world,
+        fields=KINDS[kind],
+        **(chosen | options),
     )
 
 
@@ -255,7 +271,7 @@ def test_what_is_no_size_or_cannot_be_kept_is_refused(tmp_path):
     with pytest.raises(ValueError, match="quota: found 'much'"):
         make(single_world(), tmp_path, "fixed", quota="much")
     with pytest.raises(ValueError, match='"overlap" and a quota exclude one another'):
-        make(single_world(), tmp_path, "fixed", quota="1GB", stage="overlap")
+        make(single_world(), tmp_path, "fixed", quota="1GB", staging=Staging(when="overlap"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,14 +18,14 @@ FIRST, SECOND = 54321, 54322
 
 PROGRAM = """
 import json, os, sys
-from dataio import Bytes, Int, Loader
+from dataio import Bytes, Int, Loader, Reports, Workers
 
 uid, shards, cache, warm = int(sys.argv[1]), *sys.argv[2:]
 
 def train(cache):
     fields = {"data": Bytes("bin"), "number": Int("cls")}
     with Loader(shards, batch_size=4, fields=fields, cache=cache,
-                num_threads=0, progress=False) as loader:
+                workers=Workers(threads=0), reports=Reports(progress=False)) as loader:
         ids = [i for _ in loader.epochs(1) for batch in loader for i in batch["number"].tolist()]
         return sorted(ids), loader.stats()["staging_s"]
 

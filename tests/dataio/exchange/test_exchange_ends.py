@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from dataio import ExchangeError, Loader
+from dataio import ExchangeError, Loader, Reports, Workers
 from dataio.cache.cache import Cache
 from dataio.exchange.transfer import Transfer
 from dataio.plan.layout import Layout
@@ -26,7 +26,8 @@ SHUFFLES = [Partial(0.5), Partial(0.5, rows="scores"), Global(moves=True)]
 def make(world, root, policy, **options):
     return Loader(
         MemorySource(SAMPLES), cache=root, world=world, batch_size=4, fields=FIELDS, seed=3,
-        num_threads=0, shuffle=policy, importance=HIDES, progress=False, **options,
+        workers=Workers(threads=0), shuffle=policy, importance=HIDES,
+        reports=Reports(progress=False), **options,
     )  # fmt: skip
 
 

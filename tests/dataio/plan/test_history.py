@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shuffle
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.plan.history import COLUMNS, QUANTUM, record, score_dtype, unscored
 from dataio.plan.policies import Importance
 from dataio.world import run_threads, single_world, thread_worlds
@@ -159,9 +159,9 @@ def make(root, world, importance, policy=None):
         shuffle=policy,
         importance=importance,
         world=world,
-        num_threads=0,
+        workers=Workers(threads=0),
         seed=3,
-        progress=False,
+        reports=Reports(progress=False),
     )
 
 

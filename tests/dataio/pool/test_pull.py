@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dataio.pool.pull
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.cache.cache import Cache
 from dataio.exchange.directory import all_to_all, find_holders
 from dataio.plan.layout import Layout
@@ -42,8 +42,9 @@ def whole(pool):
 
 def make(world, root, source, **options):
     return Loader(
-        source, cache=root, world=world, batch_size=4, fields=FIELDS, num_threads=0, seed=3,
-        progress=False, **options,
+        source, cache=root, world=world, batch_size=4, fields=FIELDS, workers=Workers(threads=0),
+        seed=3,
+        reports=Reports(progress=False), **options,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from dataio import Bytes, Float, Image, Int, Loader, Text, Tokens
+from dataio import Bytes, Float, Image, Int, Loader, Reports, Staging, Text, Tokens, Workers
 from dataio.base.errors import FieldError, OtherDatasetError
 from dataio.world import single_world
 from tests.dataio.source.shards import write_tar
@@ -47,7 +47,7 @@ def first_epoch(shard, root, field, **options):
     """What a loader delivers of a field, by sample, and the bytes that it read from the source."""
     with Loader(
         shard, batch_size=SAMPLES, fields={"x": field}, cache=root, world=single_world(),
-        num_threads=1, progress=False, **options,
+        workers=Workers(threads=1), reports=Reports(progress=False), **options,
     ) as loader:  # fmt: skip
         (batch,) = list(loader)
         values = dict(zip(batch["sample_id"].tolist(), batch["x"], strict=True))
@@ -114,12 +114,12 @@ def test_a_stage_transform_of_another_member_is_another_dataset(tmp_path, shard)
         return {"x": sample["x"] * 2}
 
     root = tmp_path / "cache"
-    kept, _ = first_epoch(shard, root, Int("a"), stage_transform=doubled)
+    kept, _ = first_epoch(shard, root, Int("a"), staging=Staging(transform=doubled))
     assert kept == [2 * i for i in range(SAMPLES)]
-    _, again = first_epoch(shard, root, Int("a"), stage_transform=doubled)
+    _, again = first_epoch(shard, root, Int("a"), staging=Staging(transform=doubled))
     assert again["staging_s"] == 0
     with pytest.raises(OtherDatasetError, match="or other fields; remove the directory"):
-        first_epoch(shard, root, Int("b"), stage_transform=doubled)
+        first_epoch(shard, root, Int("b"), staging=Staging(transform=doubled))
 
 
 def test_staging_a_key_that_no_sample_has_fails_over_a_warm_cache(tmp_path, shard, capsys):

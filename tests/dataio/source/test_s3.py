@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from dataio import Bytes, Int, Loader
+from dataio import Bytes, Int, Loader, Reports, Workers
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.source import Retry, Storage, expand, open_source, write_index
@@ -168,7 +168,8 @@ def test_threads_read_ranges_of_one_object_side_by_side(endpoint: int, shards: P
 def test_a_loader_trains_from_s3(endpoint: int, tmp_path: Path) -> None:
     with Loader(
         f"s3://{BUCKET}/train/train-{{000..003}}.tar", cache=str(tmp_path / "cache"),
-        batch_size=8, fields=FIELDS, world=single_world(), progress=False, num_threads=0,
+        batch_size=8, fields=FIELDS, world=single_world(), reports=Reports(progress=False),
+        workers=Workers(threads=0),
     ) as loader:  # fmt: skip
         for _ in loader.epochs(2):
             labels = [label for batch in loader for label in batch["label"].tolist()]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataio import Loader
+from dataio import Loader, Reports, Staging, Workers
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field, Int
 from dataio.source import opening
@@ -67,9 +67,9 @@ def test_parts_of_a_counted_shard_cost_little_more_than_the_whole(
             fields=FIELDS,
             batch_size=100,
             cache=tmp_path,
-            num_threads=0,
-            progress=False,
-            staging_readers=num_readers,
+            workers=Workers(threads=0),
+            reports=Reports(progress=False),
+            staging=Staging(readers=num_readers),
         ) as loader:
             return float(loader.stats()["source_bytes"])
 
@@ -233,9 +233,9 @@ def test_groups_of_a_small_set_are_staged_beside_training_for_little_more_than_i
             fields=FIELDS,
             batch_size=4,
             cache=tmp_path / "cache",
-            num_threads=0,
-            progress=False,
-            stage="overlap",
+            workers=Workers(threads=0),
+            reports=Reports(progress=False),
+            staging=Staging(when="overlap"),
         ) as loader:
             counted = loader.stats()["source_bytes"]
             for _ in loader.epochs(1):

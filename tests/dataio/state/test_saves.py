@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dataio.state.snapshot
-from dataio import Loader, StateError
+from dataio import Loader, Reports, StateError
 from dataio.base.atomic import write_record
 from dataio.mixture import Mixture
 from dataio.pool.moves import Moves
@@ -385,7 +385,9 @@ def test_an_epoch_that_was_gone_on_with_is_told_whole(tmp_path, layout):
     """Its rows, bytes and waits are those of all starts, whatever the ranks."""
 
     def first(world: World) -> dict[str, float]:
-        with make(world, tmp_path / "cache", metrics=tmp_path / "a.jsonl") as loader:
+        with make(
+            world, tmp_path / "cache", reports=Reports(metrics=tmp_path / "a.jsonl")
+        ) as loader:
             for _, _batch in zip(range(2), loader, strict=False):
                 pass
             loader.save(tmp_path / "early")
@@ -396,7 +398,9 @@ def test_an_epoch_that_was_gone_on_with_is_told_whole(tmp_path, layout):
             return dict(loader.stats())
 
     def rest(world: World) -> None:
-        with make(world, tmp_path / "cache", metrics=tmp_path / "b.jsonl") as loader:
+        with make(
+            world, tmp_path / "cache", reports=Reports(metrics=tmp_path / "b.jsonl")
+        ) as loader:
             loader.restore(tmp_path / "saved")
             for _ in loader.epochs(2):
                 for _batch in loader:
@@ -416,7 +420,9 @@ def test_an_epoch_whose_start_is_not_known_says_which_part_its_line_tells(tmp_pa
     with make(single_world(), tmp_path / "cache") as loader:
         train_to(loader, 0, 4)
         state = loader.state_dict()
-    with make(single_world(), tmp_path / "cache", metrics=tmp_path / "m.jsonl") as loader:
+    with make(
+        single_world(), tmp_path / "cache", reports=Reports(metrics=tmp_path / "m.jsonl")
+    ) as loader:
         loader.load_state_dict(state)
         for _ in loader.epochs(2):
             for _batch in loader:

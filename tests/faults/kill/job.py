@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import dataio.pool.staging
 import shuffle
-from dataio import Array, Bytes, Field, Int, Loader, Mixture
+from dataio import Array, Bytes, Field, Int, Loader, Mixture, NodeCache, Reports, Staging, Workers
 from dataio.plan.policies import Importance, Shuffle
 from dataio.world import World, discover_world
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
@@ -130,17 +130,15 @@ def make_loader(options: Options, name: str, *, data: Path, place: Path, world: 
         str(data / f"{name}-*.tar"),
         batch_size=options.batch_size,
         fields={field: FIELDS[field] for field in KINDS[options.kind]},
-        cache=place / "cache",
+        cache=NodeCache(place / "cache", quota=options.quota),
         shuffle=shuffled,
         importance=policy,
         transform=transform if with_transform else None,
         seed=7,
         world=world,
-        num_threads=options.num_threads,
-        num_processes=options.num_processes,
-        stage=options.stage,
-        quota=options.quota,
-        progress=False,
+        workers=Workers(threads=options.num_threads, processes=options.num_processes),
+        staging=Staging(when=options.stage),
+        reports=Reports(progress=False),
     )
 
 

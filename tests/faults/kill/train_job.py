@@ -115,7 +115,8 @@ def run(argument: dict[str, Any]) -> None:
     options, place = TrainOptions(**argument["options"]), Path(argument["place"])
     argv = [
         "train", str(Path(argument["data"]) / "run.toml"), f"run.directory={place}/run",
-        f"data.cache={place}/cache", f"data.stage={options.stage}", f"run.epochs={options.epochs}",
+        f"data.cache={place}/cache", f"data.staging.when={options.stage}",
+        f"run.epochs={options.epochs}",
         f"run.timeout_s={TIMEOUT_S}", *options.overrides,
     ]  # fmt: skip
     status = cli.main(argv)

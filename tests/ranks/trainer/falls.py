@@ -147,7 +147,7 @@ def plant(way: str, where: str, rank: int, report: Path) -> None:
         "delivery": (relay.Inlet if rank else relay.Outlet, "_take" if rank else "hand_on", BATCH),
         "opening": (relay.Inlet, "_open", 1),
         "checkpoint": (trainer.checkpoint.checkpoint, "write_sums", 2),
-        "staging": (dataio.pool.staging.Staging, "_read_piece", 1),
+        "staging": (dataio.pool.staging.StagingRun, "_read_piece", 1),
     }
     if where in places:
         holder, name, at = places[where]

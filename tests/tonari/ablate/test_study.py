@@ -57,7 +57,8 @@ def loader_batches(world, root, policy, *, num_samples, batch_size, seed, epochs
     """What a real loader of this rank delivers: ids and weights, epoch by epoch."""
     with dataio.Loader(
         MemorySource(num_samples), batch_size=batch_size, fields=FIELDS, cache=root / "cache",
-        shuffle=policy, seed=seed, world=world, num_threads=0, progress=False,
+        shuffle=policy, seed=seed, world=world, workers=dataio.Workers(threads=0),
+        reports=dataio.Reports(progress=False),
     ) as loader:  # fmt: skip
         return [
             [(batch["sample_id"].tolist(), batch["weight"].tolist()) for batch in loader]

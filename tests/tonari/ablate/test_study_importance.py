@@ -15,7 +15,7 @@ from shuffle import Global, Local, Partial
 from tests.memory_source import FIELDS, MemorySource
 from tests.tonari.ablate.test_study import blobs
 from tonari.ablate.study.config import SettingsConfig, load_study
-from tonari.ablate.study.importance import Memory, Reports
+from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.order import epoch_batches
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.ablate.study.training import Training
@@ -44,7 +44,8 @@ def loader_epochs(world, root, shuffle, policy):
     found = []
     with dataio.Loader(
         MemorySource(NUM_SAMPLES), batch_size=BATCH, fields=FIELDS, cache=root / "cache",
-        shuffle=shuffle, importance=policy, seed=SEED, world=world, num_threads=0, progress=False,
+        shuffle=shuffle, importance=policy, seed=SEED, world=world,
+        workers=dataio.Workers(threads=0), reports=dataio.Reports(progress=False),
     ) as loader:  # fmt: skip
         for epoch in loader.epochs(EPOCHS):
             trained: list[tuple[list[int], list[float]]] = []
@@ -70,7 +71,7 @@ def study_epochs(shuffle, layout, policy):
         batches = epoch_batches(
             shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory
         )
-        reports = Reports()
+        reports = EpochReports()
         if memory.keeps_scores:
             for ids, valid in zip(batches.sample_id, batches.valid, strict=True):
                 loss, correct, confidence = (part.ravel() for part in told(ids, epoch))

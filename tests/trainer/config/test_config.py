@@ -4,6 +4,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+import dataio
 import importance
 import shuffle
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
@@ -243,3 +244,48 @@ def test_the_shipped_examples_are_valid_on_their_mesh(name: str) -> None:
 def test_settings_cannot_change(tmp_path: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         load(tmp_path).run.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("data", "overrides"),
+    [
+        ('cache = {path = "/disk", quota = "1KB"}', ()),
+        ('cache = "/disk"', ("data.cache.quota=1KB",)),
+        ('cache.quota = "1KB"', ("data.cache=/disk",)),
+        ("", ("data.cache.quota=1KB", "data.cache.path=/disk")),
+        ("", ("data.cache=/disk", "data.cache.quota=1KB")),
+        ("", ('data.cache={path="/disk", quota="1KB"}',)),
+    ],
+)
+def test_a_group_is_the_same_object_in_python_in_the_file_and_on_the_command_line(
+    tmp_path: Path, data: str, overrides: tuple[str, ...]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(SMALLEST.replace("[model]", f"{data}\n[model]"))
+    assert load_config(path, overrides).data.cache == dataio.NodeCache("/disk", quota="1KB")
+
+
+def test_groups_that_are_not_named_are_the_loader_s_own(tmp_path: Path) -> None:
+    data = load(tmp_path, "", ("data.staging.readers=3", "data.workers.threads=0")).data
+    assert data.cache == dataio.NodeCache()
+    assert data.staging == dataio.Staging(readers=3)
+    assert data.workers == dataio.Workers(threads=0)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.cache.qota=1", r"data.cache.qota is unknown; did you mean data.cache.quota\?"),
+        ("data.cache.quota=much", r"\[data.cache\]: NodeCache: quota: found 'much', expected a si"),
+        ("data.staging=overlap", r"data.staging is 'overlap', expected a table; write \[data.stag"),
+        ("data.staging.when=after", r"when is 'after', expected \"before\" or \"overlap\""),
+        ("data.staging.readers=0", r"\[data.staging\]: Staging: readers is 0, expected a number"),
+        ("data.workers.threads=two", r"Workers: threads is 'two', expected a whole number"),
+        ("data.workers=2", r"data.workers is 2, expected a table; write \[data.workers\] above"),
+    ],
+)
+def test_a_wrong_setting_of_a_group_names_group_field_and_cure(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, "", (override,))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.base.errors import SourceError, StallError, WorldError
 from dataio.world import run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
@@ -31,7 +31,8 @@ def open_replica(world, root, *, sizes=PIPELINE, batch_transform=add_pixels, inp
     def open_loader(readers, device, columns):
         return Loader(
             MemorySource(48), batch_size=8, fields=FIELDS, cache=root, world=readers,
-            device=device, batch_transform=batch_transform, num_threads=0, progress=False,
+            device=device, batch_transform=batch_transform, workers=Workers(threads=0),
+            reports=Reports(progress=False),
         )  # fmt: skip
 
     return ReplicaLoader(open_loader, world=world, place=place, inputs=inputs, targets=TARGETS)

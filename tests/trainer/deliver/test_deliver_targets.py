@@ -5,7 +5,7 @@ import math
 import pytest
 
 import shuffle
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.base.errors import WorldError
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
@@ -125,7 +125,8 @@ def open_pipeline(world, root, *, seed=3, batch_transform=None):
     def open_loader(readers, device, columns):
         return Loader(
             MemorySource(48), batch_size=8, fields={name: FIELDS[name] for name in columns},
-            cache=root, world=readers, device=device, seed=seed, num_threads=0, progress=False,
+            cache=root, world=readers, device=device, seed=seed, workers=Workers(threads=0),
+            reports=Reports(progress=False),
             shuffle=shuffle.Local(), batch_transform=batch_transform,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import shuffle
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.plan.policies import Importance
 from dataio.world import Request, World, run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
@@ -137,7 +137,8 @@ def train(
         return Loader(
             source, batch_size=ROWS_A_STEP // place.num_replicas, fields=fields, cache=root,
             shuffle=shuffle.Partial(0.3), importance=importance, world=readers, device=device,
-            batch_transform=add_pixels, num_threads=0, seed=3, progress=False,
+            batch_transform=add_pixels, workers=Workers(threads=0), seed=3,
+            reports=Reports(progress=False),
         )  # fmt: skip
 
     with ReplicaLoader(

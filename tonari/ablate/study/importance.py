@@ -96,7 +96,7 @@ class Memory:
 
 
 @dataclass
-class Reports:
+class EpochReports:
     """Takes an epoch's reports on the device, and writes all of them at its end.
 
     A row is reported once an epoch, so later is as good as at once; nothing waits for the device.

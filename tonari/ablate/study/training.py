@@ -14,7 +14,7 @@ from dataio.plan.layout import Layout
 from importance import outcome
 from tonari.ablate.study.config import SettingsConfig
 from tonari.ablate.study.data import LabelledImages
-from tonari.ablate.study.importance import Memory, Reports
+from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.model import StudyResNet
 from tonari.ablate.study.order import EpochBatches, epoch_batches, number_samples
 from tonari.ablate.study.replicas import ManyModels, OneModel, Replicas
@@ -120,7 +120,7 @@ class Training:
                 warmup_epochs=settings.num_warmup_epochs,
             )  # fmt: skip
         flips = _flips(len(self._labels), seed=self._seed, epoch=epoch, wanted=settings.flip)
-        flips, reports = flips.to(self._device), Reports()
+        flips, reports = flips.to(self._device), EpochReports()
         loss = self._train(batches, flips, reports)
         if self._memory.keeps_scores:
             self._refresh(batches.due, flips, reports)
@@ -141,7 +141,7 @@ class Training:
             hidden_cap=batches.figures.get("hidden_cap", 0.0),
         )
 
-    def _train(self, batches: EpochBatches, flips: Tensor, reports: Reports) -> float:
+    def _train(self, batches: EpochBatches, flips: Tensor, reports: EpochReports) -> float:
         # int64[steps, replicas, batch]: the whole epoch's at once, so that no step waits for a copy
         all_rows = torch.from_numpy(self._rows_of[batches.sample_id]).to(self._device)
         all_weights = torch.from_numpy(batches.weight).to(self._device)
@@ -157,7 +157,7 @@ class Training:
             reports.add(ids, valid, losses, *outcome(logits, labels.flatten()))
         return float(torch.stack(means).mean())
 
-    def _refresh(self, due: NDArray[np.int64], flips: Tensor, reports: Reports) -> None:
+    def _refresh(self, due: NDArray[np.int64], flips: Tensor, reports: EpochReports) -> None:
         """Pass rows as their loader would, mirrored as in this epoch's training."""
         assert isinstance(self.replicas, OneModel), "importance needs averaged gradients"
         step_rows = self._settings.replicas * self._settings.batch_size

@@ -1,0 +1,133 @@
+"""What a `Loader` is told in groups: where rows lie, how they come there, who works, what is shown.
+
+The same objects in Python, in a run's TOML file and on the command line.
+"""
+
+import os
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from dataio.base.checked import checked
+from dataio.base.sizes import parse_bytes
+from dataio.batch.verify import Verify
+from dataio.source.transformed import StageTransform
+
+
+@checked
+@dataclass(frozen=True)
+class NodeCache:
+    """The directory in which a node keeps its rows.
+
+    Args:
+        path: Directory of this node; ``"auto"`` is TONARI_CACHE, else a node-local directory.
+        quota: Bytes that this node's cache of the dataset may take, such as ``"200GB"``; not that
+            of an evaluation. Rows that do not fit are read from the source in every epoch, ahead of
+            their batches, which are the same ones. None: as much as the rows need.
+        verify: When a row's checksum is checked: ``"once"``, ``"always"`` or ``"never"``.
+
+    Raises:
+        ValueError: If the quota is no size.
+    """
+
+    path: str | os.PathLike[str] = "auto"
+    _: KW_ONLY
+    quota: str | int | None = None
+    verify: Verify = "once"
+
+    def __post_init__(self) -> None:
+        _ = self.quota_bytes
+
+    @property
+    def quota_bytes(self) -> int | None:
+        """The quota in bytes."""
+        if self.quota is None:
+            return None
+        try:
+            return parse_bytes(str(self.quota))
+        except ValueError as error:
+            raise ValueError(f"NodeCache: quota: {error}") from None
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Staging:
+    """How a node's rows come from the source into its cache.
+
+    Args:
+        when: ``"before"``: training begins when the pool is staged. ``"overlap"``: it begins with
+            the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
+            the cache was warm, so that its order stays a function of the seed.
+        readers: Shards that each rank reads at once, >= 1.
+        bandwidth: Bytes/s that this node may read from the source, >= 0; 0: as fast as it can.
+        transform: ``sample -> sample`` on decoded arrays, applied once, as rows are staged; what it
+            returns is stored in place of the loader's fields. See `TransformedSource`.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    when: Literal["before", "overlap"] = "before"
+    readers: int = 2
+    bandwidth: float = 0.0
+    transform: StageTransform | None = None
+
+    def __post_init__(self) -> None:
+        check_least("Staging", readers=(self.readers, 1), bandwidth=(self.bandwidth, 0))
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who decodes and transforms samples, and how far ahead.
+
+    Args:
+        threads: Threads that decode and transform, >= 0; None: the rank's part of the cores.
+        processes: Processes that do so instead, >= 0, for transforms that hold the interpreter, or
+            draw from global generators.
+        prefetch: Batches made ahead, >= 0.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    threads: int | None = None
+    processes: int = 0
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        check_least(
+            "Workers", threads=(self.threads, 0), processes=(self.processes, 0),
+            prefetch=(self.prefetch, 0),
+        )  # fmt: skip
+
+    def num_threads(self, *, local_size: int) -> int:
+        """Count the threads of each of a node's ranks."""
+        if self.threads is not None:
+            return self.threads
+        return max(len(os.sched_getaffinity(0)) // local_size, 1)
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Reports:
+    """What a loader writes of its work.
+
+    Args:
+        metrics: File to which rank 0 adds a line of JSON at the end of each epoch: of all its
+            steps, also after `Loader.restore`; else from its ``first_step`` on.
+        progress: Whether rank 0 shows staging on a terminal.
+    """
+
+    metrics: str | os.PathLike[str] | None = None
+    progress: bool = True
+
+
+def check_least(where: str, **numbers: tuple[float | None, float]) -> None:
+    """Refuse numbers below the least that each may be; None is in each that may be None."""
+    for name, (value, least) in numbers.items():
+        # Written so that nan fails too.
+        if value is not None and not value >= least:
+            raise ValueError(
+                f"{where}: {name} is {value}, expected a number >= {least}; give one, or do not "
+                "name it"
+            )
