@@ -115,7 +115,7 @@ WRONG_FOR_A_LOADER = {
     "workers": (2, r"workers is 2, expected .*Workers"),
     "staging": ("overlap", r"staging is .overlap., expected .*Staging"),
     "reports": (False, r"reports is False, expected .*Reports"),
-    "cache": (3, r"cache is 3, expected a path"),
+    "cache": (3, "cache is 3, expected a str, a path or a dataio.NodeCache"),
     "batch_size": (True, "batch_size is True, expected a whole number"),
     "drop_last": (1, "drop_last is 1, expected True or False"),
     "device": ("gpu", "device is 'gpu', expected one that torch knows"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dataio import Array, Bytes, Loader
+from dataio import Array, Bytes, Loader, NodeCache, Reports, Workers
 from dataio.base.atomic import read_record
 from dataio.cache.state import Head, judge, next_deltas
 from dataio.cache.tools.verify import verify_cache
@@ -79,6 +79,7 @@ class Job:
         until: Epoch before which it ends; None: it goes on to the end.
         saves: After which steps of which epochs it saves, as (epoch, step).
         options: Of the loader.
+        cache: Of its cache.
     """
 
     nodes: Sequence[int]
@@ -89,12 +90,14 @@ class Job:
     num_samples: int = 48
     width: int = WIDTH
     options: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
 
     def make(self, world: World, root: Path) -> Loader:
-        chosen: dict[str, Any] = {"batch_size": 5, "seed": 5, "progress": False, "num_threads": 0}
+        chosen: dict[str, Any] = {"batch_size": 5, "seed": 5}
+        chosen |= {"workers": Workers(threads=0), "reports": Reports(progress=False)} | self.options
         return Loader(
-            Samples(self.num_samples, self.width), cache=root, world=world,
-            fields=fields_of(self.kind, self.width), **(chosen | self.options),
+            Samples(self.num_samples, self.width), cache=NodeCache(root, **self.cache), world=world,
+            fields=fields_of(self.kind, self.width), **chosen,
         )  # fmt: skip
 
     def check_row(self, batch: Any, row: int) -> None:

@@ -21,7 +21,9 @@ from dataio import (
     Int,
     Loader,
     OtherDatasetError,
+    Reports,
     SourceError,
+    Workers,
 )
 from dataio.source import write_index
 from dataio.world import run_threads, single_world, thread_worlds
@@ -52,8 +54,8 @@ def make(source, cache, *, world=None, **options):
     chosen: dict[str, Any] = {
         "batch_size": 3,
         "fields": FIELDS,
-        "num_threads": 0,
-        "progress": False,
+        "workers": Workers(threads=0),
+        "reports": Reports(progress=False),
     } | options
     world = world if world is not None else single_world()
     return Loader(source, cache=cache, world=world, **chosen)

@@ -87,7 +87,7 @@ STATES = {
     "moved": (moved, Job((1, 1), "", epochs=4, options=PARTIAL)),
     "in a pull": (in_pull, Job((1, 1), "", epochs=4, options=PARTIAL)),
     "partial": (
-        moved, Job((1,), "", epochs=2, num_samples=120, width=WIDE, options={"quota": 900_000}),
+        moved, Job((1,), "", epochs=2, num_samples=120, width=WIDE, cache={"quota": 900_000}),
     ),
 }  # fmt: skip
 MADE = [
@@ -269,7 +269,7 @@ ALONE = Job((1,), "both")
 @pytest.mark.parametrize("verify", ["once", "always"])
 def test_repair_never_writes_where_another_row_lies(tmp_path, verify):
     """An entry that was damaged in memory points at another row: it is no place to write to."""
-    job = replace(ALONE, options={"verify": verify})
+    job = replace(ALONE, cache={"verify": verify})
     train(replace(job, epochs=0), tmp_path / "cache", saves=tmp_path)
     before = files_below(tmp_path / "cache")
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import shuffle
+from dataio import Staging
 from tests.faults.recording import KINDS, Recorder, State
 from tests.faults.samples import (
     WIDE,
@@ -84,7 +85,7 @@ def lose(job: Job, root: Path) -> None:
 
 PARTIAL = {"shuffle": shuffle.Partial(0.4)}
 QUOTA = {"quota": 420_000}
-MORE = {"quota": 620_000, "batch_size": 3}
+MORE = {"quota": 620_000}
 
 
 def resized(kind: str) -> tuple[Job, ...]:
@@ -99,7 +100,7 @@ def resized(kind: str) -> tuple[Job, ...]:
 SCENARIOS = {
     "stage": lambda kind: Scenario((Job((2, 1), kind, epochs=1),), least=60),
     "stage beside training": lambda kind: Scenario(
-        (Job((2, 1), kind, epochs=2, options=PARTIAL | {"stage": "overlap"}),)
+        (Job((2, 1), kind, epochs=2, options=PARTIAL | {"staging": Staging(when="overlap")}),)
     ),
     "exchange": lambda kind: Scenario((Job((2, 1), kind, epochs=4, options=PARTIAL),)),
     "exchange and save": lambda kind: Scenario(
@@ -114,10 +115,16 @@ SCENARIOS = {
     "pull": lambda kind: Scenario((Job((1, 1), kind, epochs=4, options=PARTIAL),), lose),
     "resize": lambda kind: Scenario(resized(kind)),
     "windows": lambda kind: Scenario(
-        (Job((1, 1), kind, epochs=2, width=WIDE, num_samples=120, options=QUOTA),), least=40
+        (Job((1, 1), kind, epochs=2, width=WIDE, num_samples=120, cache=QUOTA),), least=40
     ),
     "refill": lambda kind: Scenario(
-        (Job((1, 1), kind, width=WIDE, num_samples=120, options=PARTIAL | MORE),), least=40
+        (
+            Job(
+                (1, 1), kind, width=WIDE, num_samples=120, options=PARTIAL | {"batch_size": 3},
+                cache=MORE,
+            ),
+        ),
+        least=40,
     ),
 }  # fmt: skip
 DRIVEN = [(name, "both") for name in SCENARIOS] + [

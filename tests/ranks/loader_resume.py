@@ -6,7 +6,9 @@ Arguments: "whole" or "rest", work directory, name of a policy. Prints what was 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from dataio import Workers
 from dataio.world import run_threads, thread_worlds
 from tests.dataio.test_loader import EPOCHS, POLICIES, digest, jitter, loss_of, make
 
@@ -36,7 +38,8 @@ def rest(world, work, policy):
     ends = {}
     for number in saved:
         # Another thread count; a cache that stands at another epoch than the save.
-        options = {"importance": POLICIES[policy], "transform": jitter, "num_threads": number % 3}
+        options: dict[str, Any] = {"importance": POLICIES[policy], "transform": jitter}
+        options["workers"] = Workers(threads=number % 3)
         with make(world, work / "cache", **options) as loader:
             loader.restore(work / f"saved-{number}")
             ends[number] = run(loader)

@@ -74,7 +74,7 @@ def test_a_lost_cache_costs_the_source_what_no_other_node_held(tmp_path, policy,
 @pytest.mark.parametrize("policy", SHUFFLES)
 def test_a_cache_lost_under_overlapped_staging_comes_from_peers_in_the_same_order(tmp_path, policy):
     """Rows that peers hold are there before the first group is."""
-    options = {"epochs": 3, "stage": "overlap"}
+    options = {"epochs": 3, "staging": Staging(when="overlap")}
     whole = on_all(NODES, run(tmp_path / "a", policy, **options))
     held = on_all(NODES, lambda world: held_by(world, tmp_path / "a", policy))
     lose(tmp_path / "a", 2)

@@ -18,7 +18,7 @@ test = "{test}"
 image = "png"
 channels = 1
 batch_size = 16
-num_threads = 0
+workers.threads = 0
 [model]
 num_classes = 2
 image_size = 8

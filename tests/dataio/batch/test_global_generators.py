@@ -121,7 +121,7 @@ def test_it_is_told_once_with_the_cure(tmp_path, caplog):
     (of_batch,) = [line for line in told(caplog) if line.startswith("batch_transform")]
     (of_sample,) = [line for line in told(caplog) if line.startswith("transform")]
     assert "torch, numpy, random" in of_sample
-    assert "draw from its rng instead, or run it in processes with num_processes" in of_sample
+    assert "draw from its rng instead, or run it in processes: Workers(processes=...)" in of_sample
     assert "draws from the global generators of torch;" in of_batch
 
 

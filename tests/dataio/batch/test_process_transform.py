@@ -110,7 +110,7 @@ def test_an_error_in_a_process_names_the_sample(tmp_path):
 def test_a_killed_process_is_an_error_not_a_hang(tmp_path, monkeypatch):
     monkeypatch.setattr("dataio.batch.process_transform.CHECK_S", 0.2)
     with open_pool(tmp_path, PLAIN) as pool:
-        with pytest.raises(WorkerError, match=r"a process ended.*killed.*num_processes=0"):
+        with pytest.raises(WorkerError, match=r"a process ended.*killed.*processes=0"):
             gathered(pool, PLAIN, transform=die, num_processes=1)
 
 

@@ -181,7 +181,8 @@ def test_batches_are_those_of_a_run_without_a_quota(tmp_path, nodes, kind, quota
 def test_batches_under_importance_are_the_same_and_hidden_rows_are_not_read(
     tmp_path, nodes, kind, told
 ):
-    options = {"importance": POLICY, "source": lambda: Shards(told=told), "num_threads": 2}
+    options = {"importance": POLICY, "source": lambda: Shards(told=told)}
+    options |= {"workers": Workers(threads=2)}
     whole = run(NODES[nodes], tmp_path / "whole", kind, **options)
     limited = run(NODES[nodes], tmp_path / "limited", kind, quota=750_000, **options)
     assert batches(limited) == batches(whole)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shuffle
-from dataio import Loader, StateError
+from dataio import Loader, Reports, StateError, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, Kakurenbo, RandomPrune
 from tests.memory_source import FIELDS, MemorySource
@@ -21,8 +21,8 @@ MOVES = {"all": shuffle.Global(moves=True), "some": shuffle.Partial(0.5)}
 
 def make(world, root, **options):
     chosen: dict[str, Any] = {
-        "batch_size": BATCH, "fields": FIELDS, "progress": False, "num_threads": 0,
-        "importance": KEPT, "seed": 3,
+        "batch_size": BATCH, "fields": FIELDS, "importance": KEPT, "seed": 3,
+        "workers": Workers(threads=0), "reports": Reports(progress=False),
     }  # fmt: skip
     return Loader(MemorySource(SAMPLES), cache=root, world=world, **(chosen | options))
 

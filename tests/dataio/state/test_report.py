@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dataio.state.report
-from dataio import Loader
+from dataio import Loader, Reports, Workers
 from dataio.plan.history import COLUMNS, score_dtype, unscored
 from dataio.pool.pool import Pool
 from dataio.state.report import Feedback
@@ -20,8 +20,8 @@ from tests.memory_source import FIELDS, MemorySource
 
 KEPT = Full(columns=COLUMNS)
 DEFAULTS: dict[str, Any] = {
-    "batch_size": 5, "fields": FIELDS, "seed": 7, "progress": False, "num_threads": 0,
-    "importance": KEPT,
+    "batch_size": 5, "fields": FIELDS, "seed": 7, "importance": KEPT,
+    "workers": Workers(threads=0), "reports": Reports(progress=False),
 }  # fmt: skip
 
 

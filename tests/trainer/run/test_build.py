@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from dataio import NodeCache, Staging, Workers
 from dataio.world import single_world
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.digits import write_config
@@ -48,11 +49,18 @@ class Opened(Exception):
 
 def test_the_loader_takes_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {
-        "batch_size": 20, "cache": str(tmp_path), "num_threads": 3, "num_processes": 2,
-        "prefetch": 5, "drop_last": True, "stage": "overlap", "staging_readers": 4,
-        "staging_bandwidth": 1.5, "quota": "3GB",
-    }  # fmt: skip
-    given = [f"data.{name}={value}".replace("True", "true") for name, value in settings.items()]
+        "batch_size": 20,
+        "drop_last": True,
+        "cache": NodeCache(str(tmp_path), quota="3GB"),
+        "staging": Staging(when="overlap", readers=4, bandwidth=1.5),
+        "workers": Workers(threads=3, processes=2, prefetch=5),
+    }
+    given = (
+        "data.batch_size=20", "data.drop_last=true", f"data.cache={tmp_path}",
+        "data.cache.quota=3GB", "data.staging.when=overlap", "data.staging.readers=4",
+        "data.staging.bandwidth=1.5", "data.workers.threads=3", "data.workers.processes=2",
+        "data.workers.prefetch=5",
+    )  # fmt: skip
     config = load_config(write_config(tmp_path), (*given, "run.seed=7", "shuffle.exchange=0.25"))
 
     def opened(source: object, **settings: Any) -> None:

@@ -52,7 +52,7 @@ train = "{text}"
 test_fraction = 0.2
 sequence_length = 16
 batch_size = 8
-num_threads = 0
+workers.threads = 0
 [model]
 kind = "gpt"
 width = 16

@@ -35,7 +35,7 @@ kind = "text"
 train = "{text}"
 test_fraction = 0.2
 sequence_length = 8
-num_threads = 0
+workers.threads = 0
 [model]
 kind = "gpt"
 width = 8
