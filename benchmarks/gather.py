@@ -78,7 +78,7 @@ SETS: dict[str, tuple[int, int, Field]] = {
 
 def scatter(loader: Loader) -> None:
     """Put the rows of the fixed fields into any order, as many epochs of exchange would."""
-    cache = loader._pool.cache
+    cache = loader._parts.pool.cache
     entries = cache.entries
     place = np.random.Generator(np.random.Philox(key=3)).permutation(cache.num_slots)
     for file in cache.fixed:
@@ -104,8 +104,8 @@ def gather_limit(rows: NDArray[np.uint8]) -> Callable[[], int]:
 
 def decoder_limit(loader: Loader, num_threads: int) -> Callable[[], int]:
     """Decode every row's JPEG into reused buffers, on as many threads, and nothing else."""
-    slots = np.arange(loader._pool.cache.num_slots)
-    images = [row[0].data for row in loader._pool.cache.variable_fields(slots)]
+    slots = np.arange(loader._parts.pool.cache.num_slots)
+    images = [row[0].data for row in loader._parts.pool.cache.variable_fields(slots)]
     threads = ThreadPoolExecutor(num_threads)
 
     def decode(part: list[memoryview]) -> None:
@@ -122,7 +122,7 @@ def decoder_limit(loader: Loader, num_threads: int) -> Callable[[], int]:
 
 def bytes_limit(loader: Loader) -> Callable[[], int]:
     """Copy every row's bytes out of the heap."""
-    rows = [row[0].data for row in loader._pool.cache.variable_fields(np.arange(50_000))]
+    rows = [row[0].data for row in loader._parts.pool.cache.variable_fields(np.arange(50_000))]
 
     def run() -> int:
         for first in range(0, len(rows), BATCH):
@@ -166,7 +166,9 @@ def measure(name: str, directory: Path, repeats: int, num_threads: int) -> dict[
         elif isinstance(field, Bytes):
             limit = bytes_limit(loader)
         else:
-            limit = gather_limit(_plain(loader._pool.cache.fixed[0], directory / f"{name}.npy"))
+            limit = gather_limit(
+                _plain(loader._parts.pool.cache.fixed[0], directory / f"{name}.npy")
+            )
         one_epoch(loader), limit()
         pairs = [(rate(lambda: one_epoch(loader)), rate(limit)) for _ in range(repeats)]
     ratios = [ours / best for ours, best in pairs]

@@ -1,6 +1,4 @@
-"""The conductor, which knows the order of the stages; how an epoch begins is in `run_state`.
-
-    staging -> each epoch: selection -> order -> gather -> batches -> reports -> exchange -> commit
+"""What users hold: it opens and stages, and hands the epochs to the conductor in `epochs`.
 
 Collective, by every rank together: construction, `epochs` or a loop over the batches where they
 begin an epoch, `set_epoch`, `save`, `restore`, `evaluation` and `close`. Nothing else talks to
@@ -8,39 +6,31 @@ other ranks, but for the exchange's own messages.
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import torch
-from torch.profiler import record_function
 
 from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
-from dataio.base.errors import StateError
 from dataio.batch.assemble import OnError, Transform
 from dataio.batch.gather import Batch, BatchTransform, Collate
+from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation
-from dataio.iterations import Iterations
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import build_parts
-from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import num_steps
 from dataio.plan.policies import Importance, Shuffle
 from dataio.plan.stretch import Position
-from dataio.pool.epoch_end import end_epoch
 from dataio.rows.fields import Field
-from dataio.run_state import RunState
 from dataio.state.report import check_report
 from dataio.state.resume import find_num_hidden, warn_without_scores
 from dataio.state.saves import clear
-from dataio.state.scores import spread_scores
 from dataio.state.snapshot import find_state, save_snapshot
-from dataio.stats import collect_stats
 from dataio.world import World, discover_world
 
 
@@ -126,13 +116,8 @@ class Loader:
         self.num_samples = parts.source.num_samples
         self.fields = parts.fields
         self.layout = parts.layout
-        self._shuffle, self._importance = parts.placements.shuffle, importance
-        self._num_leaving = parts.placements.num_leaving
-        self._pool, self._moves = parts.pool, parts.moves
-        self._feedback, self._figures = parts.feedback, parts.figures
-        self._gather, self._feed = parts.gather, parts.feed
-        self._iterations = Iterations("Loader")
-        self._run = RunState(parts, self._iterations)
+        self._epochs = Epochs(parts)
+        self._run = self._epochs.run
         self._evaluations: list[Evaluation] = []
 
     @property
@@ -147,42 +132,6 @@ class Loader:
     def lr_factor(self) -> float:
         return self._run.lr_factor
 
-    @property
-    def _plan(self) -> EpochPlan:
-        return self._run.running.plan
-
-    @property
-    def _position(self) -> Position:
-        return self._run.position
-
-    def _turn(self) -> None:
-        """Close the running epoch and begin the next. Collective."""
-        with record_function("tonari: epoch turn"):
-            self._close_and_begin()
-
-    def _close_and_begin(self) -> None:
-        started, parts, line = time.perf_counter(), self._parts, self._parts.line
-        self._run.begin_waiting_exchange()
-        self._feed.stop()
-        self._pool.finish_staging()
-        figures = line.end()
-        self._feedback.settle()
-        if self._importance is not None:
-            parts.reported.check(figures.rows, epoch=self.epoch)
-
-        def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
-            if exchange is not None:
-                self._figures.take_in(exchange)
-            line.write(figures, doing, stats=self.stats)
-
-        position = self._run.position
-        self._gather.forget(end_epoch(self._pool, self._moves, position, agree=agree))
-        if self._shuffle.holds_all and self._pool.keeps_scores:
-            spread_scores(self._pool.scores, epoch=self.epoch, world=self.world)
-        self._run.begin(self._run.start_of(self.epoch + 1, position.running.first_epoch))
-        self._run.begin_exchange()
-        self._figures.turn_s += time.perf_counter() - started
-
     @checked_call
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective at each turn.
@@ -195,31 +144,11 @@ class Loader:
         """
         if num_epochs < 0:
             raise ValueError(f"num_epochs: {num_epochs}; give a number >= 0")
-        self._run.num_epochs = num_epochs
-        self._run.ensure_running()
-        self._run.begin_waiting_exchange()
-        if self._is_complete():
-            if self.epoch + 1 >= num_epochs:
-                return
-            self._turn()
-        with self._iterations.led():
-            while self.epoch < num_epochs:
-                yield self.epoch
-                if self.epoch + 1 >= num_epochs:
-                    self._feedback.settle()
-                    line = self._parts.line
-                    line.write(line.end(), "end the epoch", stats=self.stats)
-                    return
-                self._turn()
-
-    def _is_complete(self) -> bool:
-        running = self._run.running
-        return self.is_used_up() and running.refresh_step >= running.refresh_order.steps
+        yield from self._epochs.up_to(num_epochs)
 
     def is_used_up(self) -> bool:
         """Say whether all the epoch's batches were delivered. Collective before the first."""
-        running = self._run.ensure_running()
-        return self.step >= running.plan.order.steps
+        return self._epochs.is_used_up()
 
     @property
     def progress(self) -> float:
@@ -232,17 +161,7 @@ class Loader:
         Raises:
             StateError: If nobody said how many epochs the run has.
         """
-        num_epochs = self._run.num_epochs
-        if num_epochs is None:
-            raise StateError(
-                f"Loader.progress: at epoch {self.epoch} the number of epochs is not known; "
-                f"iterate with `for epoch in loader.epochs(n)`, or count epochs yourself"
-            )
-        self._run.ensure_running()
-        done, left = self._position.ended_rows, self._position.running.step_rows
-        done, whole = done + self.step * left, done + len(self) * left
-        epochs = self.epoch + (done / whole if whole else 1.0)
-        return min(epochs / num_epochs, 1.0) if num_epochs else 1.0
+        return self._epochs.progress(len(self))
 
     @property
     def steps_before(self) -> float:
@@ -250,14 +169,15 @@ class Loader:
 
         0 unless the epoch goes on from one that other replicas, or other batches, began.
         """
-        return self._position.ended_rows / self._position.running.step_rows
+        position = self._run.position
+        return position.ended_rows / position.running.step_rows
 
     def __len__(self) -> int:
         """Count this epoch's steps, the same on every replica; all rows before the first.
 
         At an epoch's end it is still that epoch's: the next begins with the loop over it.
         """
-        return self._plan.order.steps if self._run.is_running else self.max_steps(1)
+        return self._run.running.plan.order.steps if self._run.is_running else self.max_steps(1)
 
     @checked_call
     def max_steps(self, epochs: int) -> int:
@@ -279,19 +199,7 @@ class Loader:
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
-        run = self._run
-        if epoch != self.epoch and not (run.is_running and epoch == self.epoch + 1):
-            position = Position(epoch, run.position.stretches)
-            self._parts.placements.check_known(position, call="set_epoch")
-        run.start_with(epoch)
-        run.ensure_running()
-        if epoch == self.epoch + 1:
-            self._turn()
-        elif epoch != self.epoch:
-            first_epoch = min(run.position.running.first_epoch, epoch)
-            run.choose(run.start_of(epoch, first_epoch))
-            run.ensure_running()
-        self._iterations.ask()
+        self._epochs.go_to(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch's batches; if there are none, those of the next epoch.
@@ -303,34 +211,14 @@ class Loader:
         Raises:
             StateError: If it is the second whole loop in one epoch of `epochs`.
         """
-        is_used_up = self.is_used_up()
-        start = self._iterations.start(self.epoch, is_used_up=is_used_up)
-        if start == "next epoch":
-            self._turn()
-        elif start == "again":
-            self._run.step = 0
-        self._run.begin_waiting_exchange()
-        self._feed.stop()
-        plan = self._plan
-        steps = range(self.step, plan.order.steps)
-        for batch in self._feed.training(plan, steps, epoch=self.epoch):
-            self._moves.progress(self.step)
-            self._run.step += 1
-            yield batch
-        self._iterations.end()
+        return self._epochs.batches()
 
     def refresh(self) -> Iterator[Batch]:
         """Yield hidden rows that are due for a new score, to be passed forward and reported.
 
         Often none; as many batches on every replica. Padding has weight 0, rows weight 1.
         """
-        self._feed.stop()
-        running = self._run.running
-        order = running.refresh_order
-        steps = range(running.refresh_step, order.steps)
-        for batch in self._feed.batches(order.even_block, order, steps, epoch=self.epoch):
-            running.refresh_step += 1
-            yield batch
+        return self._epochs.refresh()
 
     def report(
         self,
@@ -354,8 +242,8 @@ class Loader:
             ValueError: If a tensor does not have one value a row, or the batch is not as delivered.
         """
         check_report(batch, {"loss": loss, "correct": correct, "confidence": confidence})
-        if self._pool.keeps_scores:
-            self._feedback.add(
+        if self._parts.pool.keeps_scores:
+            self._parts.feedback.add(
                 batch["slot"], batch["sample_id"], loss, correct, confidence, epoch=self.epoch
             )
 
@@ -389,9 +277,11 @@ class Loader:
                 begins: if it hid another number of rows than a policy without scores now does.
         """
         position = self._position_in(state)
-        num_hidden = find_num_hidden(state, position, hides=self._importance is not None)
+        num_hidden = find_num_hidden(
+            state, position, hides=self._parts.arguments.importance is not None
+        )
         self._parts.placements.check_known(position, call="load_state_dict")
-        if self._pool.keeps_scores:
+        if self._parts.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
         self._run.choose(position, num_hidden=num_hidden)
 
@@ -424,8 +314,8 @@ class Loader:
         """
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._pool.settle()
-        self._feedback.settle()
+        self._parts.pool.settle()
+        self._parts.feedback.settle()
 
     @checked_call
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -447,8 +337,10 @@ class Loader:
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._run.ensure_running()
-        slots = self._plan.order.slots_at(np.arange(self._plan.order.num_rows))
-        return digest(self._pool.sample_ids[slots].tobytes())
+        slots = self._run.running.plan.order.slots_at(
+            np.arange(self._run.running.plan.order.num_rows)
+        )
+        return digest(self._parts.pool.sample_ids[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
         """Figures of this rank since construction; of importance, of this epoch.
@@ -456,16 +348,7 @@ class Loader:
         Returns:
             What `dataio.stats` lists, by name.
         """
-        return collect_stats(
-            self._pool,
-            self._gather,
-            self._feedback,
-            self._figures,
-            epoch=self.epoch,
-            step=self.step,
-            selection=self._plan.selection if self._run.is_running else None,
-            last_epoch=self._parts.line.last,
-        )
+        return self._epochs.stats()
 
     def close(self) -> None:
         """Stop threads, complete messages under way, release the cache. Collective; idempotent."""
@@ -476,12 +359,12 @@ class Loader:
             self._release()
 
     def _release(self) -> None:
-        self._feed.stop()
-        self._moves.stop()
+        self._parts.feed.stop()
+        self._parts.moves.stop()
         for evaluation in self._evaluations:
             evaluation.close()
-        self._gather.close()
-        self._pool.close()
+        self._parts.gather.close()
+        self._parts.pool.close()
         if self._owns_world:
             self.world.close()
 

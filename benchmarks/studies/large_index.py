@@ -87,7 +87,7 @@ def write_index(num_rows: int, directory: Path) -> None:
         offset=np.zeros_like(slots),
         lengths=np.empty((num_rows, 0), np.int64),
     )
-    cache = loader._pool.cache
+    cache = loader._parts.pool.cache
     cache.begin_writing()
     cache.rewrite(entries, epoch=0, placement=loader._parts.placements.of(0, first_epoch=0).name)
     loader.close()
@@ -116,7 +116,7 @@ def measure(num_rows: int, directory: Path) -> dict[str, float]:
     figures = {"open_s": time.perf_counter() - started}
     with loader:
         figures["begin_s"] = timed(loader.is_used_up)
-        order = loader._plan.order
+        order = loader._run.running.plan.order
         figures["cursor_s"] = timed(lambda: order.block(order.steps // 2, 1))
         figures["first_batch_s"] = timed(lambda: next(iter(loader)))
         figures["set_epoch_s"] = timed(lambda: loader.set_epoch(1))

@@ -306,7 +306,7 @@ def test_opening_and_resuming_a_large_index_allocates_nothing_by_the_row(tmp_pat
             assert len(next(iter(loader))["label"]) == 256
             state = loader.state_dict()
             loader.set_epoch(1)
-            loader._plan.order.block(loader._plan.order.steps - 1, 1)
+            loader._run.running.plan.order.block(loader._run.running.plan.order.steps - 1, 1)
             loader.load_state_dict(state)
             next(iter(loader))
             assert loader.step == 2

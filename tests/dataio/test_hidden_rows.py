@@ -81,7 +81,9 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
         for epoch in loader.epochs(4):
             for ids in touched.values():
                 ids.clear()
-            hidden = set(loader._pool.sample_ids[loader._plan.selection.hidden].tolist())
+            hidden = set(
+                loader._parts.pool.sample_ids[loader._run.running.plan.selection.hidden].tolist()
+            )
             hides.append(len(hidden))
             for _ in loader:
                 pass
@@ -100,11 +102,11 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
 
 def report(loader, epoch):
     """Report all rows, as training them would, from outside of what is counted."""
-    scores, ids = loader._pool.scores, loader._pool.sample_ids
+    scores, ids = loader._parts.pool.scores, loader._parts.pool.sample_ids
     if "loss" in scores.dtype.names:
         scores["loss"], scores["epoch"] = ids * 7 % 48, epoch
         scores["correct"], scores["confidence"] = True, 1
-        loader._feedback.num_rows = NUM_SAMPLES
+        loader._parts.feedback.num_rows = NUM_SAMPLES
 
 
 @pytest.mark.parametrize("kind", ["fixed", "both"])
@@ -118,11 +120,11 @@ def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, p
             workers=Workers(threads=1), importance=policy, reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             ends = []
-            resident = loader._pool.cache.entries.present.copy()
+            resident = loader._parts.pool.cache.entries.present.copy()
             for epoch in loader.epochs(4):
                 source.rows_read.clear()
-                selection = loader._plan.selection
-                ids = loader._pool.sample_ids.copy()
+                selection = loader._run.running.plan.selection
+                ids = loader._parts.pool.sample_ids.copy()
                 away = set(ids[~resident].tolist())
                 hidden = set(ids[selection.hidden].tolist())
                 trained = set()

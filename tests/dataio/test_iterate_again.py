@@ -36,7 +36,7 @@ def epoch_of(loader, epoch):
 
 def ended(loader):
     loader.settle()
-    return {**loader.state_dict(), "scores": np.array(loader._pool.scores).tolist()}
+    return {**loader.state_dict(), "scores": np.array(loader._parts.pool.scores).tolist()}
 
 
 def plain(loader, epochs=EPOCHS):

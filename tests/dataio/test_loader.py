@@ -200,7 +200,7 @@ def test_dropped_batches_reuse_their_memory(tmp_path):
             for _batch in loader:
                 pass
         per_batch = 5  # image, label, and a few in flight of each
-        assert loader._gather._ring.num_allocated <= 2 * per_batch
+        assert loader._parts.gather._ring.num_allocated <= 2 * per_batch
 
 
 @pytest.mark.parametrize("num_threads", [0, 2, 5])
@@ -310,7 +310,7 @@ def test_global_shuffle_trains_every_row_once_over_all_nodes(tmp_path):
                     ids += batch["sample_id"][batch["slot"] >= 0].tolist()
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
                 seen.append(ids)
-            return seen, loader._pool.scores.copy()
+            return seen, loader._parts.pool.scores.copy()
 
     everyone = run_threads(thread_worlds([2, 1]), run)
     for epoch in range(3):
@@ -540,8 +540,11 @@ def test_padding_is_not_reported(tmp_path):
     with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
         for batch in loader:
             loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
-        loader._feedback.settle()
-        scores, ids = loader._pool.scores["loss"], loader._pool.cache.entries.sample_id[:]
+        loader._parts.feedback.settle()
+        scores, ids = (
+            loader._parts.pool.scores["loss"],
+            loader._parts.pool.cache.entries.sample_id[:],
+        )
         assert (batch["slot"] < 0).any(), "the last batch holds padding"
         assert scores.tolist() == ids.astype(np.float32).tolist()
 
@@ -597,7 +600,7 @@ def test_two_loaders_exchange_side_by_side(tmp_path):
                 for batch in loader:
                     for data, i in zip(batch["data"], batch["sample_id"].tolist(), strict=True):
                         assert i < 0 or data == payload(i)
-        owned = [loader._pool.cache.entries.sample_id.tolist() for loader in loaders]
+        owned = [loader._parts.pool.cache.entries.sample_id.tolist() for loader in loaders]
         for loader in loaders:
             loader.close()
         return owned
@@ -689,7 +692,7 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
         ) as loader:
             for epoch in loader.epochs(2):
                 if epoch == 1:
-                    cache = loader._pool.cache
+                    cache = loader._parts.pool.cache
                     cache.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
                 for batch in loader:
                     valid = batch["slot"] >= 0

@@ -254,7 +254,7 @@ def opened(job: Job, root: Path, damage) -> list[str]:
 
     def rank(world):
         with job.make(world, root) as loader:
-            damage(loader._pool.cache)
+            damage(loader._parts.pool.cache)
             for batch in loader:
                 for row in np.flatnonzero(batch["slot"].numpy() >= 0).tolist():
                     job.check_row(batch, row)

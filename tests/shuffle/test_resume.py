@@ -126,13 +126,17 @@ def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, nam
                     if (epoch, loader.step) == (1, 2):
                         loader.save(tmp_path / "saved")
                 if epoch == 2:
-                    return np.array(loader._pool.sample_ids)
+                    return np.array(loader._parts.pool.sample_ids)
 
     def again(world):
         with make(world, tmp_path / "cache", name) as loader:
-            loader._pool.source.rows_read.clear()
+            loader._parts.pool.source.rows_read.clear()
             loader.restore(tmp_path / "saved")
-            return loader._pool.source.rows_read, loader.epoch, np.array(loader._pool.sample_ids)
+            return (
+                loader._parts.pool.source.rows_read,
+                loader.epoch,
+                np.array(loader._parts.pool.sample_ids),
+            )
 
     ahead = run_threads(thread_worlds([1, 1], timeout_s=20), first)
     results = run_threads(thread_worlds([1, 1], timeout_s=20), again)
@@ -233,7 +237,7 @@ def test_a_quota_without_room_for_arrivals_is_an_error_only_where_scores_place_r
                 for batch in loader:
                     seen[-1] += batch["sample_id"][batch["slot"] >= 0].tolist()
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
-            return seen, loader._pool.moves
+            return seen, loader._parts.pool.moves
 
     worlds = thread_worlds([1, 1], timeout_s=20)
     if name == "rows":

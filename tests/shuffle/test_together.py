@@ -141,9 +141,9 @@ def test_scores_stay_with_their_samples_over_epochs_and_resizes(tmp_path, policy
                 if at is not None:
                     loader.restore(at)
                 for epoch in loader.epochs(9):
-                    scores = loader._pool.scores
+                    scores = loader._parts.pool.scores
                     known = np.isfinite(scores["loss"])
-                    held = np.array(loader._pool.sample_ids)
+                    held = np.array(loader._parts.pool.sample_ids)
                     wrong += held[known][scores["loss"][known] != held[known]].tolist()
                     wrong += held[~known].tolist() if epoch else []
                     world.barrier(doing="look")

@@ -36,9 +36,9 @@ def train_to(loader: Loader, epoch: int, step: int) -> None:
 
 def standing(loader: Loader) -> object:
     """All that a restore decides of a rank."""
-    plan = loader._plan
+    plan = loader._run.running.plan
     return (
-        json.dumps(loader.state_dict(), sort_keys=True), loader._pool.scores.tobytes(),
+        json.dumps(loader.state_dict(), sort_keys=True), loader._parts.pool.scores.tobytes(),
         plan.selection.hidden.tobytes(), loader.order_hash(), loader.lr_factor,
     )  # fmt: skip
 
@@ -478,12 +478,12 @@ def test_without_a_number_of_epochs_the_exchange_begins_with_the_first_batch(
             loader.save(tmp_path / "saved")
         with make(world, tmp_path / "cache") as loader:
             loader.restore(tmp_path / "saved")
-            assert loader._moves._exchange is None
+            assert loader._parts.moves._exchange is None
             if by == "iterating":
                 next(iter(loader))
-                assert loader._moves._exchange is not None
+                assert loader._parts.moves._exchange is not None
             loader.set_epoch(1)
-            assert loader._moves._exchange is not None
+            assert loader._parts.moves._exchange is not None
             return [loader.order_hash()]
 
     expected = run_threads(thread_worlds([1, 1]), whole)

@@ -56,8 +56,8 @@ def loader_epochs(world, root, shuffle, policy):
                     ids = batch["sample_id"].clamp(min=0)
                     loader.report(batch, *told(ids, epoch))
                     valid = batch["slot"] >= 0
-                    loader._feedback.settle()
-                    entries = loader._pool.scores[batch["slot"][valid].numpy()]
+                    loader._parts.feedback.settle()
+                    entries = loader._parts.pool.scores[batch["slot"][valid].numpy()]
                     scores |= zip(ids[valid].tolist(), entries.tolist(), strict=True)
                     pass_.append((ids[valid].tolist(), batch["weight"][valid].tolist()))
             found.append((trained, refreshed, scores, loader.lr_factor))

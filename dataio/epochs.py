@@ -1,0 +1,183 @@
+"""The conductor of epochs: it alone knows the order of the stages of one, and between two.
+
+    selection -> order -> gather -> batches -> reports -> exchange -> commit -> the next epoch
+
+How an epoch begins is in `run_state`; how one ends on disk in `pool.epoch_end`.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+
+from torch.profiler import record_function
+
+from dataio.base.errors import StateError
+from dataio.batch.gather import Batch
+from dataio.iterations import Iterations
+from dataio.parts import Parts
+from dataio.plan.stretch import Position
+from dataio.pool.epoch_end import end_epoch
+from dataio.run_state import RunState
+from dataio.state.scores import spread_scores
+from dataio.stats import collect_stats
+
+
+class Epochs:
+    """Takes a loader from one epoch to the next, and through the batches of each.
+
+    Args:
+        parts: What the loader is made of.
+
+    Attributes:
+        run: Where the run stands.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._iterations = Iterations("Loader")
+        self.run = RunState(parts, self._iterations)
+
+    def stats(self) -> dict[str, float]:
+        """Collect the figures of `Loader.stats`."""
+        parts, run = self._parts, self.run
+        return collect_stats(
+            parts.pool,
+            parts.gather,
+            parts.feedback,
+            parts.figures,
+            epoch=run.epoch,
+            step=run.step,
+            selection=run.running.plan.selection if run.is_running else None,
+            last_epoch=parts.line.last,
+        )
+
+    def end_and_begin(self) -> None:
+        """End the running epoch and begin the next. Collective."""
+        with record_function("tonari: epoch turn"):
+            self._end_and_begin()
+
+    def _end_and_begin(self) -> None:
+        started, parts, run = time.perf_counter(), self._parts, self.run
+        run.begin_waiting_exchange()
+        parts.feed.stop()
+        parts.pool.finish_staging()
+        figures = parts.line.end()
+        parts.feedback.settle()
+        if parts.arguments.importance is not None:
+            parts.reported.check(figures.rows, epoch=run.epoch)
+
+        def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
+            if exchange is not None:
+                parts.figures.take_in(exchange)
+            parts.line.write(figures, doing, stats=self.stats)
+
+        position = run.position
+        parts.gather.forget(end_epoch(parts.pool, parts.moves, position, agree=agree))
+        if parts.placements.shuffle.holds_all and parts.pool.keeps_scores:
+            spread_scores(parts.pool.scores, epoch=run.epoch, world=parts.world)
+        run.begin(run.start_of(run.epoch + 1, position.running.first_epoch))
+        run.begin_exchange()
+        parts.figures.turn_s += time.perf_counter() - started
+
+    def up_to(self, num_epochs: int) -> Iterator[int]:
+        """Yield the epochs that remain of a run. Collective between two epochs."""
+        run, parts = self.run, self._parts
+        run.num_epochs = num_epochs
+        run.ensure_running()
+        run.begin_waiting_exchange()
+        if self._is_complete():
+            if run.epoch + 1 >= num_epochs:
+                return
+            self.end_and_begin()
+        with self._iterations.led():
+            while run.epoch < num_epochs:
+                yield run.epoch
+                if run.epoch + 1 >= num_epochs:
+                    parts.feedback.settle()
+                    parts.line.write(parts.line.end(), "end the epoch", stats=self.stats)
+                    return
+                self.end_and_begin()
+
+    def _is_complete(self) -> bool:
+        running = self.run.running
+        return self.is_used_up() and running.refresh_step >= running.refresh_order.steps
+
+    def is_used_up(self) -> bool:
+        """Whether all the epoch's batches were delivered. Collective before the first."""
+        # The epoch that begins now has a step of its own.
+        running = self.run.ensure_running()
+        return self.run.step >= running.plan.order.steps
+
+    def progress(self, num_steps: int) -> float:
+        """Compute how much of the run is done, in [0, 1]. Collective before the first batch.
+
+        Args:
+            num_steps: Of the running epoch.
+
+        Raises:
+            StateError: If nobody said how many epochs the run has.
+        """
+        run = self.run
+        if run.num_epochs is None:
+            raise StateError(
+                f"Loader.progress: at epoch {run.epoch} the number of epochs is not known; "
+                f"iterate with `for epoch in loader.epochs(n)`, or count epochs yourself"
+            )
+        run.ensure_running()
+        position = run.position
+        done, step_rows = position.ended_rows, position.running.step_rows
+        done, whole = done + run.step * step_rows, done + num_steps * step_rows
+        epochs = run.epoch + (done / whole if whole else 1.0)
+        return min(epochs / run.num_epochs, 1.0) if run.num_epochs else 1.0
+
+    def go_to(self, epoch: int) -> None:
+        """Let the next loop over the batches be of an epoch. Collective.
+
+        Raises:
+            StateError: If the shuffle goes by scores, and placed the rows of that epoch.
+        """
+        run = self.run
+        if epoch != run.epoch and not (run.is_running and epoch == run.epoch + 1):
+            position = Position(epoch, run.position.stretches)
+            self._parts.placements.check_known(position, call="set_epoch")
+        run.start_with(epoch)
+        run.ensure_running()
+        if epoch == run.epoch + 1:
+            self.end_and_begin()
+        elif epoch != run.epoch:
+            first_epoch = min(run.position.running.first_epoch, epoch)
+            run.choose(run.start_of(epoch, first_epoch))
+            run.ensure_running()
+        self._iterations.ask()
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch's batches; if there are none, those of the next epoch.
+
+        Raises:
+            StateError: If it is the second whole loop in one epoch of `up_to`.
+        """
+        run, parts = self.run, self._parts
+        is_used_up = self.is_used_up()
+        start = self._iterations.start(run.epoch, is_used_up=is_used_up)
+        if start == "next epoch":
+            self.end_and_begin()
+        elif start == "again":
+            run.step = 0
+        run.begin_waiting_exchange()
+        parts.feed.stop()
+        plan = run.running.plan
+        steps = range(run.step, plan.order.steps)
+        for batch in parts.feed.training(plan, steps, epoch=run.epoch):
+            parts.moves.progress(run.step)
+            run.step += 1
+            yield batch
+        self._iterations.end()
+
+    def refresh(self) -> Iterator[Batch]:
+        """Yield batches of the hidden rows that are due for a new score."""
+        feed, running = self._parts.feed, self.run.running
+        feed.stop()
+        order = running.refresh_order
+        steps = range(running.refresh_step, order.steps)
+        for batch in feed.batches(order.even_block, order, steps, epoch=self.run.epoch):
+            running.refresh_step += 1
+            yield batch
