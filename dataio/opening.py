@@ -4,15 +4,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from dataio.rows.fields import Field
 from dataio.source import Shards, Source, Storage, TransformedSource, open_source
 from dataio.source.counts import own_directory
+from dataio.source.pipeline import Pipeline, is_pipeline
 from dataio.source.transformed import StageTransform
 from dataio.world import World
 
-Openable = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Shards | Source
-"""What a loader opens: shards by their names, or a source that was made already."""
+Openable = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Shards | Pipeline | Source
+"""What a loader opens: shards by their names, a pipeline of webdataset, or a finished source."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,23 @@ class Opener:
 
     def open(self, source: Openable) -> tuple[Source, Mapping[str, Field]]:
         """Open a source, and find the fields in which its rows are stored. Collective."""
-        if isinstance(source, (str, os.PathLike, Sequence)):
-            source = Shards(source)
-        if isinstance(source, Shards):
-            keeps = os.access(self.root, os.W_OK | os.X_OK)
-            source = open_source(
-                source.names,
-                world=self.world,
-                # One for each source: it counts what is read of it.
-                storage=Storage(source.throttle, retry=source.retry),
-                index_cache=own_directory(self.root) if keeps else None,
-            )
+        opened = self._open(source)
         if self.transform is None:
-            return source, self.fields
-        transformed = TransformedSource(source, self.fields, self.transform, world=self.world)
+            return opened, self.fields
+        transformed = TransformedSource(opened, self.fields, self.transform, world=self.world)
         return transformed, transformed.fields
+
+    def _open(self, source: Openable) -> Source:
+        if isinstance(source, (str, os.PathLike, Sequence)) or is_pipeline(source):
+            source = Shards(source)
+        if not isinstance(source, Shards):
+            return cast("Source", source)
+        keeps = os.access(self.root, os.W_OK | os.X_OK)
+        return open_source(
+            source.names,
+            world=self.world,
+            # One for each source: it counts what is read of it.
+            storage=Storage(source.throttle, retry=source.retry),
+            index_cache=own_directory(self.root) if keeps else None,
+            version=source.version,
+        )

@@ -23,6 +23,7 @@ from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_
 from dataio.source.io.files import Storage
 from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
+from dataio.source.pipeline import Pipeline, PipelineFormat
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
 from dataio.world import World, single_world
@@ -54,44 +55,54 @@ class Shards:
     """Shards for a `Loader` to open, with limits of their own.
 
     Args:
-        names: Pattern, path, or a list of them, as `open_source` takes.
+        names: Pattern, path, a list of them, or a pipeline of webdataset, as `open_source` takes.
         retry: How long a request may last, and be repeated.
         throttle: Slows down every read.
+        version: Of a pipeline: whatever changes when functions that its own functions call do.
     """
 
-    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline
     _: KW_ONLY
     retry: Retry | None = None
     throttle: Throttle | None = None
+    version: str = ""
 
 
 @checked_call
 def open_source(
-    spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline,
     *,
     world: World | None = None,
     throttle: Throttle | None = None,
     storage: Storage | None = None,
     index_cache: Path | None = None,
+    version: str = "",
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
     Args:
         spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet`` or Arrow shards, see
             `expand`; or a directory: of shards, of a Hugging Face dataset, or of one directory of
-            images for each class.
+            images for each class; or a `webdataset.WebDataset`, whose decoders, maps and filters
+            run once over each sample as it is counted, and once as it is staged.
         world: The ranks that open it; by default this process alone.
         throttle: Slows down every read.
         storage: Reads; by default one with the throttle.
         index_cache: A directory of this node, made where it is not there, that keeps how many
             samples each shard holds: the next start opens no shard that has not changed.
+        version: Of a pipeline; see `Shards`.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
     named: str | list[str]
+    pipeline: PipelineFormat | None = None
     if isinstance(spec, (str, os.PathLike)):
         named = os.fspath(spec)
+    elif not isinstance(spec, Sequence):
+        pipeline = PipelineFormat(spec, version=version)
+        named = pipeline.urls
+        index_cache = index_cache / pipeline.fingerprint if index_cache is not None else None
     else:
         named = [os.fspath(path) for path in spec]
     if named == []:
@@ -101,13 +112,13 @@ def open_source(
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
     listing = agree(
         world,
-        lambda: _listing(storage, named) if world.rank == 0 else b"",
+        lambda: _listing(storage, named, pipeline) if world.rank == 0 else b"",
         doing="list the shards",
     )[0]
     if listing.startswith(FOLDER):
         return ImageFolderSource(_name(named), listing.removeprefix(FOLDER), storage=storage)
     suffix, paths, counts = json.loads(listing)
-    shard_format = FORMATS[suffix]
+    shard_format = pipeline if pipeline is not None else FORMATS[suffix]
 
     kept = read_counts(index_cache, paths) if index_cache is not None else None
 
@@ -119,6 +130,8 @@ def open_source(
         def one(i: int) -> Surveyed:
             known = Contents([counts[i]]) if counts is not None else None
             found = _survey(storage, shard_format, paths[i], known, kept[i] if kept else None)
+            if pipeline is None:
+                _refuse_empty(paths[i], found)
             return found._replace(marks=_thinned(found.marks, len(paths)))
 
         mine = range(*cuts[world.rank : world.rank + 2])
@@ -133,6 +146,15 @@ def open_source(
         # Another node's copy may have another time.
         own = cuts[world.rank] <= i < cuts[world.rank + 1]
         storage.expect(path, shard.num_bytes, shard.mtime_ns if own else None)
+    if pipeline is not None:
+        # A filter may leave nothing of a shard.
+        filled = [i for i, shard in enumerate(found) if sum(shard.counts)]
+        if not filled:
+            raise SourceError(
+                f"{_name(named)}: the pipeline gives no sample of {len(paths)} shards, expected at "
+                "least one; check its filters, and the shards"
+            )
+        paths, found = [paths[i] for i in filled], [found[i] for i in filled]
     pieces = np.concatenate([shard.counts for shard in found]).astype(np.int64)
     totals = [sum(shard.counts) for shard in found]
     shards = [
@@ -157,7 +179,9 @@ def open_source(
     )
 
 
-def _listing(storage: Storage, spec: str | Sequence[str]) -> bytes:
+def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineFormat | None) -> bytes:
+    if pipeline is not None:
+        return json.dumps([pipeline.fingerprint, expand(spec, storage), None]).encode()
     directory = _directory(spec)
     paths = None if directory is None else dataset_shards(directory)
     if directory is not None and paths is None and not _holds_shards(directory):
@@ -220,12 +244,15 @@ def _survey(
     if kept is not None and (kept.num_bytes, kept.mtime_ns) == (size, mtime_ns):
         return kept
     counts, marks = known if known is not None else shard_format.survey(storage, path)
-    if size == 0 or sum(counts) < 1:
-        raise SourceError(
-            f"{path}: holds no samples ({size} bytes), expected at least one; remove the shard or "
-            "write it again"
-        )
     return Surveyed(counts, size, mtime_ns, marks.ravel().tolist())
+
+
+def _refuse_empty(path: str, found: Surveyed) -> None:
+    if found.num_bytes == 0 or sum(found.counts) < 1:
+        raise SourceError(
+            f"{path}: holds no samples ({found.num_bytes} bytes), expected at least one; remove "
+            "the shard or write it again"
+        )
 
 
 def _thinned(marks: list[int], num_shards: int) -> list[int]:

@@ -15,7 +15,7 @@ from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import check_ids
 from dataio.source.row_block import RowBlock
-from dataio.source.values import raw_value
+from dataio.source.values import fields_of, named_values, raw_value
 
 NUM_LOOKED_AT = 4
 """Samples that go into the fingerprint."""
@@ -86,15 +86,7 @@ class DatasetSource:
         block = RowBlock(fields)
         for number in sample_ids.tolist():
             where = f"{self.name}: sample {number}"
-            sample = self._sample(number)
-            raw: dict[str, Raw] = {}
-            for name, field in fields.items():
-                if field.key not in sample:
-                    raise FieldError(
-                        f"{where} holds {', '.join(sample)}, expected {field.key!r} for field "
-                        f"{name!r}; name one of these, or return it from the dataset"
-                    )
-                raw[name] = raw_value(sample[field.key], f"{where}, field {name!r}")
+            raw = fields_of(self._sample(number), fields, where)
             block.add(number, raw, where)
             self.bytes_read += sum(_num_bytes(value) for value in raw.values())
             if block.full:
@@ -111,10 +103,7 @@ class DatasetSource:
                 f"expected sample {number} of {self.num_samples}; repair the dataset, or leave "
                 "the sample out with torch.utils.data.Subset"
             ) from error
-        if isinstance(sample, Mapping):
-            return {str(key): value for key, value in sample.items()}
-        values = sample if isinstance(sample, (tuple, list)) else [sample]
-        return {str(position): value for position, value in enumerate(values)}
+        return named_values(sample)
 
 
 def _check_map_style(dataset: object) -> None:
@@ -124,8 +113,9 @@ def _check_map_style(dataset: object) -> None:
     if iterable:
         raise TypeError(
             f"DatasetSource: {type(dataset).__name__} is iterable-style: its samples have no "
-            "numbers; expected a map-style dataset with len(dataset) and dataset[i]. Write its "
-            "samples to shards (`tonari pack`), or wrap list(dataset) where they fit in memory"
+            "numbers; expected a map-style dataset with len(dataset) and dataset[i]. Hand a "
+            "pipeline of webdataset to the loader itself; write the samples of others to shards "
+            "(`tonari pack`), or wrap list(dataset) where they fit in memory"
         )
 
 

@@ -1,13 +1,13 @@
 """What datasets and transforms return -> what fields take. Neither torch nor Pillow is imported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
-from dataio.rows.fields import Raw
+from dataio.rows.fields import Field, Raw
 
 
 @runtime_checkable
@@ -65,6 +65,38 @@ def raw_value(value: object, where: str) -> Raw:
         f"{where}: found {type(value).__name__}, expected a number, bytes, text, a tensor, an "
         "array or an image of Pillow; return one of these"
     )
+
+
+def named_values(sample: object) -> dict[str, object]:
+    """Name the values of a sample as a user's code returned it: by its keys, or by position."""
+    if isinstance(sample, Mapping):
+        return {str(key): value for key, value in sample.items()}
+    values = sample if isinstance(sample, (tuple, list)) else [sample]
+    return {str(position): value for position, value in enumerate(values)}
+
+
+def fields_of(
+    sample: Mapping[str, object], fields: Mapping[str, Field], where: str
+) -> dict[str, Raw]:
+    """Take what the fields name out of a sample.
+
+    Args:
+        sample: Values by name.
+        fields: What is kept.
+        where: The sample, for the message.
+
+    Raises:
+        FieldError: If it lacks one, or a value has no form that fields take.
+    """
+    raw: dict[str, Raw] = {}
+    for name, field in fields.items():
+        if field.key not in sample:
+            raise FieldError(
+                f"{where} holds {', '.join(sample)}, expected {field.key!r} for field "
+                f"{name!r}; name one of these, or return it from the dataset"
+            )
+        raw[name] = raw_value(sample[field.key], f"{where}, field {name!r}")
+    return raw
 
 
 def _array(tensor: _Tensor, where: str) -> NDArray[np.generic]:
