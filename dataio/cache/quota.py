@@ -187,13 +187,16 @@ def _windows(space: int, whole: int, need: Need) -> int:
     return min(max(space // WINDOW_SHARE, whole - space if dense else 0), space - space // 8)
 
 
-def too_small(quota_bytes: int, least_bytes: int, need: Need) -> QuotaError:
-    """Say what a quota would have to be."""
+def too_small(
+    quota_bytes: int, least_bytes: int, need: Need, *, on_all_ranks: bool = False
+) -> QuotaError:
+    """Make the error that says what the quota would have to be."""
     shard = f"the largest shard ({format_bytes(need.shard_bytes)}) and " if need.shard_bytes else ""
     return QuotaError(
         f"quota: {quota_bytes} bytes are too few for this node's cache, expected at least "
         f"{least_bytes}: room for {shard}two batches on each of {need.local_size} ranks; "
-        "raise the quota or lower batch_size"
+        "raise the quota or lower batch_size",
+        on_all_ranks=on_all_ranks,
     )
 
 

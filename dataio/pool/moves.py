@@ -192,13 +192,12 @@ class Moves:
         return max(int(most[0]), 1)
 
     def _no_room(self) -> QuotaError:
-        error = QuotaError(
+        return QuotaError(
             f"quota: leaves no room for the rows that arrive, and {self._placements.shuffle} "
             "cannot do without: nothing but the exchange knows the next placement; raise the "
-            'quota, or shuffle with rows="uniform", partners="uniform"'
+            'quota, or shuffle with rows="uniform", partners="uniform"',
+            on_all_ranks=True,
         )
-        error.all_ranks = True
-        return error
 
     def _name_arrivals(self) -> None:
         """Name what the pool is about to hold, where no seed tells it. Collective."""

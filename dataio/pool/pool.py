@@ -112,8 +112,7 @@ class Pool:
         name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{declared}|{purpose}".encode())[:12]
         directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
         # What is not just a pattern of shards says so: nobody can open it again by its name.
-        kind = type(source).__name__
-        origin = place if kind == "ShardedSource" else f"{kind}:{place}"
+        origin = f"{source.made_as}:{place}" if source.made_as else place
         self._exchanges = self.moves = num_leaving > 0
         self.keeps_scores = bool(columns)
         num_arrivals = 2 * num_leaving * world.local_size
@@ -662,12 +661,12 @@ def _expected_bytes(source: Source, schema: RowSchema, num_slots: int) -> int:
     """Guess the bytes of the variable fields: the pool's part of the source, where it is known."""
     if not schema.variable:
         return 0
-    return int(getattr(source, "total_bytes", 0)) * num_slots // max(source.num_samples, 1)
+    return source.total_bytes * num_slots // max(source.num_samples, 1)
 
 
 def _variable_bytes(source: Source, schema: RowSchema) -> int:
     """Guess the variable bytes of a row; 0: no idea."""
-    mean = int(getattr(source, "total_bytes", 0)) // max(source.num_samples, 1)
+    mean = source.total_bytes // max(source.num_samples, 1)
     return max(mean - schema.fixed_bytes, 0) if schema.variable else 0
 
 
@@ -677,7 +676,7 @@ def _shard_bytes(source: Source, schema: RowSchema) -> int:
     most = int(np.diff(starts).max())
     if len(starts) < 3:
         return 0
-    total = int(getattr(source, "total_bytes", 0))
+    total = source.total_bytes
     return most * schema.fixed_bytes if not total else total * most // source.num_samples
 
 
@@ -690,9 +689,7 @@ def _agreed_budget(quota_bytes: int, need: Need, world: World) -> Budget:
     least = np.array([need.least_bytes()])
     most = int(world.allreduce(least, op="max", doing="compare quotas")[0])
     if quota_bytes < most:
-        error = too_small(quota_bytes, most, need)
-        error.all_ranks = True
-        raise error
+        raise too_small(quota_bytes, most, need, on_all_ranks=True)
     return plan_budget(quota_bytes, need)
 
 
