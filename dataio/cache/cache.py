@@ -268,10 +268,10 @@ class Cache:
         with self.named("make staged rows durable"):
             self._staged.seal()
 
-    def settle_staged(self, *, all_fit: bool) -> None:
+    def flush_staged(self, *, all_fit: bool) -> None:
         """Seal the rows that were held back, or drop them. Every local rank, before the commit."""
         with self.named("make staged rows durable"):
-            self._staged.settle(all_fit=all_fit)
+            self._staged.flush(all_fit=all_fit)
 
     def adopt_staged(self) -> bool:
         """See the rows that any local rank sealed while staging. Thread-safe.

@@ -233,7 +233,7 @@ class Pull:
         cache.seal_staged()
         if cache.room.budget is not None:
             # What may have to make way for windows is not kept from here.
-            cache.settle_staged(all_fit=False)
+            cache.flush_staged(all_fit=False)
 
     def _positions(self, left: NDArray[np.int64]) -> int:
         """Choose how many rows to take now, and where: the node's room by what its ranks lack."""
