@@ -19,6 +19,7 @@ from dataio.cache.arrivals import Arrivals
 from dataio.cache.background import Background
 from dataio.cache.commit_log import CommitLog
 from dataio.cache.disk_errors import named, readable
+from dataio.cache.disk_space import DiskSpace
 from dataio.cache.files.manifest import Entries
 from dataio.cache.files.readahead import Readahead
 from dataio.cache.files.reader import locate
@@ -55,6 +56,7 @@ class Cache:
         log: Which rows lie where.
         files: Their bytes.
         room: What the budget leaves room for.
+        disk: Space that is claimed before it is needed.
         background: What is brought to the disk beside training.
         arrivals: Rows of the next epoch.
     """
@@ -75,10 +77,8 @@ class Cache:
         self.identity = identity
         self.schema = schema = identity.schema
         self.num_slots = num_slots
-        self._num_positions = num_positions
         self.local_rank = local_rank
         self._readahead: Readahead | None = None
-        self._has_room = False
         # A staging thread writes and adopts while others read, write arrivals and adopt.
         self._guard = guard = threading.RLock()
         heap_bytes = budget.heap_bytes if budget is not None else None
@@ -93,6 +93,10 @@ class Cache:
         self.room = Room(
             budget, files, self.log, schema,
             num_positions=num_positions, local_size=local_size, guard=guard,
+        )  # fmt: skip
+        self.disk = DiskSpace(
+            directory, files, self.log.space, self.room,
+            num_positions=num_positions, local_rank=local_rank, guard=guard,
         )  # fmt: skip
         self.background = Background(files)
         self._writer = RowWriter(directory, files, self.log, local_rank=local_rank, guard=guard)
@@ -181,7 +185,7 @@ class Cache:
     @property
     def bytes_written(self) -> int:
         """Bytes that this process wrote to the node's disk, manifests included."""
-        return self.log.bytes_written
+        return self.log.tables.bytes_written
 
     @property
     def fixed(self) -> Sequence[FixedFile]:
@@ -286,41 +290,15 @@ class Cache:
         with self.named("free rows that were pulled"):
             self.log.give(sample_ids)
 
-    def open_spare(self) -> None:
-        """Let the fixed fields have room beside the pool. Every local rank.
-
-        Raises:
-            CacheError: If the disk is full.
-        """
-        with self._guard, self.named("make room for rows of other nodes"):
-            self.files.reserve(self._num_positions)
-            self._map_growth()
-
     def free_room(self) -> NDArray[np.int64]:
         """int64[n]: Positions for more rows beside those held, the same on all local ranks."""
         self.log.space.forget_positions()
         return self.log.space.positions
 
-    def make_room(self) -> None:
-        """Claim the disk space of an exchange's arrivals, before any row moves.
-
-        Raises:
-            CacheError: If the disk is full.
-        """
-        if self._has_room:
-            return
-        with self._guard, self.named("make room for arrivals"):
-            self.files.reserve(self._num_positions)
-            self._map_growth()
-            if self.files.has_heap:
-                end = self.log.space.extents.end + self.room.arrivals_bytes()
-                self.files.heap.reserve(end)
-            self._has_room = True
-
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
         if len(slots):
-            self.make_room()
+            self.disk.claim_arrivals()
             self.arrivals.write(slots, rows)
 
     def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
@@ -353,7 +331,7 @@ class Cache:
         """
         changed = self.log.turn(epoch)
         self.arrivals.forget()
-        self._map_growth()
+        self.disk.map_growth()
         return changed
 
     def commit(self) -> None:
@@ -396,23 +374,6 @@ class Cache:
         with self.named("write the manifest"):
             self.log.mark_filled(quota_bytes=self.room.quota_bytes)
 
-    def reserve_windows(self) -> None:
-        """Claim the space beside the rows that stay. Leader only."""
-        assert self.room.budget is not None
-        with self.named("make room for windows"):
-            self.files.reserve(self.room.budget.positions)
-
-    def window_space(self) -> tuple[NDArray[np.int64], range]:
-        """Find what this local rank may use beside the rows that stay; see `Room.window_space`."""
-        with self.named("make room for windows"):
-            return self.room.window_space(local_rank=self.local_rank)
-
-    def trim(self) -> None:
-        """Give back disk space that staging claimed ahead, on this local rank's heap."""
-        end = self.log.space.heap_end
-        if end is not None and not self._has_room:
-            self.files.heap.trim(end)
-
     def close(self) -> None:
         """Release the lock and the mappings, when the last commit is settled; idempotent."""
         try:
@@ -425,9 +386,3 @@ class Cache:
     def named(self, doing: str) -> AbstractContextManager[None]:
         """Turn what the disk says within into a `CacheError` with directory and cure."""
         return named(self.directory, doing)
-
-    def _map_growth(self) -> None:
-        before = self.files.num_positions
-        if before < self._num_positions:
-            self.files.map()
-            self.log.space.grow(before)

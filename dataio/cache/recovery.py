@@ -75,4 +75,4 @@ def remove_litter(commits: CommitLog, files: RowFiles) -> None:
     """Mend the headers of arrays, and remove what the manifest leaves without meaning."""
     for file in files.by_position:
         file.mend_header()
-    commits.unlink(judge(commits.names(), commits.read_head()).litter)
+    commits.tables.unlink(judge(commits.tables.names(), commits.tables.read_head()).litter)

@@ -73,4 +73,4 @@ class StagedRows:
             return
         self._files.sync()
         name = f"{self._log.staged_prefix()}{self._log.count_sealed()}.arrow"
-        self._log.write_table(name, self._log.joined(rows))
+        self._log.tables.write_table(name, self._log.joined(rows))

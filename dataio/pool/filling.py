@@ -246,7 +246,7 @@ class Filling:
             cache.fill_commit()
             self._quota.mark_filled()
         if self._quota.budget is None or not cache.num_missing:
-            cache.trim()
+            cache.disk.trim()
         self._world.barrier(doing="commit the staged rows")
         cache.refresh()
         self._share()

@@ -286,7 +286,7 @@ class Pool:
         Raises:
             CacheError: If the disk is full.
         """
-        self.cache.make_room()
+        self.cache.disk.claim_arrivals()
 
     def repair(self, slots: NDArray[np.int64]) -> None:
         """Read rows from the source again and write them anew where they lie.

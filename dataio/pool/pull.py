@@ -155,7 +155,7 @@ class Pull:
         world, cache = self._world, self._cache
         self._find()
         if len(cache.surplus):
-            cache.open_spare()
+            cache.disk.claim_spare()
         bar, before, seen = None, 0, 0
         while True:
             # Past this point all that arrived so far is durable everywhere.

@@ -106,10 +106,10 @@ class QuotaAgreement:
         self.halves = None
         if cache.num_missing and world.local_rank == 0:
             cache.hold.keep_alone()
-            cache.reserve_windows()
+            cache.disk.claim_windows()
         world.barrier(doing="make room for windows")
         if cache.num_missing:
-            self.halves = halve(*cache.window_space())
+            self.halves = halve(*cache.disk.find_windows())
         self._warn(staged_bytes_per_s)
 
     def _warn(self, staged_bytes_per_s: float) -> None:

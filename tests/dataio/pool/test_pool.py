@@ -202,7 +202,7 @@ def test_a_manifest_that_could_not_be_replaced_is_told_and_no_lost_row_is_taken_
     write_head = CommitLog.write_head
 
     def failing(self, head, **options):
-        if head.epoch == 2 and "node1" in str(self.path):
+        if head.epoch == 2 and "node1" in str(self.tables.path):
             raise OSError(errno.ENOSPC, "No space left on device")
         write_head(self, head, **options)
 
