@@ -457,7 +457,7 @@ class Loader:
         """
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._pool.settle()
+        self._pool.await_commit()
         self._feedback.settle()
 
     @checked_call

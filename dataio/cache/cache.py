@@ -124,7 +124,7 @@ class Cache:
         Raises:
             CacheError: If they are not what the cache wrote.
         """
-        self.settle()
+        self.await_commit()
         self.arrivals.forget()
         self._staged.forget()
         self.log.space.forget()
@@ -144,7 +144,7 @@ class Cache:
 
     def refresh(self) -> None:
         """Read the base that replaced the one in use, if one did; arrivals of the epoch stay."""
-        self.settle()
+        self.await_commit()
         with self.named("read the manifest"), readable(self.directory, "the manifest"):
             self.log.read_again()
 
@@ -307,7 +307,7 @@ class Cache:
 
     def forget_arrivals(self) -> None:
         """Drop what arrived since the last commit: the epoch is not going to take effect."""
-        self.settle()
+        self.await_commit()
         with self.named("forget arrivals"):
             self.arrivals.drop()
 
@@ -316,33 +316,33 @@ class Cache:
 
         Blocks on the disk, unless all of ``num_arriving`` came a while ago. Nothing is committed:
         the next `commit` of the leader counts only after every rank of every node has sealed. It is
-        called when the commit before is settled, which lets rows of the epoch before that be
+        called when the commit before is durable, which lets rows of the epoch before that be
         written over.
         """
-        assert not self.background.is_committing, "the commit before is settled first"
+        assert not self.background.is_committing, "the commit before must be durable first"
         with self.named("make arrivals durable"):
             self.arrivals.seal(epoch)
 
-    def turn(self, epoch: int) -> NDArray[np.int64]:
+    def adopt_sealed(self, epoch: int) -> NDArray[np.int64]:
         """See the sealed rows from now on. Every rank, when all ranks have sealed.
 
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
-        changed = self.log.turn(epoch)
+        changed = self.log.adopt_sealed(epoch)
         self.arrivals.forget()
         self.disk.map_growth()
         return changed
 
     def commit(self) -> None:
-        """Make the epoch that `turn` began the truth, beside training; `settle` waits for it.
+        """Make the epoch that `adopt_sealed` began the truth, beside training.
 
-        Leader only, when all ranks have sealed. Until it is settled a kill leaves this node one
-        epoch behind.
+        `await_commit` waits for it. Leader only, when all ranks have sealed. Until it is durable a
+        kill leaves this node one epoch behind.
         """
         self.background.commit(self.log.commit)
 
-    def settle(self) -> None:
+    def await_commit(self) -> None:
         """Wait until what was last committed is durable: at once, but for the leader.
 
         Raises:
@@ -356,14 +356,14 @@ class Cache:
 
         After staging or a pull. Leader only, when all have sealed.
         """
-        self.settle()
+        self.await_commit()
         self.log.fill(quota_bytes=self.room.quota_bytes)
 
     def rewrite(
         self, entries: Entries, *, epoch: int, placement: str, surplus: Entries | None = None
     ) -> None:
         """Replace the manifest by a new base; see `CommitLog.rewrite`. Leader only."""
-        self.settle()
+        self.await_commit()
         self.log.rewrite(
             entries, epoch=epoch, placement=placement, surplus=surplus,
             quota_bytes=self.room.quota_bytes,
@@ -375,14 +375,14 @@ class Cache:
             self.log.mark_filled(quota_bytes=self.room.quota_bytes)
 
     def close(self) -> None:
-        """Release the lock and the mappings, when the last commit is settled; idempotent."""
+        """Release the lock and the mappings, when the last commit is durable; idempotent."""
         try:
-            self.settle()
+            self.await_commit()
         finally:
             self.background.close()
             self.files.close()
             self.hold.release()
 
     def named(self, doing: str) -> AbstractContextManager[None]:
-        """Turn what the disk says within into a `CacheError` with directory and cure."""
+        """Turn an error of the disk within into a `CacheError` with directory and cure."""
         return named(self.directory, doing)

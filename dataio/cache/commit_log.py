@@ -144,7 +144,7 @@ class CommitLog:
         return self.undo is not None
 
     def before(self) -> Entries:
-        """Copy the entries of the epoch before, which `can_step_back` must say are there."""
+        """Copy the entries of the epoch before, which must be there by `can_step_back`."""
         assert self.undo is not None
         entries = self.entries.copy()
         entries.put(self.undo)
@@ -244,11 +244,11 @@ class CommitLog:
         """
         self.tables.write_table(delta_name(epoch, self._local_rank), changed, sync_name=False)
 
-    def turn(self, epoch: int) -> NDArray[np.int64]:
+    def adopt_sealed(self, epoch: int) -> NDArray[np.int64]:
         """See the sealed rows from now on. Every rank, when all ranks have sealed.
 
         Work for the rows that moved only; the first time, also for those columns of all rows that
-        could be said in two numbers until then.
+        were kept as two numbers until then.
 
         Returns:
             int64[n]: Slots that hold other rows than before.
@@ -261,7 +261,10 @@ class CommitLog:
         return delta.slot[:]
 
     def commit(self) -> None:
-        """Make the epoch that `turn` began the truth. Leader only, when all ranks have sealed."""
+        """Make the epoch that `adopt_sealed` began the truth.
+
+        Leader only, when all ranks have sealed.
+        """
         assert self.undo is not None
         assert self.head is not None
         head, moved = self.head, len(self.undo)

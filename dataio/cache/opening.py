@@ -33,7 +33,7 @@ def prepare(
         wanted: The samples that a job which does not exchange needs; where they lie here already,
             the cache is shared with other such jobs. None: not known.
         read_only: Whether nothing may be made or changed.
-        expected_bytes: Of the variable fields, as far as anyone can tell.
+        expected_bytes: Of the variable fields, as far as they are known.
 
     Raises:
         CacheBusyError: If another process uses it in a way that cannot be shared.
@@ -70,7 +70,7 @@ def recover(cache: Cache) -> str:
     Returns:
         What was made anew, for a message; "" if nothing was.
     """
-    told = ""
+    made_anew = ""
     try:
         head = cache.log.tables.read_head()
         verdict = judge(cache.log.tables.names(), head)
@@ -85,11 +85,11 @@ def recover(cache: Cache) -> str:
             cache.log.adopt_for_good(head)
     except DamagedCacheError as error:
         num_variable = len(cache.schema.variable)
-        found, told = prove_rows(cache.files, error, num_variable=num_variable)
+        found, made_anew = prove_rows(cache.files, error, num_variable=num_variable)
         held = found if len(found) else empty_entries(cache.num_slots, num_variable)
         cache.rewrite(held, epoch=0, placement="")
     remove_litter(cache.log, cache.files)
-    return told
+    return made_anew
 
 
 def _is_right(cache: Cache, wanted: Placement | None) -> bool:

@@ -177,7 +177,7 @@ class Pool:
         assert groups is None or self._quota.budget is None, "what does not fit comes in no group"
         self.finish_staging()
         self.close_windows()
-        self.settle()
+        self.await_commit()
         self._placement, self._sample_ids = placement, None
         cache, commits = self.cache, self.cache.log
         held = Held(
@@ -292,8 +292,8 @@ class Pool:
         """Read rows from the source again and write them anew where they lie.
 
         Raises:
-            CorruptRowError: If the source has other bytes than the manifest's checksum tells, or
-                no such sample.
+            CorruptRowError: If the source has no such sample, or other bytes of it than the
+                manifest's checksum says.
         """
         repair_rows(self.cache, slots, source=self.source, fields=self.fields)
 
@@ -301,18 +301,18 @@ class Pool:
         """Read samples from the source, to go in the place of rows that were damaged elsewhere.
 
         Args:
-            sample_ids: int64[n], sorted, distinct; those that no sample has are left out.
+            sample_ids: int64[n], sorted, distinct; ids that no sample has are ignored.
         """
         known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
         return self.source.read(sample_ids[known], self.fields)
 
-    def settle(self) -> None:
+    def await_commit(self) -> None:
         """Wait until this node's part of the last commit is durable. Blocks on the disk.
 
         Raises:
             CacheError: If it could not be written.
         """
-        self.cache.settle()
+        self.cache.await_commit()
 
     def close(self) -> None:
         """Release the cache; the files stay for the next job."""

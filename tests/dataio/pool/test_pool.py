@@ -141,8 +141,8 @@ def test_the_next_epoch_begins_before_the_manifest_of_this_one_is_on_disk(tmp_pa
         written.set()
         commit_arrivals(pool, 2)
         found.append(head_of(pool.cache)["epoch"])
-        pool.settle()
-        world.barrier(doing="settle all nodes")
+        pool.await_commit()
+        world.barrier(doing="await all nodes' commits")
         found.append(head_of(pool.cache)["epoch"])
         pool.close()
         return found
