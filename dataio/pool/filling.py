@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dataio.base.progress import Progress
 from dataio.cache.cache import Cache
 from dataio.pool.pull import Pull
-from dataio.pool.quota import QuotaAgreement
+from dataio.pool.quota_agreement import QuotaAgreement
 from dataio.pool.reconcile import Missing, Plan, find_missing, find_surplus
 from dataio.pool.source_sizes import guess_variable_bytes
 from dataio.pool.staging import Piece, Staging, plan_pieces
@@ -19,7 +19,7 @@ from dataio.source.io.throttle import Throttle
 from dataio.world import World
 
 LIMIT_NAME = "bandwidth"
-"""The file in the cache's directory that has the state of the node's reading limit."""
+"""The file of the cache's directory that keeps the state of the node's reading limit."""
 LEAST_PART_BYTES = 1 << 20
 """What one rank or reader takes at least of a group of rows that is staged beside training."""
 TICK_S = 1.0
@@ -80,7 +80,7 @@ class Filling:
         return self._staging is not None
 
     def carry_out(self, plan: Plan, *, groups: Sequence[tuple[int, int]] | None) -> None:
-        """Bring the node to hold what its plan says. Collective.
+        """Bring the node to hold what its plan wants. Collective.
 
         Args:
             plan: What this node does.

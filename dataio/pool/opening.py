@@ -10,7 +10,7 @@ from dataio.cache.choice import open_cache
 from dataio.cache.identity import Identity
 from dataio.cache.quota import Budget, Need
 from dataio.plan.placement import Placement
-from dataio.pool.quota import agree_on_budget
+from dataio.pool.quota_agreement import agree_on_budget
 from dataio.pool.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source.base import Source

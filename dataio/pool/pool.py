@@ -14,7 +14,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.pool.filling import Filling
 from dataio.pool.opening import open_node_cache
-from dataio.pool.quota import QuotaAgreement
+from dataio.pool.quota_agreement import QuotaAgreement
 from dataio.pool.reconcile import Held, reconcile
 from dataio.pool.repair import repair_rows
 from dataio.pool.streaming import SlotsOf, Streamed, Streaming
