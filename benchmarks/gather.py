@@ -34,6 +34,9 @@ SIDE = 256
 class Generated:
     """Rows made from a seed: fixed arrays, bytes or JPEGs beside a label."""
 
+    made_as = "Generated"
+    total_bytes = 0
+
     def __init__(self, name: str, num_samples: int, row_bytes: int) -> None:
         self.name = self.fingerprint = f"{name}-{num_samples}-{row_bytes}"
         self.num_samples = num_samples

@@ -135,9 +135,8 @@ def check_agreement(settings: Mapping[str, object], world: World) -> None:
         return
     first, theirs = json.loads(everyone[0]), json.loads(everyone[other])
     name = next(name for name in first if first[name] != theirs[name])
-    error = WorldError(
+    raise WorldError(
         f"Loader: rank {other} was made with {name} {theirs[name]}, rank 0 with {first[name]}; "
-        f"every rank must be given the same arguments and see the same source"
+        f"every rank must be given the same arguments and see the same source",
+        on_all_ranks=True,
     )
-    error.all_ranks = True
-    raise error

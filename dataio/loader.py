@@ -314,7 +314,7 @@ class Loader:
         """
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._parts.pool.settle()
+        self._parts.pool.await_commit()
         self._parts.feedback.settle()
 
     @checked_call

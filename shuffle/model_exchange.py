@@ -389,21 +389,19 @@ class ModelExchange:
         size = len(self._first_weights)
         other = next((rank for rank, its in enumerate(told) if its[size:] != told[0][size:]), None)
         if other is not None:
-            raise _by_all(
-                WorldError(
-                    f"ModelExchange: rank {other} was made with {told[other][size:].decode()} (a "
-                    f"hash of the parameters' names and shapes), rank 0 with "
-                    f"{told[0][size:].decode()}; every rank must be given the same arguments"
-                )
+            raise WorldError(
+                f"ModelExchange: rank {other} was made with {told[other][size:].decode()} (a "
+                f"hash of the parameters' names and shapes), rank 0 with "
+                f"{told[0][size:].decode()}; every rank must be given the same arguments",
+                on_all_ranks=True,
             )
         other = next((rank for rank, its in enumerate(told) if its != told[0]), None)
         if other is not None:
-            raise _by_all(
-                ExchangeError(
-                    f"ModelExchange: rank {other} begins with other weights than rank 0, expected "
-                    f"the same on all ranks; call torch.manual_seed with one seed before making "
-                    f"the model, and make the exchange before loading a checkpoint"
-                )
+            raise ExchangeError(
+                f"ModelExchange: rank {other} begins with other weights than rank 0, expected "
+                f"the same on all ranks; call torch.manual_seed with one seed before making "
+                f"the model, and make the exchange before loading a checkpoint",
+                on_all_ranks=True,
             )
 
     def _check_apart(self) -> None:
@@ -414,13 +412,12 @@ class ModelExchange:
         self._apart = len(set(told)) > 1
         # A rate of 0, as a warm-up may begin with, has changed nothing yet
         if not self._apart and mine != self._first_weights:
-            raise _by_all(
-                ExchangeError(
-                    f"ModelExchange: after {self._step} steps all {self._world.num_replicas} "
-                    f"replicas hold bitwise the same weights, expected replicas that train apart; "
-                    f"exchanging them would change nothing: do not average gradients over ranks, "
-                    f"and give every rank batches of its own, or leave ModelExchange out"
-                )
+            raise ExchangeError(
+                f"ModelExchange: after {self._step} steps all {self._world.num_replicas} "
+                f"replicas hold bitwise the same weights, expected replicas that train apart; "
+                f"exchanging them would change nothing: do not average gradients over ranks, "
+                f"and give every rank batches of its own, or leave ModelExchange out",
+                on_all_ranks=True,
             )
 
     def _check_state(self, state: ModelExchangeState) -> None:
@@ -472,11 +469,6 @@ def _digest(pieces: tuple[Piece, ...]) -> int:
 def _words(header: Header) -> str:
     number, tensors, num_bytes, digest = header.tolist()
     return f"round {number}: {tensors} tensors, {num_bytes} bytes (names and shapes {digest:x})"
-
-
-def _by_all(error: WorldError | ExchangeError) -> WorldError | ExchangeError:
-    error.all_ranks = True
-    return error
 
 
 def _check_arguments(*, every: int, overlap: int, world: World) -> None:

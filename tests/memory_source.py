@@ -21,6 +21,9 @@ def payload(sample_id: int) -> bytes:
 class MemorySource:
     """Samples whose fields are functions of their ids; counts what is read."""
 
+    made_as = "MemorySource"
+    total_bytes = 0
+
     def __init__(self, num_samples: int, *, name: str = "memory", block_rows: int = 16) -> None:
         self.name = name
         self.num_samples = num_samples

@@ -42,6 +42,9 @@ SCATTER = 2654435761
 class Counted:
     """A source that is only counted: nothing is ever read of it."""
 
+    made_as = "Counted"
+    total_bytes = 0
+
     def __init__(self, num_samples: int) -> None:
         self.name = self.fingerprint = f"counted-{num_samples}"
         self.num_samples = num_samples

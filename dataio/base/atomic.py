@@ -65,12 +65,12 @@ def read_record(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         record = dict(json.loads(data))
-        said = str(record.pop("checksum"))
+        expected = str(record.pop("checksum"))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, len(data), f"is no JSON object with a checksum ({error!r})") from error
     found = _record_checksum(record)
-    if found != said:
-        raise _damaged(path, len(data), f"has checksum {found}, but says {said}")
+    if found != expected:
+        raise _damaged(path, len(data), f"has checksum {found}, but says {expected}")
     return record
 
 
@@ -146,9 +146,11 @@ def parse_table(path: Path, data: bytes | mmap.mmap, *, verify: bool = True) -> 
     if end < 0 or bytes(whole[end:-8]) != MAGIC:
         raise _damaged(path, len(data), "does not end in a checksum")
     if verify:
-        found, said = xxh3_64_intdigest(whole[:-8]), int.from_bytes(whole[-8:], "little")
-        if found != said:
-            raise _damaged(path, len(data), f"has checksum {found:#018x}, but says {said:#018x}")
+        found, expected = xxh3_64_intdigest(whole[:-8]), int.from_bytes(whole[-8:], "little")
+        if found != expected:
+            raise _damaged(
+                path, len(data), f"has checksum {found:#018x}, but says {expected:#018x}"
+            )
     try:
         return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data)[:end])).read_all()
     except pa.ArrowException as error:

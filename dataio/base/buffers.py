@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 MAX_IDLE = 4
-"""Idle buffers kept of one size: what a short queue of batches needs in turn."""
+"""Idle buffers kept of one size: what a short queue of batches needs one after the other."""
 
 
 class _Lease(weakref.ref[NDArray[np.generic]]):

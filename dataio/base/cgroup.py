@@ -17,11 +17,11 @@ def memory_room(proc: Path = Path("/proc")) -> int | None:
     """Find how many bytes could still be held in memory, files on a tmpfs included.
 
     Args:
-        proc: Where the kernel tells.
+        proc: Where the kernel shows its figures.
 
     Returns:
         The least of the machine's available memory and the room below each limit on the way from
-        this process's cgroup to the root; None where nothing is told.
+        this process's cgroup to the root; None where the kernel shows nothing.
     """
     rooms = [_available(proc), *_cgroup_rooms(proc)]
     known = [room for room in rooms if room is not None]

@@ -164,8 +164,21 @@ def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
         cure = f"make one: {value.__name__}(...)"
     elif near:
         cure = f"did you mean {near[0]!r}?"
+    elif lacking := _lacking(value, hint):
+        cure = f"add {', '.join(lacking)} to it"
     kind = ValueError if words and _fits(value, hint, any_word=True) else TypeError
     return kind(f"{where}: {name} is {shown}, expected {_describe(hint)}; {cure}")
+
+
+def _lacking(value: object, hint: object) -> list[str]:
+    """Name the members that an object lacks of a Protocol of which it has most."""
+    for kind in (hint, *typing.get_args(hint)):
+        if getattr(kind, "_is_protocol", False):
+            members = _members(typing.cast(type, kind))
+            lacking = [name for name in members if not _has(value, name)]
+            if 2 * len(lacking) < len(members):
+                return lacking
+    return []
 
 
 def _listed(hint: object) -> list[str]:

@@ -6,11 +6,14 @@ from pathlib import Path
 class DataioError(Exception):
     """Root of every error that dataio raises for something outside the program.
 
-    Attributes:
-        all_ranks: Whether every rank raises it, so that rank 0 can speak for all.
+    Args:
+        message: The four parts that a message has: where, found, expected, what to do.
+        on_all_ranks: Whether every rank raises the same error. Then rank 0 alone prints it.
     """
 
-    all_ranks = False
+    def __init__(self, *message: object, on_all_ranks: bool = False) -> None:
+        super().__init__(*message)
+        self.on_all_ranks = on_all_ranks
 
 
 class DamagedFileError(DataioError, ValueError):

@@ -10,7 +10,7 @@ class Progress:
     Args:
         what: What is being done, such as ``"staging"``.
         total: What ``add`` counts up to.
-        shown: Whether this rank may speak; nothing is shown where stderr is not a terminal.
+        shown: Whether this rank shows progress; nothing is shown where stderr is not a terminal.
     """
 
     def __init__(self, what: str, total: int, *, shown: bool) -> None:

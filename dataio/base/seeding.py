@@ -27,8 +27,8 @@ def key(
     Args:
         seed: The run's seed.
         purpose: What the numbers decide, such as ``"order"``; two purposes never share numbers.
-        epoch: Leave out for what holds in all epochs.
-        replica: Leave out for what all ranks share.
+        epoch: None for what holds in all epochs.
+        replica: None for what all ranks share.
         node: For what the replicas of a node share, however many they are.
         sample_id: For what is drawn sample by sample, whichever rank draws it.
         step: For what is drawn batch by batch.

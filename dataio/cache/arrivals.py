@@ -90,7 +90,7 @@ class Arrivals:
         """Let go of the rows, and of the delta if there is one. Blocks on the disk."""
         self._background.await_seals()
         if self._sealed[0] >= 0:
-            self._log.unlink([self._log.deltas(self._sealed[0])[self._local_rank]])
+            self._log.tables.unlink([self._log.deltas(self._sealed[0])[self._local_rank]])
         written = self.written
         self.forget()
         self._writer.give_back(written)

@@ -48,7 +48,7 @@ class Background:
 
     def commit(self, write: Callable[[], None]) -> None:
         """Write a manifest, after all that was asked for."""
-        assert not self.is_committing, "the commit before is settled first"
+        assert not self.is_committing, "the commit before must be durable first"
         self._commit = self._later(write)
 
     @property
@@ -57,7 +57,7 @@ class Background:
         return self._commit is not None
 
     def await_commit(self) -> None:
-        """Wait until what was last committed is durable; says once if it could not be written."""
+        """Wait until the last commit is durable; raise, once, if it could not be written."""
         commit, self._commit = self._commit, None
         if commit is not None:
             commit.result()

@@ -19,6 +19,7 @@ from dataio.cache.arrivals import Arrivals
 from dataio.cache.background import Background
 from dataio.cache.commit_log import CommitLog
 from dataio.cache.disk_errors import named, readable
+from dataio.cache.disk_space import DiskSpace
 from dataio.cache.files.manifest import Entries
 from dataio.cache.files.readahead import Readahead
 from dataio.cache.files.reader import locate
@@ -55,6 +56,7 @@ class Cache:
         log: Which rows lie where.
         files: Their bytes.
         room: What the budget leaves room for.
+        disk: Space that is claimed before it is needed.
         background: What is brought to the disk beside training.
         arrivals: Rows of the next epoch.
     """
@@ -75,10 +77,8 @@ class Cache:
         self.identity = identity
         self.schema = schema = identity.schema
         self.num_slots = num_slots
-        self._num_positions = num_positions
         self.local_rank = local_rank
         self._readahead: Readahead | None = None
-        self._has_room = False
         # A staging thread writes and adopts while others read, write arrivals and adopt.
         self._guard = guard = threading.RLock()
         heap_bytes = budget.heap_bytes if budget is not None else None
@@ -93,6 +93,10 @@ class Cache:
         self.room = Room(
             budget, files, self.log, schema,
             num_positions=num_positions, local_size=local_size, guard=guard,
+        )  # fmt: skip
+        self.disk = DiskSpace(
+            directory, files, self.log.space, self.room,
+            num_positions=num_positions, local_rank=local_rank, guard=guard,
         )  # fmt: skip
         self.background = Background(files)
         self._writer = RowWriter(directory, files, self.log, local_rank=local_rank, guard=guard)
@@ -120,7 +124,7 @@ class Cache:
         Raises:
             CacheError: If they are not what the cache wrote.
         """
-        self.settle()
+        self.await_commit()
         self.arrivals.forget()
         self._staged.forget()
         self.log.space.forget()
@@ -140,7 +144,7 @@ class Cache:
 
     def refresh(self) -> None:
         """Read the base that replaced the one in use, if one did; arrivals of the epoch stay."""
-        self.settle()
+        self.await_commit()
         with self.named("read the manifest"), readable(self.directory, "the manifest"):
             self.log.read_again()
 
@@ -181,7 +185,7 @@ class Cache:
     @property
     def bytes_written(self) -> int:
         """Bytes that this process wrote to the node's disk, manifests included."""
-        return self.log.bytes_written
+        return self.log.tables.bytes_written
 
     @property
     def fixed(self) -> Sequence[FixedFile]:
@@ -268,10 +272,10 @@ class Cache:
         with self.named("make staged rows durable"):
             self._staged.seal()
 
-    def settle_staged(self, *, all_fit: bool) -> None:
+    def flush_staged(self, *, all_fit: bool) -> None:
         """Seal the rows that were held back, or drop them. Every local rank, before the commit."""
         with self.named("make staged rows durable"):
-            self._staged.settle(all_fit=all_fit)
+            self._staged.flush(all_fit=all_fit)
 
     def adopt_staged(self) -> bool:
         """See the rows that any local rank sealed while staging. Thread-safe.
@@ -286,41 +290,15 @@ class Cache:
         with self.named("free rows that were pulled"):
             self.log.give(sample_ids)
 
-    def open_spare(self) -> None:
-        """Let the fixed fields have room beside the pool. Every local rank.
-
-        Raises:
-            CacheError: If the disk is full.
-        """
-        with self._guard, self.named("make room for rows of other nodes"):
-            self.files.reserve(self._num_positions)
-            self._map_growth()
-
     def free_room(self) -> NDArray[np.int64]:
         """int64[n]: Positions for more rows beside those held, the same on all local ranks."""
         self.log.space.forget_positions()
         return self.log.space.positions
 
-    def make_room(self) -> None:
-        """Claim the disk space of an exchange's arrivals, before any row moves.
-
-        Raises:
-            CacheError: If the disk is full.
-        """
-        if self._has_room:
-            return
-        with self._guard, self.named("make room for arrivals"):
-            self.files.reserve(self._num_positions)
-            self._map_growth()
-            if self.files.has_heap:
-                end = self.log.space.extents.end + self.room.arrivals_bytes()
-                self.files.heap.reserve(end)
-            self._has_room = True
-
     def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows that live in ``slots`` from the next epoch on; live rows stay as they are."""
         if len(slots):
-            self.make_room()
+            self.disk.claim_arrivals()
             self.arrivals.write(slots, rows)
 
     def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
@@ -329,7 +307,7 @@ class Cache:
 
     def forget_arrivals(self) -> None:
         """Drop what arrived since the last commit: the epoch is not going to take effect."""
-        self.settle()
+        self.await_commit()
         with self.named("forget arrivals"):
             self.arrivals.drop()
 
@@ -338,33 +316,33 @@ class Cache:
 
         Blocks on the disk, unless all of ``num_arriving`` came a while ago. Nothing is committed:
         the next `commit` of the leader counts only after every rank of every node has sealed. It is
-        called when the commit before is settled, which lets rows of the epoch before that be
+        called when the commit before is durable, which lets rows of the epoch before that be
         written over.
         """
-        assert not self.background.is_committing, "the commit before is settled first"
+        assert not self.background.is_committing, "the commit before must be durable first"
         with self.named("make arrivals durable"):
             self.arrivals.seal(epoch)
 
-    def turn(self, epoch: int) -> NDArray[np.int64]:
+    def adopt_sealed(self, epoch: int) -> NDArray[np.int64]:
         """See the sealed rows from now on. Every rank, when all ranks have sealed.
 
         Returns:
             int64[n]: Slots that hold other rows than before.
         """
-        changed = self.log.turn(epoch)
+        changed = self.log.adopt_sealed(epoch)
         self.arrivals.forget()
-        self._map_growth()
+        self.disk.map_growth()
         return changed
 
     def commit(self) -> None:
-        """Make the epoch that `turn` began the truth, beside training; `settle` waits for it.
+        """Make the epoch that `adopt_sealed` began the truth, beside training.
 
-        Leader only, when all ranks have sealed. Until it is settled a kill leaves this node one
-        epoch behind.
+        `await_commit` waits for it. Leader only, when all ranks have sealed. Until it is durable a
+        kill leaves this node one epoch behind.
         """
         self.background.commit(self.log.commit)
 
-    def settle(self) -> None:
+    def await_commit(self) -> None:
         """Wait until what was last committed is durable: at once, but for the leader.
 
         Raises:
@@ -378,14 +356,14 @@ class Cache:
 
         After staging or a pull. Leader only, when all have sealed.
         """
-        self.settle()
+        self.await_commit()
         self.log.fill(quota_bytes=self.room.quota_bytes)
 
     def rewrite(
         self, entries: Entries, *, epoch: int, placement: str, surplus: Entries | None = None
     ) -> None:
         """Replace the manifest by a new base; see `CommitLog.rewrite`. Leader only."""
-        self.settle()
+        self.await_commit()
         self.log.rewrite(
             entries, epoch=epoch, placement=placement, surplus=surplus,
             quota_bytes=self.room.quota_bytes,
@@ -396,38 +374,15 @@ class Cache:
         with self.named("write the manifest"):
             self.log.mark_filled(quota_bytes=self.room.quota_bytes)
 
-    def reserve_windows(self) -> None:
-        """Claim the space beside the rows that stay. Leader only."""
-        assert self.room.budget is not None
-        with self.named("make room for windows"):
-            self.files.reserve(self.room.budget.positions)
-
-    def window_space(self) -> tuple[NDArray[np.int64], range]:
-        """Find what this local rank may use beside the rows that stay; see `Room.window_space`."""
-        with self.named("make room for windows"):
-            return self.room.window_space(local_rank=self.local_rank)
-
-    def trim(self) -> None:
-        """Give back disk space that staging claimed ahead, on this local rank's heap."""
-        end = self.log.space.heap_end
-        if end is not None and not self._has_room:
-            self.files.heap.trim(end)
-
     def close(self) -> None:
-        """Release the lock and the mappings, when the last commit is settled; idempotent."""
+        """Release the lock and the mappings, when the last commit is durable; idempotent."""
         try:
-            self.settle()
+            self.await_commit()
         finally:
             self.background.close()
             self.files.close()
             self.hold.release()
 
     def named(self, doing: str) -> AbstractContextManager[None]:
-        """Turn what the disk says within into a `CacheError` with directory and cure."""
+        """Turn an error of the disk within into a `CacheError` with directory and cure."""
         return named(self.directory, doing)
-
-    def _map_growth(self) -> None:
-        before = self.files.num_positions
-        if before < self._num_positions:
-            self.files.map()
-            self.log.space.grow(before)

@@ -76,21 +76,21 @@ def open_cache(
             cache = patience.try_for(
                 lambda: _choose(prepared, first, world, exchanging=exchanging, foreign=foreign)
             )
-        chosen = b"" if cache is None else _told(cache)
+        chosen = b"" if cache is None else _described(cache)
         everyone = world.allgather(chosen, doing="open the caches")
-        # Those who wait talk to each other now and then: nobody takes them for lost.
+        # Ranks that wait meet now and then: none takes another for lost.
         if all(everyone[ranks[0]] for ranks in world.topology.ranks_of_node):
             break
     return cache if cache is not None else _followed(make, everyone[leader])
 
 
-def _told(cache: Cache) -> bytes:
+def _described(cache: Cache) -> bytes:
     return (b"r" if cache.shared else b"w") + os.fsencode(cache.directory)
 
 
-def _followed(make: Callable[[Path], Cache], told: bytes) -> Cache:
-    cache = make(Path(os.fsdecode(told[1:])))
-    cache.hold.follow(shared=told[:1] == b"r")
+def _followed(make: Callable[[Path], Cache], chosen: bytes) -> Cache:
+    cache = make(Path(os.fsdecode(chosen[1:])))
+    cache.hold.follow(shared=chosen[:1] == b"r")
     return cache
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.atomic import read_record, read_table, write_record, write_table
+from dataio.base.atomic import read_table
 from dataio.base.errors import DamagedFileError
-from dataio.cache.disk_errors import named, readable
+from dataio.cache.disk_errors import named
 from dataio.cache.files.manifest import (
     Entries,
     empty_entries,
     from_arrays,
     from_table,
     join_entries,
-    to_table,
 )
 from dataio.cache.files.row_files import RowFiles
 from dataio.cache.files.store import map_table
+from dataio.cache.manifest_files import ManifestFiles
 from dataio.cache.space import Space
 from dataio.cache.state import (
     Head,
@@ -66,7 +66,7 @@ class CommitLog:
         undo: The entries that the last delta replaced, to step back; None where there was none.
         surplus: Rows that lie here and belong to no slot, until other nodes have pulled them.
         space: What no entries in force mention.
-        bytes_written: Of rows and manifests, by this process.
+        tables: The files that say so.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class CommitLog:
         guard: threading.RLock,
     ) -> None:
         self._directory = directory
+        self.tables = ManifestFiles(directory, guard)
         self._files = files
         self._num_variable = num_variable
         self._local_rank = local_rank
@@ -95,54 +96,22 @@ class CommitLog:
         self.undo: Entries | None = None
         self.surplus = empty_entries(0, num_variable)
         self.space = Space(files, local_rank=local_rank, in_use=self.in_use)
-        self.bytes_written = 0
         # Serial of the base that this process has compared with its checksum, or written.
         self._sound_base = -1
         self._adopted: set[str] = set()
         self._given: set[str] = set()
-
-    @property
-    def path(self) -> Path:
-        """`manifest.json`."""
-        return self._directory / "manifest.json"
 
     def in_use(self) -> list[Entries]:
         """Every manifest that this process may have to read by."""
         used = [self.entries] if self.undo is None else [self.entries, self.undo]
         return [*used, self.surplus] if len(self.surplus) else used
 
-    def names(self) -> list[str]:
-        """Name the files of the directory."""
-        return sorted(path.name for path in self._directory.iterdir())
-
-    def unlink(self, names: Sequence[str]) -> None:
-        """Remove files; none of them need be there."""
-        for name in names:
-            (self._directory / name).unlink(missing_ok=True)
-
-    def read_head(self) -> Head | None:
-        """Read `manifest.json`; None where nothing was ever committed.
-
-        Raises:
-            CacheError: If it is damaged.
-        """
-        with readable(self._directory, "the manifest"):
-            try:
-                return Head.from_record(read_record(self.path))
-            except FileNotFoundError:
-                return None
-
-    def holds_rows(self) -> bool:
-        """Whether the manifest on disk names any row."""
-        head = self.read_head()
-        return head is not None and head.missing < head.rows
-
     def read(self) -> None:
         """Read base, deltas, staged rows and surplus, as the manifest on disk names them."""
         self.undo = None
-        head = self.head = self.read_head()
+        head = self.head = self.tables.read_head()
         if head is None:
-            raise DamagedFileError(f"{self.path}: is not there")
+            raise DamagedFileError(f"{self.tables.path}: is not there")
         self.epoch, self.placement, self.num_missing = head.epoch, head.placement, head.missing
         self._adopted = set()
         verify = self._local_rank == 0 and self._sound_base != head.serial
@@ -162,7 +131,7 @@ class CommitLog:
 
     def read_again(self) -> None:
         """Read the base that replaced the one in use, if one did."""
-        head = self.read_head()
+        head = self.tables.read_head()
         if head is None or self.head is None or head.serial == self.head.serial:
             return
         self.space.release(self._left_behind())
@@ -175,7 +144,7 @@ class CommitLog:
         return self.undo is not None
 
     def before(self) -> Entries:
-        """Copy the entries of the epoch before, which `can_step_back` must say are there."""
+        """Copy the entries of the epoch before, which must be there by `can_step_back`."""
         assert self.undo is not None
         entries = self.entries.copy()
         entries.put(self.undo)
@@ -215,7 +184,7 @@ class CommitLog:
             Whether there were any.
         """
         with self._guard:
-            staged = judge(self.names(), self.head).staged
+            staged = judge(self.tables.names(), self.head).staged
             new = [name for name in staged if name not in self._adopted]
             for name in new:
                 delta = from_table(read_table(self._directory / name))
@@ -234,11 +203,11 @@ class CommitLog:
         assert self.head is not None
         prefix = given_prefix(self.head.serial, self._local_rank)
         lap = len(list(self._directory.glob(f"{prefix}*.arrow")))
-        self.write_table(f"{prefix}{lap}.arrow", gone)
+        self.tables.write_table(f"{prefix}{lap}.arrow", gone)
 
     def adopt_given(self) -> None:
         """Free the surplus rows that any local rank gave."""
-        for name in judge(self.names(), self.head).given:
+        for name in judge(self.tables.names(), self.head).given:
             if name in self._given:
                 continue
             gone = from_table(read_table(self._directory / name))
@@ -273,13 +242,13 @@ class CommitLog:
             epoch: From which on the entries hold.
             changed: Of rows that came, or have other slots then.
         """
-        self.write_table(delta_name(epoch, self._local_rank), changed, sync_name=False)
+        self.tables.write_table(delta_name(epoch, self._local_rank), changed, sync_name=False)
 
-    def turn(self, epoch: int) -> NDArray[np.int64]:
+    def adopt_sealed(self, epoch: int) -> NDArray[np.int64]:
         """See the sealed rows from now on. Every rank, when all ranks have sealed.
 
         Work for the rows that moved only; the first time, also for those columns of all rows that
-        could be said in two numbers until then.
+        were kept as two numbers until then.
 
         Returns:
             int64[n]: Slots that hold other rows than before.
@@ -292,7 +261,10 @@ class CommitLog:
         return delta.slot[:]
 
     def commit(self) -> None:
-        """Make the epoch that `turn` began the truth. Leader only, when all ranks have sealed."""
+        """Make the epoch that `adopt_sealed` began the truth.
+
+        Leader only, when all ranks have sealed.
+        """
         assert self.undo is not None
         assert self.head is not None
         head, moved = self.head, len(self.undo)
@@ -302,7 +274,7 @@ class CommitLog:
             head = replace(head, serial=head.serial + 1, deltas=(), moved=0)
             before = self.entries.copy()
             before.put(self.undo)
-            self.write_table(head.base, before)
+            self.tables.write_table(head.base, before)
             self._sound_base = head.serial
         self.write_head(
             head.with_delta(
@@ -355,11 +327,11 @@ class CommitLog:
             beside_exchange: Whether rows of the next epoch may be sealed by now.
         """
         has_surplus = surplus is not None and len(surplus) > 0
-        serial = next_serial(self.names())
+        serial = next_serial(self.tables.names())
         with named(self._directory, "write the manifest"):
-            self.write_table(base_name(serial), entries)
+            self.tables.write_table(base_name(serial), entries)
             if surplus is not None and has_surplus:
-                self.write_table(surplus_name(serial), surplus)
+                self.tables.write_table(surplus_name(serial), surplus)
             self.write_head(
                 Head(
                     serial,
@@ -382,22 +354,15 @@ class CommitLog:
             beside_exchange: Whether another local rank may be writing what it seals next, or have
                 done so.
         """
-        write_record(self.path, head.to_record())
+        self.tables.write_head(head)
         self.head = head
-        self.count_written(self.path.stat().st_size)
         sealed = f"delta-{head.epoch + 1}-"
-        litter = [name for name in judge(self.names(), head).litter if name.endswith(".arrow")]
-        self.unlink([name for name in litter if not (beside_exchange and name.startswith(sealed))])
-
-    def write_table(self, name: str, entries: Entries, *, sync_name: bool = True) -> None:
-        """Write entries into a file of the cache."""
-        write_table(self._directory / name, to_table(entries), sync_name=sync_name)
-        self.count_written((self._directory / name).stat().st_size)
-
-    def count_written(self, num_bytes: int) -> None:
-        """Add to `bytes_written`."""
-        with self._guard:
-            self.bytes_written += num_bytes
+        litter = [
+            name for name in judge(self.tables.names(), head).litter if name.endswith(".arrow")
+        ]
+        self.tables.unlink(
+            [name for name in litter if not (beside_exchange and name.startswith(sealed))]
+        )
 
     def joined(self, parts: Sequence[Entries]) -> Entries:
         """Join entries, of which there may be none."""

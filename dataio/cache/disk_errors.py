@@ -1,4 +1,4 @@
-"""What a disk says, as errors that name the cache and the cure."""
+"""Errors of a disk, as errors that name the cache and the cure."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from dataio.base.errors import CacheError, DamagedCacheError
 
 @contextlib.contextmanager
 def named(directory: Path, doing: str) -> Iterator[None]:
-    """Turn what the disk says within into a `CacheError` with directory and cure."""
+    """Turn an error of the disk within into a `CacheError` with directory and cure."""
     try:
         yield
     except OSError as error:

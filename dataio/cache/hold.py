@@ -45,7 +45,7 @@ class Hold:
         self._lock.upgrade("staging")
 
     def keep_alone(self) -> None:
-        """Tell other jobs not to wait for it: it is never shared. Leader only."""
+        """Show other jobs that it is never shared, so that none waits for it. Leader only."""
         self._lock.sign("exchanging")
 
     def busy(self, why: str) -> CacheBusyError:
@@ -94,7 +94,7 @@ class Hold:
 
         Raises:
             OtherDatasetError: If it holds rows of something else.
-            CacheBusyError: Likewise, and other jobs read it.
+            CacheBusyError: If it is another dataset's, and other jobs read it.
         """
         expected, identity = self._identity.to_json(), self._identity
         if not (self._directory / "meta.json").exists():

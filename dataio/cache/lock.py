@@ -48,7 +48,7 @@ class Owner:
         )
 
     def may_live(self) -> bool:
-        """Whether the process is there, or on another host, where nobody can tell."""
+        """Whether the process is there, or on another host, where it cannot be seen."""
         if self.host != socket.gethostname():
             return True
         try:

@@ -33,7 +33,7 @@ def prepare(
         wanted: The samples that a job which does not exchange needs; where they lie here already,
             the cache is shared with other such jobs. None: not known.
         read_only: Whether nothing may be made or changed.
-        expected_bytes: Of the variable fields, as far as anyone can tell.
+        expected_bytes: Of the variable fields, as far as they are known.
 
     Raises:
         CacheBusyError: If another process uses it in a way that cannot be shared.
@@ -42,8 +42,8 @@ def prepare(
     """
     with cache.named("prepare the cache"):
         cache.hold.enter(exchanging=exchanging, read_only=read_only)
-        is_new = not cache.log.path.exists()
-        if cache.hold.is_another(is_new=is_new, holds_rows=cache.log.holds_rows):
+        is_new = not cache.log.tables.path.exists()
+        if cache.hold.is_another(is_new=is_new, holds_rows=cache.log.tables.holds_rows):
             # A staging that never ended binds nobody, and what it left is of another source.
             cache.rewrite(cache.entries, epoch=0, placement="")
             cache.hold.sign()
@@ -70,12 +70,12 @@ def recover(cache: Cache) -> str:
     Returns:
         What was made anew, for a message; "" if nothing was.
     """
-    told = ""
+    made_anew = ""
     try:
-        head = cache.log.read_head()
-        verdict = judge(cache.log.names(), head)
+        head = cache.log.tables.read_head()
+        verdict = judge(cache.log.tables.names(), head)
         if head is None and cache.files.headers.path.exists():
-            raise DamagedCacheError(f"{cache.log.path}: is no longer there")
+            raise DamagedCacheError(f"{cache.log.tables.path}: is no longer there")
         if head is not None:
             holds_rows = head.missing < head.rows
             check_files(cache.directory, cache.files, verdict, holds_rows=holds_rows)
@@ -85,16 +85,16 @@ def recover(cache: Cache) -> str:
             cache.log.adopt_for_good(head)
     except DamagedCacheError as error:
         num_variable = len(cache.schema.variable)
-        found, told = prove_rows(cache.files, error, num_variable=num_variable)
+        found, made_anew = prove_rows(cache.files, error, num_variable=num_variable)
         held = found if len(found) else empty_entries(cache.num_slots, num_variable)
         cache.rewrite(held, epoch=0, placement="")
     remove_litter(cache.log, cache.files)
-    return told
+    return made_anew
 
 
 def _is_right(cache: Cache, wanted: Placement | None) -> bool:
     """Whether all these samples lie here, each in its slot."""
-    if wanted is None or not cache.log.holds_rows():
+    if wanted is None or not cache.log.tables.holds_rows():
         return False
     cache.load(writable=False)
     if (cache.placement, cache.epoch) == (wanted.name, wanted.epoch):
@@ -106,7 +106,7 @@ def _is_right(cache: Cache, wanted: Placement | None) -> bool:
 
 def _keep_within_budget(cache: Cache) -> None:
     """Empty a cache that was filled under a larger quota, or none."""
-    head = cache.log.read_head()
+    head = cache.log.tables.read_head()
     if head is None or cache.room.fits(head, disk_bytes=lambda: disk_bytes(cache.directory)):
         return
     if cache.shared:
@@ -115,7 +115,7 @@ def _keep_within_budget(cache: Cache) -> None:
         log.warning("%s: emptied, because it is larger than the quota", cache.directory)
     empty = empty_entries(cache.num_slots, len(cache.schema.variable))
     cache.rewrite(empty, epoch=0, placement="")
-    cache.log.unlink(cache.files.names())
+    cache.log.tables.unlink(cache.files.names())
 
 
 def disk_bytes(directory: Path) -> int:
@@ -130,13 +130,13 @@ def disk_bytes(directory: Path) -> int:
 
 def _make_room(cache: Cache, expected_bytes: int) -> None:
     """Claim the space of the fixed fields, and look whether the others are likely to fit."""
-    if not cache.log.path.exists():
+    if not cache.log.tables.path.exists():
         cache.rewrite(cache.entries, epoch=0, placement="")
     budget, num_positions = cache.room.budget, cache.num_slots
     if budget is not None:
         num_positions = min(num_positions, budget.positions)
         expected_bytes = min(expected_bytes, cache.room.heaps_bytes)
-    if not cache.log.holds_rows():
+    if not cache.log.tables.holds_rows():
         files = [file.path for file in cache.files.by_position if file.path.exists()]
         # A staging that was killed has claimed its room already.
         claimed = sum(512 * path.stat().st_blocks for path in files)

@@ -1,7 +1,8 @@
 """Divide the bytes that a cache may take: manifests and scores first, then rows. Pure.
 
 Where not all rows fit, a fixed set of them stays (every row is read once an epoch, so no choice of
-what to evict can beat keeping the same ones) and the rest of the space takes the others by turns.
+what to evict can beat keeping the same ones) and the others share the rest of the space, window
+after window.
 """
 
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Need:
         local_size: Ranks on the node.
         batch_size: Rows a batch and rank.
         scored: Whether scores are kept.
-        variable_bytes: Of a row, as far as anyone can tell; 0: unknown.
+        variable_bytes: Of a row, 0: unknown.
         shard_bytes: Of the largest shard; 0: unknown.
     """
 
@@ -94,7 +95,7 @@ class Need:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row, as far as anyone can tell."""
+        """Of a row, as far as it is known."""
         return self.schema.position_bytes + self.variable_bytes
 
     def least_bytes(self) -> int:
@@ -144,7 +145,7 @@ def _divide(
     positions = moving + beside
     part = rows_bytes
     if need.schema.variable:
-        # Where nothing tells their size: as much as the fixed fields, or most of the space.
+        # Where their size is unknown: as much as the fixed fields, or most of the space.
         guess = need.variable_bytes or need.schema.fixed_bytes or UNKNOWN_HEADERS * position_bytes
         part = rows_bytes * position_bytes // (position_bytes + guess)
     positions = min(positions, part // position_bytes)
@@ -181,19 +182,22 @@ def _windows(space: int, whole: int, need: Need) -> int:
 
     Where a window is a pass over the shards, an epoch reads (whole - staying) x that / windows,
     which is least where as much is for windows as the space falls short of the whole. Some rows
-    stay in any case: they tell how large a row is.
+    stay in any case: they show how large a row is.
     """
     dense = need.row_bytes < DENSE_ROW_BYTES
     return min(max(space // WINDOW_SHARE, whole - space if dense else 0), space - space // 8)
 
 
-def too_small(quota_bytes: int, least_bytes: int, need: Need) -> QuotaError:
-    """Say what a quota would have to be."""
+def too_small(
+    quota_bytes: int, least_bytes: int, need: Need, *, on_all_ranks: bool = False
+) -> QuotaError:
+    """Make the error that says what the quota would have to be."""
     shard = f"the largest shard ({format_bytes(need.shard_bytes)}) and " if need.shard_bytes else ""
     return QuotaError(
         f"quota: {quota_bytes} bytes are too few for this node's cache, expected at least "
         f"{least_bytes}: room for {shard}two batches on each of {need.local_size} ranks; "
-        "raise the quota or lower batch_size"
+        "raise the quota or lower batch_size",
+        on_all_ranks=on_all_ranks,
     )
 
 

@@ -31,7 +31,7 @@ def check_files(directory: Path, files: RowFiles, verdict: Verdict, *, holds_row
 def prove_rows(
     files: RowFiles, error: DamagedCacheError, *, num_variable: int
 ) -> tuple[Entries, str]:
-    """Find the rows that prove themselves, where the manifest does not tell. Reads all rows.
+    """Find the rows that prove themselves, where the manifest does not say. Reads all rows.
 
     Returns:
         The rows, in slots from 0 on, and what was found, for a message.
@@ -39,12 +39,12 @@ def prove_rows(
     files.reserve(0)
     files.map(writable=False)
     found = find_rows(files, num_variable)
-    told = (
+    message = (
         f"{error}; {len(found)} rows prove themselves and stay, the others are read from other "
         "nodes or from the source"
     )
-    log.warning("made the manifest anew: %s", told)
-    return found, told
+    log.warning("made the manifest anew: %s", message)
+    return found, message
 
 
 def find_rows(files: RowFiles, num_variable: int) -> Entries:
@@ -75,4 +75,4 @@ def remove_litter(commits: CommitLog, files: RowFiles) -> None:
     """Mend the headers of arrays, and remove what the manifest leaves without meaning."""
     for file in files.by_position:
         file.mend_header()
-    commits.unlink(judge(commits.names(), commits.read_head()).litter)
+    commits.tables.unlink(judge(commits.tables.names(), commits.tables.read_head()).litter)

@@ -88,16 +88,6 @@ class Room:
             return True
         return self._log.count_sealed() < self.budget.num_seals - 2
 
-    def beyond(self) -> NDArray[np.bool_]:
-        """bool[num_slots]: Rows that lie, or are, where windows must be."""
-        assert self.budget is not None
-        entries = self._log.entries
-        beyond = entries.offset[:] + entries.extent_bytes > self.budget.resident_heap_bytes
-        beyond &= entries.present
-        kept = np.flatnonzero(entries.present & ~beyond)
-        beyond[kept[self.budget.resident_rows :]] = True
-        return beyond
-
     def window_space(self, *, local_rank: int) -> tuple[NDArray[np.int64], range]:
         """Find what this local rank may use beside the rows that stay, once it is reserved.
 

@@ -54,7 +54,7 @@ class StagedRows:
                     self._rows[number] = part.take(~late)
         self._seal()
 
-    def settle(self, *, all_fit: bool) -> None:
+    def flush(self, *, all_fit: bool) -> None:
         """Seal the rows that were held back, or drop them."""
         held, self._held_back = self._held_back, []
         if all_fit:
@@ -73,4 +73,4 @@ class StagedRows:
             return
         self._files.sync()
         name = f"{self._log.staged_prefix()}{self._log.count_sealed()}.arrow"
-        self._log.write_table(name, self._log.joined(rows))
+        self._log.tables.write_table(name, self._log.joined(rows))

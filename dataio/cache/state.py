@@ -136,9 +136,9 @@ class Verdict:
 
     Attributes:
         state: `new`: nothing is committed. `staging`: rows of the base are missing; the staged
-            files add some. `pulling`: likewise, and rows lie beside the pool until other nodes
-            have them. `whole`: the base is all. `partial`: likewise, and rows are missing for good,
-            by the quota. `moving`: base and deltas.
+            files add some. `pulling`: as `staging`, and rows lie beside the pool until other nodes
+            have them. `whole`: the base is all. `partial`: the base is all,
+            and rows are missing for good, by the quota. `moving`: base and deltas.
         staged: Files whose entries fill missing slots of the base.
         given: Files whose entries are surplus no more.
         absent: Files that the head names and that are not there.
@@ -157,7 +157,7 @@ def judge(names: Collection[str], head: Head | None) -> Verdict:
     """Say what lies in a directory.
 
     Deltas of the epoch after the head's are no litter where all `next_deltas` are there; nor while
-    local ranks write them, which the names do not tell.
+    local ranks write them, which the names do not show.
 
     Args:
         names: Of all its files.
@@ -185,7 +185,7 @@ def judge(names: Collection[str], head: Head | None) -> Verdict:
 
 
 def next_serial(names: Collection[str]) -> int:
-    """Find a serial that no file has, where no head tells the last one."""
+    """Find a serial that no file has, where no head has the last one."""
     found = [match for name in names if (match := TABLE.fullmatch(name))]
     serials = [int(match["number"]) for match in found if match["kind"] != "delta"]
     return 1 + max(serials, default=-1)

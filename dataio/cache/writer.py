@@ -62,7 +62,7 @@ class RowWriter:
         with self._guard, named(self._directory, "write rows"):
             if offsets is None:
                 offsets = self._log.space.extents.take(rows.lengths.sum(axis=1))
-            self._log.count_written(self._files.write(positions, offsets, rows))
+            self._log.tables.count_written(self._files.write(positions, offsets, rows))
         # Copies: the rows may lie in a buffer that is used again.
         return make_entries(
             slot=slots,
@@ -107,4 +107,4 @@ class RowWriter:
                     "place of its own: where rows lie is no longer known; run `tonari cache "
                     "verify`, which finds them again"
                 )
-            log.count_written(self._files.overwrite(log.entries, slots, rows))
+            log.tables.count_written(self._files.overwrite(log.entries, slots, rows))

@@ -1,6 +1,6 @@
 """The engine of a transfer: every parcel's way, cut into pieces that never block.
 
-One thread at a time advances it. Nothing here decides what goes where: the parcels say it.
+One thread at a time advances it. Nothing here decides what goes where: the parcels do.
 """
 
 import logging
@@ -178,7 +178,7 @@ class Carrier:
         # One after the other, in the order in which their receivers wait for them.
         while self._leaving is not None:
             if self._leaving.peer != parcel.peer:
-                # Nothing was said to this partner yet: it is not the one that is silent.
+                # Nothing was sent to this partner yet: it is not the one that is silent.
                 self._heard_s[parcel.peer] = self._now_s
             yield False
         self._leaving = parcel

@@ -1,7 +1,8 @@
-"""Who holds which sample: every rank keeps the books of a range of ids, and is told and asked.
+"""Who holds which sample: a directory of which every rank keeps the part of a range of ids.
 
-Sample i of N is in the books of rank i * world_size // N: no rank's books grow with the dataset
-faster than its pool does. All messages are arrays whose sizes are told first, between known ranks.
+Rank i * world_size // N keeps the entry of sample i of N: no rank's part grows with the dataset
+faster than its pool does. Ranks report to it what they hold, then ask it who holds what they lack.
+All messages are arrays, sent between known ranks; their sizes are sent first.
 """
 
 from collections.abc import Sequence
@@ -38,9 +39,9 @@ def all_to_all(
     """
     rank, size = world.rank, world.world_size
     others = [(rank + shift) % size for shift in range(1, size)]
-    told = {peer: np.array([len(parts[peer])]) for peer in others}
+    sizes = {peer: np.array([len(parts[peer])]) for peer in others}
     counts = {peer: np.zeros(1, np.int64) for peer in others}
-    _carry(world, told, counts, tag=tag, doing=doing)
+    _carry(world, sizes, counts, tag=tag, doing=doing)
     received = [np.empty(int(counts[peer][0]) if peer != rank else 0, parts[0].dtype)
                 for peer in range(size)]  # fmt: skip
     leaving = {peer: np.ascontiguousarray(parts[peer]) for peer in others}
@@ -75,8 +76,10 @@ def _pieces(data: NDArray[Element]) -> list[NDArray[np.uint8]]:
     return [raw[first : first + MESSAGE_BYTES] for first in range(0, len(raw), MESSAGE_BYTES)]
 
 
-def books_of(world: World, sample_ids: NDArray[np.int64], num_samples: int) -> NDArray[np.int64]:
-    """int64[n]: The rank in whose books a sample is; ascending with the ids."""
+def keeping_ranks(
+    world: World, sample_ids: NDArray[np.int64], num_samples: int
+) -> NDArray[np.int64]:
+    """int64[n]: The rank that keeps a sample's entry; ascending with the ids."""
     return sample_ids * world.world_size // num_samples
 
 
@@ -92,7 +95,7 @@ def find_holders(
     """Find one rank that holds each missing sample. Collective.
 
     Where several do, one whose row stays is chosen, so that the others may let go of theirs at
-    once; else they take turns.
+    once. Between ranks that are alike the sample's number decides.
 
     Args:
         world: All ranks.
@@ -106,35 +109,35 @@ def find_holders(
         int64[m]: A rank, or NOWHERE.
     """
     order = np.argsort(held, kind="stable")
-    # The lowest bit tells whether it leaves.
-    parts = by_books(world, held[order], num_samples, 2 * held[order] + ~stays[order])
-    announced = all_to_all(world, parts, tag=tag, doing="say which rows are held")
+    # The lowest bit: whether the row leaves.
+    parts = by_keeper(world, held[order], num_samples, 2 * held[order] + ~stays[order])
+    announced = all_to_all(world, parts, tag=tag, doing="report which rows are held")
     order = np.argsort(missing, kind="stable")
-    parts = by_books(world, missing[order], num_samples, missing[order])
-    asked = all_to_all(world, parts, tag=tag, doing="say which rows are missing")
-    answers = all_to_all(world, _choose(announced, asked), tag=tag, doing="say who holds rows")
+    parts = by_keeper(world, missing[order], num_samples, missing[order])
+    asked = all_to_all(world, parts, tag=tag, doing="ask for missing rows")
+    answers = all_to_all(world, _choose(announced, asked), tag=tag, doing="answer who holds rows")
     holders = np.empty(len(missing), np.int64)
     holders[order] = np.concatenate(answers)
     return holders
 
 
-def by_books(
+def by_keeper(
     world: World, sorted_ids: NDArray[np.int64], num_samples: int, values: NDArray[Element]
 ) -> list[NDArray[Element]]:
-    """Cut values that are sorted by sample at the bounds of the ranks' books: a part a rank."""
-    books = books_of(world, sorted_ids, num_samples)
-    return np.split(values, np.searchsorted(books, np.arange(1, world.world_size)))
+    """Cut values that are sorted by sample into a part for each rank that keeps their entries."""
+    keepers = keeping_ranks(world, sorted_ids, num_samples)
+    return np.split(values, np.searchsorted(keepers, np.arange(1, world.world_size)))
 
 
 def _choose(
     announced: Sequence[NDArray[np.int64]], asked: Sequence[NDArray[np.int64]]
 ) -> list[NDArray[np.int64]]:
     """Answer every rank's questions from what was announced."""
-    told = np.concatenate(announced)
-    ids, leaves = told >> 1, told & 1
+    reports = np.concatenate(announced)
+    ids, leaves = reports >> 1, reports & 1
     ranks = np.repeat(np.arange(len(announced)), [len(part) for part in announced])
-    turn = (ranks - ids) % len(announced)
-    order = np.lexsort((turn, leaves, ids))
+    priority = (ranks - ids) % len(announced)
+    order = np.lexsort((priority, leaves, ids))
     known, first = np.unique(ids[order], return_index=True)
     if not len(known):
         return [np.full(len(part), NOWHERE, np.int64) for part in asked]

@@ -106,7 +106,7 @@ class Transfer:
             self._thread.start()
 
     def _drive(self, pause: Callable[[], bool]) -> None:
-        """Advance until all is done, or ``pause`` says no, asked where others have to go on."""
+        """Advance until all is done, or ``pause``, asked while others must go on, is false."""
         carrier, started = self._carrier, time.thread_time()
         try:
             while not carrier.done and not self._stopped:

@@ -2,7 +2,7 @@
 
 Only this file knows the order:
 
-    complete the exchange, scores move with their rows -> settle the commit before
+    complete the exchange, scores move with their rows -> await the commit before
     -> seal -> all ranks agree -> see the new rows -> commit, beside the next epoch
 """
 
@@ -50,7 +50,7 @@ def commit_arrivals(
 
     Collective, in two phases: when every rank's arrivals are durable, each node replaces its
     manifest, beside what comes next. The next commit waits for that before it seals, and so does
-    `Pool.settle`. A kill before, between or after leaves nodes at most one epoch apart, and
+    `Pool.await_commit`. A kill before, between or after leaves nodes at most one epoch apart, and
     `Pool.ensure` steps back one.
 
     Args:
@@ -63,7 +63,7 @@ def commit_arrivals(
         int64[n]: Slots that hold other rows than before.
     """
     assert not pool.is_staging, "a commit of staged rows would miss some"
-    pool.settle()
+    pool.await_commit()
     pool.cache.seal(epoch)
     doing = "make arrivals durable"
     if agree is None:
@@ -71,7 +71,7 @@ def commit_arrivals(
     else:
         agree(doing)
     # Past this point all ranks have sealed.
-    changed = pool.cache.turn(epoch)
+    changed = pool.cache.adopt_sealed(epoch)
     if pool.world.local_rank == 0:
         pool.cache.commit()
     return changed

@@ -20,12 +20,12 @@ class Moves:
 
     Args:
         pool: The node's rows.
-        placements: Where they are to lie, as far as the seed tells.
+        placements: Where they are to lie, as far as they follow from the seed.
         first_tag: Messages use the tags of this channel.
 
     Attributes:
-        digest: Of a placement that no seed tells, over all nodes; "" in an epoch whose placement
-            follows from the seed.
+        digest: Of a placement that does not follow from the seed, over all nodes; "" in an epoch
+            whose placement does.
         losses: float32[num_slots]: The last losses as the epoch began, where they decide what is
             exchanged.
         buffers: Memory for parcels, which one exchange after the other uses.
@@ -39,7 +39,7 @@ class Moves:
         self.digest = ""
         self.losses: NDArray[np.float32] | None = None
         self.buffers = ParcelBuffers()
-        # What was restored, where no seed tells it.
+        # What was restored, where it does not follow from the seed.
         self._given: Placement | None = None
         self._exchange: Exchange | None = None
         self._mean_row_bytes = 0
@@ -93,7 +93,7 @@ class Moves:
             self._exchange.progress(step)
 
     def finish(self, position: Position) -> dict[str, float]:
-        """Complete the epoch's exchange and move its scores; tell its figures. Collective."""
+        """Complete the epoch's exchange and move its scores; return its figures. Collective."""
         if self._exchange is None:
             self._start(position, range(0))
         assert self._exchange is not None
@@ -116,8 +116,8 @@ class Moves:
             raise self._no_room()
         if pool.keeps_scores:
             ids = IdStore(pool.sample_ids)
-            turn = self._turn(ids, position, range(0), ids.schema.fixed_bytes)
-            exchange = self._placements.shuffle.begin(turn)
+            epoch_end = self._at_end(ids, position, range(0), ids.schema.fixed_bytes)
+            exchange = self._placements.shuffle.begin(epoch_end)
             if exchange is not None:
                 exchange.finish(pool.scores)
         first_epoch = position.running.first_epoch
@@ -142,7 +142,8 @@ class Moves:
     ) -> bool:
         """Whether a node's saved samples are the right ones.
 
-        Collective where ``wanted``, the samples of every slot, is not known: the digest tells then.
+        Collective where ``wanted``, the samples of every slot, is not known: then digests are
+        compared.
         """
         if wanted is not None:
             return np.array_equal(ids, wanted)
@@ -150,12 +151,12 @@ class Moves:
         return self._digest_shares(ids[share]) == saved
 
     def follow(self, ids: NDArray[np.int64], *, epoch: int, saved: str) -> None:
-        """Begin next with a saved placement that no seed tells."""
+        """Begin next with a saved placement that does not follow from the seed."""
         self.digest = saved
         self._given = Placement(self._name(), epoch, len(ids), lambda: ids)
 
     def take_placement(self, position: Position) -> Placement:
-        """Tell, once, the placement to begin with: what was saved, or what the seed tells."""
+        """Return, once, the placement to begin with: the saved one, or that of the seed."""
         given, self._given = self._given, None
         if given is not None:
             return given
@@ -166,10 +167,12 @@ class Moves:
         if not self._mean_row_bytes:
             self._mean_row_bytes = self._agree_row_bytes()
         self._pool.make_room()
-        turn = self._turn(self._pool.cache, position, steps, self._mean_row_bytes)
-        self._exchange = self._placements.shuffle.begin(turn)
+        epoch_end = self._at_end(self._pool.cache, position, steps, self._mean_row_bytes)
+        self._exchange = self._placements.shuffle.begin(epoch_end)
 
-    def _turn(self, store: RowStore, position: Position, steps: range, mean_row_bytes: int) -> Turn:
+    def _at_end(
+        self, store: RowStore, position: Position, steps: range, mean_row_bytes: int
+    ) -> Turn:
         return Turn(
             self._world,
             store,
@@ -192,16 +195,15 @@ class Moves:
         return max(int(most[0]), 1)
 
     def _no_room(self) -> QuotaError:
-        error = QuotaError(
+        return QuotaError(
             f"quota: leaves no room for the rows that arrive, and {self._placements.shuffle} "
             "cannot do without: nothing but the exchange knows the next placement; raise the "
-            'quota, or shuffle with rows="uniform", partners="uniform"'
+            'quota, or shuffle with rows="uniform", partners="uniform"',
+            on_all_ranks=True,
         )
-        error.all_ranks = True
-        return error
 
     def _name_arrivals(self) -> None:
-        """Name what the pool is about to hold, where no seed tells it. Collective."""
+        """Name what the pool is about to hold, which no seed determines. Collective."""
         cache = self._pool.cache
         start, stop = self._placements.layout.share_slots(self._world.replica)
         ids = np.array(cache.entries.sample_id[start:stop], np.int64)

@@ -39,7 +39,7 @@ class Pulled:
 
 
 class _Store:
-    """Rows of this rank's books to be given, and free positions for what arrives; a `RowStore`."""
+    """Rows that this rank gives, and free positions for what arrives; a `RowStore`."""
 
     def __init__(self, cache: Cache, given: RowView) -> None:
         self._cache = cache
@@ -55,7 +55,7 @@ class _Store:
     def expect(
         self, slots: NDArray[np.int64], ids: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> None:
-        """Say where the rows of the next round belong."""
+        """Set where the rows of the next round belong."""
         order = np.argsort(slots)
         self._slots, self._ids, self._positions = slots[order], ids[order], positions
 
@@ -108,7 +108,8 @@ class Pull:
 
     Args:
         world: All ranks.
-        cache: This node's files; settled, with what it holds beside the pool in ``surplus``.
+        cache: This node's files, no commit of which is under way. What they hold beside the pool is
+            in ``surplus``.
         slots: int64[n]: Slots of this node whose rows are to come, ascending.
         sample_ids: int64[n]: Their samples.
         num_samples: Of the dataset.
@@ -155,12 +156,12 @@ class Pull:
         world, cache = self._world, self._cache
         self._find()
         if len(cache.surplus):
-            cache.open_spare()
+            cache.disk.claim_spare()
         bar, before, seen = None, 0, 0
         while True:
             # Past this point all that arrived so far is durable everywhere.
-            told = np.array([len(self._slots) - self._done, self._store.num_bytes])
-            left = world.allgather_array(told, doing="pull rows")
+            mine = np.array([len(self._slots) - self._done, self._store.num_bytes])
+            left = world.allgather_array(mine, doing="pull rows")
             total, num_bytes = left.sum(axis=0).tolist()
             bar = bar or Progress("pulling rows from other nodes", total, shown=self._shown)
             if total in (0, before):
@@ -176,7 +177,7 @@ class Pull:
             self._round(left[list(world.topology.ranks_of_node[world.node]), 0])
 
     def _find(self) -> None:
-        """Ask who holds what, and tell the holders; then every rank knows what it is to send."""
+        """Ask who holds what, and the holders for it; then every rank knows what it is to send."""
         world, mine = self._world, self._mine.sample_id[:]
         holders = find_holders(
             world,
@@ -186,7 +187,7 @@ class Pull:
             num_samples=self._num_samples,
             tag=self._first_tag,
         )
-        order = _by_turns(holders, rank=world.rank, world_size=world.world_size)
+        order = _spread(holders, rank=world.rank, world_size=world.world_size)
         self._slots, self._ids, self._holders = self._slots[order], self._ids[order], holders[order]
         self._owed = np.bincount(self._holders, minlength=world.world_size)
         wanted = _split(self._ids, self._holders, world.world_size)
@@ -201,7 +202,7 @@ class Pull:
     def _let_go(self) -> None:
         """Free the surplus rows that nobody needs from here any more."""
         if self._cache.room.budget is not None:
-            return  # its books count on so many files; all goes when the pull is over
+            return  # the quota has room for so many files only; all goes when the pull is over
         free = np.flatnonzero(self._leaves & (self._due == 0))
         if len(free):
             self._due[free] = -1
@@ -233,7 +234,7 @@ class Pull:
         cache.seal_staged()
         if cache.room.budget is not None:
             # What may have to make way for windows is not kept from here.
-            cache.settle_staged(all_fit=False)
+            cache.flush_staged(all_fit=False)
 
     def _positions(self, left: NDArray[np.int64]) -> int:
         """Choose how many rows to take now, and where: the node's room by what its ranks lack."""
@@ -281,13 +282,13 @@ class Pull:
         return parcels
 
 
-def _by_turns(holders: NDArray[np.int64], *, rank: int, world_size: int) -> NDArray[np.int64]:
+def _spread(holders: NDArray[np.int64], *, rank: int, world_size: int) -> NDArray[np.int64]:
     """Order the rows that somebody holds so that any run of them is spread over the holders."""
     by_holder = np.argsort(holders, kind="stable")
     starts = np.searchsorted(holders[by_holder], holders[by_holder])
-    turn = np.empty(len(holders), np.int64)
-    turn[by_holder] = np.arange(len(holders)) - starts
-    order = np.lexsort(((holders - rank) % world_size, turn))
+    lap = np.empty(len(holders), np.int64)
+    lap[by_holder] = np.arange(len(holders)) - starts
+    order = np.lexsort(((holders - rank) % world_size, lap))
     return order[holders[order] >= 0]
 
 
@@ -300,7 +301,7 @@ def _split(
 
 
 def _only(rows: Rows, good: NDArray[np.bool_]) -> Rows:
-    """Leave out rows."""
+    """Keep some rows."""
     return Rows(
         rows.schema,
         rows.sample_id[good],

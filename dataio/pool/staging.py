@@ -2,7 +2,7 @@
 
 Reader threads take pieces, a shard or less, and hand over blocks; one thread, the *writer*, puts
 them into the cache and seals them from time to time: what is sealed is not read again. Only the
-writer's thread changes the counts; they may be read from any. Nothing here talks to other ranks.
+writer's thread changes the counts; they may be read from any. Nothing here sends to other ranks.
 """
 
 import itertools
@@ -68,7 +68,7 @@ def plan_pieces(
         local_rank: This rank.
         local_size: Ranks on the node: together they read every row once.
         num_readers: Threads of each.
-        least_rows: Fewer are not divided: ranks then take groups in turns, as a part of few rows
+        least_rows: Fewer are not divided: then each rank takes whole groups, as a part of few rows
             costs little less to read than all of them.
     """
     num_parts = max(min(local_size, len(missing.slots) // least_rows), 1)

@@ -1,4 +1,4 @@
-"""Rows that do not stay in the cache: read from the source just before their batches, by turns.
+"""Rows that do not stay in the cache: read from the source just before their batches.
 
 The order of an epoch is known, so a thread reads the missing rows of the next *window* of steps
 while the batches of this one are made: each row once, in the source's own order. A window lies in
@@ -205,7 +205,7 @@ class Streaming:
             self._ready.put(error)
 
     def _load(self, first_step: int, half: Half, most_rows: int) -> Window | None:
-        """Read a window; shorter than planned, if its rows turn out larger; None if stopped."""
+        """Read a window; shorter than planned, if its rows are larger; None if stopped."""
         num_halves = 1
         most_rows = min(most_rows, self._rows_for(half))
         missing, stop = self._plan(first_step, most_rows)
@@ -228,7 +228,7 @@ class Streaming:
                     "those that stay, expected room for a batch; raise the quota "
                     "or lower batch_size"
                 )
-            # What was read has told how large the rows are.
+            # The rows that were read show how large rows are.
             likely = self._plan(first_step, self._rows_for(half))[1]
             stop = max(min(first_step + (stop - first_step) // 2, likely), first_step + 1)
         return None

@@ -36,6 +36,9 @@ class NumpySource:
         SourceError: If a file is no ``.npy``, or the arrays differ in length.
     """
 
+    made_as = "NumpySource"
+    total_bytes = 0
+
     def __init__(
         self,
         arrays: Mapping[str, NDArray[np.generic] | str | PathLike[str]],

@@ -21,7 +21,24 @@ class Source(Protocol):
         ...
 
     @property
+    def made_as(self) -> str:
+        """What kind of object must be made to have this source again, such as a class's name.
+
+        A cache keeps it beside the name, so it must never change. "" where `open_source` opens the
+        source again by its name alone.
+        """
+        ...
+
+    @property
     def num_samples(self) -> int: ...
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all samples as they are stored, or 0 if nobody counted them.
+
+        Staging warns by it of a disk that is too small, and a quota is divided by it.
+        """
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +149,7 @@ class ShardFormat(Protocol):
 
 
 class ShardedSource:
-    """A `Source` in shards of one format.
+    """A `Source` in shards of one format, which `open_source` opens again by its name.
 
     Args:
         name: The pattern as it was given.
@@ -141,8 +158,10 @@ class ShardedSource:
         fingerprint: Of the shards' names, sizes and times.
         storage: Reads and counts.
         piece_starts: int64[num_pieces]: See `Source.shard_starts`; None: the shards' own.
-        total_bytes: Of all shards; 0 where nobody counted.
+        total_bytes: Bytes of all shards, or 0 if nobody counted them.
     """
+
+    made_as = ""
 
     def __init__(
         self,

@@ -39,6 +39,9 @@ class ImageFolderSource:
         classes: Names, by number.
     """
 
+    made_as = "ImageFolderSource"
+    total_bytes = 0
+
     def __init__(self, name: str, listing: bytes, *, storage: Storage) -> None:
         head, _, names = listing.partition(b"\0")
         self.name = name

@@ -47,6 +47,9 @@ class DatasetSource:
         TypeError: If it is an iterable-style dataset.
     """
 
+    made_as = "DatasetSource"
+    total_bytes = 0
+
     def __init__(self, dataset: MapDataset, *, name: str, version: str = "") -> None:
         _check_map_style(dataset)
         self.name = name if "://" in name else f"dataset://{name}"

@@ -61,6 +61,9 @@ class TransformedSource:
             for ``fields`` the first time is collective.
     """
 
+    made_as = "TransformedSource"
+    total_bytes = 0
+
     def __init__(
         self,
         source: Source,

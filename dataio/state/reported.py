@@ -56,13 +56,12 @@ class Reported:
         if not self._keeps_scores or told >= REPORTED_FRACTION * trained:
             return
         if not self._has_any:
-            error = StateError(
+            raise StateError(
                 f"Loader: epoch {epoch} ended and no row was reported, expected all, as "
                 f"importance is {self._importance}, which goes by losses: call {CALL} after each "
-                "step, or leave importance out"
+                "step, or leave importance out",
+                on_all_ranks=True,
             )
-            error.all_ranks = True
-            raise error
         if not self._has_told_few and self._world.rank == 0:
             log.warning(
                 "[rank 0] epoch %d: %d of %d rows that were trained were reported, and importance "

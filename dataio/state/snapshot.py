@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import parse_table, write_record, write_table
 from dataio.base.errors import DamagedFileError, StateError
-from dataio.exchange.directory import all_to_all, by_books
+from dataio.exchange.directory import all_to_all, by_keeper
 from dataio.plan.history import COLUMNS, Scores, score_dtype, unscored
 from dataio.plan.policies import Selection
 from dataio.state.saves import CURE, find_save, lost, named, read_saved, replacing
@@ -211,11 +211,11 @@ def load_samples(
             rows, meta = read[0]
             _take_turns(rows, node, num_nodes)
         order = np.argsort(rows["sample_id"], kind="stable")
-        leaving = by_books(world, rows["sample_id"][order], num_samples, rows[order])
+        leaving = by_keeper(world, rows["sample_id"][order], num_samples, rows[order])
         for theirs in all_to_all(world, leaving, tag=tag, doing="tell what was saved"):
             _take_in(books, theirs, first)
     order = np.argsort(sample_id, kind="stable")
-    asking = by_books(world, sample_id[order], num_samples, sample_id[order])
+    asking = by_keeper(world, sample_id[order], num_samples, sample_id[order])
     asked = all_to_all(world, asking, tag=tag, doing="ask for what was saved")
     answers = [books[ids - first] for ids in asked]
     answered = all_to_all(world, answers, tag=tag, doing="answer what was saved")

@@ -61,11 +61,12 @@ def install_abort_hooks(world: World) -> None:
 
 
 def wait_for_rank_0(world: World, error: BaseException | None) -> None:
-    """Let rank 0 speak for all where all ranks have the same error: its message ends this one too.
+    """Wait where all ranks raise the same error: rank 0 prints it, and then ends this rank too.
 
-    Thousands of ranks that say the same would bury it. Should rank 0 not come, this rank speaks.
+    The same message from thousands of ranks would bury all others. If rank 0 does not end the job
+    in time, this rank prints it.
     """
-    if world.rank and isinstance(error, DataioError) and error.all_ranks:
+    if world.rank and isinstance(error, DataioError) and error.on_all_ranks:
         time.sleep(PATIENCE_S)
 
 

@@ -17,8 +17,8 @@ def agree(world: World, work: Callable[[], bytes], *, doing: str) -> list[bytes]
 
     Raises:
         SourceError: If the work of any rank raised it.
-        FieldError: Likewise.
-        StateError: Likewise.
+        FieldError: If the work of any rank raised it.
+        StateError: If the work of any rank raised it.
     """
     try:
         part = b"+" + work()
@@ -28,9 +28,7 @@ def agree(world: World, work: Callable[[], bytes], *, doing: str) -> list[bytes]
     parts = world.allgather(part, doing=doing)
     for found in parts:
         if found[:1] in ERRORS:
-            everyones = ERRORS[found[:1]](found[1:].decode())
-            everyones.all_ranks = True
-            raise everyones
+            raise ERRORS[found[:1]](found[1:].decode(), on_all_ranks=True)
     return [found[1:] for found in parts]
 
 

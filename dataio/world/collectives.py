@@ -100,7 +100,7 @@ class Collectives:
             ]
             return False, combine([data, *parts])
         except WorldError as error:
-            # Raised again by ``combine`` above once every rank has been told.
+            # Raised again by ``combine`` above once every rank has received it.
             return True, str(error).encode()
 
     def _receive(

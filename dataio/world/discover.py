@@ -48,7 +48,7 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
 
     Args:
         ranks_per_node: Simulate nodes of this many consecutive ranks, >= 1, as the variable
-            TONARI_RANKS_PER_NODE does. Left out, nodes are told apart by host name and boot.
+            TONARI_RANKS_PER_NODE does. Defaults to real nodes, known by host name and boot.
         timeout_s: Longest wait for another rank, > 0.
 
     Raises:
@@ -157,7 +157,7 @@ def _check_agents(environ: Mapping[str, str], mpi: Claim) -> None:
         raise WorldError(
             f"world: {mpi.words}, but torchrun counts {agents} of itself (GROUP_WORLD_SIZE): each "
             f"torchrun would train apart; give torchrun --nnodes={mpi.world_size} and one "
-            "--rdzv-endpoint, or leave out one of the launchers"
+            "--rdzv-endpoint, or use one launcher only"
         )
 
 
@@ -229,12 +229,12 @@ def _open_mpi() -> Transport:
 
 
 def _find_nodes(world: World, per_node: int | None) -> Topology:
-    """Tell nodes apart. Collective."""
+    """Find which ranks share a node. Collective."""
     boot = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
     mine = f"{socket.gethostname()} {boot}\n{per_node}"
     texts = world.allgather(mine.encode(), doing="finding nodes")
-    told = [text.decode().split("\n") for text in texts]
-    asked = [text for _, text in told]
+    answers = [text.decode().split("\n") for text in texts]
+    asked = [text for _, text in answers]
     if len(set(asked)) > 1:
         other = next(rank for rank, text in enumerate(asked) if text != asked[0])
         raise WorldError(
@@ -243,4 +243,4 @@ def _find_nodes(world: World, per_node: int | None) -> Topology:
         )
     if per_node:
         return Topology(tuple(rank // per_node for rank in range(world.world_size)))
-    return Topology.from_names([name for name, _ in told])
+    return Topology.from_names([name for name, _ in answers])

@@ -12,7 +12,7 @@ from dataio.world.collectives import DOWN_BODY
 from dataio.world.output import print_last
 
 ABORT_S = 5.0
-"""How long the launcher may take to end this rank, once it was told to end all."""
+"""How long the launcher may take to end this rank, once it was asked to end all."""
 
 
 class _MPIRequest:
@@ -71,7 +71,7 @@ class MPITransport:
     """One rank of a private copy of an MPI communicator. Construction is collective.
 
     Args:
-        communicator: Which ranks; all of the job if left out.
+        communicator: Which ranks; defaults to all of the job.
     """
 
     def __init__(self, communicator: MPI.Intracomm | None = None) -> None:

@@ -15,7 +15,7 @@ READ_S = 1.0
 
 
 def print_last(message: str) -> None:
-    """Print what this rank has to say before it ends the job, and wait until it is read."""
+    """Print this rank's message before it ends the job, and wait until it is read."""
     print(message, file=sys.stderr)
     flush_to_reader(sys.stderr)
     flush_to_reader(sys.stdout)

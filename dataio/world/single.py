@@ -1,4 +1,4 @@
-"""One process alone: no other rank to talk to."""
+"""One process alone: no other rank to send to."""
 
 import sys
 from typing import NoReturn

@@ -139,7 +139,7 @@ def run_threads(worlds: Sequence[World], function: Callable[[World], Result]) ->
             results[world.rank] = function(world)
         except BaseException as error:
             errors.append(error)
-            # Aborting tells the others and raises here too, where the error is already on its way
+            # Aborting ends the others and raises here too, where the error is already on its way
             # out.
             with contextlib.suppress(WorldError):
                 world.abort(f"{type(error).__name__}: {error}")

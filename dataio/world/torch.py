@@ -52,7 +52,7 @@ class TorchTransport:
     """One rank of a gloo group derived from torch's. Construction is collective.
 
     Args:
-        group: Which ranks; torch's default group, which the caller has initialised, if left out.
+        group: Which ranks; defaults to torch's own group, which the caller has initialised.
         timeout_s: Longest wait for the other ranks while the group is made.
     """
 

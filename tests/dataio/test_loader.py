@@ -705,7 +705,7 @@ def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
     """The manifest that is written beside training is there before anything is saved."""
     write_head, settle, save = (
         CommitLog.write_head,
-        Cache.settle,
+        Cache.await_commit,
         dataio.state.snapshot.save_snapshot,
     )
     asked = threading.Event()
@@ -727,7 +727,7 @@ def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
         save(path, state, node, world, **more)
 
     monkeypatch.setattr(CommitLog, "write_head", late)
-    monkeypatch.setattr(Cache, "settle", settled)
+    monkeypatch.setattr(Cache, "await_commit", settled)
     monkeypatch.setattr("dataio.loader.save_snapshot", saved)
 
     def run(world):

@@ -46,6 +46,9 @@ def text(sample_id: int, width: int) -> bytes:
 class Samples:
     """A source whose samples are functions of their ids."""
 
+    made_as = "Samples"
+    total_bytes = 0
+
     def __init__(self, num_samples: int, width: int) -> None:
         self.name = "samples"
         self.num_samples = num_samples

@@ -36,11 +36,11 @@ FOLIO_BYTES = 2 << 20
 """What the page cache holds in one piece at best; a fault then maps as much at once."""
 
 
-class _Folios:
+class _LargePages:
     """Has the page cache hold a file in large pieces, from the first write on.
 
-    It chooses their size when it first sees a page: by the length of a write, or, where it is told
-    so, by a read fault. Rows in small pieces cost up to ten times as much to overwrite one by one,
+    It chooses their size when it first sees a page: by the length of a write, or, where it is asked
+    to, by a read fault. Rows in small pieces cost up to ten times as much to overwrite one by one,
     and more to write and to gather (``docs/adr/0011``). Kernels that have only small pieces lose
     nothing by it.
 
@@ -85,7 +85,7 @@ class FixedFile:
         self.path = path
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
-        self._folios = _Folios(path)
+        self._large_pages = _LargePages(path)
 
     @cached_property
     def start_bytes(self) -> int:
@@ -183,14 +183,14 @@ class FixedFile:
                 if len(run):
                     data = np.ascontiguousarray(rows[run[0] : run[-1] + 1]).reshape(-1)
                     offset = self.start_bytes + width * int(positions[run[0]])
-                    self._folios.prepare(descriptor, offset, offset + len(data))
+                    self._large_pages.prepare(descriptor, offset, offset + len(data))
                     _write_all(descriptor, data.data, offset)
         finally:
             os.close(descriptor)
 
     def sync(self) -> None:
         """Make every row written so far durable. Blocks on the disk."""
-        self._folios.forget()
+        self._large_pages.forget()
         _sync(self.path)
 
 
@@ -206,7 +206,7 @@ class HeapFile:
         self.path = path
         self._limit_bytes = limit_bytes
         self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._folios = _Folios(path)
+        self._large_pages = _LargePages(path)
         self._capacity = path.stat().st_size if path.exists() else 0
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class HeapFile:
             for first, last in zip(firsts, lasts, strict=True):
                 run = data[int(starts[first]) : int(starts[last - 1] + lengths[last - 1])]
                 offset = int(offsets[first])
-                self._folios.prepare(descriptor, offset, offset + len(run))
+                self._large_pages.prepare(descriptor, offset, offset + len(run))
                 _write_all(descriptor, run.data, offset)
         finally:
             os.close(descriptor)
@@ -272,7 +272,7 @@ class HeapFile:
 
     def sync(self) -> None:
         """Make every extent written so far durable. Blocks on the disk."""
-        self._folios.forget()
+        self._large_pages.forget()
         if self.path.exists():
             _sync(self.path)
 
@@ -322,7 +322,7 @@ def check_length(path: Path, least_bytes: int) -> None:
     if found < least_bytes:
         raise CacheError(
             f"{path}: is {found} bytes long, expected at least {least_bytes} by the cache's own "
-            f"books; it was cut: remove {path.parent}, and the next run stages it again"
+            f"manifest; it was cut: remove {path.parent}, and the next run stages it again"
         )
 
 

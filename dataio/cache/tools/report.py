@@ -106,7 +106,7 @@ def inspect_cache(directory: Path) -> CacheReport:
 
 
 def _with_outside(report: CacheReport, directory: Path) -> CacheReport:
-    """Add what can be told without the manifest."""
+    """Add what is known without the manifest."""
     lock = directory / "lock"
     found = owners(directory)
     return replace(

@@ -63,6 +63,9 @@ def stored(field: str, i: int) -> bytes:
 class EveryKind:
     """Samples whose fields are functions of their ids; ``broken`` ones hold no image."""
 
+    made_as = "EveryKind"
+    total_bytes = 0
+
     def __init__(self, num_samples: int, broken: frozenset[int] = frozenset()) -> None:
         self.name = self.fingerprint = f"kinds-{num_samples}-{sorted(broken)}"
         self.num_samples = num_samples

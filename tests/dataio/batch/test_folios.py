@@ -22,7 +22,7 @@ def contents(seed):
 
 
 def is_prepared(file):
-    return len(file._folios._bytes) > 0
+    return len(file._large_pages._bytes) > 0
 
 
 def test_a_first_write_is_prepared_and_a_second_to_the_same_place_is_not(fixed):
@@ -55,7 +55,7 @@ def test_a_heap_that_grows_is_prepared_to_its_end(tmp_path):
     for lap in range(3):
         start = lap * ROWS * WIDTH
         heap.write(start + offsets, lengths, contents(lap).reshape(-1))
-        assert len(heap._folios._bytes) >= start + ROWS * WIDTH
+        assert len(heap._large_pages._bytes) >= start + ROWS * WIDTH
     found = heap.view(3 * ROWS * WIDTH)[: 3 * ROWS * WIDTH].reshape(3, ROWS, WIDTH)
     assert all((found[lap] == contents(lap)).all() for lap in range(3))
 

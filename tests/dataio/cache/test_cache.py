@@ -138,7 +138,7 @@ def test_arrivals_are_flushed_after_their_last_write_before_they_are_sealed(tmp_
         for name, part, method in (
             ("write", cache._writer, "write"),
             ("flush", cache.files, "sync"),
-            ("seal", cache.log, "write_table"),
+            ("seal", cache.log.tables, "write_table"),
         ):
             setattr(part, method, watched(name, getattr(part, method)))
         running = policy.begin(Turn(world, cache, layout, 0, 0, range(1), 20, 0))

@@ -47,6 +47,9 @@ POLICY = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
 class Shards:
     """Samples of some kilobytes, functions of their ids, in shards; counts and reports reads."""
 
+    made_as = "Shards"
+    total_bytes = 0
+
     def __init__(self, *, told=True, spread=3, shard=SHARD, gate=None):
         self.name = "shards"
         self.num_samples = SAMPLES

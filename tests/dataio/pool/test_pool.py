@@ -141,8 +141,8 @@ def test_the_next_epoch_begins_before_the_manifest_of_this_one_is_on_disk(tmp_pa
         written.set()
         commit_arrivals(pool, 2)
         found.append(head_of(pool.cache)["epoch"])
-        pool.settle()
-        world.barrier(doing="settle all nodes")
+        pool.await_commit()
+        world.barrier(doing="await all nodes' commits")
         found.append(head_of(pool.cache)["epoch"])
         pool.close()
         return found
@@ -202,7 +202,7 @@ def test_a_manifest_that_could_not_be_replaced_is_told_and_no_lost_row_is_taken_
     write_head = CommitLog.write_head
 
     def failing(self, head, **options):
-        if head.epoch == 2 and "node1" in str(self.path):
+        if head.epoch == 2 and "node1" in str(self.tables.path):
             raise OSError(errno.ENOSPC, "No space left on device")
         write_head(self, head, **options)
 

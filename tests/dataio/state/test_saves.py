@@ -104,7 +104,7 @@ def check_ends(planted: list[tuple[str, str]], ends: list[list[object]], sound: 
     for (name, words), ranks in zip(planted, ends, strict=True):
         said = {str(end) for end in ranks if isinstance(end, StateError)}
         if said:
-            assert all(isinstance(end, StateError) and end.all_ranks for end in ranks), words
+            assert all(isinstance(end, StateError) and end.on_all_ranks for end in ranks), words
             (message,) = said
             assert name in message, f"{name}, {words}: {message}"
             assert "restore an older" in message, message

@@ -4,13 +4,14 @@ import atexit
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dataio.base.errors import WorldError
+from dataio.base.errors import CacheStagingError, QuotaError, WorldError
 from dataio.world import World, single_world, thread_worlds
-from dataio.world.abort import install_abort_hooks
+from dataio.world.abort import PATIENCE_S, install_abort_hooks, wait_for_rank_0
 
 
 @pytest.fixture
@@ -35,6 +36,19 @@ def test_an_uncaught_error_is_printed_with_its_rank_and_aborts(
     ):
         sys.excepthook(OSError, error, None)
     assert capsys.readouterr().err == "[rank 1] OSError: disk on fire\n"
+
+
+def test_a_rank_waits_for_rank_0_only_with_an_error_that_all_ranks_raise(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("dataio.world.abort.time.sleep", waited.append)
+    wait_for_rank_0(world, QuotaError("too few bytes", on_all_ranks=True))
+    assert waited == [PATIENCE_S]
+    for error in (QuotaError("too few bytes"), CacheStagingError("busy", Path()), OSError()):
+        wait_for_rank_0(world, error)
+    wait_for_rank_0(single_world(), QuotaError("too few bytes", on_all_ranks=True))
+    assert waited == [PATIENCE_S]
 
 
 def test_an_exit_of_a_thread_ends_nothing(world: World) -> None:

@@ -1,7 +1,7 @@
 """The moments at which a job can be ended: what its processes ask of the system and of each other.
 
 A moment is "the n-th time this rank does that". Names are made of what is done and of the file that
-it is done to, such as ``replace delta`` or ``world settle the placement``, so no list of them is
+it is done to, such as ``replace delta`` or ``world write the placement``, so no list of them is
 kept here: an undisturbed run tells which there are and how often each comes.
 """
 
