@@ -1,6 +1,7 @@
 """What a pool does with what it finds on disk."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import shutil
@@ -336,6 +337,16 @@ def test_one_rank_alone_exchanges_nothing(tmp_path):
     pool.ensure(placement(layout, single_world(), 3))
     assert POLICY.num_leaving(layout) == 0
     assert pool.cache.entries.sample_id.tolist() == list(range(SAMPLES))
+    pool.close()
+
+
+def test_the_same_rows_under_another_name_are_read_no_more_and_carry_the_name(tmp_path):
+    pool, layout = open_pool(single_world(), tmp_path)
+    first = placement(layout, single_world(), 0)
+    pool.ensure(first)
+    num_read = len(pool.source.rows_read)
+    pool.ensure(dataclasses.replace(first, name="another"))
+    assert (pool.cache.placement, len(pool.source.rows_read)) == ("another", num_read)
     pool.close()
 
 
