@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gather import Generated
+from benchmarks.generated import Generated
 from dataio import Array, Bytes, Field, Int
 from dataio.exchange.carrier import SEGMENT_BYTES, SEGMENTS_OUT
 from dataio.exchange.transfer import Transfer

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.exchange.task import Task
-from benchmarks.gather import Generated
+from benchmarks.generated import Generated
 from dataio import Array, ExchangeError, Field, Int, Loader, Throttle, World
 from dataio.base.seeding import generator, key
 from dataio.plan.history import Scores

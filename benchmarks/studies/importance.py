@@ -6,11 +6,9 @@ and how much they say to each other. Feedback: an epoch's time a step with outco
 that of the same steps without them. A step sleeps on a CPU, which leaves the processor to whoever
 wants it; on a GPU it is a chain of matrix products. All that is compared takes turns.
 
-    python -m benchmarks.studies.importance [--device cuda] [--rows 10000000] [--repeats 7]
+`tonari bench importance` runs it.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -22,9 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.gather import SETS, Generated
-from benchmarks.machine import describe_machine
-from dataio import Int, Loader
+from benchmarks.generated import Generated
+from dataio import Array, Int, Loader
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Column, Scores, record, score_dtype, unscored
@@ -218,11 +215,10 @@ def measure_feedback(settings: Settings) -> Figures:
 
 
 def _open(settings: Settings, policy: Importance, directory: Path) -> Loader:
-    _, row_bytes, field = SETS["3KiB"]
     return Loader(
-        Generated("3KiB", settings.steps * BATCH, row_bytes),
+        Generated("3KiB", settings.steps * BATCH, 3 << 10),
         batch_size=BATCH,
-        fields={"x": field, "label": Int("label")},
+        fields={"x": Array("x", (32, 32, 3), "uint8"), "label": Int("label")},
         cache=directory,
         importance=policy,
         device=settings.device,
@@ -257,23 +253,3 @@ QUESTIONS: dict[str, Callable[[Settings], Iterator[Figures]]] = {
     "threshold": lambda settings: iter([measure_threshold(settings)]),
     "feedback": lambda settings: iter([measure_feedback(settings)]),
 }
-
-
-def main() -> None:
-    """Print one line of JSON a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", nargs="+", choices=[*QUESTIONS], default=[*QUESTIONS])
-    parser.add_argument("--rows", type=int, default=Settings.rows)
-    parser.add_argument("--repeats", type=int, default=Settings.repeats)
-    parser.add_argument("--device", default=Settings.device)
-    parser.add_argument("--directory", type=Path, default=Settings.directory)
-    args = vars(parser.parse_args())
-    questions = args.pop("questions")
-    settings = Settings(**args)
-    for question in questions:
-        for figures in QUESTIONS[question](settings):
-            print(json.dumps(figures | describe_machine(settings.directory)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
