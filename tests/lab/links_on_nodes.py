@@ -8,8 +8,9 @@ in ``<rank>.json``, the requests of each way's epochs, and those that it began w
 import itertools
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from benchmarks.storage.patterns.measure import measure_storage
 from benchmarks.storage.patterns.options import StorageOptions

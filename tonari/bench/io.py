@@ -5,12 +5,13 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
 
 import tyro
+from msgspec.structs import replace
 
 from benchmarks.errors import BenchError
 from benchmarks.loader.loader import say_on_stderr

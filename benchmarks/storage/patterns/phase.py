@@ -1,14 +1,13 @@
 """One phase: a pattern, run some times by some ranks, with the evidence of what was cold."""
 
 import contextlib
-import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,16 +18,16 @@ from benchmarks.storage.patterns.target import Target
 from benchmarks.storage.patterns.together import agree, gather
 from benchmarks.storage.results.results import Phase, Repeat, Temperature
 from benchmarks.storage.results.timing import summarise
-from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.counters import add_nodes
 from benchmarks.storage.site.evidence import (
     Evidence,
-    Residency,
     Watch,
     judge,
     judge_nodes,
     merge,
     resident_bytes,
 )
+from benchmarks.storage.site.record import Record
 from dataio.base.seeding import generator, key
 from dataio.world import Topology, World
 
@@ -221,17 +220,8 @@ def _judged(job: Job, target: Target, ranks: Sequence[int], outcomes: Sequence[_
         bytes_of_client=[outcome.num_bytes for outcome in outcomes],
         seconds_of_client=[outcome.seconds for outcome in outcomes],
         verdict=judge_nodes(verdicts), verdict_of_node=verdicts,
-        moved=_total([evidence.moved for evidence in merged.values()]),
+        moved=add_nodes([evidence.moved for evidence in merged.values()]),
     )  # fmt: skip
-
-
-def _total(moved: Sequence[Moved]) -> Moved:
-    totals: dict[str, int | None] = {}
-    for field in fields(Moved):
-        seen: list[int | None] = [getattr(node, field.name) for node in moved]
-        known = [value for value in seen if value is not None]
-        totals[field.name] = sum(known) if len(known) == len(seen) else None
-    return Moved(**totals)
 
 
 def _notes(
@@ -259,31 +249,34 @@ def _joined(outcomes: Sequence[Sequence[_Outcome]]) -> Mapping[str, list[NDArray
     return joined
 
 
+class _Header(Record, frozen=True, kw_only=True):
+    """What a rank reports of its part of a phase, the durations of its operations apart."""
+
+    num_bytes: int
+    seconds: float
+    whole: bool
+    evidence: Evidence
+    ops: dict[str, int]
+
+
 def _pack(timed: Timed, evidence: Evidence) -> bytes:
     """Lay out a header of JSON and its length, then the durations."""
-    header = json.dumps(
-        {
-            "num_bytes": timed.num_bytes, "seconds": timed.seconds, "whole": timed.whole,
-            "evidence": asdict(evidence),
-            "ops": {name: len(seconds) for name, seconds in timed.ops.items()},
-        }
-    ).encode()  # fmt: skip
+    header = msgspec.json.encode(
+        _Header(
+            num_bytes=timed.num_bytes, seconds=timed.seconds, whole=timed.whole, evidence=evidence,
+            ops={name: len(seconds) for name, seconds in timed.ops.items()},
+        )
+    )  # fmt: skip
     return b"".join(
         [len(header).to_bytes(8, "little"), header, *(ops.tobytes() for ops in timed.ops.values())]
     )
 
 
 def _unpack(packed: bytes) -> _Outcome:
-    start = 8 + int.from_bytes(packed[:8], "little")
-    told: dict[str, Any] = json.loads(packed[8:start])
-    seen = told["evidence"]
-    evidence = Evidence(
-        **seen
-        | {name: Residency(**seen[name]) for name in ("resident_before", "resident_after")}
-        | {"moved": Moved(**seen["moved"])}
-    )
-    ops, at = {}, start
-    for name, count in told["ops"].items():
+    at = 8 + int.from_bytes(packed[:8], "little")
+    header = msgspec.json.decode(packed[8:at], type=_Header)
+    ops = {}
+    for name, count in header.ops.items():
         ops[name] = np.frombuffer(packed, np.float32, count, at)
         at += 4 * count
-    return _Outcome(told["num_bytes"], told["seconds"], told["whole"], evidence, ops)
+    return _Outcome(header.num_bytes, header.seconds, header.whole, header.evidence, ops)

@@ -6,6 +6,8 @@ from math import isclose
 from statistics import median
 from typing import Literal
 
+from msgspec.structs import asdict
+
 from benchmarks.storage.results.noise import ENOUGH_REPEATS, significant, worse_by_chance
 from benchmarks.storage.results.results import EndToEnd, Operation, Phase, Results
 
@@ -225,8 +227,9 @@ def _other_settings(
     before: EndToEnd | None, after: EndToEnd | None, tolerance_fraction: float
 ) -> Iterator[str]:
     if before and after:
+        first, second = asdict(before), asdict(after)
         for name in SETTINGS:
-            a, b = getattr(before, name), getattr(after, name)
+            a, b = first[name], second[name]
             # A step may have been measured.
             if not isclose(a, b, rel_tol=tolerance_fraction if name == "step_s" else 1e-9):
                 yield f"{name} of the end-to-end runs is {a} and {b}"

@@ -5,11 +5,11 @@ is None: nothing here is derived from another figure, but where its name says ``
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.storage.site.counters import Moved
 from benchmarks.storage.site.evidence import Verdict
+from benchmarks.storage.site.record import Natural, NonNegative, Record
 from benchmarks.storage.site.site import Site
 
 SCHEMA_VERSION = 1
@@ -18,8 +18,7 @@ Tier = Literal["shared", "local"]
 Temperature = Literal["cold", "warm"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
+class Operation(Record, frozen=True, kw_only=True):
     """How long one kind of operation took, over all clients and repeats of a phase.
 
     Attributes:
@@ -34,20 +33,19 @@ class Operation:
     """
 
     name: str
-    count: int
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    p999_s: float
-    max_s: float
+    count: Natural
+    mean_s: NonNegative
+    p50_s: NonNegative
+    p90_s: NonNegative
+    p99_s: NonNegative
+    p999_s: NonNegative
+    max_s: NonNegative
     p50_of_repeat_s: Sequence[float]
     edges_s: Sequence[float]
     counts: Sequence[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
+class Repeat(Record, frozen=True, kw_only=True):
     """One run of a phase.
 
     Attributes:
@@ -59,7 +57,7 @@ class Repeat:
         moved: Summed over nodes; a counter that one lacks is None.
     """
 
-    seconds: float
+    seconds: NonNegative
     bytes_of_client: Sequence[int]
     seconds_of_client: Sequence[float]
     verdict: Verdict
@@ -72,8 +70,7 @@ class Repeat:
         return sum(self.bytes_of_client) / self.seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(Record, frozen=True, kw_only=True):
     """One pattern at one number of clients and threads.
 
     Attributes:
@@ -92,19 +89,18 @@ class Phase:
 
     pattern: str
     tier: Tier
-    clients: int
-    nodes: int
-    threads: int
+    clients: Natural
+    nodes: Natural
+    threads: Natural
     wanted: Temperature
-    request_bytes: int
+    request_bytes: Natural
     direct: bool
     repeats: Sequence[Repeat]
     operations: Sequence[Operation]
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
+class Scaling(Record, frozen=True, kw_only=True):
     """How one pattern grows with clients x threads: its phases, and a curve through them.
 
     Attributes:
@@ -125,13 +121,12 @@ class Scaling:
     bytes_per_s: Sequence[float]
     fairness: Sequence[float]
     knee: int
-    fitted_most_bytes_per_s: float | None
+    fitted_most_bytes_per_s: NonNegative | None
     fitted_half: float | None
     fit_error_fraction: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
+class Link(Record, frozen=True, kw_only=True):
     """Between two nodes, one rank of each, all pairs of a round at a time.
 
     Attributes:
@@ -142,13 +137,12 @@ class Link:
     """
 
     nodes: tuple[str, str]
-    bytes_per_s: float
-    round_trip_s: float
+    bytes_per_s: NonNegative
+    round_trip_s: NonNegative
     repeats: Sequence[float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
+class Way(Record, frozen=True, kw_only=True):
     """One way to feed training, over some epochs.
 
     Attributes:
@@ -173,22 +167,21 @@ class Way:
     """
 
     name: Literal["null", "dataloader", "staged", "exchange", "hiding"]
-    staging_s: float
+    staging_s: NonNegative
     epoch_s: Sequence[float]
     samples_of_epoch: Sequence[int]
     utilisation_fraction: float | None
     moved_bytes: Mapping[str, int | None]
-    staging_bytes: int | None
-    predicted_staging_s: float | None = None
-    predicted_epoch_s: float | None = None
+    staging_bytes: Natural | None
+    predicted_staging_s: NonNegative | None = None
+    predicted_epoch_s: NonNegative | None = None
     prediction_error_fraction: float | None = None
     paid_after: int | None = None
     predicted_paid_after: int | None = None
     verdict_of_epoch: Sequence[Verdict] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndToEnd:
+class EndToEnd(Record, frozen=True, kw_only=True):
     """Training with an emulated step.
 
     Attributes:
@@ -202,18 +195,17 @@ class EndToEnd:
         ways: Null storage first.
     """
 
-    step_s: float
+    step_s: NonNegative
     step_from: str
     batch_size: int
     num_samples: int
-    sample_bytes: float
+    sample_bytes: NonNegative
     exchange_fraction: float
     hidden_fraction: float
     ways: Sequence[Way]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Results:
+class Results(Record, frozen=True, kw_only=True):
     """Everything of one run.
 
     Attributes:
@@ -225,7 +217,7 @@ class Results:
         problems: What could not be measured, and why.
     """
 
-    environment: Mapping[str, object]
+    environment: Mapping[str, Any]
     site: Site
     local: Site
     phases: Sequence[Phase] = ()
@@ -233,4 +225,4 @@ class Results:
     links: Sequence[Link] = ()
     end_to_end: EndToEnd | None = None
     complete: bool = True
-    problems: Sequence[str] = field(default_factory=tuple)
+    problems: Sequence[str] = ()

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from benchmarks.storage.site.counters import Counters, Moved
+from msgspec.structs import replace
+
+from benchmarks.storage.site.counters import Counters, Moved, join_moved
+from benchmarks.storage.site.record import Natural, Record
 from benchmarks.storage.site.residency import Residency, evict, resident_bytes
 from benchmarks.storage.site.site import Site
 
@@ -31,8 +34,7 @@ OF_A_PROCESS = ("asked_read_bytes", "read_calls", "process_read_bytes")
 """Of `Moved`: what each rank of a node has its own of."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(Record, frozen=True, kw_only=True):
     """What was seen around a phase, of one rank or, merged, of one node.
 
     Attributes:
@@ -44,7 +46,7 @@ class Evidence:
         seconds_evicting: Spent to make it cold; 0 where that was not tried.
     """
 
-    asked_bytes: int
+    asked_bytes: Natural
     resident_before: Residency
     resident_after: Residency
     moved: Moved
@@ -54,8 +56,7 @@ class Evidence:
     seconds_evicting: float = 0.0
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Record, frozen=True):
     """Whether this node served a phase from its memory. A server's cache is never judged.
 
     Attributes:
@@ -123,17 +124,11 @@ class Watch:
 
 def merge(ranks: Sequence[Evidence]) -> Evidence:
     """Put together what the ranks of one node saw of one phase: its counters count for all."""
-    moved = {}
-    for field in fields(Moved):
-        seen = [getattr(rank.moved, field.name) for rank in ranks]
-        known = [value for value in seen if value is not None]
-        together = sum if field.name in OF_A_PROCESS else max
-        moved[field.name] = together(known) if len(known) == len(seen) else None
     return Evidence(
         asked_bytes=sum(rank.asked_bytes for rank in ranks),
         resident_before=_together([rank.resident_before for rank in ranks]),
         resident_after=_together([rank.resident_after for rank in ranks]),
-        moved=Moved(**moved),
+        moved=join_moved([rank.moved for rank in ranks], added=OF_A_PROCESS),
         direct=all(rank.direct for rank in ranks),
         written_by_another=all(rank.written_by_another for rank in ranks),
         larger_than_memory=any(rank.larger_than_memory for rank in ranks),

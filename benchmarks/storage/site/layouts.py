@@ -3,8 +3,9 @@
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from benchmarks.storage.site.record import Natural, Record
 
 TOOL_TIMEOUT_S = 10.0
 
@@ -15,8 +16,7 @@ ALL_OSTS = -1
 """A stripe count: as many as there are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Component:
+class Component(Record, frozen=True, kw_only=True):
     """A stretch of a Lustre file with stripes of its own.
 
     Attributes:
@@ -27,17 +27,16 @@ class Component:
         osts: Those that hold it, by number; empty until it is written, and for a directory.
     """
 
-    start_bytes: int
-    end_bytes: int | None
+    start_bytes: Natural
+    end_bytes: Natural | None
     on_mdt: bool
     stripe_count: int
-    stripe_bytes: int
+    stripe_bytes: Natural
     osts: tuple[int, ...] = ()
     pool: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Record, frozen=True, kw_only=True):
     """How a file, or a new file in a directory, lies on the servers; None: not told.
 
     Attributes:
@@ -54,12 +53,12 @@ class Layout:
     kind: Literal["lustre", "gpfs"]
     said_by: Literal["lfs", "xattr", "mmlsattr"]
     stripe_count: int | None = None
-    stripe_bytes: int | None = None
+    stripe_bytes: Natural | None = None
     num_osts: int | None = None
     osts: tuple[int, ...] = ()
     components: tuple[Component, ...] = ()
-    dom_bytes: int = 0
-    block_bytes: int | None = None
+    dom_bytes: Natural = 0
+    block_bytes: Natural | None = None
     pool: str | None = None
     data_replicas: int | None = None
     fileset: str | None = None

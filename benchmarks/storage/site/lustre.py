@@ -4,9 +4,10 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec.structs import replace
 
 from benchmarks.storage.site.layouts import ALL_OSTS, Component, Layout, Run
 

@@ -5,12 +5,12 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.errors import BenchError
 from benchmarks.storage.site.kernel import cachestat_pages, mincore_pages, statfs_magic
+from benchmarks.storage.site.record import Record
 
 SaidBy = Literal["cachestat", "mincore", "none"]
 
@@ -22,8 +22,7 @@ CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EROFS})
 Count = Callable[[int], int | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Residency:
+class Residency(Record, frozen=True, kw_only=True):
     """How much of some files lay in this node's page cache.
 
     Attributes:

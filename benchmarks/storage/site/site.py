@@ -1,7 +1,6 @@
 """Say what a directory lies on: filesystem, server, mount options, room, layout, client cache."""
 
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +9,7 @@ from benchmarks.storage.site.gpfs import gpfs_layout
 from benchmarks.storage.site.kernel import statfs_magic
 from benchmarks.storage.site.layouts import Layout, Run, run_tool
 from benchmarks.storage.site.lustre import lustre_layout
+from benchmarks.storage.site.record import Natural, Record
 from dataio.base.filesystem import Filesystem, filesystem_of, is_shared
 
 ClientCache = Literal["page cache", "pagepool", "none", "unknown"]
@@ -52,8 +52,7 @@ FUSE_PREFIXES = {"mfs": "moosefs", "sshfs": "fuse.sshfs", "glusterfs": "fuse.glu
 """Clients that mount as plain ``fuse`` and say who they are before a # in the source."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mount:
+class Mount(Record, frozen=True, kw_only=True):
     """An entry of the mount table.
 
     Attributes:
@@ -68,8 +67,7 @@ class Mount:
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Record, frozen=True, kw_only=True):
     """What a directory lies on.
 
     Attributes:
@@ -88,21 +86,14 @@ class Site:
     name: str
     magic: int
     mount: Mount
-    total_bytes: int
-    free_bytes: int
+    total_bytes: Natural
+    free_bytes: Natural
     free_files: int | None
-    block_bytes: int
+    block_bytes: Natural
     is_shared: bool
     client_cache: ClientCache
     layout: Layout | None
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Make it ready for JSON; the magic is written as tables of them do."""
-        return asdict(self) | {
-            "magic": f"{self.magic:#010x}",
-            "layout": "unknown" if self.layout is None else asdict(self.layout),
-        }
 
 
 def describe_site(path: Path, *, mountinfo: str | None = None, run: Run = run_tool) -> Site:

@@ -2,7 +2,9 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from benchmarks.storage.results.results import Way
 from benchmarks.storage.site.counters import Moved

@@ -2,12 +2,12 @@
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.storage.results.compare import compare, figures_of
 from benchmarks.storage.results.noise import significant, tail_of_t, worse_by_chance
