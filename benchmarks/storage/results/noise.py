@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, variance
 
+from benchmarks.student import tail_of_t
+
 ENOUGH_REPEATS = 3
 """In both runs; with fewer, a spread tells nothing."""
 
@@ -77,30 +79,3 @@ def _tail(difference: float, error: float, degrees: int) -> float:
     if error == 0:
         return 0.0 if difference > 0 else 1.0
     return tail_of_t(difference / error, degrees)
-
-
-def tail_of_t(t: float, degrees: int) -> float:
-    """Find the probability that Student's t exceeds a value: exact, a finite sum.
-
-    Args:
-        t: The value.
-        degrees: Of freedom, >= 1.
-
-    Source: Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    angle = math.atan2(t, math.sqrt(degrees))
-    # cos squared
-    square = degrees / (degrees + t * t)
-    if degrees % 2:
-        total, term = 0.0, math.cos(angle)
-        for k in range(1, degrees - 1, 2):
-            total += term
-            term *= square * (k + 1) / (k + 2)
-        within = 2 / math.pi * (angle + math.sin(angle) * total)
-    else:
-        total, term = 0.0, 1.0
-        for k in range(0, degrees, 2):
-            total += term
-            term *= square * (k + 1) / (k + 2)
-        within = math.sin(angle) * total
-    return max((1 - within) / 2, 0.0)
