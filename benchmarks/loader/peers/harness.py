@@ -10,10 +10,10 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,8 +62,38 @@ class Task:
         """Map the set."""
         return open_set(Path(self.source))
 
+    def open_copy(self) -> PackedSet:
+        """Map the copy that `copy_set` made."""
+        return open_set(Path(self.prepared))
 
-class Batch(NamedTuple):
+    def batches_of_ids(self, epoch: int, num_samples: int) -> Iterator[NDArray[np.int64]]:
+        """Shuffle all samples and give this rank's, a batch at a time: int64[batch] each."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(num_samples)
+        mine = order[self.rank :: self.world_size]
+        for first in range(0, len(mine), self.batch_size):
+            yield mine[first : first + self.batch_size]
+
+    def loader_options(self) -> dict[str, Any]:
+        """Give the arguments that every loader made after torch's takes."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+        }
+
+
+NamedSample = dict[str, Any]
+"""A sample by the names that `named_sample` gives: ``id``, ``label``, ``payload``."""
+
+
+def named_sample(packed: PackedSet, sample_id: int) -> NamedSample:
+    """Take one sample out of the set: a JPEG's bytes, or an array of its own."""
+    data = packed.sample(sample_id)
+    payload = data.tobytes() if packed.spec.is_jpeg else np.array(data)
+    return {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
+
+
+class DeliveredBatch(NamedTuple):
     """A batch as delivered: samples in rows.
 
     Attributes:
@@ -75,6 +105,12 @@ class Batch(NamedTuple):
     ids: ArrayLike
     labels: ArrayLike
     payload: ArrayLike
+
+
+def named_batches(loader: Iterable[Mapping[str, Any]]) -> Iterator[DeliveredBatch]:
+    """Take a loader's batches whose columns are those of `named_sample`."""
+    for batch in loader:
+        yield DeliveredBatch(batch["id"], batch["label"], batch["payload"])
 
 
 class Prepare(Protocol):
@@ -97,7 +133,7 @@ class Feed:
         rank: Of the whole job, where a launcher gave it.
     """
 
-    epoch: Callable[[int], Iterator[Batch]]
+    epoch: Callable[[int], Iterator[DeliveredBatch]]
     ready: Callable[[int], None] = nothing
     rank: int | None = None
 
@@ -155,7 +191,7 @@ def _serve(task: Task, open_feed: Callable[[Task], Feed]) -> None:
 
 
 def measure(
-    batches: Iterator[Batch], spec: SetSpec, ids_path: str, *, check: bool
+    batches: Iterator[DeliveredBatch], spec: SetSpec, ids_path: str, *, check: bool
 ) -> dict[str, object]:
     """Take an epoch's batches as fast as they come, then look at what came.
 
@@ -190,7 +226,7 @@ def measure(
     }
 
 
-def mismatched(batch: Batch, spec: SetSpec) -> int:
+def mismatched(batch: DeliveredBatch, spec: SetSpec) -> int:
     """Count the samples whose payload or label is not that of their id."""
     ids = np.asarray(batch.ids).reshape(-1)
     valid = ids >= 0

@@ -15,7 +15,7 @@ import numpy as np
 
 import dataio
 import shuffle
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, run
 from benchmarks.loader.peers.ours import batches, make_loader
 from dataio.state.resume import sign
 
@@ -52,7 +52,7 @@ def open_feed(task: Task) -> Feed:
         loader.load_state_dict(sign({**state, "epoch": EXCHANGED_EPOCHS, "stretches": [begun]}))
         next(loader.epochs(EXCHANGED_EPOCHS + 1))
 
-    def epoch(number: int) -> Iterator[Batch]:
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         return batches(loader, spec)
 
     return Feed(epoch, ready=ready, rank=world.rank)
