@@ -15,7 +15,7 @@ class Generated:
     """A source of random rows: one fixed array or one field of bytes, beside a label.
 
     Args:
-        name: Tells one set from another.
+        name: Name of the set; sets with other contents have other names.
         num_samples: How many rows there are.
         row_bytes: Size of a row without its label, > 0.
     """

@@ -1,4 +1,4 @@
-"""Student's t: what a few repeats or seeds allow to say of a mean."""
+"""Student's t: how much a few repeats or seeds show of a mean."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def reach_of_mean(values: Sequence[float]) -> float | None:
 
     Returns:
         The distance from the mean to either bound, with `CONFIDENCE`; None for fewer than two
-        values, of which nothing can be said.
+        values, which have no spread.
     """
     if len(values) < 2:
         return None

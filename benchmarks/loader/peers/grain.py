@@ -23,7 +23,7 @@ HEAD = "<qq"
 
 
 class Parse:
-    """Turns a record into a sample; a class, for workers are sent it."""
+    """Converts a record into a sample; a class, because it is sent to workers."""
 
     def __init__(self, spec: SetSpec) -> None:
         self.spec = spec

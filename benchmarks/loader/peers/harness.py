@@ -1,7 +1,7 @@
 """What every measured loader shares: its task, the loop that is timed, the proof of exactness.
 
-The driver and the ranks of a loader talk over a Unix socket, one JSON line each way, because
-loaders write what they like to stdout, and a launcher passes stdin to one rank only.
+The driver and the ranks of a loader exchange lines of JSON over a Unix socket, because loaders
+write what they like to stdout, and a launcher passes stdin to one rank only.
 """
 
 import json
@@ -38,8 +38,8 @@ class Task:
         batch_size: Samples a batch and rank.
         workers: Worker processes, or threads where the loader has them instead.
         world_size: Ranks on this machine, each with its part of the samples.
-        socket: Where the driver listens; empty: prepare and end.
-        rank: Which of them this is; a launcher knows better.
+        socket: Where the driver listens; if empty, prepare the set and end.
+        rank: Which of them this is; ignored where a launcher gives the rank.
         port: A free TCP port, for loaders whose ranks meet through torch.
         seed: Of the shuffle.
     """
@@ -114,7 +114,10 @@ def named_batches(loader: Iterable[Mapping[str, Any]]) -> Iterator[DeliveredBatc
 
 
 class Prepare(Protocol):
-    """Turns the set into the loader's own form; returns bytes read, None: all of the set once."""
+    """Converts the set into the loader's own form.
+
+    Returns the bytes read; None means all of the set, once.
+    """
 
     def __call__(self, task: Task, /) -> int | None: ...
 
@@ -129,8 +132,8 @@ class Feed:
 
     Attributes:
         epoch: Makes one epoch's batches; all of it is timed.
-        ready: What ranks do together before an epoch, not timed.
-        rank: Of the whole job, where a launcher gave it.
+        ready: What the ranks do together before an epoch; not timed.
+        rank: This rank in the whole job, where a launcher gave it.
     """
 
     epoch: Callable[[int], Iterator[DeliveredBatch]]
@@ -144,7 +147,7 @@ def read_task() -> Task:
 
 
 def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
-    """Do the task: prepare, or serve epochs until the driver hangs up."""
+    """Do the task: prepare, or serve epochs until the driver closes the connection."""
     task = read_task()
     if task.socket:
         _serve(task, open_feed)
@@ -154,7 +157,7 @@ def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
     took = time.perf_counter() - started
     source_bytes = sum(path.stat().st_size for path in Path(task.source).iterdir())
     report = {"prepare_s": took, "source_bytes": source_bytes if read is None else read}
-    # Several ranks may say the same.
+    # Several ranks may write the same report.
     partial = Path(f"{task.prepared}.json.{os.getpid()}")
     partial.write_text(json.dumps(report))
     partial.replace(f"{task.prepared}.json")
@@ -193,13 +196,13 @@ def _serve(task: Task, open_feed: Callable[[Task], Feed]) -> None:
 def measure(
     batches: Iterator[DeliveredBatch], spec: SetSpec, ids_path: str, *, check: bool
 ) -> dict[str, object]:
-    """Take an epoch's batches as fast as they come, then look at what came.
+    """Take an epoch's batches as fast as they are delivered, then check them.
 
     Args:
         batches: One epoch of one rank.
         spec: What the set holds.
-        ids_path: Where the ids go, for the driver to compare with those of the other ranks.
-        check: Whether to look into every sample; costs time within what is measured.
+        ids_path: File for the ids, which the driver compares with those of the other ranks.
+        check: Whether to check every sample, which takes part of the measured time.
     """
     ids: list[ArrayLike] = []
     num_mismatched = 0

@@ -57,7 +57,7 @@ def open_feed(task: Task) -> Feed:
         flat = table.column("payload").combine_chunks().flatten().to_numpy()
         return {"id": ids, "label": labels, "payload": flat.reshape(len(ids), *spec.shape)}
 
-    # Its torch and NumPy formats would turn every byte into eight.
+    # Its torch and NumPy formats would store every byte as eight.
     dataset = dataset.with_transform(decoded) if spec.is_jpeg else dataset.with_format("arrow")
     distributed = rank_sampler(dataset, task)
     sampler = RandomSampler(dataset) if distributed is None else distributed

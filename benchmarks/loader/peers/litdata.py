@@ -24,7 +24,7 @@ def read_sample(source: str, sample_id: int) -> NamedSample:
 
 
 def decoded(sample: NamedSample, *, spec: SetSpec) -> NamedSample:
-    """Turn a JPEG into pixels."""
+    """Decode a JPEG."""
     return {**sample, "payload": decode_one(sample["payload"], spec.shape)}
 
 

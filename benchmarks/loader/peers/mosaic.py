@@ -17,7 +17,7 @@ from benchmarks.loader.peers.pixels import decode_one
 
 
 class Decoding(streaming.StreamingDataset):  # type: ignore[misc]
-    """Turns a JPEG into pixels where a worker reads it."""
+    """Decodes a JPEG where a worker reads it."""
 
     shape: tuple[int, ...]
 

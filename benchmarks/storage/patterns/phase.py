@@ -12,9 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.storage.patterns.calls import Calls
-from benchmarks.storage.patterns.crew import Deadline, Timed
-from benchmarks.storage.patterns.patterns import READS, SHARED_BY_ALL, Part, Pattern, read_files
+from benchmarks.storage.patterns.patterns import (
+    READS,
+    SHARED_BY_ALL,
+    Part,
+    Pattern,
+    ShardReads,
+    read_files,
+)
 from benchmarks.storage.patterns.target import Target
+from benchmarks.storage.patterns.threads import Deadline, Timed
 from benchmarks.storage.patterns.together import agree, gather
 from benchmarks.storage.results.results import Phase, Repeat, Temperature
 from benchmarks.storage.results.timing import summarise
@@ -27,12 +34,12 @@ from benchmarks.storage.site.evidence import (
     merge,
     resident_bytes,
 )
-from benchmarks.storage.site.record import Record
+from benchmarks.storage.site.record import JsonRecord
 from dataio.base.seeding import generator, key
 from dataio.world import Topology, World
 
 LEAST_S = 0.2
-"""A warm phase is repeated until it lasted so long: ranks begin milliseconds apart."""
+"""A warm phase is repeated for so long at least: ranks begin milliseconds apart."""
 
 MOST_FILLS = 8
 """Times that files are read to make them warm."""
@@ -60,7 +67,7 @@ class Job:
     tag: int
 
     def over(self) -> bool:
-        """Say whether time is up for any rank. Collective."""
+        """Whether the time limit has passed for any rank. Collective."""
         passed = np.array([self.until.passed])
         return bool(self.world.allreduce(passed, op="max", doing="looking at the time")[0])
 
@@ -173,9 +180,9 @@ def _repeat(
     packed = b""
     if part is not None and timed is not None and watch is not None:
         packed = _pack(timed, _evidence(job, target, pattern, part, watch, timed))
-    told = gather(job.world, np.frombuffer(packed, np.uint8), doing=f"gathering {doing}",
+    received = gather(job.world, np.frombuffer(packed, np.uint8), doing=f"gathering {doing}",
                   tag=job.tag)  # fmt: skip
-    return [_unpack(text) for text in told if text]
+    return [_unpack(text) for text in received if text]
 
 
 def fill(paths: Sequence[Path]) -> None:
@@ -196,7 +203,7 @@ def _evidence(
     world = job.world
     nodes = world.topology.node_of_rank
     own = pattern.name != "dataset" and target.tier == "shared"
-    one_for_all = getattr(pattern, "one_for_all", False)
+    one_for_all = isinstance(pattern, ShardReads) and pattern.one_for_all
     writer = SHARED_BY_ALL if one_for_all else target.files.theirs
     in_files = sum(path.stat().st_size for path in watch.paths)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -249,7 +256,7 @@ def _joined(outcomes: Sequence[Sequence[_Outcome]]) -> Mapping[str, list[NDArray
     return joined
 
 
-class _Header(Record, frozen=True, kw_only=True):
+class _Header(JsonRecord, frozen=True, kw_only=True):
     """What a rank reports of its part of a phase, the durations of its operations apart."""
 
     num_bytes: int

@@ -91,7 +91,7 @@ def partner(world: World) -> int:
 def check_same(world: World, files: OwnFiles) -> None:
     """Make sure that all ranks see one directory, by what they write into it. Collective.
 
-    Device numbers would not tell: they differ between nodes that see the same files.
+    Device numbers do not show it: they differ between nodes that see the same files.
 
     Raises:
         TogetherError: If a rank does not see what the first rank of a node wrote.
@@ -108,7 +108,7 @@ def check_same(world: World, files: OwnFiles) -> None:
             raise explain(files.root, "making the benchmark's own directory", error) from error
 
     agree(world, write, doing="writing a token")
-    tokens = [text.decode() for text in world.allgather(token.encode(), doing="telling the token")]
+    tokens = [text.decode() for text in world.allgather(token.encode(), doing="exchanging tokens")]
 
     def look() -> None:
         until = time.monotonic() + VISIBLE_S

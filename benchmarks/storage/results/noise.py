@@ -1,4 +1,4 @@
-"""Tell a change from noise: figures of two runs, each repeated a few times."""
+"""Distinguish changes from noise: figures of two runs, each repeated a few times."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from statistics import fmean, median, variance
 from benchmarks.student import tail_of_t
 
 ENOUGH_REPEATS = 3
-"""In both runs; with fewer, a spread tells nothing."""
+"""Repeats that a figure needs in both runs; fewer have no useful spread."""
 
 FALSE_ALARMS = 0.01
 """How often two runs that differ in nothing may differ in some figure, at most."""
@@ -21,7 +21,7 @@ def worse_by_chance(
 ) -> list[float]:
     """Find how probably chance alone makes each figure fall as much as it did.
 
-    Student's t on logarithms, one-sided. A few repeats say little of a figure's noise, so its
+    Student's t on logarithms, one-sided. A few repeats show little of a figure's noise, so its
     variance is the larger of its own and the mean of its own, weighted by its degrees of freedom,
     and the median one of all figures, weighted by `BORROWED`.
 

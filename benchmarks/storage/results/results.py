@@ -1,7 +1,7 @@
 """What `tonari bench io` found: the one shape that is measured, reported, compared and drawn.
 
 Seconds are ``*_s``, sizes ``*_bytes``, shares of one ``*_fraction``. A figure that was not measured
-is None: nothing here is derived from another figure, but where its name says ``predicted``.
+is None: nothing here is derived from another figure, except where its name has ``predicted``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from benchmarks.storage.site.counters import Moved
 from benchmarks.storage.site.evidence import Verdict
-from benchmarks.storage.site.record import Natural, NonNegative, Record
+from benchmarks.storage.site.record import JsonRecord, Natural, NonNegative
 from benchmarks.storage.site.site import Site
 
 SCHEMA_VERSION = 1
@@ -18,7 +18,7 @@ Tier = Literal["shared", "local"]
 Temperature = Literal["cold", "warm"]
 
 
-class Operation(Record, frozen=True, kw_only=True):
+class Operation(JsonRecord, frozen=True, kw_only=True):
     """How long one kind of operation took, over all clients and repeats of a phase.
 
     Attributes:
@@ -45,16 +45,16 @@ class Operation(Record, frozen=True, kw_only=True):
     counts: Sequence[int]
 
 
-class Repeat(Record, frozen=True, kw_only=True):
+class Repeat(JsonRecord, frozen=True, kw_only=True):
     """One run of a phase.
 
     Attributes:
         seconds: From the common start to the end of the last client.
-        bytes_of_client: By client.
-        seconds_of_client: By client.
-        verdict: Over all nodes.
-        verdict_of_node: By host name.
-        moved: Summed over nodes; a counter that one lacks is None.
+        bytes_of_client: Bytes of each client.
+        seconds_of_client: Seconds of each client.
+        verdict: Whether it was cold or warm on all nodes together.
+        verdict_of_node: The same for each node, by host name.
+        moved: Counters, summed over nodes; None where a node lacks the counter.
     """
 
     seconds: NonNegative
@@ -70,20 +70,20 @@ class Repeat(Record, frozen=True, kw_only=True):
         return sum(self.bytes_of_client) / self.seconds
 
 
-class Phase(Record, frozen=True, kw_only=True):
+class Phase(JsonRecord, frozen=True, kw_only=True):
     """One pattern at one number of clients and threads.
 
     Attributes:
         pattern: ``"file_per_sample"``, ``"sequential_shard"``, ``"random_record"``, ...
-        tier: Where: DIR, or the node's own directory.
+        tier: Directory that was measured: DIR, or the node's own.
         clients: Ranks that took part.
-        nodes: That they were on.
-        threads: Of each.
-        wanted: What was tried to make of the client's cache.
-        request_bytes: Of one read or write; 0 where there is none.
-        direct: Whether by O_DIRECT.
-        repeats: In their order.
-        operations: Over all repeats.
+        nodes: Nodes that they were on.
+        threads: Threads of each client.
+        wanted: State of the client's cache that was aimed at.
+        request_bytes: Size of one read or write; 0 where there is none.
+        direct: Whether files were read with O_DIRECT.
+        repeats: Runs of the phase, in their order.
+        operations: Operations by kind, over all repeats.
         notes: What a reader has to know, such as why it ended early.
     """
 
@@ -100,7 +100,7 @@ class Phase(Record, frozen=True, kw_only=True):
     notes: Sequence[str] = ()
 
 
-class Scaling(Record, frozen=True, kw_only=True):
+class Scaling(JsonRecord, frozen=True, kw_only=True):
     """How one pattern grows with clients x threads: its phases, and a curve through them.
 
     Attributes:
@@ -126,7 +126,7 @@ class Scaling(Record, frozen=True, kw_only=True):
     fit_error_fraction: float | None
 
 
-class Link(Record, frozen=True, kw_only=True):
+class Link(JsonRecord, frozen=True, kw_only=True):
     """Between two nodes, one rank of each, all pairs of a round at a time.
 
     Attributes:
@@ -142,7 +142,7 @@ class Link(Record, frozen=True, kw_only=True):
     repeats: Sequence[float]
 
 
-class Way(Record, frozen=True, kw_only=True):
+class Way(JsonRecord, frozen=True, kw_only=True):
     """One way to feed training, over some epochs.
 
     Attributes:
@@ -156,13 +156,13 @@ class Way(Record, frozen=True, kw_only=True):
         moved_bytes: By ``"shared"``, ``"network"``, ``"local"``: over all nodes and epochs, staging
             apart; None where no counter saw it.
         staging_bytes: Read from DIR for it.
-        predicted_staging_s: Said before it was run.
-        predicted_epoch_s: Of a later epoch, said before it was run.
+        predicted_staging_s: Predicted before it was run.
+        predicted_epoch_s: Time of a later epoch, predicted before it was run.
         prediction_error_fraction: Of later epochs' median: (measured - predicted) / measured.
         paid_after: Epochs after which, with staging, less time has passed than with the
             DataLoader; epochs beyond those measured count as the median of the later ones. None:
             never, or there is nothing to compare.
-        predicted_paid_after: The same, said before.
+        predicted_paid_after: The same, predicted before it was run.
         verdict_of_epoch: Of the client's cache, by epoch, of the DataLoader; else empty.
     """
 
@@ -181,18 +181,18 @@ class Way(Record, frozen=True, kw_only=True):
     verdict_of_epoch: Sequence[Verdict] = ()
 
 
-class EndToEnd(Record, frozen=True, kw_only=True):
+class EndToEnd(JsonRecord, frozen=True, kw_only=True):
     """Training with an emulated step.
 
     Attributes:
-        step_s: Of compute, each.
+        step_s: Seconds of compute in a step.
         step_from: ``"given"`` or the script that it was measured from.
-        batch_size: Of a rank.
-        num_samples: Of the dataset.
-        sample_bytes: Stored, on average.
-        exchange_fraction: Of a rank's rows, an epoch.
-        hidden_fraction: Of the rows, an epoch.
-        ways: Null storage first.
+        batch_size: Samples a step of each rank.
+        num_samples: Samples of the dataset.
+        sample_bytes: Stored size of a sample, on average.
+        exchange_fraction: Part of a rank's rows that an epoch exchanges.
+        hidden_fraction: Part of the rows that an epoch hides.
+        ways: Results of each way, null storage first.
     """
 
     step_s: NonNegative
@@ -205,7 +205,7 @@ class EndToEnd(Record, frozen=True, kw_only=True):
     ways: Sequence[Way]
 
 
-class Results(Record, frozen=True, kw_only=True):
+class Results(JsonRecord, frozen=True, kw_only=True):
     """Everything of one run.
 
     Attributes:
@@ -213,7 +213,7 @@ class Results(Record, frozen=True, kw_only=True):
             host names, launcher, the command's options.
         site: Where DIR lies.
         local: Where the node's own directory lies.
-        complete: Whether nothing was left out, for want of time or otherwise.
+        complete: Whether everything was measured; not so if time ran out, for example.
         problems: What could not be measured, and why.
     """
 

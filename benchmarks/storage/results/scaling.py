@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
 
 def scale(phases: Sequence[Phase]) -> Scaling | None:
-    """Say how one pattern grows, from its phases at one temperature; None without bytes.
+    """Find how one pattern scales, from its phases at one temperature; None without bytes.
 
     Where clients x threads is the same by several ways, the fastest stands for it.
     """

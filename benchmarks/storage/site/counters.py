@@ -8,7 +8,7 @@ from typing import Self
 
 from msgspec.structs import asdict
 
-from benchmarks.storage.site.record import Natural, Record
+from benchmarks.storage.site.record import JsonRecord, Natural
 from benchmarks.storage.site.site import Site
 
 SECTOR_BYTES = 512
@@ -22,7 +22,7 @@ LUSTRE_ROOTS = ("fs/lustre", "kernel/debug/lustre")
 """Below /proc and /sys, in older and newer versions."""
 
 
-class Moved(Record, frozen=True, kw_only=True):
+class Moved(JsonRecord, frozen=True, kw_only=True):
     """Bytes that each counter saw go by; None where there is no such counter for this user.
 
     Attributes:

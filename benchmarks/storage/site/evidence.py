@@ -10,7 +10,7 @@ from typing import Literal, Self
 from msgspec.structs import replace
 
 from benchmarks.storage.site.counters import Counters, Moved, join_moved
-from benchmarks.storage.site.record import Natural, Record
+from benchmarks.storage.site.record import JsonRecord, Natural
 from benchmarks.storage.site.residency import Residency, evict, resident_bytes
 from benchmarks.storage.site.site import Site
 
@@ -34,7 +34,7 @@ OF_A_PROCESS = ("asked_read_bytes", "read_calls", "process_read_bytes")
 """Of `Moved`: what each rank of a node has its own of."""
 
 
-class Evidence(Record, frozen=True, kw_only=True):
+class Evidence(JsonRecord, frozen=True, kw_only=True):
     """What was seen around a phase, of one rank or, merged, of one node.
 
     Attributes:
@@ -56,7 +56,7 @@ class Evidence(Record, frozen=True, kw_only=True):
     seconds_evicting: float = 0.0
 
 
-class Verdict(Record, frozen=True):
+class Verdict(JsonRecord, frozen=True):
     """Whether this node served a phase from its memory. A server's cache is never judged.
 
     Attributes:
@@ -114,7 +114,7 @@ class Watch:
         written_by_another: bool = False,
         larger_than_memory: bool = False,
     ) -> Evidence:
-        """Say what was seen; the block has ended."""
+        """Return what was seen; to be called when the block has ended."""
         return Evidence(
             asked_bytes=asked_bytes, resident_before=self._before, resident_after=self._after,
             moved=self._moved, direct=direct, written_by_another=written_by_another,
@@ -252,18 +252,18 @@ def _judge_resident(evidence: Evidence, resident: int, counter: _Counter) -> Ver
 
 
 def _beside(evidence: Evidence, site: Site) -> str:
-    said = [
+    parts = [
         "; another node wrote the files" if evidence.written_by_another else "",
         "; they are more than this node's memory" if evidence.larger_than_memory else "",
         "; the server's cache cannot be seen" if site.is_shared else "",
         ", nor one in the client's process" if site.mount.fstype.startswith("fuse") else "",
     ]
-    return "".join(said)
+    return "".join(parts)
 
 
 def _together(ranks: Sequence[Residency]) -> Residency:
-    told = [rank.bytes_resident for rank in ranks if rank.bytes_resident is not None]
+    resident = [rank.bytes_resident for rank in ranks if rank.bytes_resident is not None]
     in_files = sum(rank.bytes_in_files for rank in ranks)
-    if len(told) < len(ranks):
+    if len(resident) < len(ranks):
         return Residency(bytes_in_files=in_files, bytes_resident=None, said_by="none")
-    return replace(ranks[0], bytes_in_files=in_files, bytes_resident=sum(told))
+    return replace(ranks[0], bytes_in_files=in_files, bytes_resident=sum(resident))

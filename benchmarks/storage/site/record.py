@@ -10,5 +10,5 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 """A time or a rate: nothing below 0 can have been measured."""
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A value whose JSON holds all of its fields without a default, and no others."""

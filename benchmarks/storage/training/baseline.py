@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-from benchmarks.storage.training.shared_samples import Sample, SharedSamples, collate
+from benchmarks.storage.training.shared_samples import SampleValues, SharedSamples, collate
 from dataio import World
 
 BATCHES_TIMED = 5
@@ -51,7 +51,7 @@ class SharedBatches:
         self.samples = samples
         self._turns = _Turns(samples.num_samples, batch_size, world=world, seed=seed)
         # forkserver: forking a process that runs MPI is not safe
-        self._loader: DataLoader[Sample] | None = DataLoader(
+        self._loader: DataLoader[SampleValues] | None = DataLoader(
             samples, batch_sampler=self._turns, num_workers=workers,
             persistent_workers=workers > 0, collate_fn=collate,
             multiprocessing_context="forkserver" if workers else None,
@@ -70,7 +70,7 @@ class SharedBatches:
             yield len(next(iter(batch.values())))
 
     def set_epoch(self, epoch: int) -> list[int]:
-        """Begin an epoch, and tell which samples this rank will read."""
+        """Begin an epoch; returns the samples that this rank will read."""
         self._turns.dealt.set_epoch(epoch)
         return self._turns.numbers()
 

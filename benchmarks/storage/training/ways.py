@@ -56,7 +56,7 @@ def make_way(name: WayName, ran: Ran, all_ran: Mapping[WayName, Ran], predicted:
 
 
 def shared_bytes(moved: Moved, site: Site) -> int | None:
-    """Tell what came from a filesystem, by a counter that sees it; None: there is none."""
+    """Find how many bytes came from a filesystem, by a counter that sees them; None without one."""
     if moved.client_read_bytes is not None:
         return moved.client_read_bytes
     if site.name in BLOCK_BACKED:

@@ -55,7 +55,7 @@ def settings(tmp_path: Path, contenders: list[Contender], **changes: object) -> 
     plain: dict[str, object] = {
         "sets": [TINY], "contenders": contenders, "ranks": (1,), "workers": (0,),
         "temperatures": ("warm",), "repeats": 2, "time_limit_s": 60.0, "directory": tmp_path,
-        "environments": tmp_path / "environments", "turn_s": 0.0, "timeout_s": 30.0, "keep": True,
+        "environments": tmp_path / "environments", "round_s": 0.0, "timeout_s": 30.0, "keep": True,
     }  # fmt: skip
     return Settings(**{**plain, **changes})  # type: ignore[arg-type]
 
