@@ -7,13 +7,13 @@ comes. Interleaved in each repeat, the same bytes in parcels of the same size:
   running;
 - ``ring``: the world's own non-blocking sends and receives, of buffers that are ready;
 - ``steps``: gather from a mapped array, the ring, write to a file, one after the other;
-- ``there``: the same, but each row written where the exchange writes it, by way of a mapped file:
-  what scattered positions cost anybody.
+- ``there``: the same, but each row is written where the exchange writes it, through a mapped file:
+  what scattered positions cost in any case.
 
-Warm. Nobody waits for a flush: a thread of the cache begins it while rows still come, and only the
-epoch end waits for it. All is flushed before the next way is measured, which would pay for it
+Warm. No way waits for a flush: a thread of the cache begins it while rows still arrive, and only
+the epoch end waits for it. All is flushed before the next way is measured, which would be slowed
 otherwise. ``fresh`` positions lie side by side, as in the first exchange of a cache; ``scattered``
-ones are what rows that left before leave behind.
+ones are those that rows of earlier exchanges have left.
 
     TONARI_RANKS_PER_NODE=1 mpiexec -n 2 python -m benchmarks.exchange.bandwidth --json
 """
@@ -22,20 +22,18 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gather import Generated
+from benchmarks.generated import Generated
+from benchmarks.machine import describe_machine
 from dataio import Array, Bytes, Field, Int
 from dataio.exchange.carrier import SEGMENT_BYTES, SEGMENTS_OUT
 from dataio.exchange.transfer import Transfer
@@ -114,7 +112,7 @@ class Bare:
         for slots, data in zip(self._slots, self._sent, strict=True):
             np.take(self._mapped, slots, axis=0, out=data, mode="clip")
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until the disk has what was written."""
         os.fdatasync(self._target)
         self._room.flush()
@@ -174,16 +172,16 @@ class Ours:
         return self._pool.cache.log.space.positions
 
     def forget(self) -> None:
-        """Be ready for the same again, and wait until the disk has what was written."""
+        """Drop what arrived, and wait until the disk has what was written."""
         self._pool.cache.forget_arrivals()
-        # Behind the flush that the cache has begun.
+        # After the flush that the cache has begun.
         for pattern in ("fixed-*", "heap-*"):
             for path in self._pool.cache.directory.glob(pattern):
                 with path.open("r+b") as file:
                     os.fdatasync(file.fileno())
 
     def commit(self) -> None:
-        """Let what came take effect, so that what left leaves scattered room."""
+        """Commit what arrived, so that the rows that left leave free positions all over."""
         commit_arrivals(self._pool, next(self._epochs) + 1)
 
     def close(self) -> None:
@@ -216,7 +214,7 @@ def measure(
             figures[way] = ours.exchange(threaded=way == "thread")
         mine = np.array([time.perf_counter() - started])
         ours.forget()
-        bare.settle()
+        bare.flush()
         return float(world.allreduce(mine, op="max", doing="compare times")[0])
 
     records = []
@@ -229,7 +227,8 @@ def measure(
         for way in WAYS:
             run(way)
         rounds = [{way: run(way) for way in WAYS} for _ in range(repeats)]
-        records.append(_record(name, positions, num_leaving * row_bytes, rounds, figures))
+        record = _record(name, positions, num_leaving * row_bytes, rounds, figures)
+        records.append(record | describe_machine(directory))
     bare.close()
     ours.close()
     return records
@@ -266,26 +265,12 @@ def _record(
         **ratios,
         **rates,
         **costs,
-        **_machine(),
     }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     low, middle, high = np.percentile(values, [10, 50, 90]).tolist()
     return {"median": round(middle, 3), "p10": round(low, 3), "p90": round(high, 3)}
-
-
-def _machine() -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
-    return {
-        "commit": commit or "unknown",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}",
-        "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

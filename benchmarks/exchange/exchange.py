@@ -1,8 +1,8 @@
 """What do fresh samples cost: by exchange, by one get a sample, by reading a shared file again?
 
-One job of MPI ranks for each set and number of ranks, each rank its own node. In it all ways take
-turns, an epoch each, so that what else the machine does hits all of them; ratios are to the local
-shuffle, within a repeat.
+One job of MPI ranks for each set and number of ranks, each rank its own node. All ways run in it,
+an epoch each, one after the other, so that what else the machine does slows all of them alike.
+Ratios are to the local shuffle, within a repeat.
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.errors import BenchError
 from benchmarks.exchange.task import Epoch, Step, Task
 from benchmarks.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words, mpiexec
+from benchmarks.notify import Notify
 
 BANDWIDTH = "benchmarks.exchange.bandwidth"
 BANDWIDTH_TIMEOUT_S = 900.0
@@ -31,9 +32,9 @@ class SetSpec:
     """Samples that a rank trains in an epoch.
 
     Attributes:
-        name: On the command line.
-        rows_per_rank: A multiple of the batch size.
-        row_bytes: Of a sample.
+        name: Its name on the command line.
+        rows_per_rank: Samples of each rank, a multiple of the batch size.
+        row_bytes: Size of a sample.
         batch_size: Rows a step.
     """
 
@@ -74,16 +75,16 @@ class Settings:
     Attributes:
         sets: The sets, scaled.
         ranks: Numbers of ranks, measured one after the other.
-        exchanges: Fractions Q.
-        get: Fraction that goes by one message a sample; 0: not measured.
-        shared_bytes_per_s: Of the shared directory; 0: not measured.
+        exchanges: Fractions Q of the exchange.
+        get: Fraction that is fetched by one message a sample; not measured if 0.
+        shared_bytes_per_s: Bandwidth of the shared directory; not measured if 0.
         steps: How steps are emulated.
         step_s: How long one lasts.
         repeats: Epochs of each way.
-        timeout_s: Of a job that no longer says anything.
-        directory: For caches.
-        shared: Seen by all ranks.
-        launch: Starts ranks.
+        timeout_s: Longest silence of a job; after it the job is ended.
+        directory: Where caches are made, on each node.
+        shared: A directory that all ranks see.
+        launch: Makes the command that starts ranks.
     """
 
     sets: Sequence[SetSpec]
@@ -110,8 +111,8 @@ class Case:
     epochs: list[Epoch] = field(default_factory=list)
 
 
-def measure_exchange(settings: Settings, say: Callable[[str], None]) -> Iterator[Case]:
-    """Measure case after case. Each is handed out before its first epoch, and filled.
+def measure_exchange(settings: Settings, notify: Notify) -> Iterator[Case]:
+    """Measure one case after the other. Each is yielded before its first epoch, and filled then.
 
     Raises:
         BenchError: If MPI is missing, or a job fails.
@@ -120,10 +121,10 @@ def measure_exchange(settings: Settings, say: Callable[[str], None]) -> Iterator
         for ranks in settings.ranks:
             case = Case(spec, ranks)
             yield case
-            _run(case, settings, say)
+            _run(case, settings, notify)
 
 
-def _run(case: Case, settings: Settings, say: Callable[[str], None]) -> None:
+def _run(case: Case, settings: Settings, notify: Notify) -> None:
     spec = case.spec
     name = f"{spec.name}-{case.ranks}"
     shared = settings.shared / name
@@ -152,11 +153,11 @@ def _run(case: Case, settings: Settings, say: Callable[[str], None]) -> None:
             case.epochs.append(epoch)
             ratio = f"Q={epoch.fraction:g}" if epoch.fraction else ""
             of = f"repeat {epoch.repeat + 1} of {settings.repeats}"
-            say(f"{begin}: {of}: {epoch.way} {ratio} {epoch.step} step: {epoch.epoch_s:.3f} s")
+            notify(f"{begin}: {of}: {epoch.way} {ratio} {epoch.step} step: {epoch.epoch_s:.3f} s")
         elif "begun" in message:
             case.step = dict(message["begun"])  # type: ignore[call-overload]
         else:
-            say(f"{begin}: {message.get('progress')}")
+            notify(f"{begin}: {message.get('progress')}")
 
 
 def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mapping[str, object]]:
@@ -168,7 +169,7 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
         timeout_s: The job is ended when it writes nothing for so long.
 
     Raises:
-        BenchError: If the job fails or falls silent.
+        BenchError: If the job fails, or writes nothing for too long.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TONARI_RANKS_PER_NODE": "1"}
@@ -206,11 +207,11 @@ def lines(command: Sequence[str], log: Path, timeout_s: float) -> Iterator[Mappi
         )
 
 
-def measure_bandwidth(settings: Settings, say: Callable[[str], None]) -> list[Mapping[str, object]]:
+def measure_bandwidth(settings: Settings, notify: Notify) -> list[Mapping[str, object]]:
     """Measure rows to rows against a bare ring on two ranks, where that benchmark is there."""
     if importlib.util.find_spec(BANDWIDTH) is None:
         return []
-    say("bandwidth, rows to rows")
+    notify("bandwidth, rows to rows")
     settings.directory.mkdir(parents=True, exist_ok=True)
     command = [*settings.launch(2), sys.executable, "-m", BANDWIDTH, "--json"]
     command += ["--directory", str(settings.directory)]

@@ -1,4 +1,4 @@
-"""What every rank of an exchange benchmark runs: all ways, an epoch each in turn; rank 0 tells.
+"""What every rank of an exchange benchmark runs: all ways, an epoch each; rank 0 reports.
 
 mpiexec -n 2 python -m benchmarks.exchange.job task.json
 """
@@ -32,21 +32,21 @@ def main() -> None:
     torch.set_num_threads(1)
     world = discover_world(timeout_s=task.timeout_s)
     products = calibrate(task, world)
-    say(world, {"progress": "staging"})
+    send(world, {"progress": "staging"})
     ways = open_ways(task, world)
     actions: dict[Step, Callable[[], None]] = {
         "sleep": lambda: time.sleep(task.step_s),
         "product": lambda: multiply(products),
     }
-    say(world, {"begun": {"products_a_step": products, "product_side": PRODUCT_SIDE}})
+    send(world, {"begun": {"products_a_step": products, "product_side": PRODUCT_SIDE}})
     order = list(ways)
     for repeat in range(-1, task.repeats):
         for step in task.steps:
             for name in order:
                 epoch = measure(name, ways[name], actions[step], world, step, repeat)
-                if repeat >= 0:  # the first warms up
-                    say(world, {"epoch": asdict(epoch)})
-        # Whoever comes after the heaviest is slowed by its flushing: a different one each time.
+                if repeat >= 0:  # The first round warms up.
+                    send(world, {"epoch": asdict(epoch)})
+        # The way that follows the heaviest is slowed by its flushing: a different one each time.
         order = order[1:] + order[:1]
     for way in ways.values():
         way.close()
@@ -79,7 +79,7 @@ def measure(
         ids.append(batch_ids.copy())
         act()
     trained = time.perf_counter()
-    way.turn()
+    way.end_epoch()
     ended, cpu = time.perf_counter(), time.process_time() - cpu
     after = way.figures()
     mine = [
@@ -97,7 +97,7 @@ def measure(
         step=step,
         repeat=repeat,
         epoch_s=float(most[0]),
-        turn_s=float(most[1]),
+        epoch_end_s=float(most[1]),
         cpu_s=float(total[2]),
         sent_bytes=int(total[3]),
         messages=int(most[4]),
@@ -130,8 +130,8 @@ def multiply(count: int) -> None:
         torch.mm(left, left, out=into)
 
 
-def say(world: World, message: dict[str, object]) -> None:
-    """Tell who started the job, from rank 0."""
+def send(world: World, message: dict[str, object]) -> None:
+    """Send a line of JSON to whoever started the job, from rank 0."""
     if world.rank == 0:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()

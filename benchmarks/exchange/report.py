@@ -59,7 +59,7 @@ def _row(case: Case, epochs: list[Epoch], local: Mapping[int, Epoch]) -> Json:
         "repeats": len(epochs),
         "epoch_s": spread([e.epoch_s for e in epochs]),
         "ratio_to_local": spread([epoch.epoch_s / base.epoch_s for epoch, base in pairs]),
-        "turn_s": middle([e.turn_s for e in epochs]),
+        "turn_s": middle([e.epoch_end_s for e in epochs]),
         "blocked_s": middle([e.blocked_s for e in epochs]),
         "overlap_fraction": middle([e.overlap_fraction for e, _ in moved]),
         "sent_bytes_per_rank": middle([e.sent_bytes / case.ranks for e in epochs]),
@@ -79,7 +79,7 @@ def goals(found: Sequence[Json]) -> list[Json]:
             asked = (row["set"], row["fraction"], row["step"], row["ranks"], row["way"])
             ratio = row["ratio_to_local"]
             if row["steps_per_epoch"] != SETS[name].num_steps:
-                continue  # a part of the set says nothing about the goal
+                continue  # The goal is for the whole set.
             if asked == (name, fraction, "sleep", 2, "exchange") and isinstance(ratio, dict):
                 reached.append({
                     "set": name, "fraction": fraction, "goal": most, "ratio": ratio["median"],
@@ -136,7 +136,7 @@ def table(cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]] = ())
             lines += [
                 f"{case.spec.name}: {case.ranks} ranks, {case.spec.num_steps} steps an epoch, "
                 f"step: {step}",
-                f"  {'':10}{'Q':>6}{'epoch s':>9}{'p10':>8}{'p90':>8}{'x local':>9}{'turn ms':>9}"
+                f"  {'':10}{'Q':>6}{'epoch s':>9}{'p10':>8}{'p90':>8}{'x local':>9}{'end ms':>9}"
                 f"{'MB/s':>8}{'MB':>8}{'messages':>10}{'overlap':>9}{'CPU s/GB':>10}",
             ]
             lines += [_line(_flat(row)) for row in found if row["step"] == step]
@@ -152,12 +152,12 @@ def table(cases: Sequence[Case], bandwidth: Sequence[Mapping[str, object]] = ())
 
 
 def _words(record: Mapping[str, object]) -> str:
-    said = [f"bandwidth: {record.get('set')}"]
+    parts = [f"bandwidth: {record.get('set')}"]
     for name, value in record.items():
         figure = value["median"] if isinstance(value, dict) and "median" in value else value
         if isinstance(figure, (int, float)):
-            said.append(f"{name} {figure:.4g}")
-    return ", ".join(said)
+            parts.append(f"{name} {figure:.4g}")
+    return ", ".join(parts)
 
 
 def _line(row: Json) -> str:

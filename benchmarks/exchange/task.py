@@ -9,18 +9,19 @@ Step = Literal["sleep", "product"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One job: every way of getting samples, on the same ranks, epochs taking turns.
+    """One job: every way of getting samples, on the same ranks, an epoch each.
 
     Attributes:
         rows_per_rank: Samples that each rank trains in an epoch.
-        row_bytes: Of each sample.
+        row_bytes: Size of each sample.
         batch_size: Rows a step.
         exchanges: Fractions Q of the exchange.
-        get: Fraction that is fetched with one message a sample; 0: leave this way out.
-        shared_bytes_per_s: Of the shared directory, all ranks together; 0: leave this way out.
+        get: Fraction that is fetched with one message a sample; if 0, this way is skipped.
+        shared_bytes_per_s: Bandwidth of the shared directory for all ranks together; if 0, the way
+            that reads it is skipped.
         steps: How a training step is emulated.
         step_s: How long one lasts.
-        repeats: Epochs measured of each, beside a first.
+        repeats: Epochs measured of each, after a first one that warms up.
         cache: Directory of this node, the same path on each.
         shared: Directory that all ranks see.
         timeout_s: Longest wait for another rank.
@@ -42,7 +43,7 @@ class Task:
     seed: int = 0
 
     def to_json(self) -> str:
-        """Write it down for the ranks."""
+        """Write it as JSON, for the ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -62,13 +63,13 @@ class Epoch:
         fraction: Q of the ways that have one, else 0.
         step: How a step was emulated.
         repeat: Epochs of the same repeat ran one after the other.
-        epoch_s: From the first batch to the end of the turn, of the slowest rank.
-        turn_s: Of it in the turn to the next epoch.
+        epoch_s: From the first batch until the next epoch can begin, of the slowest rank.
+        epoch_end_s: Part of it after the last batch: what arrived is flushed and committed.
         cpu_s: Processor time of all ranks.
         sent_bytes: Of all ranks.
         messages: Most of any rank.
-        blocked_s: Longest that a rank waited for its partners in the turn.
-        overlap_fraction: Of the arrivals, written before the turn began.
+        blocked_s: Longest that a rank waited for its partners at the epoch end.
+        overlap_fraction: Part of the arrivals that was written before the epoch end.
         exact: Whether the ranks together delivered every sample once.
     """
 
@@ -77,7 +78,7 @@ class Epoch:
     step: Step
     repeat: int
     epoch_s: float
-    turn_s: float
+    epoch_end_s: float
     cpu_s: float
     sent_bytes: int
     messages: int

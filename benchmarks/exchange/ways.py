@@ -1,7 +1,7 @@
 """Ways of getting fresh samples: our loader, one message a sample, and reading a shared file again.
 
-The two that are not ours are small, and kind to themselves: no process of their own, no pickle, a
-batch read ahead. Contents are a function of the seed.
+The two that are not ours are small and as fast as they can be: no process of their own, no pickle,
+a batch read ahead. Contents are a function of the seed.
 """
 
 import os
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.exchange.task import Task
-from benchmarks.gather import Generated
+from benchmarks.generated import Generated
 from dataio import Array, ExchangeError, Field, Int, Loader, Reports, Throttle, Workers, World
 from dataio.base.seeding import generator, key
 from dataio.plan.history import Scores
@@ -41,12 +41,12 @@ class Way(Protocol):
         """Yield the sample ids of each batch, whose bytes are in memory by then."""
         ...
 
-    def turn(self) -> None:
-        """Go to the next epoch. Collective."""
+    def end_epoch(self) -> None:
+        """End the epoch and begin the next one. Collective."""
         ...
 
     def figures(self) -> Mapping[str, float]:
-        """Totals, by the names of ``Loader.stats``."""
+        """Totals so far, by the names of ``Loader.stats``."""
         ...
 
     def close(self) -> None: ...
@@ -77,7 +77,7 @@ class Loaded:
         for batch in self._loader:
             yield batch["sample_id"].numpy()
 
-    def turn(self) -> None:
+    def end_epoch(self) -> None:
         next(self._epochs)
 
     def figures(self) -> Mapping[str, float]:
@@ -89,7 +89,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class OneByOne(Partial):
-    """The same rows as `Partial`, each asked for and sent in messages of its own."""
+    """The same rows as `Partial`, each requested and sent in messages of its own."""
 
     def begin(self, turn: Turn) -> "Gets | None":
         """Spread the samples evenly over the epoch's steps."""
@@ -117,10 +117,10 @@ class OneByOne(Partial):
 
 
 class Gets:
-    """Fetch one sample after the other: a question, an answer; an `Exchange`.
+    """Fetch one sample after the other by a request and an answer; an `Exchange`.
 
-    All ranks work through their lists alike: whoever is furthest behind is answered by a rank that
-    has nothing older to serve, so nobody waits in a circle.
+    All ranks work through their lists in the same order: the rank that is furthest behind is
+    answered by one that has nothing older to serve, so no ranks wait for each other in a circle.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Reread:
             os.preadv(self._file, [row.data], sample_id * row_bytes)
         return torch.from_numpy(batch)
 
-    def turn(self) -> None:
+    def end_epoch(self) -> None:
         self._epoch += 1
         self._world.barrier(doing="end the epoch")
 

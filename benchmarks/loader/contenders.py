@@ -1,4 +1,4 @@
-"""Who is measured, and how each is started."""
+"""The loaders and limits that are measured, and how each is started."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ class Contender:
     """A loader, or a limit that no loader can pass.
 
     Attributes:
-        name: On the command line and in reports.
-        kind: Ratios are ours over a limit, and ours over a peer.
+        name: Its name on the command line and in reports.
+        kind: Ratios are those of ours to a limit, and of ours to a peer.
         program: Run by the interpreter that has its packages.
         packages: What to install for it; empty: it needs what Tonari needs anyway.
         modules: Packages by the names whose versions are reported.
@@ -39,7 +39,7 @@ class Contender:
         return self.name if self.packages else ""
 
     def suits(self, *, is_jpeg: bool, ranks: int, workers: int) -> bool:
-        """Say whether it is measured in such a case."""
+        """Whether it is measured in such a case."""
         if self.sets != "all" and (self.sets == "jpeg") != is_jpeg:
             return False
         if self.nodes > 1 and ranks > 1:

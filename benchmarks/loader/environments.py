@@ -1,7 +1,8 @@
 """An environment for each peer that needs packages of its own, made on demand.
 
-They conflict with one another, so each has its own; what this interpreter has (torch above all, a
-gigabyte each) is shared through a path file, so that all are measured with the same.
+Their packages conflict with one another, so each peer has its own environment. What this
+interpreter has (above all torch, a gigabyte) is shared through a path file, so that all peers are
+measured with the same versions.
 """
 
 import json
@@ -93,9 +94,9 @@ def _call(command: Sequence[str]) -> str:
         command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
     )
     if ended.returncode:
-        words = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        words = (ended.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
         raise BenchError(
             f"{' '.join(command[:4])} ...: ended with {ended.returncode} ({words}), expected 0; "
-            "check the package index, or leave this peer out with --contenders"
+            "check the package index, or name the other peers with --contenders"
         )
     return ended.stdout

@@ -20,16 +20,16 @@ class Settings:
 
     Attributes:
         sets: The sets, scaled.
-        contenders: Who.
-        ranks: Numbers of ranks on this node, measured one after the other.
-        workers: Worker processes or threads a rank; measured among each other.
-        temperatures: Page cache.
-        repeats: Epochs measured of each.
-        turn_s: A warm turn is as many epochs as fill this time.
-        time_limit_s: After it, nothing new is begun.
+        contenders: The loaders and limits to measure.
+        ranks: Numbers of ranks on this node, each measured on its own.
+        workers: Numbers of worker processes or threads a rank; all are measured together.
+        temperatures: Whether the page cache holds the files.
+        repeats: Measurements of each contender.
+        round_s: Where warm, a repeat is as many epochs as fill this time.
+        time_limit_s: Time after which nothing new is begun.
         directory: For the sets and every form of them.
         environments: Where the peers' environments are.
-        keep: Whether the sets stay for the next run.
+        keep: Whether the sets are kept for the next run.
         timeout_s: Longest wait for a contender's answer.
     """
 
@@ -42,14 +42,14 @@ class Settings:
     time_limit_s: float
     directory: Path
     environments: Path
-    turn_s: float = 0.5
+    round_s: float = 0.5
     keep: bool = False
     timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochFigures:
-    """One epoch, or some one after the other, of all measured ranks.
+    """One epoch, or several one after the other, of all measured ranks.
 
     Attributes:
         samples: Delivered by all ranks together.
@@ -58,8 +58,8 @@ class EpochFigures:
         first_batch_s: Of the slowest rank, opening included.
         pss_bytes: Largest memory of all processes together; None where it was not watched.
         label_spread: Mean over ranks; see `harness.label_spread`.
-        lost: Samples that did not come.
-        repeated: Samples that came again, or that belong to another rank.
+        lost: Samples that were not delivered.
+        repeated: Samples that were delivered again, or that belong to another rank.
         mismatched: Samples whose content is another's.
     """
 
@@ -140,7 +140,7 @@ class Record:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every sample came once and whole, in every epoch."""
+        """Whether every sample was delivered once and whole, in every epoch."""
         all_epochs = [*([self.first] if self.first else []), *self.epochs]
         return all(figures.is_exact for figures in all_epochs)
 
@@ -148,7 +148,7 @@ class Record:
 def compare(
     ids: NDArray[np.int64], num_samples: int, expected: NDArray[np.int64] | None = None
 ) -> tuple[int, int]:
-    """Count expected samples that are missing, and samples that are not expected or come again."""
+    """Count expected samples that are missing, and samples not expected or delivered again."""
     wanted = np.ones(num_samples, np.int64)
     if expected is not None:
         wanted[:] = 0

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from benchmarks.loader.launch import prepare
 from benchmarks.loader.peers.harness import Task
 from benchmarks.loader.peers.shards import write_tars
 from benchmarks.loader.sets import SetSpec, make_set, open_set
-
-Say = Callable[[str], None]
+from benchmarks.notify import Notify
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,13 @@ class Form:
 
 
 def make_forms(
-    settings: Settings, spec: SetSpec, deadline: float, say: Say
+    settings: Settings, spec: SetSpec, deadline: float, notify: Notify
 ) -> tuple[dict[str, Form], dict[str, str]]:
+    """Let every contender make its form of a set.
+
+    Returns:
+        The forms that are there, and why the others are not, each by the contender's name.
+    """
     prepared: dict[str, Form] = {}
     problems: dict[str, str] = {}
     for contender in settings.contenders:
@@ -43,14 +46,14 @@ def make_forms(
             problems[contender.name] = "not installed"
             continue
         if time.monotonic() > deadline:
-            problems[contender.name] = "the time was over"
+            problems[contender.name] = "the time limit had passed"
             continue
-        say(f"{spec.name}: preparing {contender.name}")
+        notify(f"{spec.name}: preparing {contender.name}")
         try:
             prepared[contender.name] = _prepare(settings, contender, python, spec)
         except BenchError as error:
             problems[contender.name] = str(error)
-            say(str(error))
+            notify(str(error))
     return prepared, problems
 
 
@@ -62,8 +65,8 @@ def _prepare(settings: Settings, contender: Contender, python: Path, spec: SetSp
     form = Form(contender, python, directory, source, own)
     report = Path(f"{directory}.json")
     stamp = Path(f"{directory}.of.json")
-    said = json.dumps([str(own), versions(contender, settings.environments)])
-    if report.exists() and stamp.exists() and stamp.read_text() == said:
+    made_of = json.dumps([str(own), versions(contender, settings.environments)])
+    if report.exists() and stamp.exists() and stamp.read_text() == made_of:
         return form
     for path in (directory, *settings.directory.glob(f"{directory.name}.*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -71,18 +74,18 @@ def _prepare(settings: Settings, contender: Contender, python: Path, spec: SetSp
         _make_tars(source)
     task = Task(source=str(source), prepared=str(directory), batch_size=own.batch_size)
     prepare(contender, python, task, timeout_s=settings.timeout_s)
-    stamp.write_text(said)
+    stamp.write_text(made_of)
     return form
 
 
 def _make_tars(source: Path) -> None:
-    tars, of_set = Path(f"{source}.tar"), (source / "set.json").read_text()
+    tars, description = Path(f"{source}.tar"), (source / "set.json").read_text()
     stamp = tars / "set.json"
-    if stamp.exists() and stamp.read_text() == of_set:
+    if stamp.exists() and stamp.read_text() == description:
         return
     shutil.rmtree(tars, ignore_errors=True)
     write_tars(open_set(source), tars)
-    stamp.write_text(of_set)
+    stamp.write_text(description)
 
 
 def own_directory(form: Form, workers: int) -> Path:

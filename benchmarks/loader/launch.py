@@ -25,7 +25,7 @@ def prepare(contender: Contender, python: Path, task: Task, *, timeout_s: float)
         BenchError: If it fails or takes too long.
     """
     log = Path(f"{task.prepared}.log")
-    # Of a set that all ranks of a node share, one makes it; what two nodes hold, both do.
+    # One rank makes the form that all ranks of a node share; two nodes make theirs together.
     command, env = commands(contender, python, task, contender.nodes)[0]
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -51,7 +51,7 @@ def commands(
 ) -> list[tuple[list[str], dict[str, str]]]:
     """Make the command lines, with their variables, that start a contender's ranks.
 
-    Ours are started by mpiexec; others as processes of their own, each told its rank.
+    Ours are started by mpiexec; the others as processes of their own, each with its rank.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
     env["PYTHONPATH"] = str(_import_root(contender, Path(task.prepared).parent))
@@ -91,14 +91,17 @@ def mpiexec() -> str:
 
 
 def free_port() -> socket.socket:
-    """Hold a TCP port that nobody uses."""
+    """Reserve a TCP port that is free."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     return listener
 
 
 def end(process: "subprocess.Popen[bytes]", *, wait_s: float) -> None:
-    """Wait for a process; then end it and its group, asking first, for a launcher has to ask."""
+    """Wait for a process, then end it and its process group.
+
+    It is asked first, because a launcher has to end its ranks.
+    """
     try:
         process.wait(wait_s)
     except subprocess.TimeoutExpired:
@@ -116,7 +119,7 @@ def end(process: "subprocess.Popen[bytes]", *, wait_s: float) -> None:
 
 
 def last_words(log: Path, num_lines: int = 1) -> str:
-    """Find the last lines that a process wrote."""
+    """Find the last lines that a process wrote; of errors, if it wrote any."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
     return " | ".join((errors or lines or ["it wrote nothing"])[-num_lines:]).strip()

@@ -1,17 +1,16 @@
 """How fast does the loader deliver batches, beside other loaders and beside the machine's limits?
 
 Every contender gets the same set in its own form and delivers whole epochs, shuffled. All that are
-compared are open at once and take turns, an epoch or more each, in an order that rotates, so that
-what else the machine does hits all alike; ratios are taken within a turn and then their median. The
-first epoch proves that every sample came once and whole, and shows memory; it is not among the
-repeats.
-Cold: each turn starts anew, its files dropped from the page cache before.
+compared are open at once and run one after the other, an epoch or more each, in an order that
+rotates, so that what else the machine does slows all of them alike. Ratios are taken within a round
+of all of them; the median of the rounds counts. The first epoch proves that every sample was
+delivered once and whole, and shows memory; it is not among the repeats.
+Cold: each round opens every loader anew, after its files were dropped from the page cache.
 """
 
 import contextlib
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,34 +18,35 @@ from pathlib import Path
 from benchmarks.errors import BenchError
 from benchmarks.loader.environments import versions
 from benchmarks.loader.figures import Record, Settings, Temperature
-from benchmarks.loader.forms import Form, Say, make_forms, own_directory
+from benchmarks.loader.forms import Form, make_forms, own_directory
 from benchmarks.loader.peers.harness import Task
 from benchmarks.loader.processes import disk_bytes, evict, resident_fraction
 from benchmarks.loader.session import Session
 from benchmarks.loader.sets import SetSpec
+from benchmarks.notify import Notify
 
 
-def measure_loaders(settings: Settings, say: Say) -> Iterator[Record]:
+def measure_loaders(settings: Settings, notify: Notify) -> Iterator[Record]:
     """Measure, set by set and case by case.
 
     Args:
         settings: What.
-        say: Told what is being done, in a line.
+        notify: Receives progress.
 
     Yields:
         Every contender's record in every case, those that cannot run included.
     """
     deadline = time.monotonic() + settings.time_limit_s
     for spec in settings.sets:
-        say(f"{spec.name}: {spec.num_samples:,} samples, generating and converting")
-        prepared, problems = make_forms(settings, spec, deadline, say)
+        notify(f"{spec.name}: {spec.num_samples:,} samples, generating and converting")
+        prepared, problems = make_forms(settings, spec, deadline, notify)
         for ranks in settings.ranks:
             for temperature in settings.temperatures:
                 if time.monotonic() > deadline:
-                    say(f"{spec.name}, {ranks} ranks, {temperature}: left out, the time is over")
+                    notify(f"{spec.name}, {ranks} ranks, {temperature}: skipped, the time is up")
                     continue
                 yield from _measure_case(
-                    settings, spec, prepared, problems, ranks, temperature, deadline, say
+                    settings, spec, prepared, problems, ranks, temperature, deadline, notify
                 )
         if not settings.keep:
             for path in settings.directory.glob(f"{spec.name}-*"):
@@ -61,7 +61,7 @@ def _measure_case(
     ranks: int,
     temperature: Temperature,
     deadline: float,
-    say: Say,
+    notify: Notify,
 ) -> list[Record]:
     records: list[Record] = []
     running: list[tuple[Record, Form]] = []
@@ -84,47 +84,47 @@ def _measure_case(
                 running.append((record, form))
     where = f"{spec.name}, {ranks} rank{'s' if ranks > 1 else ''}, {temperature}"
     measure = _measure_warm if temperature == "warm" else _measure_cold
-    measure(settings, running, deadline, lambda words: say(f"{where}: {words}"))
+    measure(settings, running, deadline, lambda line: notify(f"{where}: {line}"))
     return records
 
 
 def _measure_warm(
-    settings: Settings, running: list[tuple[Record, Form]], deadline: float, say: Say
+    settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
 ) -> None:
     with contextlib.ExitStack() as open_sessions:
         sessions: list[tuple[Record, Session]] = []
         for record, form in running:
-            say(f"first epoch of {record.contender}, {record.workers} workers")
+            notify(f"first epoch of {record.contender}, {record.workers} workers")
             session = _session(settings, record, form)
-            with _noting(record, say):
+            with _noting(record, notify):
                 open_sessions.enter_context(session)
                 record.first = session.epoch(watch=True)
                 sessions.append((record, session))
         for repeat in range(settings.repeats):
             if time.monotonic() > deadline:
-                say(f"{repeat} of {settings.repeats} repeats, the time is over")
+                notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
                 return
-            say(f"repeat {repeat + 1} of {settings.repeats}")
-            turn = repeat % max(len(sessions), 1)
-            for record, session in sessions[turn:] + sessions[:turn]:
+            notify(f"repeat {repeat + 1} of {settings.repeats}")
+            first = repeat % max(len(sessions), 1)
+            for record, session in sessions[first:] + sessions[:first]:
                 if not record.problem:
-                    with _noting(record, say):
-                        record.epochs.append(session.turn(settings.turn_s))
+                    with _noting(record, notify):
+                        record.epochs.append(session.round(settings.round_s))
 
 
 def _measure_cold(
-    settings: Settings, running: list[tuple[Record, Form]], deadline: float, say: Say
+    settings: Settings, running: list[tuple[Record, Form]], deadline: float, notify: Notify
 ) -> None:
     for repeat in range(settings.repeats):
         if time.monotonic() > deadline:
-            say(f"{repeat} of {settings.repeats} repeats, the time is over")
+            notify(f"{repeat} of {settings.repeats} repeats, the time limit has passed")
             return
-        say(f"repeat {repeat + 1} of {settings.repeats}")
-        turn = repeat % max(len(running), 1)
-        for record, form in running[turn:] + running[:turn]:
+        notify(f"repeat {repeat + 1} of {settings.repeats}")
+        first = repeat % max(len(running), 1)
+        for record, form in running[first:] + running[:first]:
             if record.problem:
                 continue
-            with _noting(record, say):
+            with _noting(record, notify):
                 directory = own_directory(form, record.workers)
                 record.eviction = evict(directory)
                 stayed = resident_fraction(directory)
@@ -144,16 +144,10 @@ def _session(settings: Settings, record: Record, form: Form) -> Session:
 
 
 @contextlib.contextmanager
-def _noting(record: Record, say: Say) -> Iterator[None]:
-    """Write a contender's failure into its record; the others go on."""
+def _noting(record: Record, notify: Notify) -> Iterator[None]:
+    """Write a contender's failure into its record; the others continue."""
     try:
         yield
     except BenchError as error:
         record.problem = str(error)
-        say(str(error))
-
-
-def say_on_stderr(words: str) -> None:
-    """Show progress."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {words}\n")
-    sys.stderr.flush()
+        notify(str(error))

@@ -1,12 +1,13 @@
 """What a tree of processes uses, as the kernel counts it, and what of a file it keeps in memory."""
 
 import contextlib
-import ctypes
-import mmap
 import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+
+from benchmarks.storage.site.residency import evict as drop_files
+from benchmarks.storage.site.residency import resident_bytes
 
 PROC = Path("/proc")
 DROP_CACHES = PROC / "sys/vm/drop_caches"
@@ -61,18 +62,14 @@ def disk_bytes(directory: Path) -> int:
 
 
 def evict(directory: Path) -> str:
-    """Drop a directory's files from the page cache; says how.
+    """Drop a directory's files from the page cache.
 
-    As root all clean pages of the machine go, else these files' own.
+    As root, all clean pages of the machine are dropped too.
+
+    Returns:
+        How it was done, for the report.
     """
-    files = [path for path in directory.rglob("*") if path.is_file() and path.stat().st_size]
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+    drop_files(_files(directory))
     if os.access(DROP_CACHES, os.W_OK):
         DROP_CACHES.write_text("1")
         return "posix_fadvise and drop_caches"
@@ -81,17 +78,9 @@ def evict(directory: Path) -> str:
 
 def resident_fraction(directory: Path) -> float:
     """Measure which part of a directory's bytes lies in the page cache."""
-    resident = pages = 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    for path in directory.rglob("*"):
-        size = path.stat().st_size if path.is_file() else 0
-        if size:
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE)
-            count = -(-size // mmap.PAGESIZE)
-            vector = (ctypes.c_ubyte * count)()
-            start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-            if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), vector) == 0:
-                resident += sum(value & 1 for value in vector)
-                pages += count
-    return resident / pages if pages else 0.0
+    seen = resident_bytes(_files(directory))
+    return (seen.bytes_resident or 0) / seen.bytes_in_files if seen.bytes_in_files else 0.0
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and path.stat().st_size]

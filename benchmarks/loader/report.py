@@ -39,7 +39,7 @@ def has_figures(record: Record) -> bool:
 
 
 def median_ratio(above: Record, below: Record) -> float:
-    """Median of the ratios within each turn."""
+    """Median of the ratios within each round."""
     pairs = zip(rates(above), rates(below), strict=False)
     return statistics.median(one / other for one, other in pairs)
 

@@ -1,4 +1,4 @@
-"""One loader that runs: its ranks, started, asked for epochs, watched, compared and ended."""
+"""A loader that is measured: start its ranks, request epochs of them, compare, end them."""
 
 import contextlib
 import json
@@ -34,9 +34,9 @@ class Session:
     """A contender's ranks, from start to end; use it in ``with``.
 
     Args:
-        contender: Who.
+        contender: The loader to measure.
         python: Its interpreter.
-        task: What every rank is told; ``world_size`` ranks are started.
+        task: What every rank receives; ``world_size`` ranks are started.
         timeout_s: Longest wait for any answer.
     """
 
@@ -88,15 +88,15 @@ class Session:
                     connection.settimeout(self._timeout_s)
                     self._ranks.append(Rank(connection))
         for rank in self._ranks:
-            rank.hello = self._hear(rank)
+            rank.hello = self._receive(rank)
         self._ranks.sort(key=lambda rank: int(str(rank.hello["rank"])))
 
     @property
     def _log(self) -> Path:
         return self._directory / "log"
 
-    def turn(self, least_s: float) -> EpochFigures:
-        """Let the measured ranks deliver epochs until they took ``least_s``, MOST_EPOCHS at most.
+    def round(self, least_s: float) -> EpochFigures:
+        """Let the measured ranks deliver epochs until they took ``least_s``, at most MOST_EPOCHS.
 
         Raises:
             BenchError: If a rank fails or takes too long.
@@ -123,21 +123,21 @@ class Session:
         measured = self._ranks[: self._num_measured]
         pids = [int(str(rank.hello["pid"])) for rank in measured]
         for rank in self._ranks:
-            rank.say(["ready", number])
+            rank.send(["ready", number])
         for rank in self._ranks:
-            self._hear(rank)
+            self._receive(rank)
         before = cpu_s(pids)
         for rank in measured:
-            rank.say(["epoch", number])
-        with Watch(lambda: pss_bytes(pids), active=watch) as seen:
-            reports = [self._hear(rank) for rank in measured]
+            rank.send(["epoch", number])
+        with Maximum(lambda: pss_bytes(pids), active=watch) as seen:
+            reports = [self._receive(rank) for rank in measured]
         used_s = cpu_s(pids) - before
         others: list[Message] = []
         if number == 0:
-            # They deliver only now, so that nobody is measured beside them.
+            # They deliver only now, so that no measured rank shares the machine with them.
             for rank in self._ranks[self._num_measured :]:
-                rank.say(["epoch", number])
-                others.append(self._hear(rank))
+                rank.send(["epoch", number])
+                others.append(self._receive(rank))
         return self._summed(reports, others, used_s, seen.most if watch else None)
 
     def _summed(
@@ -170,9 +170,9 @@ class Session:
             mismatched=sum(int(_number(report, "mismatched")) for report in [*reports, *others]),
         )
 
-    def _hear(self, rank: "Rank") -> Message:
+    def _receive(self, rank: "Rank") -> Message:
         try:
-            message = rank.hear()
+            message = rank.receive()
         except OSError:
             message = None
         if message is None:
@@ -181,7 +181,7 @@ class Session:
 
     def _failed(self, doing: str) -> BenchError:
         for process in self._processes:
-            # What it has to say may still be on its way.
+            # Its last error message may not have been written yet.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_WORDS_S)
         return BenchError(
@@ -191,7 +191,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Hang up, and end what does not end by itself."""
+        """Close the connections, and end the processes that do not end by themselves."""
         for rank in self._ranks:
             rank.close()
         for process in self._processes:
@@ -223,25 +223,25 @@ class Rank:
         self._connection = connection
         self._lines = connection.makefile("r")
 
-    def say(self, message: object) -> None:
-        """Send a line; a rank that is gone is noticed when it does not answer."""
+    def send(self, message: object) -> None:
+        """Send a line; a rank that has ended is noticed when it does not answer."""
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
             return
 
-    def hear(self) -> Message | None:
-        """Wait for a line; None if the rank is gone."""
+    def receive(self) -> Message | None:
+        """Wait for a line; None if the rank has ended."""
         line = self._lines.readline()
         return dict(json.loads(line)) if line else None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._lines.close()
         self._connection.close()
 
 
-class Watch:
+class Maximum:
     """Looks at a growing figure from a thread, and at the end once more."""
 
     def __init__(self, look: Callable[[], int], *, active: bool) -> None:
@@ -254,7 +254,7 @@ class Watch:
         while not self._ended.wait(LOOK_S):
             self.most = max(self.most, self._look())
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Maximum":
         if self._thread is not None:
             self._thread.start()
         return self

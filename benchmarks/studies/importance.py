@@ -2,15 +2,14 @@
 
 Selection: seconds that each policy takes over the rows of one rank, places included. Threshold: how
 far the rows that several pools choose together are from those that sorting all scores would choose,
-and how much they say to each other. Feedback: an epoch's time a step with outcome and report, over
-that of the same steps without them. A step sleeps on a CPU, which leaves the processor to whoever
-wants it; on a GPU it is a chain of matrix products. All that is compared takes turns.
+and how much they send to each other. Feedback: an epoch's time a step with outcome and report, over
+that of the same steps without them. A step sleeps on a CPU, which leaves the processor to
+others; on a GPU it is a chain of matrix products. All that is compared runs one after the other, in
+every repeat.
 
-    python -m benchmarks.studies.importance [--device cuda] [--rows 10000000] [--repeats 7]
+`tonari bench importance` runs it.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -22,9 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.gather import SETS, Generated
-from benchmarks.machine import describe_machine
-from dataio import Int, Loader, Reports
+from benchmarks.generated import Generated
+from dataio import Array, Int, Loader, Reports
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Column, Scores, record, score_dtype, unscored
@@ -109,12 +107,12 @@ def measure_threshold(settings: Settings) -> Figures:
     scores = make_scores(num_rows, ("loss",))
     held = np.random.Generator(np.random.Philox(key=2)).permutation(num_rows)
     count = int(FRACTION * num_rows)
-    said: list[int] = []
+    sent_bytes: list[int] = []
 
     def choose(world: World) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         def total(values: NDArray[np.int64]) -> NDArray[np.int64]:
             if world.rank == 0:
-                said.append(values.nbytes)
+                sent_bytes.append(values.nbytes)
             return world.allreduce(values, op="sum", doing="agree")
 
         ids = held[world.rank :: settings.pools]
@@ -140,10 +138,10 @@ def measure_threshold(settings: Settings) -> Figures:
         "repeats": 1,
         "lowest_wrong_rows": int((chosen != right).sum()),
         "percentiles_error": float(np.abs(share - (ends[0] + ends[1]) / 2 / num_rows).max()),
-        "lowest_totals": len(said) - 1,
-        "lowest_bytes": sum(said[:-1]),
+        "lowest_totals": len(sent_bytes) - 1,
+        "lowest_bytes": sum(sent_bytes[:-1]),
         "percentiles_totals": 1,
-        "percentiles_bytes": said[-1],
+        "percentiles_bytes": sent_bytes[-1],
     }
 
 
@@ -188,41 +186,44 @@ def measure_feedback(settings: Settings) -> Figures:
     """Compare epochs that report with epochs under `Full` that do not."""
     repeats = 3 * settings.repeats  # short epochs: what else the machine does hits few of them
     step, wait = make_step(settings)
-    arms = {"plain": make_policy("full"), "told": make_policy("kakurenbo", drops=(), alphas=(1.0,))}
+    arms = {
+        "plain": make_policy("full"),
+        "reported": make_policy("kakurenbo", drops=(), alphas=(1.0,)),
+    }
     elapsed: dict[str, list[float]] = {name: [] for name in arms}
     report_s: list[float] = []
     with tempfile.TemporaryDirectory(dir=settings.directory) as place:
         loaders = {n: _open(settings, policy, Path(place) / n) for n, policy in arms.items()}
-        turns = {n: loader.epochs(repeats + 1) for n, loader in loaders.items()}
+        epochs = {n: loader.epochs(repeats + 1) for n, loader in loaders.items()}
         for repeat in range(repeats + 1):
-            # Nobody always comes first.
+            # Each of them is first every second time.
             for name in list(arms) if repeat % 2 else list(arms)[::-1]:
-                next(turns[name])
-                told = report_s if name == "told" else None
-                elapsed[name].append(_epoch_s(loaders[name], step, wait, told))
+                next(epochs[name])
+                noted = report_s if name == "reported" else None
+                elapsed[name].append(_epoch_s(loaders[name], step, wait, noted))
         for loader in loaders.values():
             loader.close()
-    plain, told_s = (np.array(elapsed[name][1:]) for name in ("plain", "told"))  # less the warm-up
+    # Without the first, which warms up.
+    plain, reported = (np.array(elapsed[name][1:]) for name in ("plain", "reported"))
     return {
         "question": "feedback",
         "device": settings.device,
         "batch_size": BATCH,
         "steps": settings.steps,
         "repeats": repeats,
-        **_spread("ratio", (told_s / plain).tolist()),
+        **_spread("ratio", (reported / plain).tolist()),
         **_spread("plain_step_ms", (1e3 * plain).tolist()),
-        **_spread("told_step_ms", (1e3 * told_s).tolist()),
+        **_spread("told_step_ms", (1e3 * reported).tolist()),
         "step_s": settings.step_s,
         **_spread("report_cpu_us", [1e6 * s for s in report_s[settings.steps :]]),
     }
 
 
 def _open(settings: Settings, policy: Importance, directory: Path) -> Loader:
-    _, row_bytes, field = SETS["3KiB"]
     return Loader(
-        Generated("3KiB", settings.steps * BATCH, row_bytes),
+        Generated("3KiB", settings.steps * BATCH, 3 << 10),
         batch_size=BATCH,
-        fields={"x": field, "label": Int("label")},
+        fields={"x": Array("x", (32, 32, 3), "uint8"), "label": Int("label")},
         cache=directory,
         importance=policy,
         device=settings.device,
@@ -234,7 +235,10 @@ def _open(settings: Settings, policy: Importance, directory: Path) -> Loader:
 def _epoch_s(
     loader: Loader, step: Step, wait: Callable[[], None], report_s: list[float] | None
 ) -> float:
-    """Seconds a step of an epoch; the processor's of outcome and report apart, if wanted."""
+    """Measure the seconds a step of an epoch.
+
+    With ``report_s``, losses are reported, and the processor seconds of each report go there.
+    """
     num_steps, started = 0, time.perf_counter()
     for batch in loader:
         logits, loss = step()
@@ -257,23 +261,3 @@ QUESTIONS: dict[str, Callable[[Settings], Iterator[Figures]]] = {
     "threshold": lambda settings: iter([measure_threshold(settings)]),
     "feedback": lambda settings: iter([measure_feedback(settings)]),
 }
-
-
-def main() -> None:
-    """Print one line of JSON a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", nargs="+", choices=[*QUESTIONS], default=[*QUESTIONS])
-    parser.add_argument("--rows", type=int, default=Settings.rows)
-    parser.add_argument("--repeats", type=int, default=Settings.repeats)
-    parser.add_argument("--device", default=Settings.device)
-    parser.add_argument("--directory", type=Path, default=Settings.directory)
-    args = vars(parser.parse_args())
-    questions = args.pop("questions")
-    settings = Settings(**args)
-    for question in questions:
-        for figures in QUESTIONS[question](settings):
-            print(json.dumps(figures | describe_machine(settings.directory)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
-"""How much memory this process may still take: what the machine has, what its cgroup allows."""
+"""How much memory this process may take: what the machine has, what its cgroup allows."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -13,17 +14,31 @@ FILES = {
 """Of each version: limit, usage, and the part of it that the kernel takes back when asked."""
 
 
+def memory_limit(proc: Path = Path("/proc")) -> int:
+    """Find how many bytes of memory this process may use at most, whatever is in use now.
+
+    Args:
+        proc: Where the proc filesystem is mounted.
+
+    Returns:
+        The least of the machine's memory and every limit on the way from this process's cgroup to
+        the root.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(limit for _, _, limit in _limits(proc))])
+
+
 def memory_room(proc: Path = Path("/proc")) -> int | None:
     """Find how many bytes could still be held in memory, files on a tmpfs included.
 
     Args:
-        proc: Where the kernel shows its figures.
+        proc: Where the proc filesystem is mounted.
 
     Returns:
         The least of the machine's available memory and the room below each limit on the way from
-        this process's cgroup to the root; None where the kernel shows nothing.
+        this process's cgroup to the root; None where neither is known.
     """
-    rooms = [_available(proc), *_cgroup_rooms(proc)]
+    rooms = [_available(proc), *(_room(*found) for found in _limits(proc))]
     known = [room for room in rooms if room is not None]
     return max(min(known), 0) if known else None
 
@@ -35,7 +50,8 @@ def _available(proc: Path) -> int | None:
     return None
 
 
-def _cgroup_rooms(proc: Path) -> Iterator[int]:
+def _limits(proc: Path) -> Iterator[tuple[Path, str, int]]:
+    """List the limits from this process's cgroup up: directory, version, bytes."""
     mounts = _mounts(_read(proc / "self" / "mountinfo"))
     for line in _read(proc / "self" / "cgroup").splitlines():
         number, controllers, name = line.split(":", 2)
@@ -49,7 +65,9 @@ def _cgroup_rooms(proc: Path) -> Iterator[int]:
         leaf = mount_point / below
         for directory in (leaf, *leaf.parents):
             if directory.is_relative_to(mount_point):
-                yield from _room(directory, kind)
+                limit = _read(directory / FILES[kind][0]).strip()
+                if limit.isdigit() and int(limit) < UNLIMITED:
+                    yield directory, kind, int(limit)
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, Path]]:
@@ -63,13 +81,13 @@ def _mounts(mountinfo: str) -> dict[str, tuple[str, Path]]:
     return found
 
 
-def _room(directory: Path, kind: str) -> Iterator[int]:
-    limit_name, usage_name, reclaimable = FILES[kind]
-    limit, usage = _read(directory / limit_name).strip(), _read(directory / usage_name).strip()
-    if not limit.isdigit() or not usage.isdigit() or int(limit) >= UNLIMITED:
-        return
+def _room(directory: Path, kind: str, limit: int) -> int | None:
+    _, usage_name, reclaimable = FILES[kind]
+    usage = _read(directory / usage_name).strip()
+    if not usage.isdigit():
+        return None
     stat = dict(line.split(" ", 1) for line in _read(directory / "memory.stat").splitlines())
-    yield int(limit) - int(usage) + int(stat.get(reclaimable, 0))
+    return limit - int(usage) + int(stat.get(reclaimable, 0))
 
 
 def _read(path: Path) -> str:

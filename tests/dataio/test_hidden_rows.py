@@ -12,8 +12,6 @@ import dataio.batch.assemble
 import dataio.batch.deliver
 import dataio.batch.gather
 import dataio.rows.decode
-from benchmarks.studies.hidden_rows import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
-from benchmarks.studies.hidden_rows import two_nodes as two_nodes_read
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
 from dataio.batch.assemble import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
@@ -27,6 +25,8 @@ from tests.dataio.batch.gather_pool import FIELDS as KIND_FIELDS
 from tests.dataio.batch.gather_pool import EveryKind
 from tests.dataio.batch.gather_pool import open_pool as open_kinds
 from tests.dataio.cache.test_quota import KINDS, Shards
+from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
+from tests.dataio.hidden_pool import two_nodes as two_nodes_read
 from tests.dataio.test_loader import loss_of
 
 NUM_SAMPLES = 48

@@ -8,8 +8,9 @@ in ``<rank>.json``, the requests of each way's epochs, and those that it began w
 import itertools
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from benchmarks.storage.patterns.measure import measure_storage
 from benchmarks.storage.patterns.options import StorageOptions
@@ -33,7 +34,7 @@ def main() -> None:
     storage, training = (json.loads(argument) for argument in sys.argv[4:6])
     counts: dict[WayName, list[int]] = {}
 
-    def turned(way: WayName, epochs: int) -> None:
+    def on_epoch(way: WayName, epochs: int) -> None:
         counts.setdefault(way, []).append(client_reads(mount))
 
     with discover_world(timeout_s=600) as world:
@@ -41,7 +42,7 @@ def main() -> None:
         own = -client_reads(mount) + client_reads(mount)  # asking is reading
         results = measure_storage(world, mount, scratch, StorageOptions(**storage), print)
         options = PipelineOptions(**training)
-        found = run_ways(world, mount, scratch, options, results, print, turned)
+        found = run_ways(world, mount, scratch, options, results, print, on_epoch)
         if world.rank == 0:
             write_document(replace(results, end_to_end=found), out / "found.json")
         reads = {

@@ -1,9 +1,9 @@
 """Run every way on real ranks, DataLoader workers included; each rank reports what it found."""
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.storage.results.results import Results
 from benchmarks.storage.site.site import describe_site
@@ -19,7 +19,7 @@ def main() -> None:
     with discover_world() as world:
         results = Results(environment={}, site=describe_site(shared), local=describe_site(scratch))
         found = run_ways(world, shared, scratch, options, results, lambda _: None)
-        (reports / f"{world.rank}.json").write_text(json.dumps(asdict(found)))
+        (reports / f"{world.rank}.json").write_bytes(msgspec.json.encode(found))
 
 
 if __name__ == "__main__":

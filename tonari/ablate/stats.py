@@ -3,14 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
-# Student's t, 97.5 %, for 1 to 30 degrees of freedom
-T_QUANTILES = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
-    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
-    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
-)  # fmt: skip
-NORMAL_QUANTILE = 1.959964
+from benchmarks.student import reach_of_mean
 
 
 @dataclass(frozen=True)
@@ -32,26 +27,10 @@ class Difference:
     num_seeds: int
 
 
-def t_quantile(degrees: int) -> float:
-    """Find the 97.5 % quantile of Student's t distribution.
-
-    Args:
-        degrees: Degrees of freedom, >= 1.
-    """
-    if degrees <= len(T_QUANTILES):
-        return T_QUANTILES[degrees - 1]
-    z = NORMAL_QUANTILE
-    # The first two terms of its expansion about the normal one: right to 4 digits from 31 on
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-
-
 def mean_over_seeds(values: Sequence[float]) -> Mean:
     """Average at least one seed's values."""
     n = len(values)
-    mean = sum(values) / n
-    if n < 2:
-        return Mean(mean, None, n)
-    return Mean(mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)), n)
+    return Mean(sum(values) / n, stdev(values) if n > 1 else None, n)
 
 
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
@@ -64,12 +43,10 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -
     gaps = [arm[seed] - baseline[seed] for seed in sorted(arm.keys() & baseline.keys())]
     if not gaps:
         return None
-    found = mean_over_seeds(gaps)
-    if found.deviation is None:
-        return Difference(found.mean, None, None, 1)
-    n = found.num_seeds
-    reach = t_quantile(n - 1) * found.deviation / math.sqrt(n)
-    return Difference(found.mean, found.mean - reach, found.mean + reach, n)
+    mean, reach = sum(gaps) / len(gaps), reach_of_mean(gaps)
+    if reach is None:
+        return Difference(mean, None, None, 1)
+    return Difference(mean, mean - reach, mean + reach, len(gaps))
 
 
 def paired_ratio(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:

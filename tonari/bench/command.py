@@ -13,9 +13,10 @@ import tyro
 from benchmarks.loader.contenders import CONTENDERS, Contender
 from benchmarks.loader.environments import install
 from benchmarks.loader.figures import Record, Settings, Temperature
-from benchmarks.loader.loader import measure_loaders, say_on_stderr
+from benchmarks.loader.loader import measure_loaders
 from benchmarks.loader.report import plot, table, to_json, write_csv
 from benchmarks.loader.sets import SETS
+from benchmarks.notify import notify_on_stderr
 from dataio.base.filesystem import cache_directory
 from tonari.bench.compare import Compare, bench_compare
 from tonari.bench.exchange import Exchange, bench_exchange
@@ -128,7 +129,7 @@ def _install(options: Loader, root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
     for contender in options.chosen():
         if contender.environment:
-            say_on_stderr(f"installing {contender.name} in {root / contender.environment}")
+            notify_on_stderr(f"installing {contender.name} in {root / contender.environment}")
             install(contender, root)
     return 0
 
@@ -151,7 +152,7 @@ def _bench(options: Loader, root: Path) -> int:
     )
     records: list[Record] = []
     try:
-        for record in measure_loaders(settings, say_on_stderr):
+        for record in measure_loaders(settings, notify_on_stderr):
             records.append(record)
     finally:
         # An interrupted run keeps the cases that it finished.

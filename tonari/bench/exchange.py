@@ -19,7 +19,7 @@ from benchmarks.exchange.exchange import (
 from benchmarks.exchange.report import plot, rows, table, to_json, write_csv
 from benchmarks.exchange.task import Step
 from benchmarks.loader.launch import mpiexec
-from benchmarks.loader.loader import say_on_stderr
+from benchmarks.notify import notify_on_stderr
 from tonari.outputs import check_results
 
 
@@ -126,10 +126,10 @@ def run(options: Exchange, settings: Settings) -> int:
     cases: list[Case] = []
     bandwidth: Sequence[Mapping[str, object]] = []
     try:
-        for case in measure_exchange(settings, say_on_stderr):
+        for case in measure_exchange(settings, notify_on_stderr):
             cases.append(case)
         if options.bandwidth:
-            bandwidth = measure_bandwidth(settings, say_on_stderr)
+            bandwidth = measure_bandwidth(settings, notify_on_stderr)
     finally:
         # An interrupted run keeps what it finished.
         _write(options, settings, [case for case in cases if case.epochs], bandwidth)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.loader.loader import say_on_stderr
 from benchmarks.machine import describe_machine
+from benchmarks.notify import notify_on_stderr
 from benchmarks.studies.importance import QUESTIONS, Settings
 from tonari.outputs import check_output
 
@@ -75,7 +75,7 @@ def bench_importance(options: Importance) -> int:
     found: list[Mapping[str, object]] = []
     try:
         for question in options.questions:
-            say_on_stderr(f"measuring {question}")
+            notify_on_stderr(f"measuring {question}")
             found += QUESTIONS[question](settings)
     finally:
         # An interrupted run keeps what it finished.

@@ -5,15 +5,16 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
 
 import tyro
+from msgspec.structs import replace
 
 from benchmarks.errors import BenchError
-from benchmarks.loader.loader import say_on_stderr
+from benchmarks.notify import notify_on_stderr
 from benchmarks.storage.patterns.measure import measure_storage, words_of
 from benchmarks.storage.patterns.options import PATTERNS, StorageOptions
 from benchmarks.storage.patterns.together import TogetherError, agree
@@ -204,13 +205,15 @@ def measure(world: World, options: IO) -> Results:
     scratch = options.scratch or agree(
         world, lambda: cache_directory("auto"), doing="choosing the node's directory"
     )
-    say = say_on_stderr
+    notify = notify_on_stderr
     directory, scratch = options.directory.absolute(), scratch.absolute()
-    results = measure_storage(world, directory, scratch, options.wanted(), say)
+    results = measure_storage(world, directory, scratch, options.wanted(), notify)
     training = options.training()
     if training is None:
         return results
-    return replace(results, end_to_end=run_ways(world, directory, scratch, training, results, say))
+    return replace(
+        results, end_to_end=run_ways(world, directory, scratch, training, results, notify)
+    )
 
 
 def write(options: IO, results: Results) -> None:

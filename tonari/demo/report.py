@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.student import reach_of_mean
+
 Run = dict[str, list[float] | float]
 Runs = dict[str, Run]
 
@@ -59,14 +61,10 @@ def paired_difference(seeds: Sequence[Runs], kind: str) -> Difference:
     gaps = [
         100 * (final_accuracy(runs[kind]) - final_accuracy(runs["dataloader"])) for runs in seeds
     ]
-    n, mean = len(gaps), sum(gaps) / len(gaps)
-    if n < 2:
-        return Difference(mean, None, None, n)
-    from scipy.stats import t
-
-    error = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / (n - 1) / n)
-    reach = float(t.ppf(0.975, n - 1)) * error
-    return Difference(mean, mean - reach, mean + reach, n)
+    mean, reach = sum(gaps) / len(gaps), reach_of_mean(gaps)
+    if reach is None:
+        return Difference(mean, None, None, len(gaps))
+    return Difference(mean, mean - reach, mean + reach, len(gaps))
 
 
 def print_report(out: Console, runs: Runs, tar_bytes: int) -> None:

@@ -7,24 +7,28 @@ from pathlib import Path
 import grain
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
-from numpy.typing import NDArray
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import (
+    DeliveredBatch,
+    Feed,
+    NamedSample,
+    Task,
+    named_batches,
+    run,
+)
 from benchmarks.loader.peers.pixels import decode_one
 from benchmarks.loader.sets import SetSpec
 
 HEAD = "<qq"
 
-Sample = dict[str, int | NDArray[np.uint8]]
-
 
 class Parse:
-    """Turns a record into a sample; a class, for workers are sent it."""
+    """Converts a record into a sample; a class, because it is sent to workers."""
 
     def __init__(self, spec: SetSpec) -> None:
         self.spec = spec
 
-    def __call__(self, record: bytes) -> Sample:
+    def __call__(self, record: bytes) -> NamedSample:
         sample_id, label = struct.unpack_from(HEAD, record)
         payload = np.frombuffer(record, np.uint8, offset=struct.calcsize(HEAD))
         if self.spec.is_jpeg:
@@ -48,14 +52,13 @@ def open_feed(task: Task) -> Feed:
     spec = task.open_source().spec
     source = grain.sources.ArrayRecordDataSource(f"{task.prepared}/train.array_record")
 
-    def epoch(number: int) -> Iterator[Batch]:
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         dataset = grain.MapDataset.source(source)[task.rank :: task.world_size]
         dataset = dataset.seed(task.seed + number).shuffle().map(Parse(spec))
         batches = dataset.batch(task.batch_size).to_iter_dataset()
         if task.workers:
             batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=task.workers))
-        for batch in batches:
-            yield Batch(batch["id"], batch["label"], batch["payload"])
+        return named_batches(batches)
 
     return Feed(epoch)
 

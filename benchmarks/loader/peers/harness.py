@@ -1,7 +1,7 @@
 """What every measured loader shares: its task, the loop that is timed, the proof of exactness.
 
-The driver and the ranks of a loader talk over a Unix socket, one JSON line each way, because
-loaders write what they like to stdout, and a launcher passes stdin to one rank only.
+The driver and the ranks of a loader exchange lines of JSON over a Unix socket, because loaders
+write what they like to stdout, and a launcher passes stdin to one rank only.
 """
 
 import json
@@ -10,10 +10,10 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,8 +38,8 @@ class Task:
         batch_size: Samples a batch and rank.
         workers: Worker processes, or threads where the loader has them instead.
         world_size: Ranks on this machine, each with its part of the samples.
-        socket: Where the driver listens; empty: prepare and end.
-        rank: Which of them this is; a launcher knows better.
+        socket: Where the driver listens; if empty, prepare the set and end.
+        rank: Which of them this is; ignored where a launcher gives the rank.
         port: A free TCP port, for loaders whose ranks meet through torch.
         seed: Of the shuffle.
     """
@@ -62,8 +62,38 @@ class Task:
         """Map the set."""
         return open_set(Path(self.source))
 
+    def open_copy(self) -> PackedSet:
+        """Map the copy that `copy_set` made."""
+        return open_set(Path(self.prepared))
 
-class Batch(NamedTuple):
+    def batches_of_ids(self, epoch: int, num_samples: int) -> Iterator[NDArray[np.int64]]:
+        """Shuffle all samples and give this rank's, a batch at a time: int64[batch] each."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(num_samples)
+        mine = order[self.rank :: self.world_size]
+        for first in range(0, len(mine), self.batch_size):
+            yield mine[first : first + self.batch_size]
+
+    def loader_options(self) -> dict[str, Any]:
+        """Give the arguments that every loader made after torch's takes."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+        }
+
+
+NamedSample = dict[str, Any]
+"""A sample by the names that `named_sample` gives: ``id``, ``label``, ``payload``."""
+
+
+def named_sample(packed: PackedSet, sample_id: int) -> NamedSample:
+    """Take one sample out of the set: a JPEG's bytes, or an array of its own."""
+    data = packed.sample(sample_id)
+    payload = data.tobytes() if packed.spec.is_jpeg else np.array(data)
+    return {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
+
+
+class DeliveredBatch(NamedTuple):
     """A batch as delivered: samples in rows.
 
     Attributes:
@@ -77,8 +107,17 @@ class Batch(NamedTuple):
     payload: ArrayLike
 
 
+def named_batches(loader: Iterable[Mapping[str, Any]]) -> Iterator[DeliveredBatch]:
+    """Take a loader's batches whose columns are those of `named_sample`."""
+    for batch in loader:
+        yield DeliveredBatch(batch["id"], batch["label"], batch["payload"])
+
+
 class Prepare(Protocol):
-    """Turns the set into the loader's own form; returns bytes read, None: all of the set once."""
+    """Converts the set into the loader's own form.
+
+    Returns the bytes read; None means all of the set, once.
+    """
 
     def __call__(self, task: Task, /) -> int | None: ...
 
@@ -93,11 +132,11 @@ class Feed:
 
     Attributes:
         epoch: Makes one epoch's batches; all of it is timed.
-        ready: What ranks do together before an epoch, not timed.
-        rank: Of the whole job, where a launcher gave it.
+        ready: What the ranks do together before an epoch; not timed.
+        rank: This rank in the whole job, where a launcher gave it.
     """
 
-    epoch: Callable[[int], Iterator[Batch]]
+    epoch: Callable[[int], Iterator[DeliveredBatch]]
     ready: Callable[[int], None] = nothing
     rank: int | None = None
 
@@ -108,7 +147,7 @@ def read_task() -> Task:
 
 
 def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
-    """Do the task: prepare, or serve epochs until the driver hangs up."""
+    """Do the task: prepare, or serve epochs until the driver closes the connection."""
     task = read_task()
     if task.socket:
         _serve(task, open_feed)
@@ -118,7 +157,7 @@ def run(prepare: Prepare, open_feed: Callable[[Task], Feed]) -> None:
     took = time.perf_counter() - started
     source_bytes = sum(path.stat().st_size for path in Path(task.source).iterdir())
     report = {"prepare_s": took, "source_bytes": source_bytes if read is None else read}
-    # Several ranks may say the same.
+    # Several ranks may write the same report.
     partial = Path(f"{task.prepared}.json.{os.getpid()}")
     partial.write_text(json.dumps(report))
     partial.replace(f"{task.prepared}.json")
@@ -155,15 +194,15 @@ def _serve(task: Task, open_feed: Callable[[Task], Feed]) -> None:
 
 
 def measure(
-    batches: Iterator[Batch], spec: SetSpec, ids_path: str, *, check: bool
+    batches: Iterator[DeliveredBatch], spec: SetSpec, ids_path: str, *, check: bool
 ) -> dict[str, object]:
-    """Take an epoch's batches as fast as they come, then look at what came.
+    """Take an epoch's batches as fast as they are delivered, then check them.
 
     Args:
         batches: One epoch of one rank.
         spec: What the set holds.
-        ids_path: Where the ids go, for the driver to compare with those of the other ranks.
-        check: Whether to look into every sample; costs time within what is measured.
+        ids_path: File for the ids, which the driver compares with those of the other ranks.
+        check: Whether to check every sample, which takes part of the measured time.
     """
     ids: list[ArrayLike] = []
     num_mismatched = 0
@@ -190,7 +229,7 @@ def measure(
     }
 
 
-def mismatched(batch: Batch, spec: SetSpec) -> int:
+def mismatched(batch: DeliveredBatch, spec: SetSpec) -> int:
     """Count the samples whose payload or label is not that of their id."""
     ids = np.asarray(batch.ids).reshape(-1)
     valid = ids >= 0

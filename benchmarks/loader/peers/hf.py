@@ -1,17 +1,23 @@
 """Hugging Face datasets: mapped Arrow files, fetched by batch through a BatchSampler."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import (
+    DeliveredBatch,
+    Feed,
+    NamedSample,
+    Task,
+    named_batches,
+    named_sample,
+    run,
+)  # fmt: skip
 from benchmarks.loader.peers.pixels import decode
 from benchmarks.loader.peers.torch_packed import rank_sampler
-
-Columns = dict[str, list[bytes] | list[int]]
 
 
 def prepare(task: Task) -> None:
@@ -25,11 +31,8 @@ def prepare(task: Task) -> None:
         {"id": whole, "label": whole, "payload": binary if spec.is_jpeg else array}
     )
 
-    def samples() -> Iterator[dict[str, object]]:
-        for sample_id in range(spec.num_samples):
-            data = packed.sample(sample_id)
-            payload = data.tobytes() if spec.is_jpeg else np.asarray(data)
-            yield {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
+    def samples() -> Iterator[NamedSample]:
+        return (named_sample(packed, sample_id) for sample_id in range(spec.num_samples))
 
     dataset = datasets.Dataset.from_generator(
         samples,
@@ -46,16 +49,15 @@ def open_feed(task: Task) -> Feed:
     spec = task.open_source().spec
     dataset = datasets.load_from_disk(task.prepared)
 
-    def decoded(columns: Columns) -> dict[str, object]:
-        encoded = [data for data in columns["payload"] if isinstance(data, bytes)]
-        return {**columns, "payload": decode(encoded, spec.shape)}
+    def decoded(columns: dict[str, list[Any]]) -> dict[str, object]:
+        return {**columns, "payload": decode(columns["payload"], spec.shape)}
 
     def arrays(table: pa.Table) -> dict[str, object]:
         ids, labels = (table.column(name).to_numpy() for name in ("id", "label"))
         flat = table.column("payload").combine_chunks().flatten().to_numpy()
         return {"id": ids, "label": labels, "payload": flat.reshape(len(ids), *spec.shape)}
 
-    # Its torch and NumPy formats would turn every byte into eight.
+    # Its torch and NumPy formats would store every byte as eight.
     dataset = dataset.with_transform(decoded) if spec.is_jpeg else dataset.with_format("arrow")
     distributed = rank_sampler(dataset, task)
     sampler = RandomSampler(dataset) if distributed is None else distributed
@@ -68,11 +70,10 @@ def open_feed(task: Task) -> Feed:
         persistent_workers=task.workers > 0,
     )
 
-    def epoch(number: int) -> Iterator[Batch]:
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         if distributed is not None:
             distributed.set_epoch(number)
-        for batch in loader:
-            yield Batch(batch["id"], batch["label"], batch["payload"])
+        return named_batches(loader)
 
     return Feed(epoch)
 

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, copy_set, run
-from benchmarks.loader.sets import open_set
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
 
 
 def open_feed(task: Task) -> Feed:
     """Map the images."""
-    packed = open_set(Path(task.prepared))
+    packed = task.open_copy()
     threads = max(task.workers, 1)
     pool = ThreadPoolExecutor(threads) if task.workers else None
     buffer = np.empty((task.batch_size, *packed.spec.shape), np.uint8)
@@ -23,11 +21,8 @@ def open_feed(task: Task) -> Feed:
         for sample_id, pixels in zip(ids.tolist(), out, strict=True):
             simplejpeg.decode_jpeg(packed.sample(sample_id), "RGB", buffer=pixels)
 
-    def epoch(number: int) -> Iterator[Batch]:
-        order = np.random.default_rng([task.seed, number]).permutation(packed.spec.num_samples)
-        mine = order[task.rank :: task.world_size]
-        for first in range(0, len(mine), task.batch_size):
-            ids = mine[first : first + task.batch_size]
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
+        for ids in task.batches_of_ids(number, packed.spec.num_samples):
             out = buffer[: len(ids)]
             if pool is None:
                 decode(ids, out)
@@ -35,7 +30,7 @@ def open_feed(task: Task) -> Feed:
                 parts = zip(np.array_split(ids, threads), np.array_split(out, threads), strict=True)
                 for done in [pool.submit(decode, *part) for part in parts]:
                     done.result()
-            yield Batch(ids, packed.labels[ids], out)
+            yield DeliveredBatch(ids, packed.labels[ids], out)
 
     return Feed(epoch)
 

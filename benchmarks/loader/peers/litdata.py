@@ -1,32 +1,31 @@
 """LitData: optimised chunks on a local disk, read in place."""
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import litdata
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import (
+    Feed,
+    NamedSample,
+    Task,
+    named_batches,
+    named_sample,
+    run,
+)  # fmt: skip
 from benchmarks.loader.peers.pixels import decode_one
 from benchmarks.loader.sets import SetSpec, open_set
 
-Sample = dict[str, object]
 
-
-def read_sample(source: str, sample_id: int) -> Sample:
+def read_sample(source: str, sample_id: int) -> NamedSample:
     """Read one sample of the set, for the chunks."""
-    packed = open_set(Path(source))
-    data = packed.sample(sample_id)
-    payload = data.tobytes() if packed.spec.is_jpeg else data.copy()
-    return {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
+    return named_sample(open_set(Path(source)), sample_id)
 
 
-def decoded(sample: Sample, *, spec: SetSpec) -> Sample:
-    """Turn a JPEG into pixels."""
-    data = sample["payload"]
-    assert isinstance(data, bytes)
-    return {**sample, "payload": decode_one(data, spec.shape)}
+def decoded(sample: NamedSample, *, spec: SetSpec) -> NamedSample:
+    """Decode a JPEG."""
+    return {**sample, "payload": decode_one(sample["payload"], spec.shape)}
 
 
 def prepare(task: Task) -> None:
@@ -53,18 +52,8 @@ def open_feed(task: Task) -> Feed:
         seed=task.seed,
         transform=partial(decoded, spec=spec) if spec.is_jpeg else None,
     )
-    loader = litdata.StreamingDataLoader(
-        dataset,
-        batch_size=task.batch_size,
-        num_workers=task.workers,
-        persistent_workers=task.workers > 0,
-    )
-
-    def epoch(number: int) -> Iterator[Batch]:
-        for batch in loader:
-            yield Batch(batch["id"], batch["label"], batch["payload"])
-
-    return Feed(epoch)
+    loader = litdata.StreamingDataLoader(dataset, **task.loader_options())
+    return Feed(lambda number: named_batches(loader))
 
 
 if __name__ == "__main__":

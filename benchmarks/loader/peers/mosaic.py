@@ -1,25 +1,27 @@
 """MosaicML Streaming: MDS shards on a local disk, shuffled by its default py1e."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import streaming
-from numpy.typing import NDArray
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import (
+    Feed,
+    NamedSample,
+    Task,
+    named_batches,
+    named_sample,
+    run,
+)  # fmt: skip
 from benchmarks.loader.peers.pixels import decode_one
-
-Sample = dict[str, int | bytes | NDArray[np.uint8]]
 
 
 class Decoding(streaming.StreamingDataset):  # type: ignore[misc]
-    """Turns a JPEG into pixels where a worker reads it."""
+    """Decodes a JPEG where a worker reads it."""
 
     shape: tuple[int, ...]
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> NamedSample:
         sample = dict(super().__getitem__(index))
         return {**sample, "payload": decode_one(sample["payload"], self.shape)}
 
@@ -32,11 +34,7 @@ def prepare(task: Task) -> None:
     columns = {"id": "int", "label": "int", "payload": kind}
     with streaming.MDSWriter(out=task.prepared, columns=columns) as writer:
         for sample_id in range(spec.num_samples):
-            data = packed.sample(sample_id)
-            payload = data.tobytes() if spec.is_jpeg else np.array(data)
-            writer.write(
-                {"id": sample_id, "label": int(packed.labels[sample_id]), "payload": payload}
-            )
+            writer.write(named_sample(packed, sample_id))
 
 
 def open_feed(task: Task) -> Feed:
@@ -60,18 +58,8 @@ def open_feed(task: Task) -> Feed:
     )
     if spec.is_jpeg:
         dataset.shape = spec.shape
-    loader = streaming.StreamingDataLoader(
-        dataset,
-        batch_size=task.batch_size,
-        num_workers=task.workers,
-        persistent_workers=task.workers > 0,
-    )
-
-    def epoch(number: int) -> Iterator[Batch]:
-        for batch in loader:
-            yield Batch(batch["id"], batch["label"], batch["payload"])
-
-    return Feed(epoch)
+    loader = streaming.StreamingDataLoader(dataset, **task.loader_options())
+    return Feed(lambda number: named_batches(loader))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dataio
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, run
 from benchmarks.loader.sets import SetSpec
 from dataio.plan.policies import Shuffle
 
@@ -31,13 +31,13 @@ def make_loader(task: Task, world: dataio.World, shuffle: Shuffle | None = None)
     )
 
 
-def batches(loader: dataio.Loader, spec: SetSpec) -> Iterator[Batch]:
+def batches(loader: dataio.Loader, spec: SetSpec) -> Iterator[DeliveredBatch]:
     """Take the rest of the loader's epoch."""
     for batch in loader:
         payload = batch["payload"]
         if spec.is_jpeg:
             payload = payload.permute(0, 2, 3, 1)
-        yield Batch(batch["sample_id"], batch["label"], payload)
+        yield DeliveredBatch(batch["sample_id"], batch["label"], payload)
 
 
 def prepare(task: Task) -> int:
@@ -55,7 +55,7 @@ def open_feed(task: Task) -> Feed:
     loader = make_loader(task, world)
     spec = task.open_source().spec
 
-    def epoch(number: int) -> Iterator[Batch]:
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         loader.set_epoch(number)
         return batches(loader, spec)
 

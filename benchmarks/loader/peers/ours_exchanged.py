@@ -1,11 +1,11 @@
 """`dataio.Loader` on the cache as ten epochs of exchange at Q=0.1 left it: positions scattered.
 
 Two ranks stand for two nodes, of a set twice as large, so that each holds as many rows as the
-loaders beside it. They train ten epochs and trade rows through MPI. What is measured is rank 0
-alone, going over the eleventh epoch, the last of its run, in which nothing is traded; rank 1 waits
-without using the processor. It too delivers its rows once, unmeasured, to prove that both together
-hold every sample exactly once. Opening the cache as that of a world of one is no way: the loader
-would see rows missing and stage them, into order.
+loaders beside it. They train ten epochs and exchange rows through MPI. Rank 0 alone is measured, in
+the eleventh epoch, the last of its run, in which no rows are exchanged; rank 1 waits without using
+the processor. Rank 1 delivers its rows once as well, without being measured, to prove that both
+together hold every sample exactly once. The cache cannot be opened by one rank alone: the loader
+would find rows missing and stage them again, in order.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import numpy as np
 
 import dataio
 import shuffle
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, run
 from benchmarks.loader.peers.ours import batches, make_loader
 from dataio.state.resume import sign
 
@@ -24,7 +24,7 @@ EXCHANGE = 0.1
 
 
 def prepare(task: Task) -> int:
-    """Stage the shards and train ten epochs; the turn into the eleventh commits the last rows."""
+    """Stage the shards and train ten epochs; the start of the eleventh commits the last rows."""
     world = dataio.discover_world()
     with make_loader(task, world, shuffle.Partial(EXCHANGE)) as loader:
         mine = np.array([int(loader.stats()["source_bytes"])])
@@ -34,7 +34,7 @@ def prepare(task: Task) -> int:
                 for _ in loader:
                     pass
         if loader.stats()["exchanged_rows"] == 0:
-            raise RuntimeError("ours_exchanged: no rows were traded, expected some each epoch")
+            raise RuntimeError("ours_exchanged: no rows were exchanged, expected some each epoch")
     world.close()
     return read
 
@@ -52,7 +52,7 @@ def open_feed(task: Task) -> Feed:
         loader.load_state_dict(sign({**state, "epoch": EXCHANGED_EPOCHS, "stretches": [begun]}))
         next(loader.epochs(EXCHANGED_EPOCHS + 1))
 
-    def epoch(number: int) -> Iterator[Batch]:
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         return batches(loader, spec)
 
     return Feed(epoch, ready=ready, rank=world.rank)

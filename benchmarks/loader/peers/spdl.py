@@ -5,16 +5,14 @@ Images: by its own decoder where the system has FFmpeg's libraries, else by the 
 
 from collections.abc import Iterator
 from ctypes.util import find_library
-from pathlib import Path
 
 import numpy as np
 import spdl.io
 from numpy.typing import NDArray
 from spdl.pipeline import PipelineBuilder
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, copy_set, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
 from benchmarks.loader.peers.pixels import decode
-from benchmarks.loader.sets import open_set
 
 
 def load_images(samples: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
@@ -27,25 +25,22 @@ def load_images(samples: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 def open_feed(task: Task) -> Feed:
     """Make what builds a pipeline an epoch."""
-    packed = open_set(Path(task.prepared))
+    packed = task.open_copy()
     rows = None if packed.spec.is_jpeg else np.asarray(packed.rows())
     own_decoder = rows is None and find_library("avutil") is not None
     threads = max(task.workers, 1)
 
-    def load(ids: NDArray[np.int64]) -> Batch:
+    def load(ids: NDArray[np.int64]) -> DeliveredBatch:
         if rows is not None:
-            return Batch(ids, packed.labels[ids], rows.take(ids, axis=0))
+            return DeliveredBatch(ids, packed.labels[ids], rows.take(ids, axis=0))
         samples = [packed.sample(i) for i in ids.tolist()]
         pixels = load_images(samples) if own_decoder else decode(samples, packed.spec.shape)
-        return Batch(ids, packed.labels[ids], pixels)
+        return DeliveredBatch(ids, packed.labels[ids], pixels)
 
-    def epoch(number: int) -> Iterator[Batch]:
-        order = np.random.default_rng([task.seed, number]).permutation(packed.spec.num_samples)
-        mine = order[task.rank :: task.world_size]
-        batches = [mine[i : i + task.batch_size] for i in range(0, len(mine), task.batch_size)]
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         pipeline = (
             PipelineBuilder()
-            .add_source(batches)
+            .add_source(task.batches_of_ids(number, packed.spec.num_samples))
             .pipe(load, concurrency=threads)
             .add_sink(2 * threads)
             .build(num_threads=threads)

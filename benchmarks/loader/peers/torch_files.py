@@ -1,18 +1,18 @@
 """torch DataLoader over one file a sample, as most projects begin."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import Feed, Task, run
 from benchmarks.loader.peers.pixels import decode_one
-from benchmarks.loader.peers.torch_packed import rank_sampler
+from benchmarks.loader.peers.torch_packed import sampled_feed
 from benchmarks.loader.sets import SetSpec, make_labels
 
-Sample = tuple[int, int, torch.Tensor]
+Parts = tuple[int, int, torch.Tensor]
+"""Id, label and payload of a sample."""
 
 FILES_PER_FOLDER = 1000
 
@@ -22,7 +22,7 @@ def path_of(prepared: str, sample_id: int) -> Path:
     return Path(prepared) / f"{sample_id // FILES_PER_FOLDER:05}" / f"{sample_id:09}"
 
 
-class Files(Dataset[Sample]):
+class Files(Dataset[Parts]):
     """Samples that are fetched one by one."""
 
     def __init__(self, prepared: str, spec: SetSpec) -> None:
@@ -33,7 +33,7 @@ class Files(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Parts:
         data = np.fromfile(self.paths[index], np.uint8)
         payload = decode_one(data, self.spec.shape) if self.spec.is_jpeg else data
         return index, self.labels[index], torch.from_numpy(payload)
@@ -50,23 +50,7 @@ def prepare(task: Task) -> None:
 
 def open_feed(task: Task) -> Feed:
     """Make the loader."""
-    dataset = Files(task.prepared, task.open_source().spec)
-    sampler = rank_sampler(dataset, task)
-    loader = DataLoader(
-        dataset,
-        batch_size=task.batch_size,
-        shuffle=sampler is None,
-        sampler=sampler,
-        num_workers=task.workers,
-        persistent_workers=task.workers > 0,
-    )
-
-    def epoch(number: int) -> Iterator[Batch]:
-        if sampler is not None:
-            sampler.set_epoch(number)
-        return (Batch(*parts) for parts in loader)
-
-    return Feed(epoch)
+    return sampled_feed(DataLoader, Files(task.prepared, task.open_source().spec), task)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
 """torch DataLoader over one mapped array, a batch at a time through ``__getitems__``."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, copy_set, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, copy_set, run
 from benchmarks.loader.peers.pixels import decode
-from benchmarks.loader.sets import PackedSet, open_set
+from benchmarks.loader.sets import PackedSet
 
 
-class Packed(Dataset[Batch]):
+class Packed(Dataset[DeliveredBatch]):
     """Samples that are fetched by batch."""
 
     def __init__(self, packed: PackedSet) -> None:
@@ -23,7 +22,7 @@ class Packed(Dataset[Batch]):
     def __len__(self) -> int:
         return self.packed.spec.num_samples
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> DeliveredBatch:
         """Fetch a whole batch, as the DataLoader asks where it can."""
         ids = np.array(indices, np.int64)
         if self.rows is None:
@@ -31,13 +30,15 @@ class Packed(Dataset[Batch]):
         else:
             payload = self.rows.take(ids, axis=0)
         labels = self.packed.labels[ids]
-        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(payload))
+        return DeliveredBatch(
+            torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(payload)
+        )
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> DeliveredBatch:
         return self.__getitems__([index])
 
 
-def as_it_is(batch: Batch) -> Batch:
+def as_it_is(batch: DeliveredBatch) -> DeliveredBatch:
     """Leave a batch as ``__getitems__`` made it."""
     return batch
 
@@ -51,26 +52,26 @@ def rank_sampler(dataset: Dataset[Any], task: Task) -> DistributedSampler[Any] |
     )
 
 
-def open_feed(task: Task) -> Feed:
-    """Make the loader."""
-    dataset = Packed(open_set(Path(task.prepared)))
+def sampled_feed(
+    make: Callable[..., Iterable[Any]], dataset: Dataset[Any], task: Task, **options: Any
+) -> Feed:
+    """Make a loader after torch's over all of a dataset, shuffled, each rank its part."""
     sampler = rank_sampler(dataset, task)
-    loader = DataLoader(
-        dataset,
-        batch_size=task.batch_size,
-        shuffle=sampler is None,
-        sampler=sampler,
-        num_workers=task.workers,
-        persistent_workers=task.workers > 0,
-        collate_fn=as_it_is,  # type: ignore[arg-type]
+    loader = make(
+        dataset, shuffle=sampler is None, sampler=sampler, **task.loader_options(), **options
     )
 
-    def epoch(number: int) -> Iterator[Batch]:
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
         if sampler is not None:
             sampler.set_epoch(number)
-        return iter(loader)
+        return (DeliveredBatch(*parts) for parts in loader)
 
     return Feed(epoch)
+
+
+def open_feed(task: Task) -> Feed:
+    """Make the loader."""
+    return sampled_feed(DataLoader, Packed(task.open_copy()), task, collate_fn=as_it_is)
 
 
 if __name__ == "__main__":

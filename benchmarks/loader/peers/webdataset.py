@@ -7,13 +7,11 @@ import numpy as np
 import webdataset as wds
 from numpy.typing import NDArray
 
-from benchmarks.loader.peers.harness import Batch, Feed, Task, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, run
 from benchmarks.loader.peers.pixels import decode_one
 from benchmarks.loader.peers.shards import NUM_SHARDS, tar_path, write_tars
 
 BUFFER_SAMPLES = 5000
-
-Sample = tuple[int, int, NDArray[np.uint8]]
 
 
 def prepare(task: Task) -> None:
@@ -28,7 +26,7 @@ def open_feed(task: Task) -> Feed:
     mine = urls[task.rank :: task.world_size]
     buffer = min(BUFFER_SAMPLES, max(spec.num_samples // 16, 2))
 
-    def parse(sample: dict[str, bytes | str]) -> Sample:
+    def parse(sample: dict[str, bytes | str]) -> tuple[int, int, NDArray[np.uint8]]:
         data = sample["jpg" if spec.is_jpeg else "bin"]
         assert isinstance(data, bytes)
         payload = decode_one(data, spec.shape) if spec.is_jpeg else np.frombuffer(data, np.uint8)
@@ -46,8 +44,8 @@ def open_feed(task: Task) -> Feed:
     if task.workers:
         loader = loader.unbatched().shuffle(min(buffer, 1000)).batched(task.batch_size)
 
-    def epoch(number: int) -> Iterator[Batch]:
-        return (Batch(*parts) for parts in loader)
+    def epoch(number: int) -> Iterator[DeliveredBatch]:
+        return (DeliveredBatch(*parts) for parts in loader)
 
     return Feed(epoch)
 

@@ -25,7 +25,7 @@ class Calls:
     Attributes:
         most_bytes: Of one read.
         seconds: By the name of the operation, a duration each.
-        num_bytes: Read and written, as the calls said.
+        num_bytes: Bytes read and written, as the calls returned.
         num_read: Read alone.
     """
 
@@ -81,7 +81,7 @@ class Calls:
 
 
 def takes_direct(path: Path) -> bool:
-    """Say whether a file of at least a page can be read with O_DIRECT, by doing it."""
+    """Try whether a file of at least a page can be read with O_DIRECT."""
     calls = Calls(mmap.PAGESIZE, direct=True)
     try:
         with calls.opened(path) as descriptor:

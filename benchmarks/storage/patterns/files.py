@@ -121,8 +121,8 @@ class OwnFiles:
             path.unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Remove the directory, whoever wrote into it; twice does no harm."""
-        # A rank that does not know yet may write meanwhile.
+        """Remove the directory with all in it; does nothing where it is gone."""
+        # A rank that has not learned of the end may write meanwhile.
         for _ in range(3):
             shutil.rmtree(self.root, ignore_errors=True)
             if not self.root.exists():
@@ -136,7 +136,7 @@ def _noise(seed: int, rank: int) -> Iterator[bytes]:
 
 
 def _write(path: Path, num_bytes: int, blocks: Iterator[bytes]) -> None:
-    # By calls that say which file it was; "x": never over what is there.
+    # By calls whose errors name the file; "x": never over what is there.
     with open(path, "xb", buffering=0) as file:
         left = num_bytes
         while left:
@@ -172,7 +172,7 @@ def check_directory(directory: Path) -> None:
 
 
 def check_room(directory: Path, num_bytes: int) -> None:
-    """Refuse a directory with too little space, as far as that is told: quotas are not.
+    """Refuse a directory with too little space; quotas are not known here.
 
     Raises:
         BenchError: If the bytes would not fit.
@@ -187,7 +187,7 @@ def check_room(directory: Path, num_bytes: int) -> None:
 
 
 def leftovers(directory: Path) -> Sequence[Path]:
-    """List what earlier runs left behind that were killed without warning, or are under way."""
+    """List what runs have left that were killed, and what runs under way have written."""
     return sorted(directory.glob(f"{PREFIX}*"))
 
 

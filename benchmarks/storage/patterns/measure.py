@@ -2,14 +2,14 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from benchmarks.errors import BenchError
 from benchmarks.machine import describe_machine
-from benchmarks.storage.patterns.crew import Deadline
+from benchmarks.notify import Notify
 from benchmarks.storage.patterns.files import Footprint, footprint, leftovers, new_name
 from benchmarks.storage.patterns.network import measure_links
 from benchmarks.storage.patterns.options import StorageOptions
@@ -22,6 +22,7 @@ from benchmarks.storage.patterns.patterns import (
 )
 from benchmarks.storage.patterns.phase import Job, Point, measure_phase
 from benchmarks.storage.patterns.target import Target, open_target
+from benchmarks.storage.patterns.threads import Deadline
 from benchmarks.storage.patterns.together import agree
 from benchmarks.storage.results.results import Link, Phase, Results, Scaling
 from benchmarks.storage.results.scaling import bandwidth, scale
@@ -29,14 +30,12 @@ from dataio.source import expand
 from dataio.source.expand import SHARD_SUFFIXES
 from dataio.world import World, launcher_name
 
-Say = Callable[[str], None]
-
 ON_LOCAL = ("file_per_sample", "sequential_shard", "random_record")
 """What is measured of a node's own disk, where nobody else is."""
 
 
 def measure_storage(
-    world: World, directory: Path, scratch: Path, options: StorageOptions, say: Say
+    world: World, directory: Path, scratch: Path, options: StorageOptions, notify: Notify
 ) -> Results:
     """Measure the patterns on a shared directory and on each node's own. Collective.
 
@@ -48,15 +47,15 @@ def measure_storage(
         directory: That all see.
         scratch: The node's own.
         options: What to measure.
-        say: Takes progress, on rank 0.
+        notify: Receives progress, on rank 0.
 
     Returns:
         Everything but the end to end; whole on rank 0 alone.
 
     Raises:
-        TogetherError: On every rank, if one cannot do its part: it says where, and the cure.
+        TogetherError: On every rank, if one cannot do its part; the message names it.
     """
-    say = say if world.rank == 0 else lambda words: None
+    notify = notify if world.rank == 0 else lambda line: None
     names = node_names(world)
     until = Deadline(options.time_limit_s)
     spread, counts = agree(world, lambda: _check(world, options), doing="checking options")
@@ -68,12 +67,14 @@ def measure_storage(
         seed=options.seed, tag=world.open_channel(),
     )  # fmt: skip
     mib = spread.total_bytes / 2**20
-    say(f"writing {mib:.0f} MiB a rank ({world.world_size} ranks) into {directory} and {scratch}")
+    notify(
+        f"writing {mib:.0f} MiB a rank ({world.world_size} ranks) into {directory} and {scratch}"
+    )
     opened = partial(open_target, world, name=name, footprint=spread, seed=options.seed)
     with opened(directory, "shared") as shared, opened(scratch, "local") as local:
-        measured = _measured(job, shared, local, patterns, counts, options, say)
+        measured = _measured(job, shared, local, patterns, counts, options, notify)
         links = [] if job.over() else measure_links(world, names, repeats=options.repeats)
-        _say_links(links, say)
+        _report_links(links, notify)
     phases = [phase for phase in measured if phase is not None]
     skipped = len(measured) - len(phases)
     early = any("time limit" in note for phase in phases for note in phase.notes)
@@ -95,8 +96,8 @@ def node_names(world: World) -> list[str]:
 
     Collective.
     """
-    told = world.allgather(socket.gethostname().encode(), doing="naming nodes")
-    hosts = [told[ranks[0]].decode() for ranks in world.topology.ranks_of_node]
+    received = world.allgather(socket.gethostname().encode(), doing="naming nodes")
+    hosts = [received[ranks[0]].decode() for ranks in world.topology.ranks_of_node]
     return [
         host if hosts.count(host) == 1 else f"{host} ({node})" for node, host in enumerate(hosts)
     ]
@@ -199,7 +200,7 @@ def _points(
 
 def _measured(
     job: Job, shared: Target, local: Target, patterns: Sequence[Pattern], counts: Sequence[int],
-    options: StorageOptions, say: Say,
+    options: StorageOptions, notify: Notify,
 ) -> list[Phase | None]:  # fmt: skip
     measured = []
     for target in (shared, local):
@@ -207,12 +208,12 @@ def _measured(
             phase = measure_phase(job, target, pattern, point)
             measured.append(phase)
             if phase is not None and phase.repeats:
-                say(words_of(phase))
+                notify(words_of(phase))
     return measured
 
 
 def words_of(phase: Phase) -> str:
-    """Say in a line what a phase found."""
+    """Describe in a line what a phase found."""
     where = f"{phase.pattern} ({phase.tier}), {phase.clients} x {phase.threads}, {phase.wanted}"
     rate = bandwidth(phase)
     found = [f"{rate / 1e6:,.1f} MB/s"] if rate else []
@@ -225,10 +226,10 @@ def words_of(phase: Phase) -> str:
     return f"{where}: {', '.join(found)}; seen: {', '.join(verdicts)}"
 
 
-def _say_links(links: Sequence[Link], say: Say) -> None:
+def _report_links(links: Sequence[Link], notify: Notify) -> None:
     if links:
         rates = [link.bytes_per_s for link in links]
-        say(
+        notify(
             f"network, {len(links)} pairs: {min(rates) / 1e6:,.0f} to {max(rates) / 1e6:,.0f} MB/s "
             f"each way, round trip {max(link.round_trip_s for link in links) * 1e6:,.0f} us at most"
         )

@@ -60,10 +60,10 @@ def measure_links(world: World, names: Sequence[str], *, repeats: int) -> list[L
             if world.rank in (first[one], first[other]):
                 peer = first[other] if world.rank == first[one] else first[one]
                 found = _measure(world, peer, tag, repeats)
-        told = world.allgather_array(found, doing=DOING)
+        gathered = world.allgather_array(found, doing=DOING)
         for one, other in pairs:
             # Either way is timed where it ends; the slower one counts.
-            both = told[[first[one], first[other]]]
+            both = gathered[[first[one], first[other]]]
             rates = both[:, 1:].min(axis=0).tolist()
             links.append(
                 Link(

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.storage.patterns.calls import Calls
-from benchmarks.storage.patterns.crew import Deadline, Task, Timed, run_tasks
 from benchmarks.storage.patterns.files import WRITE_BYTES, OwnFiles, write_some
+from benchmarks.storage.patterns.threads import Deadline, Task, Timed, run_tasks
 from benchmarks.storage.results.results import Temperature
 from dataio.source.io.window import READ_BYTES
 
@@ -49,11 +49,11 @@ class Pattern(Protocol):
 
     @property
     def temperatures(self) -> Sequence[Temperature]:
-        """Those that it makes sense with."""
+        """The temperatures that make sense for it."""
         ...
 
     def request_bytes(self, files: OwnFiles) -> int:
-        """Tell the bytes of one request; 0 where none moves data."""
+        """Bytes of one request; 0 where none moves data."""
         ...
 
     def paths(self, files: OwnFiles, part: Part) -> list[Path]:
@@ -81,17 +81,17 @@ Order = Callable[[int, Part], list[NDArray[np.int64]]]
 
 
 def in_order(num_requests: int, part: Part) -> list[NDArray[np.int64]]:
-    """Give each thread a stretch."""
+    """Give each thread a contiguous part of the requests."""
     return np.array_split(np.arange(num_requests), part.threads)
 
 
 def at_random(num_requests: int, part: Part) -> list[NDArray[np.int64]]:
-    """Deal all requests to the threads, in random order."""
+    """Distribute all requests over the threads, in random order."""
     return np.array_split(part.rng.permutation(num_requests), part.threads)
 
 
 def interleaved(num_requests: int, part: Part) -> list[NDArray[np.int64]]:
-    """Give each reader of all clients every so-manieth request: it passes over the others'."""
+    """Give the readers of all clients one request each, in rounds; each skips the others'."""
     readers = part.clients * part.threads
     own = range(part.client * part.threads, (part.client + 1) * part.threads)
     return [np.arange(reader, num_requests, readers) for reader in own]
@@ -177,7 +177,7 @@ class FilePerSample:
 
 
 def read_files(calls: Calls, *, paths: Sequence[Path]) -> Iterator[None]:
-    """Read files whole, one call each, or as many as its buffer makes of it."""
+    """Read whole files, each by one call, or by several where the buffer is smaller."""
     for path in paths:
         yield
         with calls.opened(path) as descriptor:

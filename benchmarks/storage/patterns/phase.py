@@ -1,39 +1,45 @@
 """One phase: a pattern, run some times by some ranks, with the evidence of what was cold."""
 
 import contextlib
-import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.storage.patterns.calls import Calls
-from benchmarks.storage.patterns.crew import Deadline, Timed
-from benchmarks.storage.patterns.patterns import READS, SHARED_BY_ALL, Part, Pattern, read_files
+from benchmarks.storage.patterns.patterns import (
+    READS,
+    SHARED_BY_ALL,
+    Part,
+    Pattern,
+    ShardReads,
+    read_files,
+)
 from benchmarks.storage.patterns.target import Target
+from benchmarks.storage.patterns.threads import Deadline, Timed
 from benchmarks.storage.patterns.together import agree, gather
 from benchmarks.storage.results.results import Phase, Repeat, Temperature
 from benchmarks.storage.results.timing import summarise
-from benchmarks.storage.site.counters import Moved
+from benchmarks.storage.site.counters import add_nodes
 from benchmarks.storage.site.evidence import (
     Evidence,
-    Residency,
     Watch,
     judge,
     judge_nodes,
     merge,
     resident_bytes,
 )
+from benchmarks.storage.site.record import JsonRecord
 from dataio.base.seeding import generator, key
 from dataio.world import Topology, World
 
 LEAST_S = 0.2
-"""A warm phase is repeated until it lasted so long: ranks begin milliseconds apart."""
+"""A warm phase is repeated for so long at least: ranks begin milliseconds apart."""
 
 MOST_FILLS = 8
 """Times that files are read to make them warm."""
@@ -61,7 +67,7 @@ class Job:
     tag: int
 
     def over(self) -> bool:
-        """Say whether time is up for any rank. Collective."""
+        """Whether the time limit has passed for any rank. Collective."""
         passed = np.array([self.until.passed])
         return bool(self.world.allreduce(passed, op="max", doing="looking at the time")[0])
 
@@ -174,9 +180,9 @@ def _repeat(
     packed = b""
     if part is not None and timed is not None and watch is not None:
         packed = _pack(timed, _evidence(job, target, pattern, part, watch, timed))
-    told = gather(job.world, np.frombuffer(packed, np.uint8), doing=f"gathering {doing}",
+    received = gather(job.world, np.frombuffer(packed, np.uint8), doing=f"gathering {doing}",
                   tag=job.tag)  # fmt: skip
-    return [_unpack(text) for text in told if text]
+    return [_unpack(text) for text in received if text]
 
 
 def fill(paths: Sequence[Path]) -> None:
@@ -197,7 +203,7 @@ def _evidence(
     world = job.world
     nodes = world.topology.node_of_rank
     own = pattern.name != "dataset" and target.tier == "shared"
-    one_for_all = getattr(pattern, "one_for_all", False)
+    one_for_all = isinstance(pattern, ShardReads) and pattern.one_for_all
     writer = SHARED_BY_ALL if one_for_all else target.files.theirs
     in_files = sum(path.stat().st_size for path in watch.paths)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -221,17 +227,8 @@ def _judged(job: Job, target: Target, ranks: Sequence[int], outcomes: Sequence[_
         bytes_of_client=[outcome.num_bytes for outcome in outcomes],
         seconds_of_client=[outcome.seconds for outcome in outcomes],
         verdict=judge_nodes(verdicts), verdict_of_node=verdicts,
-        moved=_total([evidence.moved for evidence in merged.values()]),
+        moved=add_nodes([evidence.moved for evidence in merged.values()]),
     )  # fmt: skip
-
-
-def _total(moved: Sequence[Moved]) -> Moved:
-    totals: dict[str, int | None] = {}
-    for field in fields(Moved):
-        seen: list[int | None] = [getattr(node, field.name) for node in moved]
-        known = [value for value in seen if value is not None]
-        totals[field.name] = sum(known) if len(known) == len(seen) else None
-    return Moved(**totals)
 
 
 def _notes(
@@ -259,31 +256,34 @@ def _joined(outcomes: Sequence[Sequence[_Outcome]]) -> Mapping[str, list[NDArray
     return joined
 
 
+class _Header(JsonRecord, frozen=True, kw_only=True):
+    """What a rank reports of its part of a phase, the durations of its operations apart."""
+
+    num_bytes: int
+    seconds: float
+    whole: bool
+    evidence: Evidence
+    ops: dict[str, int]
+
+
 def _pack(timed: Timed, evidence: Evidence) -> bytes:
     """Lay out a header of JSON and its length, then the durations."""
-    header = json.dumps(
-        {
-            "num_bytes": timed.num_bytes, "seconds": timed.seconds, "whole": timed.whole,
-            "evidence": asdict(evidence),
-            "ops": {name: len(seconds) for name, seconds in timed.ops.items()},
-        }
-    ).encode()  # fmt: skip
+    header = msgspec.json.encode(
+        _Header(
+            num_bytes=timed.num_bytes, seconds=timed.seconds, whole=timed.whole, evidence=evidence,
+            ops={name: len(seconds) for name, seconds in timed.ops.items()},
+        )
+    )  # fmt: skip
     return b"".join(
         [len(header).to_bytes(8, "little"), header, *(ops.tobytes() for ops in timed.ops.values())]
     )
 
 
 def _unpack(packed: bytes) -> _Outcome:
-    start = 8 + int.from_bytes(packed[:8], "little")
-    told: dict[str, Any] = json.loads(packed[8:start])
-    seen = told["evidence"]
-    evidence = Evidence(
-        **seen
-        | {name: Residency(**seen[name]) for name in ("resident_before", "resident_after")}
-        | {"moved": Moved(**seen["moved"])}
-    )
-    ops, at = {}, start
-    for name, count in told["ops"].items():
+    at = 8 + int.from_bytes(packed[:8], "little")
+    header = msgspec.json.decode(packed[8:at], type=_Header)
+    ops = {}
+    for name, count in header.ops.items():
         ops[name] = np.frombuffer(packed, np.float32, count, at)
         at += 4 * count
-    return _Outcome(told["num_bytes"], told["seconds"], told["whole"], evidence, ops)
+    return _Outcome(header.num_bytes, header.seconds, header.whole, header.evidence, ops)

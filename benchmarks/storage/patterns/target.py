@@ -1,19 +1,20 @@
 """A directory under measurement: what it lies on, the files in it, and that all see the same."""
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from benchmarks.errors import BenchError
 from benchmarks.storage.patterns.calls import takes_direct
 from benchmarks.storage.patterns.files import Footprint, OwnFiles, check_directory, check_room
 from benchmarks.storage.patterns.together import agree, explain
 from benchmarks.storage.results.results import Tier
-from benchmarks.storage.site.site import Mount, Site, describe_site
+from benchmarks.storage.site.site import Site, describe_site
 from dataio.world import World
 
 VISIBLE_S = 10.0
@@ -60,7 +61,10 @@ def open_target(
     theirs = partner(world) if tier == "shared" else world.rank
     files = OwnFiles(directory / name, rank=world.rank, theirs=theirs, footprint=footprint)
     site = agree(world, lambda: _look(world, directory, tier, footprint), doing="looking at it")
-    sites = [_site_of(text) for text in world.allgather(_text_of(site), doing="comparing sites")]
+    # Layouts may be long, and no verdict rests on them.
+    mine = msgspec.json.encode(replace(site, layout=None))
+    received = world.allgather(mine, doing="comparing sites")
+    sites = [msgspec.json.decode(text, type=Site) for text in received]
     try:
         if tier == "shared":
             check_same(world, files)
@@ -87,7 +91,7 @@ def partner(world: World) -> int:
 def check_same(world: World, files: OwnFiles) -> None:
     """Make sure that all ranks see one directory, by what they write into it. Collective.
 
-    Device numbers would not tell: they differ between nodes that see the same files.
+    Device numbers do not show it: they differ between nodes that see the same files.
 
     Raises:
         TogetherError: If a rank does not see what the first rank of a node wrote.
@@ -104,7 +108,7 @@ def check_same(world: World, files: OwnFiles) -> None:
             raise explain(files.root, "making the benchmark's own directory", error) from error
 
     agree(world, write, doing="writing a token")
-    tokens = [text.decode() for text in world.allgather(token.encode(), doing="telling the token")]
+    tokens = [text.decode() for text in world.allgather(token.encode(), doing="exchanging tokens")]
 
     def look() -> None:
         until = time.monotonic() + VISIBLE_S
@@ -140,13 +144,3 @@ def _look(world: World, directory: Path, tier: Tier, footprint: Footprint) -> Si
     writers = world.world_size if tier == "shared" else world.local_size
     check_room(directory, writers * footprint.total_bytes)
     return describe_site(directory)
-
-
-def _text_of(site: Site) -> bytes:
-    # Layouts may be long, and no verdict rests on them.
-    return json.dumps(asdict(replace(site, layout=None))).encode()
-
-
-def _site_of(text: bytes) -> Site:
-    told: dict[str, Any] = json.loads(text)
-    return Site(**(told | {"mount": Mount(**told["mount"]), "notes": tuple(told["notes"])}))

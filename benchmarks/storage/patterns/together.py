@@ -35,11 +35,11 @@ CURES = {
 
 
 class TogetherError(BenchError):
-    """An error that all ranks raise alike, so that one can speak for all."""
+    """An error that every rank raises with the same message, so that one can report it for all."""
 
 
 def explain(path: Path | str, doing: str, error: OSError) -> BenchError:
-    """Say what the system refused, and what to do about it."""
+    """Make an error of what the system refused, with what to do about it."""
     name = error.filename if isinstance(error.filename, str) else path
     expected, cure = CURES.get(
         error.errno or 0, ("a filesystem that answers", "look at it, then start again")
@@ -63,8 +63,8 @@ def agree(world: World, work: Callable[[], T], *, doing: str) -> T:
         failed = str(error).encode(errors="replace") or b"unknown"
     except OSError as error:
         failed = str(explain("?", doing, error)).encode(errors="replace")
-    told = world.allgather(failed, doing=doing)
-    for rank, words in enumerate(told):
+    received = world.allgather(failed, doing=doing)
+    for rank, words in enumerate(received):
         if words:
             where = f" (rank {rank})" if world.world_size > 1 else ""
             raise TogetherError(words.decode(errors="replace") + where)

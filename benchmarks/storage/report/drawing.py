@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import FigureBase
 
-# Told apart with any colour vision, on white and on black (after Okabe and Ito)
+# Different for any colour vision, on white and on black (after Okabe and Ito)
 STATES = {"cold": "#1f86cc", "warm": "#d55e00", "unknown": "#8d949b"}
 LOCAL = "#009e73"
 COMPUTE, WAIT, STAGING = "#5f7d95", "#e69f00", "#cc79a7"

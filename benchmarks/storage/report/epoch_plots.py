@@ -1,4 +1,4 @@
-"""Plots of training end to end: epochs by way, their sum with staging, what was said before."""
+"""Plots of training end to end: epochs by way, their sum with staging, and predictions."""
 
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def compute_s(run: EndToEnd, way: Way) -> list[float]:
-    """Tell, by epoch, what null storage takes for as many samples, at most the epoch itself."""
+    """List, by epoch, the time of null storage for as many samples, at most the epoch's own."""
     if way.name == "null":
         return [*way.epoch_s]
     null = next((one for one in run.ways if one.name == "null"), None)
@@ -87,7 +87,7 @@ def draw_sums(figure: "FigureBase", run: EndToEnd) -> None:
 
 
 def predictions(run: EndToEnd) -> list[tuple[str, float, float]]:
-    """List what was said before beside what came: name, predicted and measured, in seconds."""
+    """List predictions beside measurements: name, predicted and measured seconds."""
     found = []
     for way in run.ways:
         name = WAY_WORDS[way.name].replace("\n", " ")

@@ -65,7 +65,7 @@ def draw_patterns(figure: "FigureBase", results: Results) -> None:
         axes.plot(
             [min(middles), max(middles)], [row, row], color=LIGHT["grid"], linewidth=5, zorder=1
         )
-        # Names go above and below in turn: neighbours may be near.
+        # Names alternate above and below, because neighbours may be near.
         for place, middle in enumerate(sorted(middles)):
             phase = phases[middles.index(middle)]
             colour, marker, label = _style(phase)
@@ -266,16 +266,15 @@ def draw_links(figure: "FigureBase", results: Results) -> None:
     """Draw bandwidth and round trip between nodes as two matrices."""
     left, right = figure.subplots(1, 2)
     nodes = list(dict.fromkeys(node for link in results.links for node in link.nodes))
-    _draw_matrix(left, results.links, nodes, "bytes_per_s")
-    _draw_matrix(right, results.links, nodes, "round_trip_s")
+    _draw_matrix(left, results.links, nodes, is_rate=True)
+    _draw_matrix(right, results.links, nodes, is_rate=False)
 
 
-def _draw_matrix(axes: "Axes", links: Sequence[Link], nodes: list[str], name: str) -> None:
+def _draw_matrix(axes: "Axes", links: Sequence[Link], nodes: list[str], *, is_rate: bool) -> None:
     values = np.full((len(nodes), len(nodes)), np.nan)
     for link in links:
         a, b = (nodes.index(node) for node in link.nodes)
-        values[a, b] = values[b, a] = getattr(link, name)
-    is_rate = name == "bytes_per_s"
+        values[a, b] = values[b, a] = link.bytes_per_s if is_rate else link.round_trip_s
     low, high = np.nanmin(values), np.nanmax(values)
     # Near values look alike: the scale spans at least half to all of the largest.
     axes.imshow(

@@ -220,7 +220,7 @@ def _images(plot: Plot) -> Mapping[str, str]:
 
 
 def findings(results: Results) -> list[str]:
-    """Say the most important of it in a few sentences."""
+    """Describe the most important results in a few sentences."""
     found = [_growth(scaling) for scaling in results.scalings if scaling.wanted == "cold"]
     if results.end_to_end:
         found += _epochs_said(results.end_to_end)
@@ -244,7 +244,7 @@ def _growth(scaling: Scaling) -> str:
 
 def _epochs_said(run: EndToEnd) -> list[str]:
     later = {way.name: median(way.epoch_s[1:]) for way in run.ways if len(way.epoch_s) > 1}
-    said = []
+    parts = []
     if "dataloader" in later and "staged" in later:
         staged = next(way for way in run.ways if way.name == "staged")
         paid = (
@@ -252,12 +252,12 @@ def _epochs_said(run: EndToEnd) -> list[str]:
             if staged.paid_after
             else "has not paid within the epochs measured"
         )
-        said.append(
+        parts.append(
             f"An epoch takes {duration(later['dataloader'])} with the DataLoader on DIR and "
             f"{duration(later['staged'])} staged; staging takes {duration(staged.staging_s)} and "
             f"{paid}."
         )
-    return said
+    return parts
 
 
 def strip(phase: Phase, nodes: Sequence[str]) -> Strip:
@@ -314,22 +314,22 @@ def _site(site: Site) -> list[tuple[str, str]]:
 def _layout(layout: Layout | None) -> str:
     if layout is None:
         return "unknown"
-    said = []
+    parts = []
     if layout.stripe_count is not None and layout.stripe_bytes is not None:
         count = "all" if layout.stripe_count == ALL_OSTS else str(layout.stripe_count)
         of = f" of {layout.num_osts}" if layout.num_osts else ""
-        said.append(f"stripes of {layout.stripe_bytes:,} bytes over {count}{of} OSTs")
+        parts.append(f"stripes of {layout.stripe_bytes:,} bytes over {count}{of} OSTs")
     if layout.osts:
-        said.append(f"OSTs {', '.join(map(str, layout.osts))}")
+        parts.append(f"OSTs {', '.join(map(str, layout.osts))}")
     if len(layout.components) > 1:
-        said.append(f"{len(layout.components)} components")
+        parts.append(f"{len(layout.components)} components")
     if layout.dom_bytes:
-        said.append(f"the first {layout.dom_bytes:,} bytes on the MDT")
+        parts.append(f"the first {layout.dom_bytes:,} bytes on the MDT")
     if layout.block_bytes is not None:
-        said.append(f"blocks of {layout.block_bytes:,} bytes")
+        parts.append(f"blocks of {layout.block_bytes:,} bytes")
     if layout.pool:
-        said.append(f"pool {layout.pool}")
-    return f"{'; '.join(said) or 'as by default'} (said by {layout.said_by})"
+        parts.append(f"pool {layout.pool}")
+    return f"{'; '.join(parts) or 'as by default'} (said by {layout.said_by})"
 
 
 def _ways(run: EndToEnd) -> list[list[str]]:

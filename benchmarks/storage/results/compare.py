@@ -6,6 +6,8 @@ from math import isclose
 from statistics import median
 from typing import Literal
 
+from msgspec.structs import asdict
+
 from benchmarks.storage.results.noise import ENOUGH_REPEATS, significant, worse_by_chance
 from benchmarks.storage.results.results import EndToEnd, Operation, Phase, Results
 
@@ -15,12 +17,12 @@ Better = Literal["higher", "lower"]
 OF_DATA = ("read", "write", "fsync", "checkpoint")
 """Operations whose time is in the bandwidth already."""
 ENOUGH_OPERATIONS = 30
-"""In each repeat: a median of fewer says little."""
+"""Operations in each repeat that a median needs to be compared."""
 LEAST_S = 20e-6
-"""What takes less, the client has answered by itself."""
+"""An operation that takes less was answered by the client itself."""
 
 SETTINGS = ("step_s", "batch_size", "num_samples", "exchange_fraction", "hidden_fraction")
-"""Of the end-to-end runs: other ones make other epochs."""
+"""Settings of the end-to-end runs with which epochs can be compared only if they are equal."""
 
 
 @dataclass(frozen=True)
@@ -181,18 +183,18 @@ def _changes(pairs: Sequence[tuple[Figure, Figure]], tolerance_fraction: float) 
     values = [[_upwards(one) for one in pair] for pair in judged]
     worse = worse_by_chance([a for a, _ in values], [b for _, b in values])
     better = worse_by_chance([b for _, b in values], [a for a, _ in values])
-    told = {
-        pair[0].name: _Told(chance, fell, rose)
+    judged_by_name = {
+        pair[0].name: _Seen(chance, fell, rose)
         for pair, chance, fell, rose in zip(
             judged, worse, significant(worse), significant(better), strict=True
         )
     }
-    return [_change(a, b, told.get(a.name), tolerance_fraction) for a, b in pairs]
+    return [_change(a, b, judged_by_name.get(a.name), tolerance_fraction) for a, b in pairs]
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What the repeats say of a figure, its tolerance apart."""
+class _Seen:
+    """What the repeats of a figure show, before its tolerance is applied."""
 
     by_chance: float
     fell: bool
@@ -203,21 +205,21 @@ def _upwards(figure: Figure) -> list[float]:
     return [one if figure.better == "higher" else 1 / one for one in figure.repeats]
 
 
-def _change(a: Figure, b: Figure, told: _Told | None, tolerance_fraction: float) -> Change:
+def _change(a: Figure, b: Figure, seen: _Seen | None, tolerance_fraction: float) -> Change:
     before, after = median(a.repeats), median(b.repeats)
     change = after / before - 1
     outcome: Outcome = "noise"
-    if told is None:
+    if seen is None:
         outcome = "too few repeats"
     elif abs(change) <= tolerance_fraction:
         outcome = "same"
     elif (change < 0) == (a.better == "higher"):
-        outcome = "regression" if told.fell else "noise"
-    elif told.rose:
+        outcome = "regression" if seen.fell else "noise"
+    elif seen.rose:
         outcome = "improvement"
     return Change(
         a.name, a.unit, a.better, before, after, change, (len(a.repeats), len(b.repeats)),
-        told.by_chance if told else None, outcome,
+        seen.by_chance if seen else None, outcome,
     )  # fmt: skip
 
 
@@ -225,8 +227,9 @@ def _other_settings(
     before: EndToEnd | None, after: EndToEnd | None, tolerance_fraction: float
 ) -> Iterator[str]:
     if before and after:
+        first, second = asdict(before), asdict(after)
         for name in SETTINGS:
-            a, b = getattr(before, name), getattr(after, name)
+            a, b = first[name], second[name]
             # A step may have been measured.
             if not isclose(a, b, rel_tol=tolerance_fraction if name == "step_s" else 1e-9):
                 yield f"{name} of the end-to-end runs is {a} and {b}"

@@ -4,6 +4,8 @@ import csv
 from pathlib import Path
 from statistics import median
 
+from msgspec.structs import asdict
+
 from benchmarks.storage.results.results import Operation, Phase, Results
 
 PHASE = (
@@ -31,7 +33,7 @@ def write_csv(results: Results, path: Path) -> None:
 
 
 def _line(phase: Phase) -> dict[str, object]:
-    line: dict[str, object] = {name: getattr(phase, name) for name in PHASE}
+    line: dict[str, object] = {k: v for k, v in asdict(phase).items() if k in PHASE}
     if phase.repeats:
         rates = [repeat.bytes_per_s for repeat in phase.repeats]
         states = {repeat.verdict.state for repeat in phase.repeats}
@@ -48,4 +50,6 @@ def _line(phase: Phase) -> dict[str, object]:
 
 
 def _figures(operation: Operation) -> dict[str, object]:
-    return {"operation": operation.name} | {name: getattr(operation, name) for name in OPERATION}
+    return {"operation": operation.name} | {
+        k: v for k, v in asdict(operation).items() if k in OPERATION
+    }

@@ -1,26 +1,28 @@
-"""Results as a versioned JSON document, and back; `schema.json` describes it."""
+"""Results as a versioned JSON document, and back.
+
+`python -m benchmarks.storage.results.document` prints the JSON Schema of such a document.
+"""
 
 import json
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from benchmarks.errors import BenchError
 from benchmarks.storage.results.results import SCHEMA_VERSION, Results
-from benchmarks.storage.results.shapes import decode, encode, schema
 
 KIND = "tonari bench io"
-SCHEMA = Path(__file__).with_name("schema.json")
-"""JSON Schema 2020-12 of a document, as `document_schema` makes it."""
 
 
 def to_document(results: Results) -> dict[str, object]:
-    """Make results ready for JSON.
-
-    Raises:
-        ValueError: If a figure is infinite or not a number.
-    """
-    found = encode(results)
-    assert isinstance(found, dict)
+    """Make results ready for JSON, which has no numbers that are infinite or undefined."""
+    found: dict[str, object] = msgspec.to_builtins(results, enc_hook=_plain)
     return {"kind": KIND, "schema_version": SCHEMA_VERSION, **found}
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def from_document(document: object, *, where: str = "document") -> Results:
@@ -44,12 +46,21 @@ def from_document(document: object, *, where: str = "document") -> Results:
             f"{where}: found schema_version {version!r}; expected {SCHEMA_VERSION}: measure again "
             "with this version of Tonari, or read it with the one that wrote it"
         )
-    rest = {name: value for name, value in document.items() if name not in _HEADER}
-    return decode(Results, rest, where)
+    rest = {k: v for k, v in document.items() if k not in ("kind", "schema_version")}
+    try:
+        return msgspec.convert(rest, Results)
+    except msgspec.ValidationError as error:
+        raise BenchError(
+            f"{where}: {error}; name a file that `tonari bench io --json-file` wrote"
+        ) from error
 
 
 def write_document(results: Results, path: Path) -> None:
-    """Write results as JSON."""
+    """Write results as JSON.
+
+    Raises:
+        ValueError: If a figure is infinite or not a number: None means "not measured".
+    """
     path.write_text(json.dumps(to_document(results), indent=1, allow_nan=False) + "\n")
 
 
@@ -75,23 +86,19 @@ def read_document(path: Path) -> Results:
 
 
 def document_schema() -> dict[str, object]:
-    """Make the JSON Schema of a document from the types of `Results`."""
-    found = schema(Results)
-    properties, required = found["properties"], found["required"]
-    assert isinstance(properties, dict)
-    assert isinstance(required, list)
-    return found | {
+    """Make the JSON Schema of a document from the types of `Results` and their docstrings."""
+    found = msgspec.json.schema(Results, ref_template="#/$defs/{name}")
+    top = found["$defs"].pop("Results")
+    header = {"kind": {"const": KIND}, "schema_version": {"const": SCHEMA_VERSION}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **top,
         "title": f"What `{KIND}` found",
-        "properties": {
-            "kind": {"const": KIND},
-            "schema_version": {"const": SCHEMA_VERSION},
-            **properties,
-        },
-        "required": [*_HEADER, *required],
+        "properties": header | top["properties"],
+        "required": [*header, *top["required"]],
+        "$defs": found["$defs"],
     }
 
 
-_HEADER = ("kind", "schema_version")
-
 if __name__ == "__main__":
-    SCHEMA.write_text(json.dumps(document_schema(), indent=1) + "\n")
+    print(json.dumps(document_schema(), indent=1))

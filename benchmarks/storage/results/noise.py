@@ -1,11 +1,13 @@
-"""Tell a change from noise: figures of two runs, each repeated a few times."""
+"""Distinguish changes from noise: figures of two runs, each repeated a few times."""
 
 import math
 from collections.abc import Sequence
 from statistics import fmean, median, variance
 
+from benchmarks.student import tail_of_t
+
 ENOUGH_REPEATS = 3
-"""In both runs; with fewer, a spread tells nothing."""
+"""Repeats that a figure needs in both runs; fewer have no useful spread."""
 
 FALSE_ALARMS = 0.01
 """How often two runs that differ in nothing may differ in some figure, at most."""
@@ -19,7 +21,7 @@ def worse_by_chance(
 ) -> list[float]:
     """Find how probably chance alone makes each figure fall as much as it did.
 
-    Student's t on logarithms, one-sided. A few repeats say little of a figure's noise, so its
+    Student's t on logarithms, one-sided. A few repeats show little of a figure's noise, so its
     variance is the larger of its own and the mean of its own, weighted by its degrees of freedom,
     and the median one of all figures, weighted by `BORROWED`.
 
@@ -77,30 +79,3 @@ def _tail(difference: float, error: float, degrees: int) -> float:
     if error == 0:
         return 0.0 if difference > 0 else 1.0
     return tail_of_t(difference / error, degrees)
-
-
-def tail_of_t(t: float, degrees: int) -> float:
-    """Find the probability that Student's t exceeds a value: exact, a finite sum.
-
-    Args:
-        t: The value.
-        degrees: Of freedom, >= 1.
-
-    Source: Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    angle = math.atan2(t, math.sqrt(degrees))
-    # cos squared
-    square = degrees / (degrees + t * t)
-    if degrees % 2:
-        total, term = 0.0, math.cos(angle)
-        for k in range(1, degrees - 1, 2):
-            total += term
-            term *= square * (k + 1) / (k + 2)
-        within = 2 / math.pi * (angle + math.sin(angle) * total)
-    else:
-        total, term = 0.0, 1.0
-        for k in range(0, degrees, 2):
-            total += term
-            term *= square * (k + 1) / (k + 2)
-        within = math.sin(angle) * total
-    return max((1 - within) / 2, 0.0)

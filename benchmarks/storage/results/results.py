@@ -1,15 +1,15 @@
 """What `tonari bench io` found: the one shape that is measured, reported, compared and drawn.
 
 Seconds are ``*_s``, sizes ``*_bytes``, shares of one ``*_fraction``. A figure that was not measured
-is None: nothing here is derived from another figure, but where its name says ``predicted``.
+is None: nothing here is derived from another figure, except where its name has ``predicted``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.storage.site.counters import Moved
 from benchmarks.storage.site.evidence import Verdict
+from benchmarks.storage.site.record import JsonRecord, Natural, NonNegative
 from benchmarks.storage.site.site import Site
 
 SCHEMA_VERSION = 1
@@ -18,8 +18,7 @@ Tier = Literal["shared", "local"]
 Temperature = Literal["cold", "warm"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
+class Operation(JsonRecord, frozen=True, kw_only=True):
     """How long one kind of operation took, over all clients and repeats of a phase.
 
     Attributes:
@@ -34,32 +33,31 @@ class Operation:
     """
 
     name: str
-    count: int
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    p999_s: float
-    max_s: float
+    count: Natural
+    mean_s: NonNegative
+    p50_s: NonNegative
+    p90_s: NonNegative
+    p99_s: NonNegative
+    p999_s: NonNegative
+    max_s: NonNegative
     p50_of_repeat_s: Sequence[float]
     edges_s: Sequence[float]
     counts: Sequence[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
+class Repeat(JsonRecord, frozen=True, kw_only=True):
     """One run of a phase.
 
     Attributes:
         seconds: From the common start to the end of the last client.
-        bytes_of_client: By client.
-        seconds_of_client: By client.
-        verdict: Over all nodes.
-        verdict_of_node: By host name.
-        moved: Summed over nodes; a counter that one lacks is None.
+        bytes_of_client: Bytes of each client.
+        seconds_of_client: Seconds of each client.
+        verdict: Whether it was cold or warm on all nodes together.
+        verdict_of_node: The same for each node, by host name.
+        moved: Counters, summed over nodes; None where a node lacks the counter.
     """
 
-    seconds: float
+    seconds: NonNegative
     bytes_of_client: Sequence[int]
     seconds_of_client: Sequence[float]
     verdict: Verdict
@@ -72,39 +70,37 @@ class Repeat:
         return sum(self.bytes_of_client) / self.seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(JsonRecord, frozen=True, kw_only=True):
     """One pattern at one number of clients and threads.
 
     Attributes:
         pattern: ``"file_per_sample"``, ``"sequential_shard"``, ``"random_record"``, ...
-        tier: Where: DIR, or the node's own directory.
+        tier: Directory that was measured: DIR, or the node's own.
         clients: Ranks that took part.
-        nodes: That they were on.
-        threads: Of each.
-        wanted: What was tried to make of the client's cache.
-        request_bytes: Of one read or write; 0 where there is none.
-        direct: Whether by O_DIRECT.
-        repeats: In their order.
-        operations: Over all repeats.
+        nodes: Nodes that they were on.
+        threads: Threads of each client.
+        wanted: State of the client's cache that was aimed at.
+        request_bytes: Size of one read or write; 0 where there is none.
+        direct: Whether files were read with O_DIRECT.
+        repeats: Runs of the phase, in their order.
+        operations: Operations by kind, over all repeats.
         notes: What a reader has to know, such as why it ended early.
     """
 
     pattern: str
     tier: Tier
-    clients: int
-    nodes: int
-    threads: int
+    clients: Natural
+    nodes: Natural
+    threads: Natural
     wanted: Temperature
-    request_bytes: int
+    request_bytes: Natural
     direct: bool
     repeats: Sequence[Repeat]
     operations: Sequence[Operation]
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
+class Scaling(JsonRecord, frozen=True, kw_only=True):
     """How one pattern grows with clients x threads: its phases, and a curve through them.
 
     Attributes:
@@ -125,13 +121,12 @@ class Scaling:
     bytes_per_s: Sequence[float]
     fairness: Sequence[float]
     knee: int
-    fitted_most_bytes_per_s: float | None
+    fitted_most_bytes_per_s: NonNegative | None
     fitted_half: float | None
     fit_error_fraction: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
+class Link(JsonRecord, frozen=True, kw_only=True):
     """Between two nodes, one rank of each, all pairs of a round at a time.
 
     Attributes:
@@ -142,13 +137,12 @@ class Link:
     """
 
     nodes: tuple[str, str]
-    bytes_per_s: float
-    round_trip_s: float
+    bytes_per_s: NonNegative
+    round_trip_s: NonNegative
     repeats: Sequence[float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
+class Way(JsonRecord, frozen=True, kw_only=True):
     """One way to feed training, over some epochs.
 
     Attributes:
@@ -162,58 +156,56 @@ class Way:
         moved_bytes: By ``"shared"``, ``"network"``, ``"local"``: over all nodes and epochs, staging
             apart; None where no counter saw it.
         staging_bytes: Read from DIR for it.
-        predicted_staging_s: Said before it was run.
-        predicted_epoch_s: Of a later epoch, said before it was run.
+        predicted_staging_s: Predicted before it was run.
+        predicted_epoch_s: Time of a later epoch, predicted before it was run.
         prediction_error_fraction: Of later epochs' median: (measured - predicted) / measured.
         paid_after: Epochs after which, with staging, less time has passed than with the
             DataLoader; epochs beyond those measured count as the median of the later ones. None:
             never, or there is nothing to compare.
-        predicted_paid_after: The same, said before.
+        predicted_paid_after: The same, predicted before it was run.
         verdict_of_epoch: Of the client's cache, by epoch, of the DataLoader; else empty.
     """
 
     name: Literal["null", "dataloader", "staged", "exchange", "hiding"]
-    staging_s: float
+    staging_s: NonNegative
     epoch_s: Sequence[float]
     samples_of_epoch: Sequence[int]
     utilisation_fraction: float | None
     moved_bytes: Mapping[str, int | None]
-    staging_bytes: int | None
-    predicted_staging_s: float | None = None
-    predicted_epoch_s: float | None = None
+    staging_bytes: Natural | None
+    predicted_staging_s: NonNegative | None = None
+    predicted_epoch_s: NonNegative | None = None
     prediction_error_fraction: float | None = None
     paid_after: int | None = None
     predicted_paid_after: int | None = None
     verdict_of_epoch: Sequence[Verdict] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndToEnd:
+class EndToEnd(JsonRecord, frozen=True, kw_only=True):
     """Training with an emulated step.
 
     Attributes:
-        step_s: Of compute, each.
+        step_s: Seconds of compute in a step.
         step_from: ``"given"`` or the script that it was measured from.
-        batch_size: Of a rank.
-        num_samples: Of the dataset.
-        sample_bytes: Stored, on average.
-        exchange_fraction: Of a rank's rows, an epoch.
-        hidden_fraction: Of the rows, an epoch.
-        ways: Null storage first.
+        batch_size: Samples a step of each rank.
+        num_samples: Samples of the dataset.
+        sample_bytes: Stored size of a sample, on average.
+        exchange_fraction: Part of a rank's rows that an epoch exchanges.
+        hidden_fraction: Part of the rows that an epoch hides.
+        ways: Results of each way, null storage first.
     """
 
-    step_s: float
+    step_s: NonNegative
     step_from: str
     batch_size: int
     num_samples: int
-    sample_bytes: float
+    sample_bytes: NonNegative
     exchange_fraction: float
     hidden_fraction: float
     ways: Sequence[Way]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Results:
+class Results(JsonRecord, frozen=True, kw_only=True):
     """Everything of one run.
 
     Attributes:
@@ -221,11 +213,11 @@ class Results:
             host names, launcher, the command's options.
         site: Where DIR lies.
         local: Where the node's own directory lies.
-        complete: Whether nothing was left out, for want of time or otherwise.
+        complete: Whether everything was measured; not so if time ran out, for example.
         problems: What could not be measured, and why.
     """
 
-    environment: Mapping[str, object]
+    environment: Mapping[str, Any]
     site: Site
     local: Site
     phases: Sequence[Phase] = ()
@@ -233,4 +225,4 @@ class Results:
     links: Sequence[Link] = ()
     end_to_end: EndToEnd | None = None
     complete: bool = True
-    problems: Sequence[str] = field(default_factory=tuple)
+    problems: Sequence[str] = ()

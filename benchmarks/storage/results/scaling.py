@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.storage.results.results import Phase, Repeat, Scaling
 
 ENOUGH = 0.9
-"""Of the largest bandwidth: who reaches it has reached the knee."""
+"""Part of the largest bandwidth that is reached at the knee."""
 FEWEST_POINTS = 3
 """The curve has two parameters: through two points it would always fit."""
 
@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
 
 def scale(phases: Sequence[Phase]) -> Scaling | None:
-    """Say how one pattern grows, from its phases at one temperature; None without bytes.
+    """Find how one pattern scales, from its phases at one temperature; None without bytes.
 
     Where clients x threads is the same by several ways, the fastest stands for it.
     """

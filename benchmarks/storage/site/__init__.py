@@ -1,1 +1,1 @@
-"""What lies under a directory, and what its counters and caches say."""
+"""What lies under a directory, and what its counters and caches show."""

@@ -1,11 +1,14 @@
 """Read the counters of this process, its node and the filesystem's client: bytes really moved."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from msgspec.structs import asdict
+
+from benchmarks.storage.site.record import JsonRecord, Natural
 from benchmarks.storage.site.site import Site
 
 SECTOR_BYTES = 512
@@ -19,8 +22,7 @@ LUSTRE_ROOTS = ("fs/lustre", "kernel/debug/lustre")
 """Below /proc and /sys, in older and newer versions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moved:
+class Moved(JsonRecord, frozen=True, kw_only=True):
     """Bytes that each counter saw go by; None where there is no such counter for this user.
 
     Attributes:
@@ -35,14 +37,14 @@ class Moved:
         client_read_bytes: From the servers of this very filesystem, by its client, for everybody.
     """
 
-    asked_read_bytes: int | None = None
+    asked_read_bytes: Natural | None = None
     read_calls: int | None = None
-    process_read_bytes: int | None = None
-    device_read_bytes: int | None = None
-    network_received_bytes: int | None = None
-    network_sent_bytes: int | None = None
-    rdma_received_bytes: int | None = None
-    client_read_bytes: int | None = None
+    process_read_bytes: Natural | None = None
+    device_read_bytes: Natural | None = None
+    network_received_bytes: Natural | None = None
+    network_sent_bytes: Natural | None = None
+    rdma_received_bytes: Natural | None = None
+    client_read_bytes: Natural | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,28 @@ class Counters:
             for name in now
         }
         return Moved(**{name: None if (by or 0) < 0 else by for name, by in moved.items()})
+
+
+def join_moved(parts: Sequence[Moved], *, added: Collection[str]) -> Moved:
+    """Put together what several ranks or nodes counted; None where one of them lacks a counter.
+
+    Args:
+        parts: At least one.
+        added: Names of the counters that each counted bytes of its own. Of the others, which all
+            counted the same bytes, the largest is taken.
+    """
+    rows = [asdict(part) for part in parts]
+    joined: dict[str, int | None] = {}
+    for name in Moved.__struct_fields__:
+        seen = [row[name] for row in rows]
+        together = sum if name in added else max
+        joined[name] = None if None in seen else together(seen)
+    return Moved(**joined)
+
+
+def add_nodes(parts: Sequence[Moved]) -> Moved:
+    """Add up what several nodes counted; None where one of them lacks a counter."""
+    return join_moved(parts, added=Moved.__struct_fields__)
 
 
 def _text(path: Path) -> str:

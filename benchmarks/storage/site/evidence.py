@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from benchmarks.storage.site.counters import Counters, Moved
+from msgspec.structs import replace
+
+from benchmarks.storage.site.counters import Counters, Moved, join_moved
+from benchmarks.storage.site.record import JsonRecord, Natural
 from benchmarks.storage.site.residency import Residency, evict, resident_bytes
 from benchmarks.storage.site.site import Site
 
@@ -31,8 +34,7 @@ OF_A_PROCESS = ("asked_read_bytes", "read_calls", "process_read_bytes")
 """Of `Moved`: what each rank of a node has its own of."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(JsonRecord, frozen=True, kw_only=True):
     """What was seen around a phase, of one rank or, merged, of one node.
 
     Attributes:
@@ -44,7 +46,7 @@ class Evidence:
         seconds_evicting: Spent to make it cold; 0 where that was not tried.
     """
 
-    asked_bytes: int
+    asked_bytes: Natural
     resident_before: Residency
     resident_after: Residency
     moved: Moved
@@ -54,8 +56,7 @@ class Evidence:
     seconds_evicting: float = 0.0
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(JsonRecord, frozen=True):
     """Whether this node served a phase from its memory. A server's cache is never judged.
 
     Attributes:
@@ -113,7 +114,7 @@ class Watch:
         written_by_another: bool = False,
         larger_than_memory: bool = False,
     ) -> Evidence:
-        """Say what was seen; the block has ended."""
+        """Return what was seen; to be called when the block has ended."""
         return Evidence(
             asked_bytes=asked_bytes, resident_before=self._before, resident_after=self._after,
             moved=self._moved, direct=direct, written_by_another=written_by_another,
@@ -123,17 +124,11 @@ class Watch:
 
 def merge(ranks: Sequence[Evidence]) -> Evidence:
     """Put together what the ranks of one node saw of one phase: its counters count for all."""
-    moved = {}
-    for field in fields(Moved):
-        seen = [getattr(rank.moved, field.name) for rank in ranks]
-        known = [value for value in seen if value is not None]
-        together = sum if field.name in OF_A_PROCESS else max
-        moved[field.name] = together(known) if len(known) == len(seen) else None
     return Evidence(
         asked_bytes=sum(rank.asked_bytes for rank in ranks),
         resident_before=_together([rank.resident_before for rank in ranks]),
         resident_after=_together([rank.resident_after for rank in ranks]),
-        moved=Moved(**moved),
+        moved=join_moved([rank.moved for rank in ranks], added=OF_A_PROCESS),
         direct=all(rank.direct for rank in ranks),
         written_by_another=all(rank.written_by_another for rank in ranks),
         larger_than_memory=any(rank.larger_than_memory for rank in ranks),
@@ -257,18 +252,18 @@ def _judge_resident(evidence: Evidence, resident: int, counter: _Counter) -> Ver
 
 
 def _beside(evidence: Evidence, site: Site) -> str:
-    said = [
+    parts = [
         "; another node wrote the files" if evidence.written_by_another else "",
         "; they are more than this node's memory" if evidence.larger_than_memory else "",
         "; the server's cache cannot be seen" if site.is_shared else "",
         ", nor one in the client's process" if site.mount.fstype.startswith("fuse") else "",
     ]
-    return "".join(said)
+    return "".join(parts)
 
 
 def _together(ranks: Sequence[Residency]) -> Residency:
-    told = [rank.bytes_resident for rank in ranks if rank.bytes_resident is not None]
+    resident = [rank.bytes_resident for rank in ranks if rank.bytes_resident is not None]
     in_files = sum(rank.bytes_in_files for rank in ranks)
-    if len(told) < len(ranks):
+    if len(resident) < len(ranks):
         return Residency(bytes_in_files=in_files, bytes_resident=None, said_by="none")
-    return replace(ranks[0], bytes_in_files=in_files, bytes_resident=sum(told))
+    return replace(ranks[0], bytes_in_files=in_files, bytes_resident=sum(resident))

@@ -1,10 +1,10 @@
-"""Bring what every rank saw together: a verdict over all nodes, the bytes of all nodes."""
+"""Bring together what every rank saw: a verdict over all nodes, the bytes of all nodes."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping
 
-from benchmarks.storage.site.counters import Moved
+import msgspec
+
+from benchmarks.storage.site.counters import Moved, add_nodes
 from benchmarks.storage.site.evidence import (
     Evidence,
     Residency,
@@ -28,28 +28,12 @@ def gather_moved(mine: Moved, world: World) -> Moved:
     """Add up the nodes' bytes; a counter that one of them lacks is None. Collective."""
     nothing = Residency(bytes_in_files=0, bytes_resident=None, said_by="none")
     seen = Evidence(asked_bytes=0, resident_before=nothing, resident_after=nothing, moved=mine)
-    nodes = [merge(ranks).moved for ranks in _by_node(seen, world).values()]
-    sums = {
-        field.name: _sum([getattr(node, field.name) for node in nodes]) for field in fields(mine)
-    }
-    return Moved(**sums)
+    return add_nodes([merge(ranks).moved for ranks in _by_node(seen, world).values()])
 
 
 def _by_node(mine: Evidence, world: World) -> Mapping[int, list[Evidence]]:
-    told = world.allgather(json.dumps(asdict(mine)).encode(), doing="gather what was seen")
+    received = world.allgather(msgspec.json.encode(mine), doing="gather what was seen")
     return {
-        node: [_read(told[rank]) for rank in ranks]
+        node: [msgspec.json.decode(received[rank], type=Evidence) for rank in ranks]
         for node, ranks in enumerate(world.topology.ranks_of_node)
     }
-
-
-def _read(told: bytes) -> Evidence:
-    values = json.loads(told)
-    before, after = (Residency(**values[name]) for name in ("resident_before", "resident_after"))
-    plain = Evidence(**{**values, "resident_before": before, "resident_after": after})
-    return replace(plain, moved=Moved(**values["moved"]))
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None

@@ -1,12 +1,12 @@
-"""What GPFS (Storage Scale) says of a file: pool, replicas, fileset, from ``mmlsattr -L``."""
+"""Read a file's layout on GPFS (Storage Scale): pool, replicas, fileset, from ``mmlsattr -L``."""
 
 from pathlib import Path
 
-from benchmarks.storage.site.layouts import Layout, Run
+from benchmarks.storage.site.layouts import Layout, RunTool
 
 
-def gpfs_layout(path: Path, *, block_bytes: int, run: Run) -> Layout | None:
-    """Find how a file or directory lies on GPFS; None where ``mmlsattr`` does not tell.
+def gpfs_layout(path: Path, *, block_bytes: int, run: RunTool) -> Layout | None:
+    """Find how a file or directory lies on GPFS; None where ``mmlsattr`` does not print it.
 
     Args:
         block_bytes: The filesystem's block, as statvfs gives it: no tool for it is a user's.
@@ -18,13 +18,13 @@ def gpfs_layout(path: Path, *, block_bytes: int, run: Run) -> Layout | None:
 def parse_mmlsattr(printed: str, *, block_bytes: int) -> Layout | None:
     """Read what ``mmlsattr -L`` prints; None if no pool is in it."""
     lines = (line.partition(":") for line in printed.splitlines())
-    said = {name.strip(): value.strip() for name, _, value in lines}
-    if "storage pool name" not in said:
+    entries = {name.strip(): value.strip() for name, _, value in lines}
+    if "storage pool name" not in entries:
         return None
-    replicas = said.get("data replication", "").split(" ")[0]
+    replicas = entries.get("data replication", "").split(" ")[0]
     return Layout(
         kind="gpfs", said_by="mmlsattr", block_bytes=block_bytes,
-        pool=said["storage pool name"] or None,
+        pool=entries["storage pool name"] or None,
         data_replicas=int(replicas) if replicas.isdigit() else None,
-        fileset=said.get("fileset name") or None,
+        fileset=entries.get("fileset name") or None,
     )  # fmt: skip

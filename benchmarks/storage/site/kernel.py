@@ -21,7 +21,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def statfs_magic(path: Path) -> int:
-    """Read the number by which a filesystem tells its kind, unsigned, as statfs(2) gives it.
+    """Read the number that names a kind of filesystem, unsigned, as statfs(2) gives it.
 
     Raises:
         OSError: If the path cannot be reached.
@@ -35,9 +35,9 @@ def statfs_magic(path: Path) -> int:
 
 
 def cachestat_pages(descriptor: int) -> int | None:
-    """Count a file's pages in the page cache; None where cachestat(2) does not tell.
+    """Count a file's pages in the page cache; None where cachestat(2) fails.
 
-    It came with Linux 6.5. Later kernels tell it only to who may write the file.
+    It came with Linux 6.5. Later kernels report it only to users who may write the file.
     """
     if platform.machine().startswith(OTHER_TABLES):
         return None
@@ -52,10 +52,10 @@ def cachestat_pages(descriptor: int) -> int | None:
 
 
 def mincore_pages(descriptor: int) -> int | None:
-    """Count a file's pages in the page cache by mapping it; None where mincore(2) does not tell.
+    """Count a file's pages in the page cache by mapping it; None where mincore(2) cannot know.
 
-    To who neither owns the file nor may write it the kernel says that all pages are there, so
-    nobody is believed then.
+    To users who neither own the file nor may write it the kernel reports that all pages are there,
+    so its answer is ignored then.
     """
     status = os.fstat(descriptor)
     if os.geteuid() not in (0, status.st_uid) and not _may_write(descriptor):

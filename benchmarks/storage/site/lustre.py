@@ -4,11 +4,12 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.storage.site.layouts import ALL_OSTS, Component, Layout, Run
+from msgspec.structs import replace
+
+from benchmarks.storage.site.layouts import ALL_OSTS, Component, Layout, RunTool
 
 PLAIN, PLAIN_WITH_POOL, ON_THESE_OSTS, COMPOSITE = 0x0BD10BD0, 0x0BD30BD0, 0x0BD50BD0, 0x0BD60BD0
 ON_MDT = 0x100
@@ -30,8 +31,8 @@ ENTRY = struct.Struct("<IIQQII16x")
 PAIR = re.compile(r"([A-Za-z_][\w.]*):[ \t]*([^\s,{}]+)")
 
 
-def lustre_layout(path: Path, *, run: Run) -> Layout | None:
-    """Find how a file, or a new file in a directory, lies on Lustre; None where nothing tells.
+def lustre_layout(path: Path, *, run: RunTool) -> Layout | None:
+    """Find how a file, or a new file in a directory, lies on Lustre; None if unknown.
 
     The tool first, because it alone knows what a directory inherits.
     """

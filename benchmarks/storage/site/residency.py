@@ -5,12 +5,12 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.errors import BenchError
 from benchmarks.storage.site.kernel import cachestat_pages, mincore_pages, statfs_magic
+from benchmarks.storage.site.record import JsonRecord
 
 SaidBy = Literal["cachestat", "mincore", "none"]
 
@@ -22,14 +22,13 @@ CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EROFS})
 Count = Callable[[int], int | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Residency:
+class Residency(JsonRecord, frozen=True, kw_only=True):
     """How much of some files lay in this node's page cache.
 
     Attributes:
         bytes_in_files: Their sizes, holes included.
-        bytes_resident: Of these, in memory; None where it cannot be told of every file.
-        said_by: Which call told; ``"none"`` with None.
+        bytes_resident: Part of these in memory; None where it is unknown for any file.
+        said_by: The system call that counted them; ``"none"`` with None.
     """
 
     bytes_in_files: int
@@ -41,7 +40,7 @@ def evict(paths: Sequence[Path]) -> None:
     """Ask the kernel to drop these files from this node's page cache; needs no root.
 
     What was written is made durable first, because only clean pages go. The kernel may keep some,
-    of a file that is mapped, say: look with `resident_bytes`.
+    for example of a file that is mapped: check with `resident_bytes`.
 
     Raises:
         BenchError: If a file is gone or cannot be read.
@@ -63,11 +62,11 @@ def resident_bytes(
     """Measure how much of these files lies in this node's page cache, without reading them.
 
     A FUSE filesystem without ``auto_cache`` drops a file's pages when it is opened, here too: what
-    is told is what a reader that opens it now finds.
+    is counted is what a reader that opens it now finds.
 
     Args:
         paths: Files; each is opened once.
-        cachestat: Counts the pages of a descriptor, or says None.
+        cachestat: Counts the pages of a descriptor, or returns None.
         mincore: The same for kernels and filesystems where the first one cannot.
 
     Raises:
@@ -87,8 +86,8 @@ def resident_bytes(
         resident += min((pages or 0) * mmap.PAGESIZE, size)
     if said_by == "none":
         return Residency(bytes_in_files=in_files, bytes_resident=None, said_by="none")
-    told: SaidBy = "mincore" if said_by == "mincore" else "cachestat"
-    return Residency(bytes_in_files=in_files, bytes_resident=resident, said_by=told)
+    counted_by: SaidBy = "mincore" if said_by == "mincore" else "cachestat"
+    return Residency(bytes_in_files=in_files, bytes_resident=resident, said_by=counted_by)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,15 @@
-"""Say what a directory lies on: filesystem, server, mount options, room, layout, client cache."""
+"""Describe what a directory lies on: filesystem, server, mount options, room, layout, cache."""
 
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.errors import BenchError
 from benchmarks.storage.site.gpfs import gpfs_layout
 from benchmarks.storage.site.kernel import statfs_magic
-from benchmarks.storage.site.layouts import Layout, Run, run_tool
+from benchmarks.storage.site.layouts import Layout, RunTool, run_tool
 from benchmarks.storage.site.lustre import lustre_layout
+from benchmarks.storage.site.record import JsonRecord, Natural
 from dataio.base.filesystem import Filesystem, filesystem_of, is_shared
 
 ClientCache = Literal["page cache", "pagepool", "none", "unknown"]
@@ -40,7 +40,7 @@ TYPES_BY_MAGIC: dict[int, tuple[str, ...]] = {
     0x73717368: ("squashfs",),
     0x794C7630: ("overlay",),
 }
-"""What mount tables call a filesystem that has this number; the first where no table tells."""
+"""What mount tables call a filesystem that has this number; the first where no table names it."""
 
 PAGE_CACHED = frozenset(
     "lustre nfs nfs4 ceph cifs smb3 gfs2 ocfs2 tmpfs devtmpfs ramfs ext2 ext3 ext4 xfs btrfs f2fs "
@@ -49,16 +49,15 @@ PAGE_CACHED = frozenset(
 """Types whose client keeps file data in the page cache and nowhere else."""
 
 FUSE_PREFIXES = {"mfs": "moosefs", "sshfs": "fuse.sshfs", "glusterfs": "fuse.glusterfs"}
-"""Clients that mount as plain ``fuse`` and say who they are before a # in the source."""
+"""Clients that mount as plain ``fuse`` and name themselves before a # in the source."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mount:
+class Mount(JsonRecord, frozen=True, kw_only=True):
     """An entry of the mount table.
 
     Attributes:
-        server: Who is asked for the files, as far as the entry says.
-        options: Of the mount, then of the filesystem.
+        server: The server of the files, if the entry names it.
+        options: Options of the mount, then of the filesystem.
     """
 
     point: str
@@ -68,44 +67,36 @@ class Mount:
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(JsonRecord, frozen=True, kw_only=True):
     """What a directory lies on.
 
     Attributes:
-        name: Of the filesystem: ``"lustre"``, ``"moosefs"``, ``"fuse.sshfs"``, ``"ext4"``.
-        magic: What statfs calls it.
-        free_bytes: For this user, quotas apart.
+        name: Name of the filesystem: ``"lustre"``, ``"moosefs"``, ``"fuse.sshfs"``, ``"ext4"``.
+        magic: Its number, as statfs gives it.
+        free_bytes: Room for this user, without regard to quotas.
         free_files: Inodes; None on filesystems that do not count them.
-        block_bytes: The transfer that the filesystem asks for.
+        block_bytes: Size of transfers that the filesystem prefers.
         is_shared: Whether other nodes see the same files.
         client_cache: Where this node keeps data of the filesystem that it has read.
-        layout: On Lustre and GPFS; None where nothing tells.
-        notes: What a reader should know, a sentence each.
+        layout: How files are striped, on Lustre and GPFS; None if unknown.
+        notes: What a reader should know, each a sentence.
     """
 
     path: str
     name: str
     magic: int
     mount: Mount
-    total_bytes: int
-    free_bytes: int
+    total_bytes: Natural
+    free_bytes: Natural
     free_files: int | None
-    block_bytes: int
+    block_bytes: Natural
     is_shared: bool
     client_cache: ClientCache
     layout: Layout | None
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, object]:
-        """Make it ready for JSON; the magic is written as tables of them do."""
-        return asdict(self) | {
-            "magic": f"{self.magic:#010x}",
-            "layout": "unknown" if self.layout is None else asdict(self.layout),
-        }
 
-
-def describe_site(path: Path, *, mountinfo: str | None = None, run: Run = run_tool) -> Site:
+def describe_site(path: Path, *, mountinfo: str | None = None, run: RunTool = run_tool) -> Site:
     """Find out what a directory or file lies on.
 
     Blocks while tools of the site answer, each for seconds at most; one that is absent leaves

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-from benchmarks.storage.training.shared_samples import Sample, SharedSamples, collate
+from benchmarks.storage.training.shared_samples import SampleValues, SharedSamples, collate
 from dataio import World
 
 BATCHES_TIMED = 5
 
 
-class _Turns(Sampler[list[int]]):
+class _RankBatches(Sampler[list[int]]):
     """A rank's batches of sample numbers: of an epoch, or one sample for each worker."""
 
     def __init__(self, num_samples: int, batch_size: int, *, world: World, seed: int) -> None:
@@ -49,18 +49,18 @@ class SharedBatches:
         self, samples: SharedSamples, *, batch_size: int, workers: int, world: World, seed: int
     ) -> None:
         self.samples = samples
-        self._turns = _Turns(samples.num_samples, batch_size, world=world, seed=seed)
+        self._batches = _RankBatches(samples.num_samples, batch_size, world=world, seed=seed)
         # forkserver: forking a process that runs MPI is not safe
-        self._loader: DataLoader[Sample] | None = DataLoader(
-            samples, batch_sampler=self._turns, num_workers=workers,
+        self._loader: DataLoader[SampleValues] | None = DataLoader(
+            samples, batch_sampler=self._batches, num_workers=workers,
             persistent_workers=workers > 0, collate_fn=collate,
             multiprocessing_context="forkserver" if workers else None,
         )  # fmt: skip
         before = set(_children())
-        self._turns.warming_up = workers
+        self._batches.warming_up = workers
         for _ in self:
             continue
-        self._turns.warming_up = 0
+        self._batches.warming_up = 0
         self._workers = set(_children()) - before
 
     def __iter__(self) -> Iterator[int]:
@@ -70,14 +70,14 @@ class SharedBatches:
             yield len(next(iter(batch.values())))
 
     def set_epoch(self, epoch: int) -> list[int]:
-        """Begin an epoch, and tell which samples this rank will read."""
-        self._turns.dealt.set_epoch(epoch)
-        return self._turns.numbers()
+        """Begin an epoch; returns the samples that this rank will read."""
+        self._batches.dealt.set_epoch(epoch)
+        return self._batches.numbers()
 
     def read_bytes(self) -> int:
         """Count what the workers fetched from block devices so far.
 
-        The kernel counts it as no one else's: they are not this process's own children.
+        The kernel does not count it for this process, whose own children they are not.
         """
         return sum(_read_bytes(worker) for worker in self._workers)
 

@@ -75,8 +75,8 @@ def _median_step(step: Step, script: Path) -> float:
             if ended - began > LONGEST_S and repeat >= WARM_UP:
                 break
     except Exception as error:
-        said = f"step {len(took_s)} failed: {type(error).__name__}: {error}"
-        raise _refused(script, said) from error
+        problem = f"step {len(took_s)} failed: {type(error).__name__}: {error}"
+        raise _refused(script, problem) from error
     return statistics.median(took_s[WARM_UP:])
 
 

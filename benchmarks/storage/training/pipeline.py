@@ -5,7 +5,7 @@ Null storage is run first; then all is predicted, and only then are the other wa
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.errors import BenchError
+from benchmarks.notify import Notify
 from benchmarks.storage.results.results import EndToEnd, Results
 from benchmarks.storage.training.baseline import sample_work_s
 from benchmarks.storage.training.calibrate import calibrate
@@ -26,7 +27,7 @@ from benchmarks.storage.training.own_set import (
 )
 from benchmarks.storage.training.predict import Predicted, WayName, Workload, predict
 from benchmarks.storage.training.rates import choose_rates
-from benchmarks.storage.training.training import Training, Turned
+from benchmarks.storage.training.training import OnEpoch, Training
 from benchmarks.storage.training.ways import Ran, later_s, make_way
 from dataio import Field, World
 from dataio.base.cgroup import memory_room
@@ -37,8 +38,6 @@ WAYS: tuple[WayName, ...] = ("null", "dataloader", "staged", "exchange", "hiding
 MEMORY = Path("/dev/shm")
 MEMORY_FRACTION = 0.25
 """Of what a node could still hold in memory, null storage takes no more."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +85,17 @@ class PipelineOptions:
             raise ValueError("give either step_s or calibrate: the time of a step, or its script")
         if self.step_s is not None and not self.step_s >= 0:
             raise ValueError(f"step_s is {self.step_s}, must be >= 0")
-        for name, least in (
-            ("batch_size", 1), ("num_samples", 1), ("sample_bytes", 1), ("epochs", 2),
-            ("dataloader_epochs", 2), ("workers", 0), ("staging_readers", 1),
+        for name, count, least in (
+            ("batch_size", self.batch_size, 1), ("num_samples", self.num_samples, 1),
+            ("sample_bytes", self.sample_bytes, 1), ("epochs", self.epochs, 2),
+            ("dataloader_epochs", self.dataloader_epochs, 2), ("workers", self.workers, 0),
+            ("staging_readers", self.staging_readers, 1),
         ):  # fmt: skip
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be >= {least}")
-        for name in ("exchange", "hidden_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be in [0, 1)")
+            if count < least:
+                raise ValueError(f"{name} is {count}, must be >= {least}")
+        for name, part in (("exchange", self.exchange), ("hidden_fraction", self.hidden_fraction)):
+            if not 0 <= part < 1:
+                raise ValueError(f"{name} is {part}, must be in [0, 1)")
         if self.dataset is not None and not self.fields:
             raise ValueError("dataset: give the fields of its samples, too")
 
@@ -105,8 +106,8 @@ def run_ways(
     scratch: Path,
     options: PipelineOptions,
     phases: Results,
-    say: Say,
-    turned: Turned = lambda way, epochs: None,
+    notify: Notify,
+    on_epoch: OnEpoch = lambda way, epochs: None,
 ) -> EndToEnd:
     """Run every way and return what it cost, on every rank. Collective.
 
@@ -119,19 +120,20 @@ def run_ways(
         scratch: On this node's own disk.
         options: What to run.
         phases: What was measured of storage and network: the predictions start from it.
-        say: Told what is being done, on rank 0.
-        turned: Told, on every rank, how many epochs a way has done: 0 when it may begin.
+        notify: Receives progress, on rank 0.
+        on_epoch: Called on every rank with the number of epochs that a way has completed; with 0
+            when it may begin.
 
     Raises:
         BenchError: If the samples cannot be written, are too few, or the script has no step.
         DataioError: If the dataset cannot be read, or staged.
     """
     name = agree_name(world)
-    tell: Say = say if world.rank == 0 else lambda _: None
+    notify = notify if world.rank == 0 else lambda _: None
     with ExitStack() as stack:
         paths, fields = list(options.dataset or ()), options.fields
         if options.dataset is None:
-            tell("end to end: writing samples")
+            notify("end to end: writing samples")
             shards = stack.enter_context(own_directory(directory / f"{name}-set"))
             fields = own_fields(options.sample_bytes)
             paths = write_own_set(
@@ -144,16 +146,16 @@ def run_ways(
         data = open_shards(paths, fields, world)
         _check_enough(data, options.batch_size, world)
         job = Training(
-            world=world, data=data, step_s=_step_s(options, world, tell), workers=options.workers,
+            world=world, data=data, step_s=_step_s(options, world, notify), workers=options.workers,
             batch_size=options.batch_size, staging_readers=options.staging_readers,
-            seed=options.seed, turned=turned,
+            seed=options.seed, on_epoch=on_epoch,
         )  # fmt: skip
-        tell("end to end: null storage")
+        notify("end to end: null storage")
         ran: dict[WayName, Ran] = {"null": _run_null(job, memory, options.epochs)}
         predicted = _predict(job, options, ran["null"], phases)
         for way in WAYS[1:]:
             if way in options.ways:
-                tell(f"end to end: {way}")
+                notify(f"end to end: {way}")
                 ran[way] = _run_way(job, options, way, own)
         world.barrier(doing="end the benchmark's training")
     return EndToEnd(
@@ -178,11 +180,11 @@ def _check_enough(data: Shards, batch_size: int, world: World) -> None:
         )
 
 
-def _step_s(options: PipelineOptions, world: World, tell: Say) -> float:
+def _step_s(options: PipelineOptions, world: World, notify: Notify) -> float:
     if options.calibrate is None:
         assert options.step_s is not None
         return options.step_s
-    tell(f"end to end: measuring the step of {options.calibrate}")
+    notify(f"end to end: measuring the step of {options.calibrate}")
     return calibrate(options.calibrate, options.batch_size, world=world)
 
 

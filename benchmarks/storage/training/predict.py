@@ -118,7 +118,7 @@ def predict(workload: Workload, rates: Rates) -> dict[WayName, Predicted]:
     """Predict staging, epochs and the epoch at which staging has paid, for every way.
 
     A figure that was not measured of the node's own disk or of the links is taken to be no limit;
-    without one of the shared directory nothing is said of the ways that read it.
+    without one of the shared directory the ways that read it get no prediction.
     """
     memory = Predicted(staging_s=0.0, epoch_s=[workload.steps() * rates.step_s] * HORIZON)
     shared = Predicted(staging_s=0.0, epoch_s=_dataloader_epochs(workload, rates))

@@ -109,7 +109,7 @@ def at_readers(phases: Sequence[Phase], readers: int) -> float | None:
 
 
 def _of_node(phases: Sequence[Phase], readers: int, nodes: int) -> float | None:
-    """Say what one node gets: each reads and writes its own disk."""
+    """Find the rate of one node: each reads and writes its own disk."""
     rate = at_readers([phase for phase in phases if phase.nodes == nodes], readers)
     return None if rate is None else rate / nodes
 

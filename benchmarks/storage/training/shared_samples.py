@@ -18,8 +18,8 @@ from dataio.source import Storage, scan_shard
 from dataio.source.tar.index import ShardIndex, read_index
 
 Value = NDArray[np.generic] | bytes
-Sample = dict[str, Value]
-Batch = dict[str, torch.Tensor | list[bytes]]
+SampleValues = dict[str, Value]
+ReadBatch = dict[str, torch.Tensor | list[bytes]]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def index_tars(paths: Sequence[str], fields: Mapping[str, Field], world: World) 
     """
     mine = {shard: _places(shard, paths[shard], fields)
             for shard in range(world.rank, len(paths), world.world_size)}  # fmt: skip
-    told = world.allgather(json.dumps(mine).encode(), doing="index the shards")
-    found = {int(shard): rows for part in told for shard, rows in json.loads(part).items()}
+    received = world.allgather(json.dumps(mine).encode(), doing="index the shards")
+    found = {int(shard): rows for part in received for shard, rows in json.loads(part).items()}
     return TarIndex(
         paths, np.array([row for shard in range(len(paths)) for row in found[shard]], np.int64)
     )
@@ -78,7 +78,7 @@ def _shard_index(path: str) -> ShardIndex:
         return scan_shard(file)
 
 
-class SharedSamples(Dataset[Sample]):
+class SharedSamples(Dataset[SampleValues]):
     """Samples of shards, read from where these lie whenever they are asked for.
 
     A sample of a tar shard is one read. Other formats are read by `Source`, a batch at a time:
@@ -109,14 +109,14 @@ class SharedSamples(Dataset[Sample]):
     def __len__(self) -> int:
         return self.num_samples
 
-    def __getitem__(self, number: int) -> Sample:
+    def __getitem__(self, number: int) -> SampleValues:
         return self.__getitems__([number])[0]
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
+    def __getitems__(self, numbers: Sequence[int]) -> list[SampleValues]:
         return self.decode(self.fetch(numbers))
 
     def asked_bytes(self, numbers: Sequence[int], sample_bytes: float) -> int:
-        """Say how many bytes are asked for; where no index tells, by the mean."""
+        """Count the bytes of some samples by the index; without one, estimate them by the mean."""
         if self.index is None:
             return round(len(numbers) * sample_bytes)
         return int(self.index.places[numbers, 2].sum())
@@ -137,7 +137,7 @@ class SharedSamples(Dataset[Sample]):
             fetched.append({name: data[start : start + size] for name, start, size in at})
         return fetched
 
-    def decode(self, fetched: Sequence[Mapping[str, Stored]]) -> list[Sample]:
+    def decode(self, fetched: Sequence[Mapping[str, Stored]]) -> list[SampleValues]:
         """Make values of what was read."""
         # What a `Source` reads it has brought to its stored form already.
         encode = self.index is not None
@@ -197,9 +197,9 @@ def _decode(stored: Stored, name: str, field: Field) -> Value:
     return pixels
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
+def collate(samples: Sequence[SampleValues]) -> ReadBatch:
     """Put samples together, field by field; what has no one shape stays a list."""
-    batch: Batch = {}
+    batch: ReadBatch = {}
     for name, first in samples[0].items():
         values = [sample[name] for sample in samples]
         if isinstance(first, bytes):

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.storage.site.counters import Counters
 from benchmarks.storage.site.evidence import Watch, evict
@@ -18,7 +19,7 @@ from benchmarks.storage.training.ways import Ran, add_read, shared_bytes
 from dataio import Loader, Reports, Staging, World
 from dataio.plan.policies import Importance, Shuffle
 
-Turned = Callable[[WayName, int], None]
+OnEpoch = Callable[[WayName, int], None]
 
 
 class Timed:
@@ -47,7 +48,8 @@ class Training:
         step_s: Of compute, emulated by sleep.
         workers: Processes of each rank's DataLoader.
         staging_readers: Shards that each rank reads at once while staging.
-        turned: Told, on every rank, how many epochs a way has done: 0 when it may begin.
+        on_epoch: Called on every rank with the number of epochs that a way has completed; with 0
+            when it may begin.
     """
 
     world: World
@@ -57,7 +59,7 @@ class Training:
     workers: int
     staging_readers: int
     seed: int
-    turned: Turned
+    on_epoch: OnEpoch
 
     def run_loader(
         self,
@@ -83,16 +85,16 @@ class Training:
         with loader:
             staged = loader.stats()
             epoch_s, samples = [], []
-            turns = loader.epochs(epochs)
-            self.turned(name, 0)
+            numbers = loader.epochs(epochs)
+            self.on_epoch(name, 0)
             for done in range(1, epochs + 1):
                 with Timed(world, f"train ({name})") as epoch:
-                    next(turns)  # the turn belongs to the epoch that it begins
+                    next(numbers)  # Ends the epoch before; its time counts for this one.
                     trained = self._train(_rows(loader))
-                self.turned(name, done)
+                self.on_epoch(name, done)
                 epoch_s.append(epoch.seconds)
                 samples.append(self._sum(trained))
-            next(turns, None)
+            next(numbers, None)
             ended = loader.stats()
         world.barrier(doing="leave the cache")
         tiers = {"shared": "source_bytes", "network": "peer_bytes", "local": "disk_bytes"}
@@ -113,7 +115,7 @@ class Training:
         )  # fmt: skip
         epoch_s, trained, verdicts = [], [], []
         before, read_before = Counters.read(site), batches.read_bytes()
-        self.turned("dataloader", 0)
+        self.on_epoch("dataloader", 0)
         try:
             for epoch in range(epochs):
                 asked = samples.asked_bytes(batches.set_epoch(epoch), self.data.sample_bytes)
@@ -121,7 +123,7 @@ class Training:
                 with Watch(self.data.files, site, cold=epoch == 0) as watch:
                     with Timed(world, "train (dataloader)") as timed:
                         number = self._train(iter(batches))
-                self.turned("dataloader", epoch + 1)
+                self.on_epoch("dataloader", epoch + 1)
                 epoch_s.append(timed.seconds)
                 trained.append(self._sum(number))
                 seen = watch.evidence(asked)

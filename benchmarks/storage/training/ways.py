@@ -2,7 +2,9 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from benchmarks.storage.results.results import Way
 from benchmarks.storage.site.counters import Moved
@@ -54,7 +56,7 @@ def make_way(name: WayName, ran: Ran, all_ran: Mapping[WayName, Ran], predicted:
 
 
 def shared_bytes(moved: Moved, site: Site) -> int | None:
-    """Tell what came from a filesystem, by a counter that sees it; None: there is none."""
+    """Find how many bytes came from a filesystem, by a counter that sees them; None without one."""
     if moved.client_read_bytes is not None:
         return moved.client_read_bytes
     if site.name in BLOCK_BACKED:

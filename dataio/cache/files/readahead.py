@@ -1,6 +1,5 @@
 """Rows that are read soon are asked of the disk beforehand, where memory cannot hold them all."""
 
-import contextlib
 import mmap
 import os
 import threading
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.cgroup import memory_limit
 from dataio.cache.files.reader import Located, RowReader
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -17,33 +17,11 @@ MEMORY_FRACTION = 0.7
 """Of the memory there is, what the page cache may count on."""
 
 
-def available_bytes() -> int:
-    """Find how much memory this process's cgroup, or the machine, allows at most."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES]
-    for path in _cgroup_limits():
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(path.read_text()))
-    return min(limits)
-
-
-def _cgroup_limits() -> list[Path]:
-    root = Path("/sys/fs/cgroup")
-    paths = [root / "memory.max", root / "memory/memory.limit_in_bytes"]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            base = root / "memory" if "memory" in controllers.split(",") else root
-            name = "memory.limit_in_bytes" if "memory" in controllers.split(",") else "memory.max"
-            here = base / group.lstrip("/")
-            paths += [folder / name for folder in (here, *here.parents) if base in folder.parents]
-    return paths
-
-
 def is_needed(reader: RowReader, *, memory_bytes: int | None = None) -> bool:
     """Whether a pool's files exceed the memory that could hold them."""
     heaps = reader.directory.glob("heap-*.bin")
     held = sum(path.stat().st_size for path in (*heaps, *(file.path for file in reader.fixed)))
-    return held > MEMORY_FRACTION * (available_bytes() if memory_bytes is None else memory_bytes)
+    return held > MEMORY_FRACTION * (memory_limit() if memory_bytes is None else memory_bytes)
 
 
 class SinglePages:

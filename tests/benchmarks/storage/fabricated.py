@@ -2,9 +2,9 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.storage.results.results import (
     EndToEnd,

@@ -2,16 +2,17 @@
 
 import functools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.storage.results.compare import compare, figures_of
-from benchmarks.storage.results.noise import significant, tail_of_t, worse_by_chance
+from benchmarks.storage.results.noise import significant, worse_by_chance
 from benchmarks.storage.site.evidence import Verdict
+from benchmarks.student import tail_of_t
 from tests.benchmarks.storage.fabricated import make_results
 
 SEEDS = range(200)

@@ -1,10 +1,10 @@
 """Counters of the process, the node and the client, from recorded files of the kernel."""
 
 import os
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from benchmarks.storage.site.counters import Counters, Moved
 from benchmarks.storage.site.site import Mount, Site

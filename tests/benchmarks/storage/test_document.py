@@ -3,15 +3,14 @@
 import copy
 import csv
 import json
-from dataclasses import replace
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.errors import BenchError
 from benchmarks.storage.results.csv import write_csv
 from benchmarks.storage.results.document import (
-    SCHEMA,
     document_schema,
     from_document,
     read_document,
@@ -21,14 +20,19 @@ from benchmarks.storage.results.document import (
 from tests.benchmarks.storage.fabricated import make_results
 
 
+def as_read(results):
+    """The document of some results, as a reader of its JSON gets it."""
+    return json.loads(json.dumps(to_document(results)))
+
+
 @pytest.fixture(scope="module")
 def document():
-    return to_document(make_results(repeats=2, clients=(1, 4)))
+    return as_read(make_results(repeats=2, clients=(1, 4)))
 
 
 @pytest.fixture(scope="module")
 def validator():
-    schema = json.loads(SCHEMA.read_text())
+    schema = json.loads(json.dumps(document_schema()))
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -47,17 +51,11 @@ def put(document, place, value):
     return changed
 
 
-def test_the_kept_schema_is_that_of_the_types():
-    assert json.loads(SCHEMA.read_text()) == document_schema(), (
-        "write it anew: python -m benchmarks.storage.results.document"
-    )
-
-
 def test_results_come_back_from_a_file_as_they_were(tmp_path, document):
     path = tmp_path / "out.json"
     write_document(make_results(repeats=2, clients=(1, 4)), path)
     found = read_document(path)
-    assert to_document(found) == document
+    assert as_read(found) == document
     assert found.site.layout is not None
     assert found.site.layout.components[0].on_mdt
     assert found.phases[0].repeats[0].bytes_per_s > 0
@@ -66,28 +64,28 @@ def test_results_come_back_from_a_file_as_they_were(tmp_path, document):
 def test_documents_keep_to_the_schema_with_and_without_optional_parts(document, validator):
     validator.validate(document)
     bare = replace(make_results(), phases=(), scalings=(), links=(), end_to_end=None)
-    validator.validate(to_document(bare))
-    assert from_document(to_document(bare)).end_to_end is None
+    validator.validate(as_read(bare))
+    assert from_document(as_read(bare)).end_to_end is None
 
 
 def test_the_schema_describes_every_figure_of_a_repeat(validator):
-    described = validator.schema["$defs"]["Repeat"]["properties"]
-    assert "From the common start" in described["seconds"]["description"]
-    assert described["verdict"]["$ref"] == "#/$defs/Verdict"
+    described = validator.schema["$defs"]["Repeat"]
+    assert "seconds: From the common start" in described["description"]
+    assert described["properties"]["verdict"]["$ref"] == "#/$defs/Verdict"
 
 
 REPEAT = ("phases", 0, "repeats", 0)
 DAMAGE = [
-    (("phases", 0, "threads"), "two", r"phases\[0\].threads: found 'two'; expected a whole number"),
-    ((*REPEAT, "seconds"), -1.0, r"repeats\[0\].seconds: found -1.0; expected a number, 0 or more"),
-    ((*REPEAT, "seconds"), None, r"phases\[0\].repeats\[0\]: found no 'seconds'; expected"),
-    ((*REPEAT, "speed"), 3, r"repeats\[0\]: found 'speed', which is not known"),
-    ((*REPEAT, "verdict", "state"), "tepid", r"verdict.state: found 'tepid'; expected one of cold"),
-    (("phases",), {}, r"phases: found {}; expected a list"),
-    (("links", 0, "nodes"), ["a"], r"links\[0\].nodes: found \[.a.\]; expected a list of two"),
-    (("site", "is_shared"), 1, r"site.is_shared: found 1; expected true or false"),
-    (("complete",), "yes", r"complete: found 'yes'; expected true or false"),
-    (("site", "mount"), [], r"site.mount: found \[\]; expected an object"),
+    (("phases", 0, "threads"), "two", r"Expected `int`, got `str` - at `\$.phases\[0\].threads`"),
+    ((*REPEAT, "seconds"), -1.0, r"Expected `float` >= 0.0 - at `\$.*repeats\[0\].seconds`"),
+    ((*REPEAT, "seconds"), None, r"missing required field `seconds` - at `\$.*repeats\[0\]`"),
+    ((*REPEAT, "speed"), 3, r"unknown field `speed` - at `\$.*repeats\[0\]`"),
+    ((*REPEAT, "verdict", "state"), "tepid", r"enum value 'tepid' - at `\$.*verdict.state`"),
+    (("phases",), {}, r"Expected `array`, got `object` - at `\$.phases`"),
+    (("links", 0, "nodes"), ["a"], r"Expected `array` of length 2, got 1 - at .*\[0\].nodes`"),
+    (("site", "is_shared"), 1, r"Expected `bool`, got `int` - at `\$.site.is_shared`"),
+    (("complete",), "yes", r"a.json: Expected `bool`, got `str` - at `\$.complete`; name a file"),
+    (("site", "mount"), [], r"Expected `object`, got `array` - at `\$.site.mount`"),
     (("schema_version",), 99, r"found schema_version 99; expected 1: measure again"),
     (("kind",), "fio", r'found no "kind": "tonari bench io"'),
 ]
@@ -121,7 +119,7 @@ def test_files_that_are_no_documents_get_one_message(tmp_path):
 def test_a_figure_that_is_no_number_is_not_written(tmp_path):
     results = make_results(repeats=1, clients=(1,))
     broken = replace(results, links=[replace(results.links[0], round_trip_s=float("nan"))])
-    with pytest.raises(ValueError, match=r"results.links\[0\].round_trip_s is nan"):
+    with pytest.raises(ValueError, match="not JSON compliant"):
         write_document(broken, tmp_path / "out.json")
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.errors import BenchError
 from benchmarks.storage.patterns.calls import Calls, takes_direct
-from benchmarks.storage.patterns.crew import Deadline, Task, run_tasks
 from benchmarks.storage.patterns.files import OwnFiles, footprint
 from benchmarks.storage.patterns.measure import dataset_files
 from benchmarks.storage.patterns.patterns import (
@@ -18,6 +17,7 @@ from benchmarks.storage.patterns.patterns import (
     MetadataStorm,
     Part,
 )
+from benchmarks.storage.patterns.threads import Deadline, Task, run_tasks
 
 KIB = 1 << 10
 

@@ -32,13 +32,13 @@ def measured(directory, scratch, *phases):
     return Results(environment={}, site=site, local=local, phases=phases)
 
 
-def run(layout, directory, scratch, options, *phases, turned=lambda way, epochs: None):
+def run(layout, directory, scratch, options, *phases, on_epoch=lambda way, epochs: None):
     for path in (directory, scratch):
         path.mkdir(exist_ok=True)
     results = measured(directory, scratch, *phases)
 
     def on_rank(world):
-        return run_ways(world, directory, scratch, options, results, lambda _: None, turned)
+        return run_ways(world, directory, scratch, options, results, lambda _: None, on_epoch)
 
     return run_threads(thread_worlds(layout, timeout_s=60), on_rank)
 
@@ -112,7 +112,7 @@ def test_a_users_shards_are_read_and_stay(tmp_path):
 def test_each_way_tells_when_it_may_begin_and_of_each_epoch(tmp_path):
     told = []
     run((1,), tmp_path / "shared", tmp_path / "scratch", replace(QUICK, ways=("dataloader",)),
-        turned=lambda way, epochs: told.append((way, epochs)))  # fmt: skip
+        on_epoch=lambda way, epochs: told.append((way, epochs)))  # fmt: skip
     assert told == [
         *(("null", epochs) for epochs in range(4)), *(("dataloader", epochs) for epochs in range(3))
     ]  # fmt: skip

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.storage.patterns.crew import Deadline, Timed
 from benchmarks.storage.patterns.files import OwnFiles, footprint
 from benchmarks.storage.patterns.patterns import READS, MetadataStorm, Part, Pattern
+from benchmarks.storage.patterns.threads import Deadline, Timed
 from benchmarks.storage.results.timing import summarise
 
 slow = pytest.importorskip("tests.slowfs")

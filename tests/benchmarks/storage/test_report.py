@@ -1,10 +1,10 @@
 """A storage report in a real browser: what was found is there to be seen, in light and dark."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image, ImageColor
 
 from benchmarks.pictures import DARK, LIGHT

@@ -1,10 +1,9 @@
 """Each rule of the verdict: cold and warm only where shown, else unknown with the reason."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.storage.site.counters import Moved
 from benchmarks.storage.site.evidence import Evidence, Residency, Verdict, judge, judge_nodes, merge

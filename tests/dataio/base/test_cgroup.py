@@ -1,8 +1,10 @@
 """How much memory is left, by recorded cgroup trees of both versions."""
 
+import os
+
 import pytest
 
-from dataio.base.cgroup import memory_room
+from dataio.base.cgroup import memory_limit, memory_room
 
 MEMINFO = "MemTotal: 8000 kB\nMemFree: 10 kB\nMemAvailable: 4000 kB\n"
 NAMES = {
@@ -59,6 +61,14 @@ def test_without_anything_told_nothing_is_known(tmp_path):
     assert memory_room(tmp_path) is None
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_least_limit_counts_whatever_is_in_use(tmp_path, version):
+    none = "max" if version == 2 else str(2**63 - 4096)
+    levels = {"/job/step": (none, 100, 0), "/job": (5000, 3000, 600), "/": (4000, 10, 0)}
+    assert memory_limit(tree(tmp_path, version, levels)) == 4000
+
+
 def test_this_machine_tells():
     room = memory_room()
     assert room is None or room > 0
+    assert 0 < memory_limit() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.student import t_quantile
 from tests.tonari.ablate.study import STUDY, make_study
 from tonari import cli
 from tonari.ablate.stats import (
     Difference,
     mean_over_seeds,
     paired_difference,
-    t_quantile,
     verdict,
 )
 from tonari.ablate.study.config import load_study

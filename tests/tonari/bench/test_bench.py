@@ -11,7 +11,7 @@ from benchmarks.loader.contenders import CONTENDERS, HEADLINE, Contender
 from benchmarks.loader.environments import interpreter
 from benchmarks.loader.figures import EpochFigures, Record, Settings, compare
 from benchmarks.loader.loader import measure_loaders
-from benchmarks.loader.peers.harness import Batch, label_spread, mismatched
+from benchmarks.loader.peers.harness import DeliveredBatch, label_spread, mismatched
 from benchmarks.loader.peers.pixels import decode
 from benchmarks.loader.report import ratios, table
 from benchmarks.loader.sets import SETS, SetSpec, make_set, open_set
@@ -24,7 +24,7 @@ TINY = SetSpec(name="tiny", num_samples=128, sample_bytes=64, batch_size=16)
 FAKE_PEER = '''
 """A loader in order, which {what}."""
 import numpy as np
-from benchmarks.loader.peers.harness import Batch, Feed, run
+from benchmarks.loader.peers.harness import DeliveredBatch, Feed, run
 
 def prepare(task):
     (task.open_source(), __import__("pathlib").Path(task.prepared).mkdir())
@@ -36,7 +36,7 @@ def open_feed(task):
         for number, ids in enumerate(order):
             payload = packed.rows()[ids]
             {damage}
-            yield Batch(ids, packed.labels[ids], payload)
+            yield DeliveredBatch(ids, packed.labels[ids], payload)
     return Feed(epoch)
 
 run(prepare, open_feed)
@@ -55,7 +55,7 @@ def settings(tmp_path: Path, contenders: list[Contender], **changes: object) -> 
     plain: dict[str, object] = {
         "sets": [TINY], "contenders": contenders, "ranks": (1,), "workers": (0,),
         "temperatures": ("warm",), "repeats": 2, "time_limit_s": 60.0, "directory": tmp_path,
-        "environments": tmp_path / "environments", "turn_s": 0.0, "timeout_s": 30.0, "keep": True,
+        "environments": tmp_path / "environments", "round_s": 0.0, "timeout_s": 30.0, "keep": True,
     }  # fmt: skip
     return Settings(**{**plain, **changes})  # type: ignore[arg-type]
 
@@ -223,9 +223,9 @@ def test_a_set_is_the_same_for_the_same_seed_and_tells_swapped_samples(
     ids = np.array([0, spec.num_samples - 1])
     samples = [one.sample(i) for i in ids.tolist()]
     payload = decode(samples, spec.shape) if spec.is_jpeg else np.stack(samples)
-    assert mismatched(Batch(ids, one.labels[ids], payload), spec) == 0
-    assert mismatched(Batch(ids, one.labels[ids], payload[::-1]), spec) == 2
-    assert mismatched(Batch(ids, one.labels[ids[::-1]], payload), spec) == 2
+    assert mismatched(DeliveredBatch(ids, one.labels[ids], payload), spec) == 0
+    assert mismatched(DeliveredBatch(ids, one.labels[ids], payload[::-1]), spec) == 2
+    assert mismatched(DeliveredBatch(ids, one.labels[ids[::-1]], payload), spec) == 2
 
 
 def test_label_spread_is_one_for_a_full_shuffle_and_small_in_order() -> None:

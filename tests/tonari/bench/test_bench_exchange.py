@@ -23,7 +23,7 @@ from tonari import cli
 def epoch(way: str, fraction: float, repeat: int, epoch_s: float, **changes: object) -> Epoch:
     plain: dict[str, object] = {
         "way": way, "fraction": fraction, "step": "sleep", "repeat": repeat, "epoch_s": epoch_s,
-        "turn_s": 0.01, "cpu_s": 1.0, "sent_bytes": 0, "messages": 0, "blocked_s": 0.0,
+        "epoch_end_s": 0.01, "cpu_s": 1.0, "sent_bytes": 0, "messages": 0, "blocked_s": 0.0,
         "overlap_fraction": 0.0, "exact": True,
     }  # fmt: skip
     return Epoch(**{**plain, **changes})  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Threads of one client that begin together, and what they did.
 
-Each thread has calls of its own; who started the threads looks at them when all have ended.
+Each thread writes to calls of its own; the thread that started them reads these when all have
+ended.
 """
 
 import threading
@@ -16,10 +17,10 @@ from benchmarks.storage.patterns.calls import Calls
 
 
 class Deadline:
-    """A moment after which nothing new is begun; or sooner, when somebody stops it.
+    """A time after which nothing new is begun; `stop` makes it pass sooner.
 
     Args:
-        limit_s: From now.
+        limit_s: Seconds from now.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -40,9 +41,9 @@ class Task:
     """What one thread does.
 
     Attributes:
-        calls: It makes; nobody else uses them.
-        work: Makes them, and yields before each that it need not make.
-        again: Whether it may be done once more.
+        calls: The calls that it makes; no other thread uses them.
+        work: Makes the calls; it yields before each one that may be omitted.
+        again: Whether it may be done again, to fill the least time.
     """
 
     calls: Calls
@@ -55,11 +56,11 @@ class Timed:
     """What a client did.
 
     Attributes:
-        ops: float32[operations] by name: how long each took.
-        num_bytes: Read and written.
-        num_read: Read.
-        seconds_of_thread: From the common start.
-        whole: Whether all was done, before the deadline.
+        ops: float32[operations] by name: seconds that each took.
+        num_bytes: Bytes read and written.
+        num_read: Bytes read.
+        seconds_of_thread: Seconds from the common start to the end of each thread.
+        whole: Whether all was done before the deadline.
     """
 
     ops: Mapping[str, NDArray[np.float32]]
@@ -73,7 +74,9 @@ class Timed:
         return max(self.seconds_of_thread)
 
 
-class _Crew:
+class _Threads:
+    """What the threads of one call share; each writes its own entry of `ends`."""
+
     def __init__(self, tasks: Sequence[Task], until: Deadline, least_s: float) -> None:
         self.tasks, self.until, self.least_s = tasks, until, least_s
         self.gate = threading.Barrier(len(tasks) + 1)
@@ -106,31 +109,31 @@ def run_tasks(tasks: Sequence[Task], *, until: Deadline, least_s: float = 0.0) -
 
     Args:
         tasks: At least one.
-        until: When to begin nothing new; passed, if a task fails.
-        least_s: How long tasks that may are repeated: what takes less cannot be timed.
+        until: When to begin nothing new; it passes if a task fails.
+        least_s: Seconds for which tasks that may be repeated are: less cannot be timed.
 
     Raises:
         BaseException: The first that a task raised.
     """
-    crew = _Crew(tasks, until, least_s)
+    shared = _Threads(tasks, until, least_s)
     threads = [
         # Daemons: a call that hangs must not keep the process from ending.
-        threading.Thread(target=crew.work, args=(number,), daemon=True)
+        threading.Thread(target=shared.work, args=(number,), daemon=True)
         for number in range(len(tasks))
     ]
     for thread in threads:
         thread.start()
     try:
         started = perf_counter()
-        crew.gate.wait()
+        shared.gate.wait()
         for thread in threads:
             thread.join()
     except BaseException:
-        # A signal, say: what is under way is not waited for.
+        # By a signal, for example: calls under way are not waited for.
         until.stop()
         raise
-    if crew.errors:
-        raise crew.errors[0]
+    if shared.errors:
+        raise shared.errors[0]
     ops: defaultdict[str, list[float]] = defaultdict(list)
     for task in tasks:
         for name, seconds in task.calls.seconds.items():
@@ -139,6 +142,6 @@ def run_tasks(tasks: Sequence[Task], *, until: Deadline, least_s: float = 0.0) -
         ops={name: np.array(seconds, np.float32) for name, seconds in ops.items()},
         num_bytes=sum(task.calls.num_bytes for task in tasks),
         num_read=sum(task.calls.num_read for task in tasks),
-        seconds_of_thread=[end - started for end in crew.ends],
-        whole=crew.whole,
+        seconds_of_thread=[end - started for end in shared.ends],
+        whole=shared.whole,
     )
