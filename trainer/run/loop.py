@@ -93,7 +93,7 @@ def train(
         # Before anything is staged: what does not fit should be said at once.
         parallel = build_parallel(config, job)
         place = parallel.pipeline.place
-        job.watchdog.know(place.sizes)
+        job.watchdog.set_mesh(place.sizes)
         found = checkpoint.find(directory / "checkpoints", resume)
         if job.world.rank == 0:
             _check_outputs(config)

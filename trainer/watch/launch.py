@@ -18,7 +18,8 @@ from torch.distributed import distributed_c10d
 from dataio.base.errors import DataioError
 from dataio.world import World, claim_open_files, discover_world, wait_for_rank_0
 from trainer.errors import CheckpointError, ConfigError
-from trainer.watch.watchdog import Watchdog, find_cause, is_of_a_peer
+from trainer.watch.faults import find_cause, is_of_a_peer
+from trainer.watch.watchdog import Watchdog
 
 LATER_S = 30.0
 """How much longer torch waits for a rank than the watchdog, whose message says more."""

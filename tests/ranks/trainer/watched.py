@@ -46,7 +46,7 @@ def main() -> None:
         rank = job.world.rank
         (report / f"{rank}.pid").write_text(str(os.getpid()))
         sizes = axis_sizes(4, dp_shard=2)
-        job.watchdog.know(sizes)
+        job.watchdog.set_mesh(sizes)
         if rank == 0:
             (report / "ranks.txt").write_text("\n".join(job.watchdog.processes()))
         mesh = make_mesh(sizes, device_type="cpu")
