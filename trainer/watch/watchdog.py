@@ -128,7 +128,7 @@ class Watchdog:
         return f"{self._name(self._world.rank)} failed: {cause}"
 
     def end(self, error: BaseException) -> NoReturn:
-        """End the job by an error that another rank caused, and report which. Blocks for seconds."""
+        """End the job by an error of another rank, and report which. Blocks for seconds."""
         self._blames = True
         if threading.current_thread() is threading.main_thread():
             # A launcher that ends this rank politely would end it before it reports.
