@@ -11,8 +11,7 @@ import torch
 from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
 from dataio.base.sizes import parse_bytes
-from dataio.batch.assemble import OnError, Transform
-from dataio.batch.gather import BatchTransform, Collate
+from dataio.batch.values import BatchTransform, Collate, OnError, Transform
 from dataio.batch.verify import Verify
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Importance, Local, Shuffle

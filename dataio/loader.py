@@ -22,8 +22,7 @@ from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
 from dataio.base.errors import StateError
-from dataio.batch.assemble import OnError, Transform
-from dataio.batch.gather import Batch, BatchTransform, Collate
+from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.batch.verify import Verify
 from dataio.evaluation import Evaluation
 from dataio.iterations import Iterations

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.gather import BATCH, Generated
 from benchmarks.machine import describe_machine
 from dataio import Array, Int, Loader
-from dataio.batch.assemble import Sample
+from dataio.batch.values import Sample
 from dataio.batch.watch import Watch
 from dataio.world import single_world
 

@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError, StallError, WorkerError
-from dataio.batch.assemble import Assembler, OnError, Sample, Transform, Value, Work
+from dataio.batch.assemble import Assembler
+from dataio.batch.job import Work
+from dataio.batch.values import OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
 from dataio.cache.files.readahead import SinglePages, is_needed
 from dataio.cache.files.reader import RowReader

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import CorruptRowError, DataioError
-from dataio.batch.assemble import OnError
+from dataio.batch.values import OnError
 from dataio.cache.cache import Cache
 from dataio.cache.files.reader import Located, RowReader, locate
 
