@@ -25,9 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from benchmarks.machine import describe_machine
+from dataio.batch.values import Batch
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize
-from trainer.mesh.pipeline import Batch, Pipeline
+from trainer.mesh.pipeline import Pipeline
 from trainer.mesh.place import place_of
 from trainer.models import GPT, ResNet, StagedModel, seeded
 from trainer.run.step import train_step

@@ -18,11 +18,12 @@ from torch import Tensor
 
 import dataio
 from dataio.batch.deliver import Delivery
+from dataio.batch.values import Batch
 from dataio.source import Source
 from dataio.state.report import check_report
 from dataio.world import World
 from trainer.deliver.evaluation import ReplicaEvaluation
-from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Batch, Route
+from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Route
 from trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
 from trainer.deliver.stream import Stream
 from trainer.deliver.twins import meet

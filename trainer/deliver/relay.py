@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dataio.base.buffers import BufferRing
+from dataio.batch.values import Batch
 from dataio.exchange.carrier import SEGMENT_BYTES
 from dataio.world import World
 from trainer.deliver.columns import Columns, lay_columns
@@ -21,7 +21,6 @@ from trainer.deliver.ring import MAX_PEERS, NUM_SLOTS, Ring
 from trainer.errors import DeliveryError
 from trainer.mesh.place import Place
 
-Batch = dict[str, Tensor]
 Bytes = NDArray[np.uint8]
 
 STATE, BATCH, END = 1, 2, 3

@@ -6,16 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dataio.batch.deliver import Delivery
-from trainer.deliver.relay import (
-    END,
-    STAGES,
-    Batch,
-    Inlet,
-    Outlet,
-    Route,
-    hash_of,
-    stages_wanted,
-)
+from dataio.batch.values import Batch
+from trainer.deliver.relay import END, STAGES, Inlet, Outlet, Route, hash_of, stages_wanted
 
 
 class Delivered(NamedTuple):

@@ -15,11 +15,10 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
+from dataio.batch.values import Batch
 from trainer.errors import ConfigError
 from trainer.mesh.average import average_gradients
 from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages
-
-Batch = dict[str, Tensor]
 
 TORCH_NAMES: dict[Schedule, str] = {
     "gpipe": "GPipe",

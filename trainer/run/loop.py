@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from dataio.batch.values import Batch
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.checkpoint.directory import Progress, read_progress, set_aside_later
 from trainer.checkpoint.restore import find, restore
@@ -17,7 +18,6 @@ from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
 from trainer.errors import ConfigError
 from trainer.mesh.parallelize import average_buffers
-from trainer.mesh.pipeline import Batch
 from trainer.run.build import (
     Parallel,
     build_loader,

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from dataio.batch.values import Batch
 from trainer.errors import ConfigError
-
-Batch = dict[str, Tensor]
 
 
 class Columns(NamedTuple):
