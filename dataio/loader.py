@@ -30,7 +30,7 @@ from dataio.parts import build_parts
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import num_steps
 from dataio.plan.policies import Importance, Shuffle
-from dataio.plan.stretch import Position
+from dataio.plan.segment import Position
 from dataio.pool.epoch_end import end_epoch
 from dataio.rows.fields import Field
 from dataio.run_state import RunState
@@ -311,7 +311,7 @@ class Loader:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
         run = self._run
         if epoch != self.epoch and not (run.is_running and epoch == self.epoch + 1):
-            position = Position(epoch, run.position.stretches)
+            position = Position(epoch, run.position.segments)
             self._parts.placements.check_known(position, call="set_epoch")
         run.start_with(epoch)
         run.ensure_running()

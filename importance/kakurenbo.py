@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates, alone
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh, run_fraction
 from importance.threshold import key_bits, loss_keys, lowest
@@ -85,7 +85,7 @@ class Kakurenbo:
         check_refresh("Kakurenbo", self.refresh_every)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """The last loss, and how the row was predicted."""
         return ("loss", "confidence", "correct")
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh
 from importance.threshold import loss_keys, percentiles
@@ -43,7 +43,7 @@ class SelectiveBackprop:
         check_refresh("SelectiveBackprop", self.refresh_every)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """The last loss."""
         return ("loss",)
 

@@ -18,7 +18,7 @@ from dataio.cache.choice import open_cache, scores_directory
 from dataio.cache.files.manifest import Entries, rehome
 from dataio.cache.identity import Identity
 from dataio.cache.quota import Budget, Need, plan_budget, too_small
-from dataio.plan.history import Column, score_dtype
+from dataio.plan.history import ScoreColumn, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.pool.pull import Pull
@@ -87,7 +87,7 @@ class Pool:
         purpose: str = "training",
         progress: bool = True,
         wanted: Placement | None = None,
-        columns: tuple[Column, ...] = (),
+        columns: tuple[ScoreColumn, ...] = (),
         foreign: bool = False,
         readers: int = 2,
         bandwidth: float = 0.0,

@@ -50,7 +50,7 @@ class NodeSnapshot:
         sample_id: int64[num_slots]: For the check that a row gets its own score.
         scores: scores[num_slots].
         selection: The running epoch's choice, after topping up.
-        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
+        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running segment, 2 in it.
         losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
             exchange.
     """
