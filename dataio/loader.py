@@ -196,7 +196,7 @@ class Loader:
         self._feed.stop()
         self._pool.finish_staging()
         figures = line.end()
-        self._feedback.settle()
+        self._feedback.flush()
         if self._importance is not None:
             parts.reported.check(figures.rows, epoch=self.epoch)
 
@@ -236,7 +236,7 @@ class Loader:
             while self.epoch < num_epochs:
                 yield self.epoch
                 if self.epoch + 1 >= num_epochs:
-                    self._feedback.settle()
+                    self._feedback.flush()
                     line = self._parts.line
                     line.write(line.end(), "end the epoch", stats=self.stats)
                     return
@@ -457,7 +457,7 @@ class Loader:
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
         self._pool.settle()
-        self._feedback.settle()
+        self._feedback.flush()
 
     @checked_call
     def restore(self, path: str | os.PathLike[str]) -> None:

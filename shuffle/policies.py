@@ -95,7 +95,7 @@ class Partial:
             return None
         begins = context.epoch == context.first_epoch and context.world.rank == 0
         if begins and self.partners == "uniform":
-            self._tell_what_crosses(context.layout)
+            self._log_what_crosses(context.layout)
         rank_of = context.world.rank_of_replica
         slots = self._leaving_slots(context, leaving)
         legs = plan_legs(
@@ -125,7 +125,7 @@ class Partial:
             buffers=context.buffers,
         )
 
-    def _tell_what_crosses(self, layout: Layout) -> None:
+    def _log_what_crosses(self, layout: Layout) -> None:
         crossing = crossing_fraction(layout)
         if crossing < 1:
             log.warning(

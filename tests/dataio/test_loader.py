@@ -540,7 +540,7 @@ def test_padding_is_not_reported(tmp_path):
     with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
         for batch in loader:
             loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
-        loader._feedback.settle()
+        loader._feedback.flush()
         scores, ids = loader._pool.scores["loss"], loader._pool.cache.entries.sample_id[:]
         assert (batch["slot"] < 0).any(), "the last batch holds padding"
         assert scores.tolist() == ids.astype(np.float32).tolist()

@@ -96,11 +96,11 @@ class Columns:
 
     @classmethod
     def from_json(cls, text: str) -> "Columns":
-        told = [
+        described = [
             column | {"shape": tuple(column["shape"]), "order": tuple(column["order"])}
             for column in json.loads(text)
         ]
-        return cls(tuple(BatchColumn(**column) for column in told))
+        return cls(tuple(BatchColumn(**column) for column in described))
 
 
 def lay_columns(
