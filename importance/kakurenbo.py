@@ -115,7 +115,7 @@ class Kakurenbo:
         )
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Choose all hidden slots every ``refresh_every`` epochs, else none."""
+        """Choose all hidden slots every ``refresh_every`` epochs, and none in the others."""
         due = self.refresh_every is not None and epoch % self.refresh_every == 0
         return hidden if due else hidden[:0]
 

@@ -57,6 +57,6 @@ class SelectiveBackprop:
         return Selection(hidden=hidden[np.argsort(keys)], top_up=True)
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Choose all hidden slots every ``refresh_every`` epochs, else none."""
+        """Choose all hidden slots every ``refresh_every`` epochs, and none in the others."""
         due = self.refresh_every is not None and epoch % self.refresh_every == 0
         return hidden if due else hidden[:0]

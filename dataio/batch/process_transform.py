@@ -1,7 +1,7 @@
 """Batches decoded and transformed in other processes, for transforms that hold the interpreter.
 
 Torch's own DataLoader starts, feeds and watches the processes (forkserver: nothing of an MPI or
-CUDA process is inherited). They map the cache themselves and are told where a batch's rows lie, so
+CUDA process is inherited). They map the cache themselves and receive where a batch's rows lie, so
 they hold nothing that changes from epoch to epoch. Batches come back through a pipe: no shared
 memory, no descriptor a batch, whatever `/dev/shm` and `ulimit -n` allow.
 """

@@ -62,7 +62,7 @@ class RowVerifier:
         self._complete = False
 
     def unchecked(self, slots: NDArray[np.int64]) -> list[bool]:
-        """Tell for each batch of int64[steps, batch] slots if it needs `check`."""
+        """Find for each batch of int64[steps, batch] slots if it needs `check`."""
         if self._verify != "once":
             return [self._verify == "always"] * len(slots)
         if self._cache.generation != self._generation:

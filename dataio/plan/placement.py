@@ -34,7 +34,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Placements:
-    """A node's placements in all epochs, as far as layout and seed tell them.
+    """A node's placements in all epochs, as far as layout and seed decide them.
 
     Attributes:
         shuffle: Decides which node holds which row.

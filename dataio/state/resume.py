@@ -83,7 +83,7 @@ class RunIdentity:
         Args:
             position: Where the loader stands.
             num_hidden: Rows that the epoch hides on all nodes; None: not known.
-            placement: Digest of the epoch's placement; None where the seed tells it.
+            placement: Digest of the epoch's placement; None where the seed decides it.
         """
         placed = {} if placement is None else {"placement": placement}
         hidden = {} if num_hidden is None else {"hidden": num_hidden}
@@ -121,7 +121,7 @@ class RunIdentity:
 
 
 def find_num_hidden(state: Mapping[str, object], position: Position, *, hides: bool) -> int | None:
-    """Tell how many rows a `state_dict` says that its epoch hides; None: it says nothing.
+    """Read how many rows the epoch of a `state_dict` hides; None: it does not say.
 
     Args:
         state: What `state_dict` gave.
@@ -192,7 +192,7 @@ def load_part(
 
     Args:
         saved: What was saved.
-        wanted: int64[num_slots]: The node's samples; None where only the save tells, which is
+        wanted: int64[num_slots]: The node's samples; None where only the save has them, which is
             of the same layout then.
         dtype: The score columns that are wanted.
         layout: The layout now.

@@ -231,7 +231,7 @@ class Run:
         before: Mapping[str, float] = {}
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
-            # The turn between epochs is inside next: its time belongs to the epoch it opens.
+            # The end of the epoch before is inside next: its time belongs to the epoch it opens.
             meter = Meter(before, self._pipeline.place)
             epoch = next(epochs, None)
             if epoch is None:
