@@ -9,8 +9,7 @@ import torch
 
 from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
-from dataio.batch.assemble import OnError, Transform
-from dataio.batch.gather import BatchTransform, Collate
+from dataio.batch.values import BatchTransform, Collate, OnError, Transform
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from torch.profiler import record_function
 
 from dataio.base.errors import StateError
-from dataio.batch.gather import Batch
+from dataio.batch.values import Batch
 from dataio.iterations import Iterations
 from dataio.parts import Parts
-from dataio.plan.stretch import Position
+from dataio.plan.segment import Position
 from dataio.pool.epoch_end import end_epoch
 from dataio.run_state import RunState
 from dataio.state.scores import spread_scores
@@ -61,7 +61,7 @@ class Epochs:
         parts.feed.stop()
         parts.pool.finish_staging()
         figures = parts.line.end()
-        parts.feedback.settle()
+        parts.feedback.flush()
         if parts.arguments.importance is not None:
             parts.reported.check(figures.rows, epoch=run.epoch)
 
@@ -92,7 +92,7 @@ class Epochs:
             while run.epoch < num_epochs:
                 yield run.epoch
                 if run.epoch + 1 >= num_epochs:
-                    parts.feedback.settle()
+                    parts.feedback.flush()
                     parts.line.write(parts.line.end(), "end the epoch", stats=self.stats)
                     return
                 self.end_and_begin()
@@ -137,7 +137,7 @@ class Epochs:
         """
         run = self.run
         if epoch != run.epoch and not (run.is_running and epoch == run.epoch + 1):
-            position = Position(epoch, run.position.stretches)
+            position = Position(epoch, run.position.segments)
             self._parts.placements.check_known(position, call="set_epoch")
         run.start_with(epoch)
         run.ensure_running()

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from dataio.batch.deliver import Delivery
-from dataio.batch.gather import Batch, Gather
+from dataio.batch.gather import Gather
+from dataio.batch.values import Batch
 from dataio.options import Reports, Staging, Workers
 from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.plan.placement import Placement

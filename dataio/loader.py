@@ -16,8 +16,7 @@ import torch
 from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
-from dataio.batch.assemble import OnError, Transform
-from dataio.batch.gather import Batch, BatchTransform, Collate
+from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation
 from dataio.opening import Openable
@@ -25,7 +24,7 @@ from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import build_parts
 from dataio.plan.order import num_steps
 from dataio.plan.policies import Importance, Shuffle
-from dataio.plan.stretch import Position
+from dataio.plan.segment import Position
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
 from dataio.state.resume import find_num_hidden, warn_without_scores
@@ -315,7 +314,7 @@ class Loader:
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
         self._parts.pool.await_commit()
-        self._parts.feedback.settle()
+        self._parts.feedback.flush()
 
     @checked_call
     def restore(self, path: str | os.PathLike[str]) -> None:

@@ -21,7 +21,7 @@ from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key, key
-from dataio.batch.gather import Batch
+from dataio.batch.values import Batch
 from dataio.iterations import Iterations
 from dataio.loader import Loader
 from dataio.state.resume import check_signed, sign

@@ -16,7 +16,7 @@ from dataio.batch.gather import Gather
 from dataio.evaluation import Evaluation
 from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
-from dataio.plan.epoch import Decks, find_decks
+from dataio.plan.epoch import SamplingGroups, find_sampling_groups
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placements
 from dataio.pool.moves import Moves
@@ -26,7 +26,7 @@ from dataio.source import Source
 from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback
 from dataio.state.reported import Reported
-from dataio.state.resume import Run
+from dataio.state.resume import RunIdentity
 from dataio.world import World
 
 
@@ -42,7 +42,7 @@ class Parts:
         fields: What is kept of a sample, as rows are stored.
         layout: Replicas and samples.
         identity: What the run keeps, whoever goes on with it.
-        decks: All decks, and this replica's place.
+        sampling: All sampling groups, and this replica's place.
         dealer: Deals the replica its rows of an epoch.
         placements: Which node holds which row, as far as the seed tells.
         pool: The node's rows.
@@ -63,8 +63,8 @@ class Parts:
     source: Source
     fields: dict[str, Field]
     layout: Layout
-    identity: Run
-    decks: Decks
+    identity: RunIdentity
+    sampling: SamplingGroups
     dealer: Dealer
     placements: Placements
     pool: Pool
@@ -114,9 +114,9 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
     check_agreement(arguments.agreed(source, fields), world)
-    decks = find_decks(layout, replica=world.replica, holds_all=shuffle.holds_all)
+    sampling = find_sampling_groups(layout, replica=world.replica, holds_all=shuffle.holds_all)
     dealer = Dealer(
-        decks,
+        sampling,
         world=world,
         importance=arguments.importance,
         seed=seed,
@@ -124,7 +124,7 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         drop_last=arguments.drop_last,
     )
     placements = Placements(
-        shuffle, layout, world.node, decks.num_rows, seed, shuffle.num_leaving(layout)
+        shuffle, layout, world.node, sampling.num_rows, seed, shuffle.num_leaving(layout)
     )
     # Whoever catches an error may try again in this process: the cache must not stay locked.
     with contextlib.ExitStack() as undo:
@@ -140,8 +140,8 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         figures = Figures()
         parts = Parts(
             arguments, world, opener, source, fields, layout,
-            Run(seed, source.num_samples, shuffle), decks, dealer, placements, pool, moves,
-            first_tag, feedback, reported, gather, delivery,
+            RunIdentity(seed, source.num_samples, shuffle), sampling, dealer, placements, pool,
+            moves, first_tag, feedback, reported, gather, delivery,
             Feed(pool, gather, delivery, figures=figures), figures,
             EpochLine(figures, source, world=world, metrics=metrics),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from dataio.plan.epoch import EpochPlan
 from dataio.plan.history import unscored
 from dataio.plan.order import Order
 from dataio.plan.replay import groups_of, trained_samples, trained_slots
-from dataio.plan.stretch import Position, Stretch
+from dataio.plan.segment import Position, Segment
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved
@@ -72,8 +72,8 @@ class Running:
         position: Where it began, or went on.
         plan: Its batches.
         refresh_order: Those of the hidden rows that get a new score.
-        seen: bool[rows of the deck]: Trained in stretches of the epoch that have ended; None: no
-            stretch has.
+        seen: bool[rows of the sampling group]: Trained in ended segments of the epoch; None: none
+            has ended.
         refresh_step: Batches of hidden rows delivered.
         exchange_waits: Whether its exchange has yet to begin, as it may be the last epoch's.
     """
@@ -148,8 +148,8 @@ class RunState:
         """Tell where an epoch begins, under a layout that began in ``first_epoch``."""
         arguments, replicas = self._parts.arguments, self._parts.layout.replicas
         grouped = arguments.staging.when == "overlap" and epoch == 0
-        stretch = Stretch(replicas, arguments.batch_size, first_epoch, grouped=grouped)
-        return Position(epoch, (stretch,))
+        segment = Segment(replicas, arguments.batch_size, first_epoch, grouped=grouped)
+        return Position(epoch, (segment,))
 
     def start_with(self, epoch: int) -> None:
         """Begin the run with another epoch than the first, unless a position was given to it."""
@@ -208,7 +208,7 @@ class RunState:
         parts.pool.finish_staging()
         groups = None
         if position.running.grouped and not position.running.steps:
-            groups = groups_of(parts.decks, seed=parts.arguments.seed).bounds.tolist()
+            groups = groups_of(parts.sampling, seed=parts.arguments.seed).bounds.tolist()
         parts.pool.ensure(parts.moves.take_placement(position), groups=groups)
         # Past `ensure`, where all ranks meet: none reports of what it has left any more.
         self._begin_scores(state)
@@ -253,7 +253,7 @@ class RunState:
     def snapshot(self) -> NodeSnapshot:
         """Tell what a save keeps of this node's rows; the scores are not copied."""
         running, pool = self.running, self._parts.pool
-        trained = np.zeros(self._parts.decks.num_rows, np.uint8)
+        trained = np.zeros(self._parts.sampling.num_rows, np.uint8)
         if running.seen is not None:
             trained[running.seen] = 1
         trained[trained_slots(running.plan.order, self.step)] = 2
@@ -296,7 +296,7 @@ class RunState:
     def _seen_before(
         self, position: Position, node: NodeSnapshot | None
     ) -> NDArray[np.bool_] | None:
-        """bool[rows of the deck]: What the ended stretches of an epoch trained. Collective."""
+        """bool[rows of the sampling group]: What ended segments trained. Collective."""
         if not position.ended:
             return None
         if node is not None:

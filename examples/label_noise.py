@@ -22,10 +22,10 @@ import dataio
 import importance
 import tonari.hardest.command
 from dataio.base.seeding import generator, key
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from trainer import SmallCNN, seeded
 
-COLUMNS: tuple[Column, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
+COLUMNS: tuple[ScoreColumn, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
 
 
 def main() -> None:

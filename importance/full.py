@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 
 
@@ -24,7 +24,7 @@ class Full:
         ValueError: If there is no such column.
     """
 
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ScoreColumn, ...] = ()
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Select every row."""

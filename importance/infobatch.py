@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import QUANTUM, Column
+from dataio.plan.history import QUANTUM, ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import annealing, check_fraction
 from importance.threshold import lowest
@@ -47,7 +47,7 @@ class InfoBatch:
         check_fraction("InfoBatch: delta", self.delta)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """The last loss."""
         return ("loss",)
 

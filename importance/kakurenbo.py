@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates, alone
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh, run_fraction
 from importance.threshold import key_bits, loss_keys, lowest
@@ -85,7 +85,7 @@ class Kakurenbo:
         check_refresh("Kakurenbo", self.refresh_every)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """The last loss, and how the row was predicted."""
         return ("loss", "confidence", "correct")
 
@@ -115,7 +115,7 @@ class Kakurenbo:
         )
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Choose all hidden slots every ``refresh_every`` epochs, else none."""
+        """Choose all hidden slots every ``refresh_every`` epochs, and none in the others."""
         due = self.refresh_every is not None and epoch % self.refresh_every == 0
         return hidden if due else hidden[:0]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import annealing, check_fraction
 
@@ -41,7 +41,7 @@ class RandomPrune:
         check_fraction("RandomPrune: delta", self.delta)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """No reports change what it selects."""
         return ()
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.schedule import check_fraction, check_refresh
 from importance.threshold import loss_keys, percentiles
@@ -43,7 +43,7 @@ class SelectiveBackprop:
         check_refresh("SelectiveBackprop", self.refresh_every)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """The last loss."""
         return ("loss",)
 
@@ -57,6 +57,6 @@ class SelectiveBackprop:
         return Selection(hidden=hidden[np.argsort(keys)], top_up=True)
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
-        """Choose all hidden slots every ``refresh_every`` epochs, else none."""
+        """Choose all hidden slots every ``refresh_every`` epochs, and none in the others."""
         due = self.refresh_every is not None and epoch % self.refresh_every == 0
         return hidden if due else hidden[:0]

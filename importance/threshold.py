@@ -7,13 +7,13 @@ from dataio.plan.candidates import Candidates, Total
 from dataio.plan.history import QUANTUM
 
 DIGIT_BITS = 12
-"""Bits that a round of `lowest` settles: a total of 4,096 counts, 32 KiB."""
+"""Bits that a round of `lowest` decides: a total of 4,096 counts, 32 KiB."""
 
 BLOCK = 1 << 15
 """Rows taken at once: what stays in a core's cache."""
 
 NUM_LEVELS = 1 << 14
-"""Losses that `percentiles` tells apart: multiples of the quantum from 0 to 16."""
+"""Losses that `percentiles` distinguishes: multiples of the quantum from 0 to 16."""
 
 
 def loss_keys(rows: Candidates) -> NDArray[np.uint64]:
@@ -53,7 +53,7 @@ def lowest(
 ) -> NDArray[np.int64]:
     """Find which of this pool's rows are among those of the lowest keys of all pools.
 
-    Settles the threshold digit by digit: after each round only rows that share its first digits
+    Finds the threshold digit by digit: after each round only rows that share its first digits
     are counted. Collective where ``total`` is: num_bits / 12 rounds at most.
 
     Args:

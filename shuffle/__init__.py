@@ -6,18 +6,18 @@ Only `ModelExchange` needs torch; it is imported when first asked for.
 from typing import TYPE_CHECKING
 
 from dataio.plan.policies import Local
-from shuffle.model_plan import equal_exchange
+from shuffle.models.plan import equal_exchange
 from shuffle.policies import Global, Partial
 
 if TYPE_CHECKING:
-    from shuffle.model_exchange import ModelExchange
+    from shuffle.models.exchange import ModelExchange
 
 __all__ = ["Global", "Local", "ModelExchange", "Partial", "equal_exchange"]
 
 
 def __getattr__(name: str) -> object:
     if name == "ModelExchange":
-        from shuffle.model_exchange import ModelExchange
+        from shuffle.models.exchange import ModelExchange
 
         return ModelExchange
     raise AttributeError(f"module 'shuffle' has no attribute {name!r}")

@@ -61,7 +61,7 @@ def facing_ring(layout: Layout, richness: NDArray[np.float64], *, seed: int, epo
         layout: Replicas on more than one node.
         richness: float64[num_nodes]: Each node's figure, the same on every rank.
         seed: Of the order of nodes that are equally rich.
-        epoch: Likewise.
+        epoch: Of the exchange.
     """
     drawn = permute(np.arange(layout.num_nodes), layout.num_nodes, key(seed, "ring", epoch=epoch))
     richest = drawn[np.argsort(-richness[drawn], kind="stable")]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key, key
-from dataio.plan.epoch import Counts, find_decks, plan_epoch
+from dataio.plan.epoch import Counts, find_sampling_groups, plan_epoch
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Selection
 from shuffle.plan import homes_before, num_leaving, trace_homes
@@ -230,12 +230,12 @@ def full_batches(
 
     The same number for all replicas: what the one with the fewest rows fills.
     """
-    decks = find_decks(layout, replica=replica, holds_all=holds_all)
+    sampling = find_sampling_groups(layout, replica=replica, holds_all=holds_all)
     plan = plan_epoch(
-        decks,
+        sampling,
         Selection(),
-        Counts(decks.sizes, decks.sizes),
-        stream=decks.stream(seed, "order", epoch=epoch),
+        Counts(sampling.sizes, sampling.sizes),
+        stream=sampling.stream(seed, "order", epoch=epoch),
         batch_size=batch_size,
     )
     steps = min(MAX_BATCHES, int(plan.dealt.min()) // batch_size)

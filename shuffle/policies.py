@@ -11,7 +11,7 @@ from dataio.base.checked import checked
 from dataio.base.seeding import key
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Exchange, Turn
+from dataio.plan.policies import Exchange, ExchangeContext
 from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement
@@ -85,34 +85,34 @@ class Partial:
             first_epoch=first_epoch,
         )
 
-    def begin(self, turn: Turn) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start the epoch's exchange, spread over its steps; `progress` sends the first.
 
         Collective, where partners are found by scores.
         """
-        leaving = self.num_leaving(turn.layout)
+        leaving = self.num_leaving(context.layout)
         if leaving == 0:
             return None
-        begins = turn.epoch == turn.first_epoch and turn.world.rank == 0
+        begins = context.epoch == context.first_epoch and context.world.rank == 0
         if begins and self.partners == "uniform":
-            self._tell_what_crosses(turn.layout)
-        rank_of = turn.world.rank_of_replica
-        slots = self._leaving_slots(turn, leaving)
+            self._log_what_crosses(context.layout)
+        rank_of = context.world.rank_of_replica
+        slots = self._leaving_slots(context, leaving)
         legs = plan_legs(
-            turn.layout,
-            replica=turn.world.replica,
+            context.layout,
+            replica=context.world.replica,
             num_leaving=leaving,
-            seed=turn.seed,
-            epoch=turn.epoch,
-            steps=turn.steps,
-            mean_row_bytes=turn.mean_row_bytes,
-            first_tag=turn.first_tag,
-            ring=self._ring(turn),
+            seed=context.seed,
+            epoch=context.epoch,
+            steps=context.steps,
+            mean_row_bytes=context.mean_row_bytes,
+            first_tag=context.first_tag,
+            ring=self._ring(context),
         )
         rows = [slots[leg.start : leg.stop] for leg in legs]
         return Transfer(
-            turn.world,
-            turn.store,
+            context.world,
+            context.store,
             sends=[
                 Parcel(part, rank_of(leg.dest), leg.tag, leg.step)
                 for part, leg in zip(rows, legs, strict=True)
@@ -121,11 +121,11 @@ class Partial:
                 Parcel(part, rank_of(leg.source), leg.tag, leg.step)
                 for part, leg in zip(rows, legs, strict=True)
             ],
-            fetch=turn.fetch,
-            buffers=turn.buffers,
+            fetch=context.fetch,
+            buffers=context.buffers,
         )
 
-    def _tell_what_crosses(self, layout: Layout) -> None:
+    def _log_what_crosses(self, layout: Layout) -> None:
         crossing = crossing_fraction(layout)
         if crossing < 1:
             log.warning(
@@ -136,31 +136,32 @@ class Partial:
                 self.exchange * crossing,
             )  # fmt: skip
 
-    def _leaving_slots(self, turn: Turn, leaving: int) -> NDArray[np.int64]:
-        layout, replica = turn.layout, turn.world.replica
+    def _leaving_slots(self, context: ExchangeContext, leaving: int) -> NDArray[np.int64]:
+        layout, replica = context.layout, context.world.replica
         if self.rows == "uniform":
             return leaving_slots(
-                layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
+                layout, replica=replica, num_leaving=leaving, seed=context.seed, epoch=context.epoch
             )
         start, stop = layout.share_slots(replica)
-        stream = key(turn.seed, "leaving by score", epoch=turn.epoch, replica=replica)
-        losses = _losses(turn)[start:stop]
+        stream = key(context.seed, "leaving by score", epoch=context.epoch, replica=replica)
+        losses = _losses(context)[start:stop]
         return start + leaving_by_loss(losses, num_leaving=leaving, stream=stream)
 
-    def _ring(self, turn: Turn) -> Ring:
+    def _ring(self, context: ExchangeContext) -> Ring:
         if self.partners == "uniform":
-            return make_ring(turn.layout, seed=turn.seed, epoch=turn.epoch)
-        mine = np.array([mean_loss(_losses(turn))])
-        figures = turn.world.allgather_array(mine, doing="compare the nodes' losses")[:, 0]
+            return make_ring(context.layout, seed=context.seed, epoch=context.epoch)
+        mine = np.array([mean_loss(_losses(context))])
+        figures = context.world.allgather_array(mine, doing="compare the nodes' losses")[:, 0]
         leaders = [
-            turn.world.rank_of_replica(int(replica)) for replica in turn.layout.first_replica[:-1]
+            context.world.rank_of_replica(int(replica))
+            for replica in context.layout.first_replica[:-1]
         ]
-        return facing_ring(turn.layout, figures[leaders], seed=turn.seed, epoch=turn.epoch)
+        return facing_ring(context.layout, figures[leaders], seed=context.seed, epoch=context.epoch)
 
 
-def _losses(turn: Turn) -> NDArray[np.float32]:
-    assert turn.losses is not None, "a loader refuses a shuffle by scores that are not kept"
-    return turn.losses
+def _losses(context: ExchangeContext) -> NDArray[np.float32]:
+    assert context.losses is not None, "a loader refuses a shuffle by scores that are not kept"
+    return context.losses
 
 
 @checked
@@ -207,6 +208,6 @@ class Global:
         homes = layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
         return deal(layout, seed=seed, epoch=epoch, first_epoch=first_epoch).samples(homes)
 
-    def begin(self, turn: Turn) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start moving the rows whose node changes; None where nothing moves."""
-        return begin_moves(turn) if self.num_leaving(turn.layout) else None
+        return begin_moves(context) if self.num_leaving(context.layout) else None

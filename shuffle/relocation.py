@@ -8,36 +8,40 @@ from numpy.typing import NDArray
 from dataio.base.errors import ExchangeError
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.history import Scores
-from dataio.plan.policies import Exchange, Turn
+from dataio.plan.policies import Exchange, ExchangeContext
 from dataio.world import CHANNEL_TAGS, World
 from shuffle.homes import deal, plan_moves
 from shuffle.plan import chunk_step, parcel_bounds
 
 
-def begin_moves(turn: Turn) -> Exchange:
+def begin_moves(context: ExchangeContext) -> Exchange:
     """Start moving the rows whose node changes, spread over the epoch's steps."""
-    layout, replica = turn.layout, turn.world.replica
-    epochs = (turn.epoch, turn.epoch + 1)
+    layout, replica = context.layout, context.world.replica
+    epochs = (context.epoch, context.epoch + 1)
     before, after = (
-        deal(layout, seed=turn.seed, epoch=epoch, first_epoch=turn.first_epoch) for epoch in epochs
+        deal(layout, seed=context.seed, epoch=epoch, first_epoch=context.first_epoch)
+        for epoch in epochs
     )
     moves = plan_moves(layout, replica, before=before, after=after)
-    turn.store.keep_rows(moves.kept, held_in=moves.held_in)
+    context.store.keep_rows(moves.kept, held_in=moves.held_in)
     ahead = (moves.receivers - replica) % layout.num_replicas
     behind = (replica - moves.senders) % layout.num_replicas
     transfer = Transfer(
-        turn.world,
-        turn.store,
-        sends=_parcels(turn, moves.leaving, moves.receivers, ahead),
-        receives=_parcels(turn, moves.arriving, moves.senders, behind),
-        fetch=turn.fetch,
-        buffers=turn.buffers,
+        context.world,
+        context.store,
+        sends=_parcels(context, moves.leaving, moves.receivers, ahead),
+        receives=_parcels(context, moves.arriving, moves.senders, behind),
+        fetch=context.fetch,
+        buffers=context.buffers,
     )
-    return Relocation(turn.world, transfer, moves.kept, moves.held_in)
+    return Relocation(context.world, transfer, moves.kept, moves.held_in)
 
 
 def _parcels(
-    turn: Turn, slots: NDArray[np.int64], peers: NDArray[np.int64], shifts: NDArray[np.int64]
+    context: ExchangeContext,
+    slots: NDArray[np.int64],
+    peers: NDArray[np.int64],
+    shifts: NDArray[np.int64],
 ) -> list[Parcel]:
     """Cut what one replica gives, or takes, into messages of bounded size.
 
@@ -48,17 +52,17 @@ def _parcels(
     # int64[num_peers]: rows of a peer are side by side
     _, starts, counts = np.unique(shifts, return_index=True, return_counts=True)
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        rank = turn.world.rank_of_replica(int(peers[start]))
-        step = chunk_step(int(shifts[start]) - 1, turn.layout.num_replicas - 1, turn.steps)
-        cuts = (start + parcel_bounds(count, mean_row_bytes=turn.mean_row_bytes)).tolist()
+        rank = context.world.rank_of_replica(int(peers[start]))
+        step = chunk_step(int(shifts[start]) - 1, context.layout.num_replicas - 1, context.steps)
+        cuts = (start + parcel_bounds(count, mean_row_bytes=context.mean_row_bytes)).tolist()
         if len(cuts) > CHANNEL_TAGS:
             raise ExchangeError(
-                f"[rank {turn.world.rank}] {count} rows of {turn.mean_row_bytes} bytes to or from "
-                f"rank {rank} make {len(cuts) - 1} parcels an epoch, expected at most "
+                f"[rank {context.world.rank}] {count} rows of {context.mean_row_bytes} bytes to or "
+                f"from rank {rank} make {len(cuts) - 1} parcels an epoch, expected at most "
                 f"{CHANNEL_TAGS}; start more ranks, or shuffle with Partial"
             )
         parcels += [
-            Parcel(slots[a:b], rank, turn.first_tag + number, step)
+            Parcel(slots[a:b], rank, context.first_tag + number, step)
             for number, (a, b) in enumerate(pairwise(cuts))
         ]
     return parcels

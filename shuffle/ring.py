@@ -110,12 +110,6 @@ def make_ring(layout: Layout, *, seed: int, epoch: int) -> Ring:
     return Ring(layout, seed, epoch)
 
 
-def ring_positions(layout: Layout, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """int64[num_replicas]: The replica that stands at each position of an epoch's ring."""
-    ring = make_ring(layout, seed=seed, epoch=epoch)
-    return ring.replica_at(np.arange(layout.num_replicas))
-
-
 def partners(layout: Layout, *, seed: int, epoch: int, chunk: int, replica: int) -> tuple[int, int]:
     """Find the two partners of a replica for one chunk.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dataio.plan.epoch import Counts, find_decks, plan_epoch
+from dataio.plan.epoch import Counts, find_sampling_groups, plan_epoch
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Selection
 from shuffle.plan import leaving_slots, num_leaving
@@ -42,12 +42,12 @@ def plan_replica(
     Raises:
         ExchangeError: If its rows make more messages than an exchange can have.
     """
-    decks = find_decks(layout, replica=replica, holds_all=False)
+    sampling = find_sampling_groups(layout, replica=replica, holds_all=False)
     order = plan_epoch(
-        decks,
+        sampling,
         Selection(),
-        Counts(decks.sizes, decks.sizes),
-        stream=decks.stream(seed, "order", epoch=epoch),
+        Counts(sampling.sizes, sampling.sizes),
+        stream=sampling.stream(seed, "order", epoch=epoch),
         batch_size=batch_size,
     ).order
     leaving, legs = num_leaving(layout, exchange), list[Leg]()

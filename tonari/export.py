@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     # Only now: `--help` and wrong arguments should not wait for torch.
     from torch import Tensor
 
-    from trainer.checkpoint.checkpoint import read_progress
+    from trainer.checkpoint.directory import read_progress
     from trainer.checkpoint.export import read_checkpoint, write_safetensors, write_torch
 
     checkpoint = _find(given.checkpoint)
@@ -86,7 +86,7 @@ def _check(out: Path, *, optimizer: bool) -> None:
 
 
 def _find(path: Path) -> Path:
-    from trainer.checkpoint.checkpoint import latest
+    from trainer.checkpoint.directory import latest
 
     found = latest(path / "checkpoints") or latest(path) or path
     if not (found / "torch").is_dir():

@@ -21,7 +21,7 @@ from benchmarks.generated import Generated
 from dataio import Array, ExchangeError, Field, Int, Loader, Reports, Throttle, Workers, World
 from dataio.base.seeding import generator, key
 from dataio.plan.history import Scores
-from dataio.plan.policies import Shuffle, Turn
+from dataio.plan.policies import ExchangeContext, Shuffle
 from dataio.rows.parcel import pack_parcel, parcel_bytes, unpack_parcel
 from dataio.world import Request
 from shuffle.plan import leaving_slots
@@ -91,29 +91,33 @@ class Loaded:
 class OneByOne(Partial):
     """The same rows as `Partial`, each requested and sent in messages of its own."""
 
-    def begin(self, turn: Turn) -> "Gets | None":
+    def begin(self, context: ExchangeContext) -> "Gets | None":
         """Spread the samples evenly over the epoch's steps."""
-        leaving = self.num_leaving(turn.layout)
+        leaving = self.num_leaving(context.layout)
         if leaving == 0:
             return None
-        replica = turn.world.replica
+        replica = context.world.replica
         slots = leaving_slots(
-            turn.layout, replica=replica, num_leaving=leaving, seed=turn.seed, epoch=turn.epoch
-        )
-        legs = plan_legs(
-            turn.layout,
+            context.layout,
             replica=replica,
             num_leaving=leaving,
-            seed=turn.seed,
-            epoch=turn.epoch,
-            steps=turn.steps,
-            mean_row_bytes=turn.mean_row_bytes,
-            first_tag=turn.first_tag,
+            seed=context.seed,
+            epoch=context.epoch,
+        )
+        legs = plan_legs(
+            context.layout,
+            replica=replica,
+            num_leaving=leaving,
+            seed=context.seed,
+            epoch=context.epoch,
+            steps=context.steps,
+            mean_row_bytes=context.mean_row_bytes,
+            first_tag=context.first_tag,
         )
         counts = [leg.stop - leg.start for leg in legs]
-        ranks = [turn.world.rank_of_replica(leg.source) for leg in legs]
-        dests = [turn.world.rank_of_replica(leg.dest) for leg in legs]
-        return Gets(turn, slots, np.repeat(ranks, counts), np.repeat(dests, counts))
+        ranks = [context.world.rank_of_replica(leg.source) for leg in legs]
+        dests = [context.world.rank_of_replica(leg.dest) for leg in legs]
+        return Gets(context, slots, np.repeat(ranks, counts), np.repeat(dests, counts))
 
 
 class Gets:
@@ -124,12 +128,12 @@ class Gets:
     """
 
     def __init__(
-        self, turn: Turn, slots: NDArray[np.int64], sources: NDArray[np.int64],
+        self, context: ExchangeContext, slots: NDArray[np.int64], sources: NDArray[np.int64],
         dests: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        self._turn, self._slots, self._sources, self._dests = turn, slots, sources, dests
-        steps = max(len(turn.steps), 1)
-        self._steps = turn.steps.start + np.arange(len(slots)) * steps // len(slots)
+        self._context, self._slots, self._sources, self._dests = context, slots, sources, dests
+        steps = max(len(context.steps), 1)
+        self._steps = context.steps.start + np.arange(len(slots)) * steps // len(slots)
         self._got = self._served = self._sent_bytes = 0
         self._question: tuple[Request, NDArray[np.uint8]] | None = None
         self._answer: tuple[Request, NDArray[np.uint8]] | None = None
@@ -165,45 +169,45 @@ class Gets:
             self._check(started)
 
     def _serve(self, due: int) -> None:
-        world, turn = self._turn.world, self._turn
+        world, context = self._context.world, self._context
         if self._served == due:
             return
         if self._question is None:
             into = np.empty(8, np.uint8)
             source = int(self._dests[self._served])
-            self._question = (world.irecv(into, source=source, tag=turn.first_tag), into)
+            self._question = (world.irecv(into, source=source, tag=context.first_tag), into)
         request, asked = self._question
         if not request.test():
             return
         number = int(asked.view(np.int64)[0])
         self._question = None
-        packed = pack_parcel(turn.store.read_rows(self._slots[number : number + 1]))
+        packed = pack_parcel(context.store.read_rows(self._slots[number : number + 1]))
         dest = int(self._dests[number])
         self._sending = [request for request in self._sending if not request.test()]
-        self._sending.append(world.isend(packed, dest=dest, tag=turn.first_tag + 1))
+        self._sending.append(world.isend(packed, dest=dest, tag=context.first_tag + 1))
         self._served += 1
         self._sent_bytes += len(packed)
 
     def _take(self, due: int) -> None:
-        world, turn = self._turn.world, self._turn
+        world, context = self._context.world, self._context
         if self._answer is None:
             if self._got == due:
                 return
             source = int(self._sources[self._got])
-            into = np.empty(parcel_bytes(turn.store.schema, 1, np.empty((1, 0), int)), np.uint8)
-            self._answer = (world.irecv(into, source=source, tag=turn.first_tag + 1), into)
+            into = np.empty(parcel_bytes(context.store.schema, 1, np.empty((1, 0), int)), np.uint8)
+            self._answer = (world.irecv(into, source=source, tag=context.first_tag + 1), into)
             asked = np.array([self._got]).view(np.uint8)
-            self._sending.append(world.isend(asked, dest=source, tag=turn.first_tag))
+            self._sending.append(world.isend(asked, dest=source, tag=context.first_tag))
             self._sent_bytes += len(asked)
         request, packed = self._answer
         if request.test():
-            rows = unpack_parcel(packed, turn.store.schema, 1)
-            turn.store.write_arrivals(self._slots[self._got : self._got + 1], rows)
+            rows = unpack_parcel(packed, context.store.schema, 1)
+            context.store.write_arrivals(self._slots[self._got : self._got + 1], rows)
             self._answer = None
             self._got += 1
 
     def _check(self, started: float) -> None:
-        world = self._turn.world
+        world = self._context.world
         if time.perf_counter() - started > world.timeout_s:
             peer = self._sources[min(self._got, len(self._sources) - 1)]
             raise ExchangeError(

@@ -25,7 +25,7 @@ from benchmarks.generated import Generated
 from dataio import Array, Int, Loader, Reports
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column, Scores, record, score_dtype, unscored
+from dataio.plan.history import ScoreColumn, Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import POLICIES, make_policy, outcome
@@ -61,7 +61,7 @@ class Settings:
     directory: Path = Path(tempfile.gettempdir())
 
 
-def make_scores(num_rows: int, columns: tuple[Column, ...]) -> Scores:
+def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
     """Make scores as of a model that has learned most rows."""
     rng = np.random.Generator(np.random.Philox(key=1))
     scores = unscored(num_rows, score_dtype(columns))

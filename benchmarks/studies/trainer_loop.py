@@ -34,8 +34,8 @@ from torch.profiler import ProfilerActivity, profile
 import dataio
 import shuffle
 from benchmarks.machine import describe_machine
+from dataio.batch.values import Batch
 from trainer.config.config import Config, load_config
-from trainer.mesh.pipeline import Batch
 from trainer.models import seeded
 from trainer.run.build import make_model
 from trainer.run.data import text_sources, token_field

@@ -5,10 +5,7 @@ what only the loader's own thread may, `finish` closes. Threads that run the sam
 rows; nothing else is shared but the list of bad rows.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,61 +13,15 @@ from numpy.typing import NDArray
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError
 from dataio.base.seeding import key
+from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
+from dataio.batch.job import Job, Work, num_rows
+from dataio.batch.values import Array, OnError, Sample, Transform, Value
 from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
-from dataio.cache.files.reader import Located, RowReader
-from dataio.rows.decode import decode_image, image_shape
-from dataio.rows.fields import Field, Image, Text, Tokens
+from dataio.cache.files.reader import RowReader
+from dataio.rows.fields import Field
 
-Array = NDArray[np.generic]
-Value = Array | list[bytes] | list[str] | list[Array] | list[object]
-Sample = dict[str, Array | bytes | str]
-Transform = Callable[[Sample, np.random.Generator], Sample]
 Form = tuple[tuple[int, ...], np.dtype[np.generic]]
-OnError = Literal["raise", "skip"]
-
-SMALL_BYTES = 64
-"""Fixed fields up to this width are gathered for many batches at once."""
-
-
-@dataclass(slots=True)
-class Work:
-    """A batch to be made.
-
-    Attributes:
-        epoch: For the transform's randomness.
-        step: Likewise.
-        located: The rows.
-        small: Fixed fields that were gathered already.
-        bad: Rows known to be corrupt.
-    """
-
-    epoch: int
-    step: int
-    located: Located
-    small: Mapping[str, Array]
-    bad: frozenset[int] = frozenset()
-
-
-@dataclass(slots=True)
-class Job:
-    """A batch being made: `copies` and `images` say what `run` fills.
-
-    Attributes:
-        results: What the transform's samples go into.
-        samples: The samples themselves, for a collate.
-        done: The first rows, which `prepare` has transformed already.
-        here: Whether all others are transformed by `complete`, on the loader's own thread.
-    """
-
-    work: Work
-    values: dict[str, Value]
-    copies: list[tuple[Array, Array]]
-    images: list[tuple[str, Image, Sequence[memoryview], NDArray[np.uint8]]]
-    results: dict[str, Value] | None = None
-    samples: list[Sample | None] | None = None
-    done: int = 0
-    here: bool = False
 
 
 class Assembler:
@@ -99,140 +50,36 @@ class Assembler:
         on_error: OnError,
         watch: Watch,
     ) -> None:
-        self._reader = reader
         self._fields = fields
         self._ring = ring
         self._transform = transform
         self._keep_samples = keep_samples
         self._seed = seed
-        self._on_error = on_error
         self._watch = watch
-        self._image_shapes: dict[str, tuple[int, int, int]] = {}
+        self._filler = Filler(reader, fields, ring=ring, on_error=on_error)
         self._forms: dict[str, Form | None] | None = None
-        self._lock = threading.Lock()
-        schema = reader.schema
-        self._large = [
-            (number, column.name)
-            for number, column in enumerate(schema.fixed)
-            if column.width_bytes > SMALL_BYTES
-        ]
-        self.small = [
-            (number, column.name)
-            for number, column in enumerate(schema.fixed)
-            if column.width_bytes <= SMALL_BYTES
-        ]
-        self._decoded = [
-            name
-            for name, kind in fields.items()
-            if isinstance(kind, Image) and name not in schema.variable
-        ]
         # Rows are only worked on one by one where that takes time.
-        self.by_row = (
-            transform is not None
-            or keep_samples
-            or any(isinstance(fields[name], Image) for name in schema.variable)
-        )
+        self.by_row = transform is not None or keep_samples or self._filler.decodes
 
     def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
-        return {name: self._reader.column(number)[position] for number, name in self.small}
+        return self._filler.gather_small(position)
 
     def plain_columns(self) -> dict[str, Array] | None:
-        """The large fixed fields, if a batch is nothing but copies of fixed fields; else None."""
-        if self.by_row or self._decoded or self._reader.schema.variable:
-            return None
-        return {name: self._reader.column(number) for number, name in self._large}
+        """The large fixed fields, if a batch is nothing but copies of fixed fields; or None."""
+        return None if self.by_row else self._filler.plain_columns()
 
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
-        located, num_rows = work.located, len(work.located.position)
-        job = Job(work, dict(work.small), [], [])
-        for number, name in self._large:
-            column = self._reader.column(number)
-            out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
-            job.copies.append((column, out))
-            job.values[name] = out
-        for number, name in enumerate(self._reader.schema.variable):
-            bounds = located.bounds
-            data = self._reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
-            job.values[name] = self._variable(job, name, data)
+        job = self._filler.prepare(work)
+        count = num_rows(job)
         if self._keep_samples:
-            job.samples = [None] * num_rows
+            job.samples = [None] * count
         elif self._forms is not None:
-            job.results = self._columns(self._forms, num_rows)
+            job.results = self._columns(self._forms, count)
         if self._transform is not None:
             self._look(job)
         return job
-
-    def _variable(self, job: Job, name: str, data: list[memoryview]) -> Value:
-        kind = self._fields[name]
-        if isinstance(kind, Image):
-            return self._image(job, name, kind, data)
-        if isinstance(kind, Tokens):
-            return self._tokens(kind, data)
-        if isinstance(kind, Text):
-            return self._text(job, name, data)
-        return [piece.tobytes() for piece in data]
-
-    def _text(self, job: Job, name: str, data: list[memoryview]) -> list[str]:
-        texts = []
-        for row, piece in enumerate(data):
-            try:
-                texts.append(str(piece, "utf-8"))
-            except UnicodeDecodeError as error:
-                texts.append("")
-                where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
-                self._bad(
-                    job,
-                    row,
-                    FieldError(
-                        f"{where}: {len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 "
-                        f"({error}), expected text; repair the sample, or declare Bytes"
-                    ),
-                )
-        return texts
-
-    def _tokens(self, kind: Tokens, data: list[memoryview]) -> Array | list[Array]:
-        dtype = np.dtype(kind.dtype).newbyteorder("<")
-        if kind.length is None:
-            ends = np.cumsum([0, *map(len, data)]).tolist()
-            flat = self._ring.take((ends[-1] // dtype.itemsize,), dtype)
-            target = flat.view(np.uint8).data
-            for piece, start in zip(data, ends, strict=False):
-                target[start : start + len(piece)] = piece
-            return np.split(flat, np.array(ends[1:-1]) // dtype.itemsize)
-        out = self._ring.take((len(data), kind.length), dtype)
-        out.fill(kind.pad)
-        width = kind.length * dtype.itemsize
-        target = out.reshape(-1).view(np.uint8).data
-        for start, piece in zip(range(0, len(data) * width, width), data, strict=True):
-            cut = piece[:width]
-            target[start : start + len(cut)] = cut
-        return out
-
-    def _image(self, job: Job, name: str, kind: Image, data: list[memoryview]) -> Array:
-        shape = self._image_shape(name, kind, data)
-        out = self._ring.take((len(data), *shape), np.uint8).view(np.uint8)
-        job.images.append((name, kind, data, out))
-        # uint8[batch, channels, height, width], channels last in memory
-        return out.transpose(0, 3, 1, 2)
-
-    def _image_shape(self, name: str, kind: Image, data: list[memoryview]) -> tuple[int, int, int]:
-        if name not in self._image_shapes:
-            size = (kind.size, kind.size) if isinstance(kind.size, int) else kind.size
-            if size is None:
-                size = self._first_shape(name, data)
-            self._image_shapes[name] = (*size, kind.channels)
-        return self._image_shapes[name]
-
-    def _first_shape(self, name: str, data: list[memoryview]) -> tuple[int, int]:
-        for row, piece in enumerate(data):
-            try:
-                return image_shape(piece, where=f"field {name!r}")
-            except FieldError:
-                if self._on_error == "raise" or row + 1 == len(data):
-                    raise
-        raise AssertionError("a batch has rows")
 
     def _look(self, job: Job) -> None:
         """Transform the first rows here: what does it draw from; at first, what does it return?"""
@@ -242,7 +89,7 @@ class Assembler:
         for row in range(num_rows(job)):
             if not describes and (row >= wanted or how == "seeded"):
                 break
-            self._fill(job, row, row + 1)
+            self._filler.fill(job, row, row + 1)
             job.done = row + 1
             if row in job.work.bad:
                 continue
@@ -280,7 +127,7 @@ class Assembler:
         """Fill the rows [start, stop); any thread may call it."""
         start = max(start, job.done)
         if start < stop:
-            self._fill(job, start, stop)
+            self._filler.fill(job, start, stop)
             if not job.here:
                 self._transform_rows(job, start, stop, "free")
 
@@ -303,34 +150,9 @@ class Assembler:
         else:
             self._store(job, row, sample)
 
-    def _fill(self, job: Job, start: int, stop: int) -> None:
-        position = job.work.located.position[start:stop]
-        for column, out in job.copies:
-            # mode="clip" because the default checks by way of a second buffer
-            column.take(position, 0, out[start:stop], "clip")
-        for name, kind, data, out in job.images:
-            for row in range(start, stop):
-                if row not in job.work.bad:
-                    self._decode(job, row, name, kind, data[row], out[row])
-
-    def _decode(
-        self, job: Job, row: int, name: str, kind: Image, data: memoryview, out: NDArray[np.uint8]
-    ) -> None:
-        where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
-        try:
-            decode_image(data, out, where=where, resize=kind.size is not None)
-        except FieldError as error:
-            self._bad(job, row, error)
-
-    def _bad(self, job: Job, row: int, error: FieldError) -> None:
-        if self._on_error == "raise":
-            raise error
-        with self._lock:
-            job.work.bad |= {row}
-
     def _transformed(self, job: Job, row: int, how: How) -> Sample:
         sample: Sample = {name: job.values[name][row] for name in self._fields}  # type: ignore[misc]
-        for name in self._decoded:
+        for name in self._filler.decoded:
             value = sample[name]
             assert isinstance(value, np.ndarray)
             sample[name] = value.transpose(2, 0, 1)
@@ -379,12 +201,7 @@ class Assembler:
         """Give the values by field; bad rows hold what a good one holds."""
         values = job.results
         if values is None:
-            values = {name: job.values[name] for name in self._fields}
-            for name in self._decoded:
-                stored = values[name]
-                assert isinstance(stored, np.ndarray)
-                # [batch, channels, height, width], channels last in memory
-                values[name] = stored.transpose(0, 3, 1, 2)
+            values = self._filler.values(job)
         if job.work.bad:
             _cover(values, job.work.bad, num_rows(job))
         return values
@@ -403,11 +220,6 @@ def _form(value: object) -> Form | None:
         return None
     array = np.asarray(value)
     return array.shape, array.dtype
-
-
-def num_rows(job: Job) -> int:
-    """Count a job's rows."""
-    return len(job.work.located.position)
 
 
 def _cover(values: dict[str, Value], bad: frozenset[int], num_rows: int) -> None:

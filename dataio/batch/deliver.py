@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-Batch = dict[str, torch.Tensor]
+from dataio.batch.values import Batch
 
 
 class Delivery:

@@ -56,9 +56,9 @@ class EpochLine:
         """Bring the ranks' figures of the epoch together; rank 0 writes for all. Collective.
 
         Args:
-            mine: This rank's, as `end` told them.
+            mine: This rank's, as `end` returned them.
             doing: What the ranks meet for, for messages.
-            stats: Tells rank 0's figures since construction.
+            stats: Returns rank 0's figures since construction.
         """
         self.last = self._sum_up(mine, doing)
         self._earlier = None
@@ -66,7 +66,7 @@ class EpochLine:
             add_figures(self._metrics, self.last | {"rank_0": stats()})
 
     def so_far(self) -> dict[str, float]:
-        """Tell the running epoch's line up to now. Collective."""
+        """Make the running epoch's line up to now. Collective."""
         mine = self._figures.epoch_so_far(source_bytes=self._source.bytes_read)
         return self._sum_up(mine, "add up the epoch so far")
 

@@ -8,7 +8,9 @@ from torch.profiler import record_function
 
 from dataio.batch.deliver import Delivery
 from dataio.batch.figures import Figures
-from dataio.batch.gather import Batch, Gather, Pick
+from dataio.batch.gather import Gather
+from dataio.batch.lookup import Pick
+from dataio.batch.values import Batch
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import Block, Order
 from dataio.pool.pool import Pool

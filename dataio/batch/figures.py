@@ -127,10 +127,10 @@ def disk_bytes_read() -> int:
 
 @dataclass(frozen=True)
 class EpochFigures:
-    """One epoch on one rank, as the ranks tell one another at its end.
+    """One epoch on one rank, as the ranks send them to one another at its end.
 
     Attributes:
-        duration_s: From the first batch to the turn.
+        duration_s: From the first batch to the epoch's end.
         wait_s: Of it, blocked on batches.
         rows: Delivered, padding not counted.
         source_bytes: Read from the source.
@@ -161,8 +161,8 @@ def summarise(
     Args:
         epoch: The epoch.
         ranks: Of all ranks, in rank order.
-        first_step: Steps of the epoch before the first that the line tells of.
-        earlier: The line of these steps, where a save kept it: then the result tells of both parts,
+        first_step: Steps of the epoch before the first that the line covers.
+        earlier: The line of these steps, where a save kept it: then the result covers both parts,
             and times are added up.
     """
     duration, wait, rows, source = ranks.T

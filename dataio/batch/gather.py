@@ -5,11 +5,8 @@ threads make the next ones meanwhile.
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain, pairwise, repeat, starmap
 from typing import NamedTuple
 
@@ -18,48 +15,22 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import CorruptRowError
-from dataio.base.seeding import key
-from dataio.batch.assemble import Assembler, Job, OnError, Sample, Transform, Value, Work
-from dataio.batch.global_generators import globals_kept
+from dataio.batch.assemble import Assembler
+from dataio.batch.job import Job
+from dataio.batch.lookup import Lookup, Pending, Pick
 from dataio.batch.prefetch import Prefetcher
 from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
+from dataio.batch.shape import Shaper
+from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.batch.verify import Repair, RowVerifier, Verify
 from dataio.batch.watch import How, Watch
 from dataio.cache.cache import Cache
 from dataio.cache.files.readahead import Readahead, is_needed
-from dataio.cache.files.reader import Located, RowReader, locate
-from dataio.plan.order import PADDING, Block
+from dataio.cache.files.reader import RowReader
 from dataio.rows.fields import Field
-
-Batch = dict[str, torch.Tensor]
-BatchTransform = Callable[[Batch, np.random.Generator], Batch]
-Collate = Callable[[list[Sample]], object]
-Pick = Callable[[int, int], Block]
-
-BLOCK_ROWS = 32768
-"""Rows that are decided and looked up at once."""
-
-ASKED_AHEAD = 8
-"""Batches whose rows are asked of the disk before they are read."""
 
 INLINE_BYTES = 16 << 20
 """Up to this a batch is copied on the caller's thread: handing it over would cost more."""
-
-
-@dataclass(slots=True)
-class Pending:
-    """A batch on its way: what it is made of, and what is known already.
-
-    Attributes:
-        unchecked: Slots of its rows, if their checksums are to be checked.
-    """
-
-    work: Work
-    slot: NDArray[np.int64]
-    sample_id: NDArray[np.int64]
-    weight: NDArray[np.float32]
-    unchecked: NDArray[np.int64] | None
 
 
 class Unfinished(NamedTuple):
@@ -72,17 +43,6 @@ class Unfinished(NamedTuple):
     job: Job
     pending: Pending
     how: How
-
-
-class LookedUp(NamedTuple):
-    """A block of steps, and where its rows lie; all arrays begin with [steps, batch]."""
-
-    first_step: int
-    block: Block
-    located: Located
-    small: dict[str, NDArray[np.generic]]
-    slot: NDArray[np.int64]
-    sample_id: NDArray[np.int64]
 
 
 class Gather:
@@ -106,10 +66,6 @@ class Gather:
         prefetch: Batches made ahead on threads or processes.
         timeout_s: Longest wait for one batch.
         pinned: Make batches in memory that a GPU copies from without waiting.
-
-    Attributes:
-        num_skipped: Rows that became padding because they could not be repaired or decoded.
-        num_bytes: Stored bytes of the rows of the batches begun.
     """
 
     def __init__(
@@ -135,8 +91,6 @@ class Gather:
         self._fields = fields
         self._batch_transform = batch_transform
         self._collate = collate
-        self._seed = seed
-        self._replica = replica
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._ring = BufferRing(pinned=pinned)
@@ -144,12 +98,10 @@ class Gather:
         self._verifier = RowVerifier(
             cache, self._reader, verify=verify, on_error=on_error, repair=repair
         )
+        self._shaper = Shaper(
+            collate=collate, batch_transform=batch_transform, seed=seed, replica=replica
+        )
         speaks = replica == 0
-        self._watch = Watch(
-            "batch_transform" if collate is None else "collate" if batch_transform is None
-            else "collate or batch_transform",
-            unit="batch", cure="draw from the rng of batch_transform instead", speaks=speaks,
-        )  # fmt: skip
         self._assembler = Assembler(
             self._reader,
             fields,
@@ -187,10 +139,9 @@ class Gather:
             if num_processes > 0
             else None
         )
+        self._lookup = Lookup(cache, self._assembler, self._verifier, threads=self._threads)
         self._readahead: Readahead | None = None
         self._running: Prefetcher[Pending, Batch | Unfinished] | None = None
-        self._lock = threading.Lock()
-        self.num_skipped = self.num_bytes = 0
 
     def batches(self, pick: Pick, steps: range, *, epoch: int) -> Iterator[Batch]:
         """Make the batches of some steps, in order. Stops the batches that were asked for before.
@@ -208,7 +159,7 @@ class Gather:
         if self._readahead is None and is_needed(self._reader):
             self._readahead = Readahead(self._reader)
             self._cache.read_ahead_by(self._readahead)
-        pending = self._pending(pick, steps, epoch)
+        pending = self._lookup.pending(pick, steps, epoch=epoch, readahead=self._readahead)
         if self._workers is not None:
             made = self._workers.make(map(self._checked, pending))
             return starmap(self._received, made)
@@ -234,6 +185,16 @@ class Gather:
         return map(self._copied, pending, repeat(columns))
 
     @property
+    def num_skipped(self) -> int:
+        """Rows that became padding because they could not be repaired or decoded."""
+        return self._shaper.num_skipped
+
+    @property
+    def num_bytes(self) -> int:
+        """Stored bytes of the rows of the batches begun."""
+        return self._lookup.num_bytes
+
+    @property
     def ready(self) -> int:
         """Batches that are ready now."""
         return self._running.ready if self._running is not None else 0
@@ -245,7 +206,7 @@ class Gather:
             self._running = None
 
     def forget(self, slots: NDArray[np.int64]) -> None:
-        """Take notice that slots hold other rows than before."""
+        """Check the rows of some slots again: they hold other rows than before."""
         self._verifier.forget(slots)
 
     def close(self) -> None:
@@ -260,82 +221,6 @@ class Gather:
             self._readahead.close()
             self._readahead = None
         self._reader.close()
-
-    def _pending(self, pick: Pick, steps: range, epoch: int) -> Iterator[Pending]:
-        for block in self._ahead(self._looked_up(pick, steps)):
-            pending = self._cut(block, epoch)
-            yield from pending if self._readahead is None else self._asked(pending)
-
-    def _asked(self, pending: Iterator[Pending]) -> Iterator[Pending]:
-        """Ask the disk for some batches before the first of them is made."""
-        assert self._readahead is not None
-        waiting: deque[Pending] = deque()
-        for one in pending:
-            self._readahead.ask(one.work.located)
-            waiting.append(one)
-            if len(waiting) > ASKED_AHEAD:
-                yield waiting.popleft()
-        yield from waiting
-
-    def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
-        """Look up the next block on another thread meanwhile, if there is one."""
-        if self._threads is None:
-            yield from blocks
-            return
-        coming = self._threads.submit(next, blocks, None)
-        while (block := coming.result()) is not None:
-            coming = self._threads.submit(next, blocks, None)
-            yield block
-
-    def _looked_up(self, pick: Pick, steps: range) -> Iterator[LookedUp]:
-        # Short blocks first: no batch waits long for the look-up of the next.
-        num_steps = 4
-        while steps:
-            block = pick(steps.start, min(num_steps, len(steps)))
-            located = locate(self._cache.entries, block.slots)
-            try:
-                small = self._assembler.gather_small(located.position)
-            except IndexError as error:
-                raise CorruptRowError(
-                    f"{self._cache.directory}: a row of steps from {steps.start} on lies in no "
-                    f"file ({error}), expected where the manifest said when it was opened: run "
-                    "`tonari cache verify`, which finds its rows again"
-                ) from error
-            slot, sample_id = block.slots, located.sample_id
-            if block.num_valid.min() < slot.shape[1]:
-                padding = np.arange(slot.shape[1]) >= block.num_valid[:, None]
-                slot, sample_id = np.where(padding, PADDING, [slot, sample_id])
-            yield LookedUp(steps.start, block, located, small, slot, sample_id)
-            steps = steps[len(slot) :]
-            num_steps = min(4 * num_steps, max(BLOCK_ROWS // slot.shape[1], 1))
-
-    def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
-        slots, weight = block.block.slots, block.block.weight
-        unchecked = self._verifier.unchecked(slots)
-        columns = zip(*block.small.values(), strict=True) if block.small else repeat(())
-        rows = zip(
-            map(Located, *block.located), columns, block.slot, block.sample_id, weight, strict=False
-        )
-        num_bytes = self._stored_bytes(block.located)
-        for number, (located, small, slot, sample_id, weights) in enumerate(rows):
-            self.num_bytes += num_bytes[number]
-            work = Work(
-                epoch,
-                block.first_step + number,
-                located,
-                dict(zip(block.small, small, strict=True)),
-            )
-            todo = slots[number] if unchecked[number] else None
-            yield Pending(work, slot, sample_id, weights, todo)
-
-    def _stored_bytes(self, located: Located) -> list[int]:
-        """Bytes of each batch of a block, as they lie in the cache's files."""
-        num_steps, num_rows = located.position.shape
-        fixed_bytes = num_rows * self._cache.schema.fixed_bytes
-        if not self._cache.schema.variable:
-            return [fixed_bytes] * num_steps
-        extents = located.bounds[..., -1] - located.bounds[..., 0]
-        return (fixed_bytes + extents.sum(axis=1)).tolist()  # type: ignore[no-any-return]
 
     def _checked(self, pending: Pending) -> Pending:
         """Check a batch's rows, on the caller's thread: a repair reads the source."""
@@ -352,12 +237,7 @@ class Gather:
     def _make(self, pending: Pending) -> Batch:
         job = self._assembler.prepare(self._checked(pending).work)
         self._assembler.run(job, 0, len(pending.slot))
-        return self._finish(job, pending, self._plan())
-
-    def _plan(self) -> How:
-        """Decide how the next batch's ``collate`` and ``batch_transform`` are called."""
-        shapes = self._collate is not None or self._batch_transform is not None
-        return self._watch.plan() if shapes else "free"
+        return self._finish(job, pending, self._shaper.plan())
 
     def _copied(self, pending: Pending, columns: Mapping[str, NDArray[np.generic]]) -> Batch:
         """Make a batch that is nothing but copies: as `_make` does, in a third of its own time."""
@@ -387,7 +267,7 @@ class Gather:
         num_rows = len(pending.slot)
         num_parts = min(4 * self._num_threads, num_rows) if self._assembler.by_row else 1
         bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
-        left = Unfinished(job, pending, self._plan())
+        left = Unfinished(job, pending, self._shaper.plan())
         is_left = job.here or left.how != "free"
         parts = _Parts(num_parts, lambda: left if is_left else self._finish(*left))
         for start, stop in pairwise(bounds):
@@ -412,61 +292,14 @@ class Gather:
     def _finish(self, job: Job, pending: Pending, how: How) -> Batch:
         self._assembler.complete(job)
         if self._collate is not None:
-            return self._batch(pending, how, samples=self._assembler.samples(job))
-        return self._batch(pending, how, values=self._assembler.finish(job))
+            return self._shaper.batch(pending, how, samples=self._assembler.samples(job))
+        return self._shaper.batch(pending, how, values=self._assembler.finish(job))
 
     def _received(self, pending: Pending, made: Made) -> Batch:
         pending.work.bad |= made.bad
-        return self._batch(
-            pending, self._plan(), values=made.values or {}, samples=made.samples or ()
+        return self._shaper.batch(
+            pending, self._shaper.plan(), values=made.values or {}, samples=made.samples or ()
         )
-
-    def _batch(
-        self,
-        pending: Pending,
-        how: How,
-        *,
-        values: Mapping[str, Value] | None = None,
-        samples: Sequence[Sample] = (),
-    ) -> Batch:
-        work = pending.work
-        if work.bad:
-            self._pad(pending, sorted(work.bad))
-        known = {
-            "weight": torch.from_numpy(pending.weight),
-            "sample_id": torch.from_numpy(pending.sample_id),
-            "slot": torch.from_numpy(pending.slot),
-        }
-        if self._collate is None and self._batch_transform is None:
-            return {name: _tensor(value) for name, value in (values or {}).items()} | known
-        stream = key(
-            self._seed, "batch_transform", epoch=work.epoch, replica=self._replica, step=work.step
-        )
-
-        def shape(parts: tuple[Batch, list[Sample]], rng: np.random.Generator) -> Batch:
-            return self._shaped(*parts, known, rng)
-
-        parts = ({name: _tensor(value) for name, value in (values or {}).items()}, list(samples))
-        with globals_kept() if how == "seeded" else nullcontext():
-            return self._watch.call(shape, parts, stream, how)
-
-    def _shaped(
-        self, values: Batch, samples: list[Sample], known: Batch, rng: np.random.Generator
-    ) -> Batch:
-        batch = dict(values)
-        if self._collate is not None:
-            batch = self._collate(samples)  # type: ignore[assignment]
-        if isinstance(batch, dict):
-            batch.update(known)
-        return batch if self._batch_transform is None else self._batch_transform(batch, rng)
-
-    def _pad(self, pending: Pending, bad: list[int]) -> None:
-        # Padding that is bad too was never going to be trained on.
-        with self._lock:
-            self.num_skipped += int((pending.slot[bad] != PADDING).sum())
-        pending.slot[bad] = PADDING
-        pending.sample_id[bad] = PADDING
-        pending.weight[bad] = 0
 
 
 class _Parts:
@@ -495,12 +328,3 @@ class _Parts:
             self.batch.set_result(self._finish())
         except BaseException as error:  # handed to the caller, who raises it
             self.batch.set_exception(error)
-
-
-def _tensor(value: Value) -> torch.Tensor:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    # Bytes and text have no tensor form: they stay a list, the one exception.
-    if value and isinstance(value[0], np.ndarray):
-        return [torch.from_numpy(row) for row in value]  # type: ignore[return-value]
-    return value  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Batches decoded and transformed in other processes, for transforms that hold the interpreter.
 
 Torch's own DataLoader starts, feeds and watches the processes (forkserver: nothing of an MPI or
-CUDA process is inherited). They map the cache themselves and are told where a batch's rows lie, so
+CUDA process is inherited). They map the cache themselves and receive where a batch's rows lie, so
 they hold nothing that changes from epoch to epoch. Batches come back through a pipe: no shared
 memory, no descriptor a batch, whatever `/dev/shm` and `ulimit -n` allow.
 """
@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError, StallError, WorkerError
-from dataio.batch.assemble import Assembler, OnError, Sample, Transform, Value, Work
+from dataio.batch.assemble import Assembler
+from dataio.batch.job import Work
+from dataio.batch.values import OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
 from dataio.cache.files.readahead import SinglePages, is_needed
 from dataio.cache.files.reader import RowReader

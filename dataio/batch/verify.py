@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import CorruptRowError, DataioError
-from dataio.batch.assemble import OnError
+from dataio.batch.values import OnError
 from dataio.cache.cache import Cache
 from dataio.cache.files.reader import Located, RowReader, locate
 
@@ -62,7 +62,7 @@ class RowVerifier:
         self._complete = False
 
     def unchecked(self, slots: NDArray[np.int64]) -> list[bool]:
-        """Tell for each batch of int64[steps, batch] slots if it needs `check`."""
+        """Find for each batch of int64[steps, batch] slots if it needs `check`."""
         if self._verify != "once":
             return [self._verify == "always"] * len(slots)
         if self._cache.generation != self._generation:

@@ -1,4 +1,4 @@
-"""Agree with all ranks on an epoch: what every deck hides, and in which batches it is dealt."""
+"""Agree with all ranks on an epoch: what each sampling group hides, and its batches."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,19 @@ from numpy.typing import NDArray
 
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
-from dataio.plan.epoch import Counts, Decks, EpochPlan, count_rows, plan_epoch, plan_refresh
+from dataio.plan.epoch import (
+    Counts,
+    EpochPlan,
+    SamplingGroups,
+    count_rows,
+    plan_epoch,
+    plan_refresh,
+)
 from dataio.plan.history import Scores
 from dataio.plan.order import Order
 from dataio.plan.policies import Importance, Selection
 from dataio.plan.replay import groups_of
-from dataio.plan.stretch import Position
+from dataio.plan.segment import Position
 from dataio.world import World
 
 
@@ -20,7 +27,7 @@ class Dealer:
     """Deals a replica its rows of each epoch, in as many steps as every other.
 
     Args:
-        decks: All decks, and this replica's place.
+        sampling: All sampling groups, and this replica's place.
         world: All ranks.
         importance: Which rows an epoch leaves out; None: none.
         seed: The run's seed.
@@ -30,7 +37,7 @@ class Dealer:
 
     def __init__(
         self,
-        decks: Decks,
+        sampling: SamplingGroups,
         *,
         world: World,
         importance: Importance | None,
@@ -38,7 +45,7 @@ class Dealer:
         batch_size: int,
         drop_last: bool,
     ) -> None:
-        self._decks = decks
+        self._sampling = sampling
         self._world = world
         self._importance = importance
         self._seed = seed
@@ -58,33 +65,33 @@ class Dealer:
         """Decide what is left of an epoch: hidden rows, batches, weights, refresh. Collective.
 
         Args:
-            position: The epoch, and its stretches.
-            scores: Of this replica's deck.
-            sample_id: Tells int64[rows of the deck], where a policy asks.
+            position: The epoch, and its segments.
+            scores: Of this replica's sampling group.
+            sample_id: Returns int64[rows of the sampling group], where a policy asks.
             num_epochs: Length of the whole run, None where nobody said.
             restored: What the epoch was found to hide before; None: the policy selects.
-            seen: bool[rows of the deck]: Trained in stretches of the epoch that have ended.
+            seen: bool[rows of the sampling group]: Trained in ended segments of the epoch.
 
         Returns:
             The epoch's batches, and those of the hidden rows that get a new score.
         """
-        decks, epoch = self._decks, position.epoch
+        sampling, epoch = self._sampling, position.epoch
         selection = restored
         if selection is None:
             selection = self._select(epoch, scores, sample_id, num_epochs=num_epochs)
-        counts = Counts(decks.sizes, decks.sizes)
+        counts = Counts(sampling.sizes, sampling.sizes)
         if self._importance is not None or position.ended:
-            mine = np.array(count_rows(decks, selection, seen))
+            mine = np.array(count_rows(sampling, selection, seen))
             counts = Counts(*self._count(mine, "count visible rows").T)
         plan = plan_epoch(
-            decks,
+            sampling,
             selection,
             counts,
-            stream=decks.stream(self._seed, "order", epoch=epoch),
+            stream=sampling.stream(self._seed, "order", epoch=epoch),
             batch_size=self._batch_size,
             seen=seen,
             drop_last=self._drop_last,
-            groups=groups_of(decks, seed=self._seed) if position.running.grouped else None,
+            groups=groups_of(sampling, seed=self._seed) if position.running.grouped else None,
         )
         return plan, self._deal_refresh(plan.selection.hidden, epoch)
 
@@ -101,31 +108,31 @@ class Dealer:
         rows = Candidates(
             scores,
             sample_id(),
-            int(self._decks.sizes.sum()),
+            int(self._sampling.sizes.sum()),
             key(self._seed, "importance", epoch=epoch),
             self._total,
         )
         return self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
 
     def _total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Add what the decks say; one rank speaks for each. Collective."""
-        speaks = self._world.rank == self._world.rank_of_replica(self._decks.leader)
-        mine = values if speaks else np.zeros_like(values)
+        """Add the numbers of all sampling groups; one rank sends those of each. Collective."""
+        sends = self._world.rank == self._world.rank_of_replica(self._sampling.leader)
+        mine = values if sends else np.zeros_like(values)
         return self._world.allreduce(mine, op="sum", doing="agree on the rows to hide")
 
     def _deal_refresh(self, hidden: NDArray[np.int64], epoch: int) -> Order:
-        decks = self._decks
+        sampling = self._sampling
         due, most = hidden[:0], 0
         if self._importance is not None:
             due = np.sort(self._importance.due(hidden, epoch=epoch))
-            num_due = np.array([-(-len(due) // decks.replicas[decks.mine])])
+            num_due = np.array([-(-len(due) // sampling.replicas[sampling.mine])])
             most = int(self._count(num_due, "count rows to refresh").max())
-        return plan_refresh(decks, due, most, batch_size=self._batch_size)
+        return plan_refresh(sampling, due, most, batch_size=self._batch_size)
 
     def _count(self, mine: NDArray[np.int64], doing: str) -> NDArray[np.int64]:
-        """int64[num_decks, len(mine)]: The numbers of every deck. Collective.
+        """int64[num_sampling_groups, len(mine)]: The numbers of every sampling group. Collective.
 
         Also the point that no rank passes, to report again, before all have read the scores.
         """
         everyone = self._world.allgather_array(mine, doing=doing)
-        return everyone[[self._world.rank_of_replica(int(r)) for r in self._decks.leaders]]
+        return everyone[[self._world.rank_of_replica(int(r)) for r in self._sampling.leaders]]

@@ -1,4 +1,4 @@
-"""Decide an epoch: from what a policy selected and how many rows each deck shows, to batches.
+"""Decide an epoch: from what a policy selected and the rows that groups show, to batches.
 
 Pure. Every rank calls it with the same counts and gets the same number of steps.
 """
@@ -25,45 +25,47 @@ from dataio.plan.policies import Selection
 
 
 @dataclass(frozen=True)
-class Decks:
-    """All decks of a job, and this replica's place.
+class SamplingGroups:
+    """All sampling groups of a job, and this replica's place.
 
     Attributes:
-        sizes: int64[num_decks]: Rows of each.
+        sizes: int64[num_sampling_groups]: Rows of each.
         replicas: Replicas that each is dealt to.
-        mine: The deck that this replica is dealt from.
-        turn: Its place among that deck's replicas.
-        leaders: int64[num_decks]: First replica of each deck.
+        mine: The sampling group that this replica is dealt from.
+        place: Its place among that sampling group's replicas.
+        leaders: int64[num_sampling_groups]: First replica of each sampling group.
     """
 
     sizes: NDArray[np.int64]
     replicas: tuple[int, ...]
     mine: int
-    turn: int
+    place: int
     leaders: NDArray[np.int64]
 
     @property
     def num_rows(self) -> int:
-        """Rows of this replica's deck."""
+        """Rows of this replica's sampling group."""
         return int(self.sizes[self.mine])
 
     @property
     def leader(self) -> int:
-        """First replica of this replica's deck."""
+        """First replica of this replica's sampling group."""
         return int(self.leaders[self.mine])
 
     def stream(self, seed: int, purpose: str, *, epoch: int | None = None) -> Key:
-        """Derive the key of what this replica's deck draws, however many it is dealt to."""
+        """Derive the key of what this replica's sampling group draws, whatever its replicas."""
         return key(seed, purpose, epoch=epoch, node=self.mine)
 
 
-def find_decks(layout: Layout, *, replica: int, holds_all: bool) -> Decks:
-    """One deck a node, its pool; or one for all, where every node holds all rows."""
+def find_sampling_groups(layout: Layout, *, replica: int, holds_all: bool) -> SamplingGroups:
+    """One sampling group a node, its pool; or one for all, where every node holds all rows."""
     if holds_all:
         sizes, leaders = np.array([layout.num_samples]), np.zeros(1, np.int64)
-        return Decks(sizes, (layout.num_replicas,), 0, replica, leaders)
+        return SamplingGroups(sizes, (layout.num_replicas,), 0, replica, leaders)
     node, leaders = layout.node_of(replica), layout.first_replica[:-1]
-    return Decks(layout.pool_sizes, layout.replicas, node, replica - int(leaders[node]), leaders)
+    return SamplingGroups(
+        layout.pool_sizes, layout.replicas, node, replica - int(leaders[node]), leaders
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class EpochPlan:
         selection: As the policy chose, less the hidden rows that top up the last steps.
         order: The batches.
         dealt: int64[num_replicas]: Rows that every replica of the job trains.
-        num_hidden: Rows that all decks hide, the same however they are dealt.
+        num_hidden: Rows that all sampling groups hide, the same however they are dealt.
     """
 
     selection: Selection
@@ -106,7 +108,7 @@ class EpochPlan:
 
 
 def plan_epoch(
-    decks: Decks,
+    sampling: SamplingGroups,
     selection: Selection,
     counts: "Counts",
     *,
@@ -116,13 +118,13 @@ def plan_epoch(
     drop_last: bool = False,
     groups: Groups | None = None,
 ) -> EpochPlan:
-    """Order the visible rows of this replica's deck in as many steps as any replica needs.
+    """Order the visible rows of this replica's sampling group in as many steps as any needs.
 
     Args:
-        decks: All decks.
-        selection: Of this replica's deck.
-        counts: Of all decks, as `count_rows` counted each.
-        stream: Key of the deck's order in this epoch.
+        sampling: All sampling groups.
+        selection: Of this replica's sampling group.
+        counts: Of all sampling, as `count_rows` counted each.
+        stream: Key of the sampling group's order in this epoch.
         batch_size: Rows a batch.
         seen: bool[num_rows]: Rows that were trained in this epoch before the layout or the batch
             size changed; they are not again.
@@ -131,20 +133,20 @@ def plan_epoch(
     """
     shown = counts.visible
     if selection.top_up:
-        shown = top_up(shown, counts.unseen, decks.replicas, batch_size=batch_size)
-    mine = int(shown[decks.mine])
-    hidden = selection.hidden[: int(counts.unseen[decks.mine]) - mine]
-    visible: NDArray[np.int64] | range = range(decks.num_rows)
+        shown = top_up(shown, counts.unseen, sampling.replicas, batch_size=batch_size)
+    mine = int(shown[sampling.mine])
+    hidden = selection.hidden[: int(counts.unseen[sampling.mine]) - mine]
+    visible: NDArray[np.int64] | range = range(sampling.num_rows)
     if len(hidden) or seen is not None:
-        left = np.ones(decks.num_rows, np.bool_) if seen is None else ~seen
+        left = np.ones(sampling.num_rows, np.bool_) if seen is None else ~seen
         left[hidden] = False
         visible = np.flatnonzero(left)
-    dealt = deal_all(shown, decks.replicas)
+    dealt = deal_all(shown, sampling.replicas)
     order = Order(
         visible,
         stream,
-        deal(mine, decks.replicas[decks.mine]),
-        decks.turn,
+        deal(mine, sampling.replicas[sampling.mine]),
+        sampling.place,
         batch_size,
         num_steps(dealt, batch_size, drop_last=drop_last),
         groups,
@@ -155,11 +157,11 @@ def plan_epoch(
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows of all decks in an epoch.
+    """Rows of all sampling groups in an epoch.
 
     Attributes:
-        unseen: int64[num_decks]: Not trained before the layout or the batch size changed.
-        visible: int64[num_decks]: Of these, the ones that the selections left.
+        unseen: int64[num_sampling_groups]: Not trained before the layout or the batch size changed.
+        visible: int64[num_sampling_groups]: Of these, the ones that the selections left.
     """
 
     unseen: NDArray[np.int64]
@@ -167,22 +169,24 @@ class Counts:
 
 
 def count_rows(
-    decks: Decks, selection: Selection, seen: NDArray[np.bool_] | None
+    sampling: SamplingGroups, selection: Selection, seen: NDArray[np.bool_] | None
 ) -> tuple[int, int]:
-    """Count this replica's deck for `Counts`: unseen rows, visible rows."""
-    unseen = decks.num_rows - (0 if seen is None else int(seen.sum()))
+    """Count this replica's sampling group for `Counts`: unseen rows, visible rows."""
+    unseen = sampling.num_rows - (0 if seen is None else int(seen.sum()))
     return unseen, unseen - len(selection.hidden)
 
 
-def plan_refresh(decks: Decks, due: NDArray[np.int64], most_rows: int, *, batch_size: int) -> Order:
+def plan_refresh(
+    sampling: SamplingGroups, due: NDArray[np.int64], most_rows: int, *, batch_size: int
+) -> Order:
     """Order the hidden rows that get a new score.
 
     Args:
-        decks: All decks.
-        due: int64[n]: Slots of this replica's deck, ascending.
-        most_rows: Rows of the replica that has the most to refresh, over all decks.
+        sampling: All sampling groups.
+        due: int64[n]: Slots of this replica's sampling group, ascending.
+        most_rows: Rows of the replica that has the most to refresh, over all sampling.
         batch_size: Rows a batch.
     """
-    dealt = deal(len(due), decks.replicas[decks.mine])
+    dealt = deal(len(due), sampling.replicas[sampling.mine])
     steps = num_steps(np.array([most_rows]), batch_size)
-    return Order(due, None, dealt, decks.turn, batch_size, steps)
+    return Order(due, None, dealt, sampling.place, batch_size, steps)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Column = Literal["loss", "loss_mean", "confidence", "correct", "forgotten", "epoch"]
+ScoreColumn = Literal["loss", "loss_mean", "confidence", "correct", "forgotten", "epoch"]
 """``loss``: float32, of the last report, inf before the first; ``loss_mean``: float32, exponential
 mean of all losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was
 predicted right at last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et
@@ -19,7 +19,7 @@ confidences are multiples of `QUANTUM`."""
 Scores = NDArray[np.void]
 """A structured array of some columns, in the order of `COLUMNS`, a row a slot."""
 
-COLUMNS: tuple[Column, ...] = get_args(Column)
+COLUMNS: tuple[ScoreColumn, ...] = get_args(ScoreColumn)
 
 QUANTUM = 1 / 1024
 """Losses are rounded to this: a last-bit difference between two runs selects the same rows."""
@@ -36,7 +36,7 @@ _KINDS = {
 _UNREPORTED = {"loss": np.inf, "loss_mean": np.inf, "epoch": -1}
 
 
-def score_dtype(columns: Iterable[Column]) -> np.dtype[np.void]:
+def score_dtype(columns: Iterable[ScoreColumn]) -> np.dtype[np.void]:
     """Lay out the scores of a policy: its columns, and what these need.
 
     Args:

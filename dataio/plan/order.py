@@ -1,12 +1,13 @@
 """Visible slots -> batches of slots, equally many on every replica.
 
-A *deck* is a set of rows dealt out together: a node's pool to the node's replicas, or, where every
-node holds all rows, the dataset to all replicas. It is shuffled by one keyed permutation and dealt
-row by row in turns: what a deck's replicas train together in a step is the same run of the shuffled
-deck however many they are, if their batches together are as large.
+A *sampling group* is a set of rows dealt out together: a node's pool to the node's replicas, or,
+where every node holds all rows, the dataset to all replicas. It is shuffled by one keyed
+permutation and dealt row by row, to one replica after the other: what its replicas train together
+in a step is the same run of the shuffled rows however many they are, if their batches together are
+as large.
 
-While a pool is still being staged its deck is shuffled group by group instead, in the order in
-which the groups come in: a function of the seed all the same.
+While a pool is still being staged its rows are shuffled group by group instead, in the order in
+which these groups are staged: a function of the seed all the same.
 """
 
 from collections.abc import Sequence
@@ -59,11 +60,11 @@ class Order:
     """The batches of one replica in one epoch: any of them, in any order, as a function call.
 
     Attributes:
-        visible: int64[num_visible]: Slots of the deck, ascending; a range where none is left out,
-            so that nothing grows with the pool.
-        stream: Key of the deck's permutation in this epoch; None keeps slot order.
-        dealt: int64[replicas of the deck]: Rows that each of its replicas gets, in turn.
-        turn: This replica's place among them.
+        visible: int64[num_visible]: Slots of the sampling group, ascending; a range where none is
+            hidden, so that nothing grows with the pool.
+        stream: Key of the sampling group's permutation in this epoch; None keeps slot order.
+        dealt: int64[replicas of the sampling group]: Rows that each of them gets.
+        place: This replica's place among them.
         batch_size: Rows a batch.
         steps: Batches of the epoch, the same on every replica of the job.
         groups: Runs of slots that are trained one after the other; None shuffles all as one.
@@ -72,7 +73,7 @@ class Order:
     visible: NDArray[np.int64] | range
     stream: Key | None
     dealt: NDArray[np.int64]
-    turn: int
+    place: int
     batch_size: int
     steps: int
     groups: "Groups | None" = None
@@ -80,7 +81,7 @@ class Order:
     @cached_property
     def num_rows(self) -> int:
         """Rows that this replica trains on in the epoch."""
-        return int(self.dealt[self.turn])
+        return int(self.dealt[self.place])
 
     def num_valid(self, step: int) -> int:
         """Count the rows of a step's batch that are no padding."""
@@ -121,7 +122,7 @@ class Order:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
         if self.num_rows == 0:
             return np.full(len(places), self.visible[0] if len(self.visible) else 0)
-        index = places * len(self.dealt) + self.turn
+        index = places * len(self.dealt) + self.place
         if self.groups is not None:
             index = self.groups.permute(index, self.visible)
         elif self.stream is not None:
@@ -133,7 +134,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Groups:
-    """Runs of a deck's slots in the order in which they are staged, and trained in epoch 0.
+    """Runs of a sampling group's slots in the order in which epoch 0 stages them.
 
     Attributes:
         bounds: int64[num_groups, 2]: First slot of each run, and one past its last.
@@ -164,7 +165,7 @@ class Groups:
 
 
 def stage_groups(num_slots: int, stream: Key, *, most: int = NUM_GROUPS) -> Groups:
-    """Cut a deck into groups of as many slots, give or take one, in a keyed order."""
+    """Cut a sampling group into groups of as many slots, give or take one, in a keyed order."""
     count = max(min(most, num_slots), 1)
     bounds = np.arange(count + 1, dtype=np.int64) * num_slots // count
     order = permute(np.arange(count), count, stream)
@@ -172,17 +173,17 @@ def stage_groups(num_slots: int, stream: Key, *, most: int = NUM_GROUPS) -> Grou
 
 
 def deal(num_rows: int, num_replicas: int) -> NDArray[np.int64]:
-    """Cut a deck evenly: int64[num_replicas], floor or ceil, the larger parts first."""
+    """Cut a sampling group evenly: int64[num_replicas], floor or ceil, the larger parts first."""
     quotient, remainder = divmod(num_rows, num_replicas)
     return quotient + (np.arange(num_replicas) < remainder).astype(np.int64)
 
 
 def deal_all(num_rows: NDArray[np.int64], replicas: Sequence[int]) -> NDArray[np.int64]:
-    """Cut all decks evenly: int64[all replicas], each deck's as `deal` would."""
+    """Cut all sampling groups evenly: int64[all replicas], each as `deal` would."""
     width = np.asarray(replicas, np.int64)
     quotient, remainder = num_rows // width, num_rows % width
-    turn = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
-    return np.repeat(quotient, width) + (turn < np.repeat(remainder, width))
+    place = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
+    return np.repeat(quotient, width) + (place < np.repeat(remainder, width))
 
 
 def num_steps(dealt: NDArray[np.int64], batch_size: int, *, drop_last: bool = False) -> int:
@@ -205,17 +206,17 @@ def top_up(
     *,
     batch_size: int,
 ) -> NDArray[np.int64]:
-    """Count the rows that each deck shows when steps that someone needs are filled everywhere.
+    """Count the rows that each group shows when all replicas fill the steps that any of them needs.
 
     Args:
-        num_visible: int64[num_decks]: Rows that the policy left visible.
-        num_owned: int64[num_decks]: Rows of the decks.
-        replicas: Replicas that each deck is dealt to.
+        num_visible: int64[num_sampling_groups]: Rows that the policy left visible.
+        num_owned: int64[num_sampling_groups]: Rows of the sampling.
+        replicas: Replicas that each sampling group is dealt to.
         batch_size: Rows a batch.
 
     Returns:
-        int64[num_decks]: At least ``num_visible``; as many more as fill the last steps, while there
-        are any.
+        int64[num_sampling_groups]: At least ``num_visible``; as many more as fill the
+        last steps, while there are any.
     """
     width = np.asarray(replicas, np.int64)
     steps = num_steps(-(-num_visible // width), batch_size)

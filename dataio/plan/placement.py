@@ -11,7 +11,7 @@ from dataio.base.errors import StateError
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Shuffle
-from dataio.plan.stretch import Position
+from dataio.plan.segment import Position
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Placements:
-    """A node's placements in all epochs, as far as layout and seed tell them.
+    """A node's placements in all epochs, as far as layout and seed decide them.
 
     Attributes:
         shuffle: Decides which node holds which row.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column, Scores
+from dataio.plan.history import ScoreColumn, Scores
 from dataio.plan.layout import Layout
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import Fetch, Rows, RowSchema
@@ -45,7 +45,7 @@ class Importance(Protocol):
     """Decides which rows are worth this epoch. Pure: same candidates and epoch, same answer."""
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         """What must be remembered of every row; none, if reports change nothing."""
         ...
 
@@ -95,7 +95,7 @@ class RowStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Turn:
+class ExchangeContext:
     """The epoch beside which rows travel, to take effect in the next, as one rank sees it.
 
     Attributes:
@@ -198,7 +198,7 @@ class Shuffle(Protocol):
         """
         ...
 
-    def begin(self, turn: Turn) -> Exchange | None:
+    def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start an epoch's exchange, spread over the steps that remain; None if nothing moves."""
         ...
 
@@ -229,5 +229,5 @@ class Local:
         """Every slot holds the sample it was staged with."""
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, context: ExchangeContext) -> None:
         """Nothing moves."""

@@ -6,32 +6,32 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.plan.epoch import Counts, Decks, find_decks, plan_epoch
+from dataio.plan.epoch import Counts, SamplingGroups, find_sampling_groups, plan_epoch
 from dataio.plan.layout import Layout
 from dataio.plan.order import Groups, Order, stage_groups
 from dataio.plan.policies import Selection, Shuffle
-from dataio.plan.stretch import Stretch
+from dataio.plan.segment import Segment
 from dataio.world import World
 
 
-def groups_of(decks: Decks, *, seed: int) -> Groups:
-    """Cut a deck into the groups in which it is staged while epoch 0 trains."""
-    return stage_groups(decks.num_rows, decks.stream(seed, "stage"))
+def groups_of(sampling: SamplingGroups, *, seed: int) -> Groups:
+    """Cut a sampling group into the groups in which it is staged while epoch 0 trains."""
+    return stage_groups(sampling.num_rows, sampling.stream(seed, "stage"))
 
 
 def trained_slots(order: Order, steps: int) -> NDArray[np.int64]:
-    """Slots that all replicas of a deck trained in its first ``steps`` batches, in any order."""
+    """Slots that all replicas of a sampling group trained in its first ``steps`` batches."""
     per_replica = np.minimum(order.dealt, steps * order.batch_size)
     return np.concatenate(
         [
-            replace(order, turn=turn).slots_at(np.arange(rows))
-            for turn, rows in enumerate(per_replica.tolist())
+            replace(order, place=place).slots_at(np.arange(rows))
+            for place, rows in enumerate(per_replica.tolist())
         ]
     )
 
 
 def trained_samples(
-    stretches: Sequence[Stretch],
+    segments: Sequence[Segment],
     *,
     num_samples: int,
     shuffle: Shuffle,
@@ -39,61 +39,69 @@ def trained_samples(
     epoch: int,
     world: World,
 ) -> NDArray[np.bool_]:
-    """Find the samples that stretches of an epoch trained, every row visible. Collective.
+    """Find the samples that segments of an epoch trained, every row visible. Collective.
 
-    The decks of a stretch are shared out among the ranks; then each sends all what it found.
+    The sampling groups of a segment are shared out among the ranks; each sends all what it
+    found.
     Memory: a byte a sample, and eight a sample trained.
 
     Returns:
         bool[num_samples].
     """
     seen = np.zeros(num_samples, np.bool_)
-    for stretch in stretches:
-        layout = Layout(stretch.replicas, num_samples)
+    for segment in segments:
+        layout = Layout(segment.replicas, num_samples)
         leaders = [0] if shuffle.holds_all else layout.first_replica[:-1].tolist()
         mine = []
         for leader in leaders[world.rank :: world.world_size]:
-            decks = find_decks(layout, replica=leader, holds_all=shuffle.holds_all)
-            mine.append((decks, _deck_samples(layout, decks, stretch, shuffle, seed, epoch)))
+            sampling = find_sampling_groups(layout, replica=leader, holds_all=shuffle.holds_all)
+            mine.append((sampling, _group_samples(layout, sampling, segment, shuffle, seed, epoch)))
         unseen = np.array([len(ids) - int(seen[ids].sum()) for _, ids in mine], np.int64)
         parts = world.allgather(unseen.tobytes(), doing="count the rows of an earlier layout")
         counts = np.empty(len(leaders), np.int64)
         for rank, part in enumerate(parts):
             counts[rank :: world.world_size] = np.frombuffer(part, np.int64)
-        found = [_trained(decks, ids, counts, stretch, seed, epoch, seen) for decks, ids in mine]
+        found = [
+            _trained(sampling, ids, counts, segment, seed, epoch, seen) for sampling, ids in mine
+        ]
         data = np.concatenate([np.empty(0, np.int64), *found]).tobytes()
         for part in world.allgather(data, doing="find the rows of an earlier layout"):
             seen[np.frombuffer(part, np.int64)] = True
     return seen
 
 
-def _deck_samples(
-    layout: Layout, decks: Decks, stretch: Stretch, shuffle: Shuffle, seed: int, epoch: int
+def _group_samples(
+    layout: Layout,
+    sampling: SamplingGroups,
+    segment: Segment,
+    shuffle: Shuffle,
+    seed: int,
+    epoch: int,
 ) -> NDArray[np.int64]:
     if shuffle.holds_all:
         return np.arange(layout.num_samples, dtype=np.int64)
     return shuffle.placement(
-        layout, node=decks.mine, epoch=epoch, seed=seed, first_epoch=stretch.first_epoch
+        layout, node=sampling.mine, epoch=epoch, seed=seed, first_epoch=segment.first_epoch
     )
 
 
 def _trained(
-    decks: Decks,
+    sampling: SamplingGroups,
     ids: NDArray[np.int64],
     counts: NDArray[np.int64],
-    stretch: Stretch,
+    segment: Segment,
     seed: int,
     epoch: int,
     seen: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
     before = seen[ids]
     plan = plan_epoch(
-        decks,
+        sampling,
         Selection(),
         Counts(counts, counts),
-        stream=decks.stream(seed, "order", epoch=epoch),
-        batch_size=stretch.batch_size,
+        stream=sampling.stream(seed, "order", epoch=epoch),
+        batch_size=segment.batch_size,
         seen=before if before.any() else None,
-        groups=groups_of(decks, seed=seed) if stretch.grouped else None,
+        groups=groups_of(sampling, seed=seed) if segment.grouped else None,
     )
-    return ids[trained_slots(plan.order, stretch.steps)]
+    return ids[trained_slots(plan.order, segment.steps)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.plan.stretch import Position
+from dataio.plan.segment import Position
 from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool
 

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from dataio.base.digest import digest
 from dataio.base.errors import QuotaError
 from dataio.plan.placement import Placement, Placements
-from dataio.plan.policies import Exchange, RowStore, Turn
-from dataio.plan.stretch import Position
+from dataio.plan.policies import Exchange, ExchangeContext, RowStore
+from dataio.plan.segment import Position
 from dataio.pool.pool import Pool
 from dataio.rows.parcel import ParcelBuffers
 from dataio.rows.rows import IdStore
@@ -116,8 +116,8 @@ class Moves:
             raise self._no_room()
         if pool.keeps_scores:
             ids = IdStore(pool.sample_ids)
-            epoch_end = self._at_end(ids, position, range(0), ids.schema.fixed_bytes)
-            exchange = self._placements.shuffle.begin(epoch_end)
+            context = self._context(ids, position, range(0), ids.schema.fixed_bytes)
+            exchange = self._placements.shuffle.begin(context)
             if exchange is not None:
                 exchange.finish(pool.scores)
         first_epoch = position.running.first_epoch
@@ -167,13 +167,13 @@ class Moves:
         if not self._mean_row_bytes:
             self._mean_row_bytes = self._agree_row_bytes()
         self._pool.make_room()
-        epoch_end = self._at_end(self._pool.cache, position, steps, self._mean_row_bytes)
-        self._exchange = self._placements.shuffle.begin(epoch_end)
+        context = self._context(self._pool.cache, position, steps, self._mean_row_bytes)
+        self._exchange = self._placements.shuffle.begin(context)
 
-    def _at_end(
+    def _context(
         self, store: RowStore, position: Position, steps: range, mean_row_bytes: int
-    ) -> Turn:
-        return Turn(
+    ) -> ExchangeContext:
+        return ExchangeContext(
             self._world,
             store,
             self._placements.layout,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.cache.choice import scores_directory
-from dataio.plan.history import Column, score_dtype
+from dataio.plan.history import ScoreColumn, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.pool.filling import Filling
@@ -68,7 +68,7 @@ class Pool:
         purpose: str = "training",
         progress: bool = True,
         wanted: Placement | None = None,
-        columns: tuple[Column, ...] = (),
+        columns: tuple[ScoreColumn, ...] = (),
         foreign: bool = False,
         readers: int = 2,
         bandwidth: float = 0.0,

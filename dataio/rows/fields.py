@@ -1,20 +1,19 @@
 """What a sample holds: for each field where it lies in the source, and its stored form."""
 
-import io
 import json
 import math
 import operator
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError
-from dataio.base.npy_lock import NPY_LOCK
+from dataio.rows.encoding import as_bytes, check_key, compress, fits, is_numeric, read_npy, reject
 from dataio.rows.rows import FixedColumn, RowSchema
 
 RESERVED_NAMES = ("weight", "sample_id", "slot", "valid")
@@ -82,7 +81,7 @@ class Image:
     decoded: bool = False
 
     def __post_init__(self) -> None:
-        _check_key(self)
+        check_key(self)
         sides = (self.size,) if isinstance(self.size, int) else self.size or (1, 1)
         if len(sides) > 2 or min(sides) < 1:
             raise ValueError(
@@ -103,8 +102,8 @@ class Image:
         if isinstance(raw, np.ndarray):
             if self.decoded and raw.dtype == np.uint8 and raw.shape == self._shape():
                 return raw.tobytes()
-            raw = _compress(self, raw, where)
-        data = _bytes(self, raw, where)
+            raw = compress(self, raw, where)
+        data = as_bytes(self, raw, where)
         if not self.decoded:
             return data
         # Its libraries are not needed by those who only name fields.
@@ -128,13 +127,13 @@ class Bytes:
     key: str
 
     def __post_init__(self) -> None:
-        _check_key(self)
+        check_key(self)
 
     def column(self, name: str) -> None:
         return None
 
     def encode(self, raw: Raw, where: str) -> Stored:
-        return _bytes(self, raw, where)
+        return as_bytes(self, raw, where)
 
 
 @checked
@@ -145,18 +144,18 @@ class Text:
     key: str
 
     def __post_init__(self) -> None:
-        _check_key(self)
+        check_key(self)
 
     def column(self, name: str) -> None:
         return None
 
     def encode(self, raw: Raw, where: str) -> Stored:
         data = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
-        data = _bytes(self, data, where)
+        data = as_bytes(self, data, where)
         try:
             str(data, "utf-8")
         except UnicodeDecodeError as error:
-            _reject(self, data, where, f"UTF-8 text ({error.reason})", "Bytes", error)
+            reject(self, data, where, f"UTF-8 text ({error.reason})", "Bytes", error)
         return data
 
 
@@ -168,7 +167,7 @@ class Int:
     key: str
 
     def __post_init__(self) -> None:
-        _check_key(self)
+        check_key(self)
 
     def column(self, name: str) -> FixedColumn:
         return FixedColumn(name, "<i8")
@@ -180,7 +179,7 @@ class Int:
             value = int(raw) if isinstance(raw, (bytes, memoryview, str)) else operator.index(raw)  # type: ignore[arg-type]
             return struct.pack("<q", value)
         except (ValueError, TypeError, struct.error) as error:
-            _reject(self, raw, where, "a whole number of 64 bits", "Float or Bytes", error)
+            reject(self, raw, where, "a whole number of 64 bits", "Float or Bytes", error)
 
 
 @checked
@@ -191,7 +190,7 @@ class Float:
     key: str
 
     def __post_init__(self) -> None:
-        _check_key(self)
+        check_key(self)
 
     def column(self, name: str) -> FixedColumn:
         return FixedColumn(name, "<f4")
@@ -200,7 +199,7 @@ class Float:
         try:
             return struct.pack("<f", float(raw))
         except (ValueError, TypeError, OverflowError) as error:
-            _reject(self, raw, where, "a number of 32 bits", "Array or Bytes", error)
+            reject(self, raw, where, "a number of 32 bits", "Array or Bytes", error)
 
 
 @checked
@@ -213,8 +212,8 @@ class Array:
     dtype: str
 
     def __post_init__(self) -> None:
-        _check_key(self)
-        if not _is_numeric(self.dtype):
+        check_key(self)
+        if not is_numeric(self.dtype):
             raise ValueError(
                 f"Array({self.key!r}): dtype {self.dtype!r} is not one of numbers; use "
                 "float32 or such"
@@ -228,17 +227,17 @@ class Array:
     def encode(self, raw: Raw, where: str) -> Stored:
         expected = f"{self.dtype}{list(self.shape)}"
         if isinstance(raw, str):
-            _reject(self, raw, where, expected, "Text")
+            reject(self, raw, where, expected, "Text")
         if isinstance(raw, (int, float, np.ndarray)):
             return self._checked(np.asarray(raw), where)
         dtype = np.dtype(self.dtype)
         if self.key.split(".")[-1] != "npy" and len(raw) == dtype.itemsize * math.prod(self.shape):
             return raw
         if bytes(raw[:6]) != np.lib.format.MAGIC_PREFIX:
-            _reject(
+            reject(
                 self, raw, where, f"the bytes of {expected}, or an .npy", "the true shape and dtype"
             )
-        return self._checked(_read_npy(self, raw, where, f"an .npy of {expected}"), where)
+        return self._checked(read_npy(self, raw, where, f"an .npy of {expected}"), where)
 
     def _checked(self, found: NDArray[np.generic], where: str) -> bytes:
         if found.shape != self.shape or found.dtype.newbyteorder("=") != np.dtype(self.dtype):
@@ -273,15 +272,15 @@ class Tokens:
     pad: int | float = 0
 
     def __post_init__(self) -> None:
-        _check_key(self)
-        if not _is_numeric(self.dtype):
+        check_key(self)
+        if not is_numeric(self.dtype):
             raise ValueError(
                 f"Tokens({self.key!r}): dtype {self.dtype!r} is not one of numbers; use int32 or "
                 "such"
             )
         if self.length is not None and self.length < 1:
             raise ValueError(f"Tokens({self.key!r}): length is {self.length}, must be >= 1")
-        if not _fits(np.asarray(self.pad), np.dtype(self.dtype)):
+        if not fits(np.asarray(self.pad), np.dtype(self.dtype)):
             raise ValueError(
                 f"Tokens({self.key!r}): pad is {self.pad}, must be a number of {self.dtype}"
             )
@@ -295,12 +294,12 @@ class Tokens:
         if isinstance(raw, (bytes, memoryview)):
             if self.key.split(".")[-1] != "npy" and bytes(raw[:6]) != np.lib.format.MAGIC_PREFIX:
                 if len(raw) % dtype.itemsize:
-                    _reject(self, raw, where, f"{expected}, as raw bytes or an .npy", "Bytes")
+                    reject(self, raw, where, f"{expected}, as raw bytes or an .npy", "Bytes")
                 return raw
-            raw = _read_npy(self, raw, where, expected)
+            raw = read_npy(self, raw, where, expected)
         found = raw if isinstance(raw, np.ndarray) else np.asarray(raw)
-        if found.ndim != 1 or not _fits(found, dtype):
-            _reject(self, found, where, expected, "Array")
+        if found.ndim != 1 or not fits(found, dtype):
+            reject(self, found, where, expected, "Array")
         return found.astype(dtype).tobytes()
 
 
@@ -326,7 +325,7 @@ def row_schema(fields: Mapping[str, Field]) -> RowSchema:
 
 
 def declarations(fields: Mapping[str, Field]) -> dict[str, dict[str, object]]:
-    """Tell of each field all that decides what is stored of a sample, beside the row's schema.
+    """Describe for each field all that decides what is stored of a sample, beside the row's schema.
 
     Returns:
         By name the kind and its attributes, as JSON.
@@ -338,80 +337,5 @@ def _declaration(field: Field) -> dict[str, object]:
     stored = {k: v for k, v in vars(field).items() if k not in getattr(field, "DELIVERED", ())}
     if "dtype" in stored:
         stored["dtype"] = np.dtype(stored["dtype"]).newbyteorder("<").str
-    told: dict[str, object] = json.loads(json.dumps(stored, default=repr))
-    return {"kind": type(field).__name__, **told}
-
-
-def _check_key(field: Field) -> None:
-    if not isinstance(field.key, str) or not field.key or field.key.startswith("."):
-        raise ValueError(
-            f"{type(field).__name__}: key is {field.key!r}, must be the extension without its dot, "
-            f"or the column, that the field is read from"
-        )
-
-
-def _is_numeric(dtype: str) -> bool:
-    try:
-        return np.dtype(dtype).kind in "biufc"
-    except TypeError:
-        return False
-
-
-def _fits(found: NDArray[np.generic], dtype: np.dtype[np.generic]) -> bool:
-    """Whether every number is kept as it is: only floats may lose digits."""
-    if found.dtype == dtype or not found.size:
-        return True
-    if found.dtype.kind in "biu" and dtype.kind in "iu":
-        # A cast and back tells: NumPy's own comparison of both is exact.
-        return bool(np.array_equal(found, found.astype(dtype)))
-    kinds = {"b": "biufc", "i": "fc", "u": "fc", "f": "fc", "c": "c"}
-    return dtype.kind in kinds.get(found.dtype.kind, "")
-
-
-def _read_npy(
-    field: Field, raw: bytes | memoryview, where: str, expected: str
-) -> NDArray[np.generic]:
-    try:
-        with NPY_LOCK:
-            return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
-    except (ValueError, EOFError) as error:
-        _reject(field, raw, where, expected, "Bytes", error)
-
-
-def _compress(field: Field, pixels: NDArray[np.generic], where: str) -> bytes:
-    # Pillow is not needed by those who only name fields.
-    from PIL import Image as Picture
-
-    file = io.BytesIO()
-    try:
-        if pixels.dtype != np.uint8 or 0 in pixels.shape:
-            raise TypeError("not pixels")
-        flat = pixels[:, :, 0] if pixels.shape[2:] == (1,) else pixels
-        Picture.fromarray(flat).save(file, "PNG", compress_level=1)
-    except (TypeError, ValueError, OSError) as error:
-        expected = "a compressed image, or uint8[height, width, channels]"
-        _reject(field, pixels, where, expected, "Array", error)
-    return file.getvalue()
-
-
-def _bytes(field: Field, raw: Raw, where: str) -> bytes | memoryview:
-    if isinstance(raw, str):
-        return raw.encode()
-    if isinstance(raw, (bytes, memoryview)):
-        return raw
-    _reject(field, raw, where, "bytes", "Int, Float or Array")
-
-
-def _reject(
-    field: Field, raw: Raw, where: str, expected: str, other: str, cause: Exception | None = None
-) -> NoReturn:
-    if isinstance(raw, (bytes, memoryview)):
-        shown = f"{bytes(raw[:32])!r} ({len(raw)} bytes)"
-    elif isinstance(raw, np.ndarray):
-        shown = f"{raw.dtype}{list(raw.shape)}"
-    else:
-        shown = f"{raw!r:.40}"
-    raise FieldError(
-        f"{where}: found {shown}, expected {expected}; declare {other} instead of "
-        f"{type(field).__name__}({field.key!r}), or repair the sample"
-    ) from cause
+    described: dict[str, object] = json.loads(json.dumps(stored, default=repr))
+    return {"kind": type(field).__name__, **described}

@@ -295,4 +295,4 @@ class IdStore:
         """Keep nothing: what the slots hold next is known."""
 
     def keep_rows(self, slots: NDArray[np.int64], *, held_in: NDArray[np.int64]) -> None:
-        """Keep nothing, likewise."""
+        """Keep nothing here either."""

@@ -32,8 +32,8 @@ from dataio.world import World, single_world
 from dataio.world.agree import agree
 
 Value = NDArray[np.generic] | np.generic | int | float | bytes | str
-Sample = dict[str, Value]
-StageTransform = Callable[[Sample], Mapping[str, object]]
+SourceSample = dict[str, Value]
+StageTransform = Callable[[SourceSample], Mapping[str, object]]
 
 FIELDS: Mapping[str, Callable[..., Field]] = {
     kind.__name__: kind for kind in (Array, Bytes, Float, Image, Int, Text, Tokens)
@@ -156,7 +156,7 @@ class TransformedSource:
     def _where(self, sample_id: int) -> str:
         return f"{self.name}: sample {sample_id}, transformed"
 
-    def _made(self, sample_id: int, sample: Sample) -> dict[str, Raw]:
+    def _made(self, sample_id: int, sample: SourceSample) -> dict[str, Raw]:
         """Call the function, and bring what it returns to what fields take."""
         try:
             made = self._transform(sample)
@@ -229,7 +229,7 @@ def _unpacked(data: bytes) -> dict[str, Field]:
     return fields
 
 
-def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, Sample]]:
+def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, SourceSample]]:
     """Take rows apart into samples, decoded."""
     fixed = {
         column.name: np.ascontiguousarray(data).view(column.dtype).reshape(len(rows), *column.shape)
@@ -238,7 +238,7 @@ def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, Sam
     bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
     for row, sample_id in enumerate(rows.sample_id.tolist()):
         # Copies: the function may write to what it gets.
-        sample: Sample = {name: values[row].copy() for name, values in fixed.items()}
+        sample: SourceSample = {name: values[row].copy() for name, values in fixed.items()}
         for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
             where = f"sample {sample_id}, field {name!r}"
             sample[name] = _decoded(fields[name], data[cuts[row] : cuts[row + 1]], where)

@@ -1,4 +1,4 @@
-"""What a training step tells of its rows, checked and written into the scores."""
+"""What a training step reports of its rows, checked and written into the scores."""
 
 import logging
 from collections import deque
@@ -17,7 +17,7 @@ STEPS_AT_ONCE = 16
 
 _Values = NDArray[Any]
 HeldIds = Callable[[NDArray[np.int64] | slice], NDArray[np.int64]]
-"""Tells the samples that some slots of the pool hold in the running epoch."""
+"""Returns the samples that some slots of the pool hold in the running epoch."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class _Report:
     epoch: int
 
     @property
-    def told(self) -> frozenset[str]:
+    def columns(self) -> frozenset[str]:
         """Names of all its columns."""
         return frozenset([*self.at_hand, *self.names])
 
@@ -94,16 +94,16 @@ class Feedback:
     """Takes reports into a pool's scores, in the order in which they were made.
 
     A report goes by sample: where it comes so late that its slots hold other rows, to those of its
-    own rows that still lie here and were not reported since. The others' are lost, which is said
-    once.
+    own rows that still lie here and were not reported since. The others' are lost, which is
+    logged once.
 
     From a GPU they come by one copy a step that nobody waits for. What has arrived is written some
-    steps at a time, as between steps all code is cold; the rest by `settle`. A row is reported by
+    steps at a time, as between steps all code is cold; the rest by `flush`. A row is reported by
     one rank.
 
     Args:
         scores: Of the pool.
-        held: Tells the samples of its slots.
+        held: Returns the samples of its slots.
         rank: Of this process, for the log.
 
     Attributes:
@@ -136,25 +136,25 @@ class Feedback:
             slots: int64[batch]: Of the rows; -1 is padding.
             sample_ids: int64[batch]: Of the rows.
             loss: float[batch].
-            correct: bool[batch]; None: nobody said.
-            confidence: float[batch], in [0, 1]; None: nobody said.
+            correct: bool[batch]; None: it was not computed.
+            confidence: float[batch], in [0, 1]; None: it was not computed.
             epoch: The running epoch.
         """
-        told = {
+        given = {
             "slot": slots, "sample_id": sample_ids, "loss": loss, "correct": correct,
             "confidence": confidence,
         }  # fmt: skip
-        columns = {name: value for name, value in told.items() if value is not None}
+        columns = {name: value for name, value in given.items() if value is not None}
         away = {name: value.detach() for name, value in columns.items() if value.is_cuda}
         at_hand = {name: _array(value) for name, value in columns.items() if name not in away}
-        # The caller may write over its tensors before the report's turn comes.
+        # The caller may write over its tensors before the report is written.
         at_hand = {name: value.copy() for name, value in at_hand.items()}
         sent, done = _send(list(away.values())) if away else (None, None)
         self._under_way.append(_Report(at_hand, tuple(away), sent, done, epoch))
         if len(self._under_way) % STEPS_AT_ONCE == 0:
             self._write(list(takewhile(_Report.is_there, self._under_way)))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write all that was reported. Blocks until the device has computed it."""
         self._write(list(self._under_way))
 
@@ -166,29 +166,31 @@ class Feedback:
         """Write the first reports under way, those of one epoch and the same columns at once."""
         for _ in reports:
             self._under_way.popleft()
-        for (epoch, _), alike in groupby(reports, key=lambda report: (report.epoch, report.told)):
+        for (epoch, _), alike in groupby(
+            reports, key=lambda report: (report.epoch, report.columns)
+        ):
             parts = [report.values() for report in alike]
-            told = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            valid = told["slot"] >= 0
+            rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            valid = rows["slot"] >= 0
             if not valid.all():
-                told = {name: value[valid] for name, value in told.items()}
-            self.num_rows += len(told["slot"])
-            slots = told["slot"] = told["slot"].astype(np.int64, copy=False)
-            in_place = np.array_equal(self._held(slots), told["sample_id"])
+                rows = {name: value[valid] for name, value in rows.items()}
+            self.num_rows += len(rows["slot"])
+            slots = rows["slot"] = rows["slot"].astype(np.int64, copy=False)
+            in_place = np.array_equal(self._held(slots), rows["sample_id"])
             if in_place and (len(parts) == 1 or len(np.unique(slots)) == len(slots)):
-                self._record(told, epoch)
+                self._record(rows, epoch)
                 continue
             for part in parts:  # a row was reported twice: its reports count one after the other
                 valid = part["slot"] >= 0
-                rows = {name: value[valid] for name, value in part.items()}
-                self._record(rows if in_place else self._found(rows, epoch), epoch)
+                one = {name: value[valid] for name, value in part.items()}
+                self._record(one if in_place else self._found(one, epoch), epoch)
 
-    def _found(self, told: dict[str, _Values], epoch: int) -> dict[str, _Values]:
+    def _found(self, rows: dict[str, _Values], epoch: int) -> dict[str, _Values]:
         """Follow rows that lie elsewhere than when their batch was delivered."""
-        slots, ids = told["slot"].astype(np.int64), told["sample_id"].astype(np.int64)
+        slots, ids = rows["slot"].astype(np.int64), rows["sample_id"].astype(np.int64)
         strayed = np.flatnonzero(self._held(slots) != ids)
         if not len(strayed):
-            return told
+            return rows
         held = self._held(slice(None))
         order = np.argsort(held, kind="stable")
         places = np.searchsorted(held, ids[strayed], sorter=order)
@@ -205,16 +207,16 @@ class Feedback:
         self.num_lost += lost
         # What was reported in this epoch is newer; whoever trained the row wrote it.
         is_here[strayed] &= self._scores["epoch"][slots[strayed]] < epoch
-        return {name: value[is_here] for name, value in (told | {"slot": slots}).items()}
+        return {name: value[is_here] for name, value in (rows | {"slot": slots}).items()}
 
-    def _record(self, told: Mapping[str, _Values], epoch: int) -> None:
-        correct, confidence = told.get("correct"), told.get("confidence")
+    def _record(self, rows: Mapping[str, _Values], epoch: int) -> None:
+        correct, confidence = rows.get("correct"), rows.get("confidence")
         with np.errstate(over="ignore"):  # what float32 does not hold is infinite
             record(
                 self._scores,
-                told["slot"].astype(np.int64, copy=False),
+                rows["slot"].astype(np.int64, copy=False),
                 # Of a nan and a number it takes the number
-                loss=np.fmin(told["loss"], np.inf).astype(np.float32, copy=False),
+                loss=np.fmin(rows["loss"], np.inf).astype(np.float32, copy=False),
                 correct=None if correct is None else correct.astype(np.bool_, copy=False),
                 confidence=None
                 if confidence is None

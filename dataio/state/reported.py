@@ -34,7 +34,7 @@ class Reported:
         self._world = world
         self._importance = importance
         self._keeps_scores = keeps_scores
-        # Of all ranks: whether rows were reported, and whether it was told that too few were.
+        # Of all ranks: whether rows were reported, and whether it was reported that too few were.
         self._has_any = self._has_told_few = False
 
     def check(self, num_rows: int, *, epoch: int) -> None:
@@ -51,9 +51,9 @@ class Reported:
         """
         reported, self._feedback.num_rows = self._feedback.num_rows, 0
         mine = np.array([num_rows, reported])
-        trained, told = self._world.allreduce(mine, op="sum", doing="report scores").tolist()
-        self._has_any |= told > 0
-        if not self._keeps_scores or told >= REPORTED_FRACTION * trained:
+        trained, reported = self._world.allreduce(mine, op="sum", doing="report scores").tolist()
+        self._has_any |= reported > 0
+        if not self._keeps_scores or reported >= REPORTED_FRACTION * trained:
             return
         if not self._has_any:
             raise StateError(
@@ -66,6 +66,6 @@ class Reported:
             log.warning(
                 "[rank 0] epoch %d: %d of %d rows that were trained were reported, and importance "
                 "goes by losses: call %s after each step",
-                epoch, told, trained, CALL,
+                epoch, reported, trained, CALL,
             )  # fmt: skip
         self._has_told_few = True

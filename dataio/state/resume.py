@@ -13,7 +13,7 @@ from dataio.base.errors import StateError
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Shuffle
-from dataio.plan.stretch import Position, Stretch
+from dataio.plan.segment import Position, Segment
 from dataio.state.snapshot import NodeSnapshot, Saved, load_node, load_samples
 from dataio.world import World
 from dataio.world.agree import together
@@ -52,7 +52,7 @@ def _checksum(state: Mapping[str, object]) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunIdentity:
     """What a run keeps, whoever goes on with it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Run:
         Args:
             position: Where the loader stands.
             num_hidden: Rows that the epoch hides on all nodes; None: not known.
-            placement: Digest of the epoch's placement; None where the seed tells it.
+            placement: Digest of the epoch's placement; None where the seed decides it.
         """
         placed = {} if placement is None else {"placement": placement}
         hidden = {} if num_hidden is None else {"hidden": num_hidden}
@@ -108,7 +108,7 @@ class Run:
         same = self._has_same_steps(position.running, layout, batch_size)
         return position.resumed(layout.replicas, batch_size, same_steps=same)
 
-    def _has_same_steps(self, old: Stretch, layout: Layout, batch_size: int) -> bool:
+    def _has_same_steps(self, old: Segment, layout: Layout, batch_size: int) -> bool:
         """Whether every step trains what it would have under the saved layout, dealt otherwise."""
         before = Layout(old.replicas, self.num_samples)
         mine = np.array(layout.replicas) * batch_size
@@ -121,7 +121,7 @@ class Run:
 
 
 def find_num_hidden(state: Mapping[str, object], position: Position, *, hides: bool) -> int | None:
-    """Tell how many rows a `state_dict` says that its epoch hides; None: it says nothing.
+    """Read how many rows the epoch of a `state_dict` hides; None: it does not say.
 
     Args:
         state: What `state_dict` gave.
@@ -174,8 +174,8 @@ def check_num_hidden(position: Position, hid: int | None, hides: int) -> None:
 
 
 def trained_before(position: Position, node: NodeSnapshot) -> NDArray[np.bool_]:
-    """bool[num_slots]: What a save says that the ended stretches of its epoch trained."""
-    # Restored into the stretch that it was saved in, its own rows are still to be counted.
+    """bool[num_slots]: What a save says that the ended segments of its epoch trained."""
+    # Restored into the segment that it was saved in, its own rows are still to be counted.
     return node.trained == 1 if position.running.steps else node.trained > 0
 
 
@@ -192,7 +192,7 @@ def load_part(
 
     Args:
         saved: What was saved.
-        wanted: int64[num_slots]: The node's samples; None where only the save tells, which is
+        wanted: int64[num_slots]: The node's samples; None where only the save has them, which is
             of the same layout then.
         dtype: The score columns that are wanted.
         layout: The layout now.

@@ -202,8 +202,8 @@ def _marked(directory: Path, parts: Sequence[str]) -> Iterator[None]:
         # Before it is known for ours: nobody may find it unlocked. Without locks it is never dead.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        told = {"about": "written by save of Tonari", "host": socket.gethostname()}
-        os.write(descriptor, json.dumps({**told, "parts": list(parts)}).encode())
+        written = {"about": "written by save of Tonari", "host": socket.gethostname()}
+        os.write(descriptor, json.dumps({**written, "parts": list(parts)}).encode())
         os.fsync(descriptor)
         sync_directory(directory)
         yield
@@ -240,7 +240,7 @@ def _replace(partial: Path, path: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory of ours, what tells that it is ours last. Somebody else may be at it."""
+    """Remove a directory of ours, its marker last. Somebody else may be removing it too."""
     with contextlib.suppress(FileNotFoundError):
         known_by = [directory / REPLACED, directory / MARKER]
         for entry in [*(each for each in directory.iterdir() if each not in known_by), *known_by]:

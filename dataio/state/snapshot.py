@@ -50,7 +50,7 @@ class NodeSnapshot:
         sample_id: int64[num_slots]: For the check that a row gets its own score.
         scores: scores[num_slots].
         selection: The running epoch's choice, after topping up.
-        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running stretch, 2 in it.
+        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running segment, 2 in it.
         losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
             exchange.
     """
@@ -183,7 +183,7 @@ def load_samples(
 ) -> NodeSnapshot:
     """Read what any node saved of some samples, as another layout needs it. Collective.
 
-    Each file is read by one rank; its rows go by way of the ranks that keep the books of their
+    Each file is read by one rank; its rows go by way of the ranks that keep the index of their
     samples. Where every node holds all rows, the report of the latest epoch counts.
 
     Args:
@@ -199,12 +199,12 @@ def load_samples(
     """
     rank, size, num_nodes = world.rank, world.world_size, len(saved.nodes)
     first, stop = (-(-book * num_samples // size) for book in (rank, rank + 1))
-    books = _unsaved(np.arange(first, stop), dtype)
+    index = _unsaved(np.arange(first, stop), dtype)
     meta: dict[str, Any] = {}
     # A lap reads one file on every rank: in the order of the files, and memory stays small.
     for lap in range(0, num_nodes, size):
         node = lap + rank
-        rows = books[:0]
+        rows = index[:0]
         mine = range(node, num_nodes)[:1]
         read = together(world, partial(_read_each, saved, mine, dtype), doing="read what was saved")
         if read:
@@ -212,18 +212,18 @@ def load_samples(
             _take_turns(rows, node, num_nodes)
         order = np.argsort(rows["sample_id"], kind="stable")
         leaving = by_keeper(world, rows["sample_id"][order], num_samples, rows[order])
-        for theirs in all_to_all(world, leaving, tag=tag, doing="tell what was saved"):
-            _take_in(books, theirs, first)
+        for theirs in all_to_all(world, leaving, tag=tag, doing="send what was saved"):
+            _take_in(index, theirs, first)
     order = np.argsort(sample_id, kind="stable")
     asking = by_keeper(world, sample_id[order], num_samples, sample_id[order])
     asked = all_to_all(world, asking, tag=tag, doing="ask for what was saved")
-    answers = [books[ids - first] for ids in asked]
+    answers = [index[ids - first] for ids in asked]
     answered = all_to_all(world, answers, tag=tag, doing="answer what was saved")
-    ours = np.empty(len(sample_id), books.dtype)
+    ours = np.empty(len(sample_id), index.dtype)
     ours[order] = np.concatenate(answered)
     # Any file's: rank 0 has read one.
-    told = world.allgather(json.dumps(meta).encode(), doing="tell what was selected")
-    return _from_rows(ours, json.loads(told[0]))
+    all_meta = world.allgather(json.dumps(meta).encode(), doing="send what was selected")
+    return _from_rows(ours, json.loads(all_meta[0]))
 
 
 def load_scores(path: Path) -> Scores:
@@ -241,18 +241,18 @@ def load_scores(path: Path) -> Scores:
         StateError: If a part is missing or damaged.
     """
     saved = load_state(path)
-    books = unscored(0, score_dtype(()))
+    scores = unscored(0, score_dtype(()))
     for node in range(len(saved.nodes)):
         table = _read_table(saved, node)
         if node == 0:
             names = [name for name in COLUMNS if name in table.column_names]
-            books = unscored(saved.state["num_samples"], score_dtype(names))
-        found = {name: table.column(name).to_numpy() for name in books.dtype.names or ()}
+            scores = unscored(saved.state["num_samples"], score_dtype(names))
+        found = {name: table.column(name).to_numpy() for name in scores.dtype.names or ()}
         places = table.column("sample_id").to_numpy()
-        newer = found["epoch"] >= books["epoch"][places]
+        newer = found["epoch"] >= scores["epoch"][places]
         for name, values in found.items():
-            books[name][places[newer]] = values[newer]
-    return books
+            scores[name][places[newer]] = values[newer]
+    return scores
 
 
 def _unsaved(sample_id: NDArray[np.int64], dtype: np.dtype[np.void]) -> NDArray[np.void]:
@@ -269,12 +269,12 @@ def _take_turns(rows: NDArray[np.void], node: int, num_nodes: int) -> None:
     rows["hidden_place"] = np.where(place >= 0, place * num_nodes + node, -1)
 
 
-def _take_in(books: NDArray[np.void], theirs: NDArray[np.void], first: int) -> None:
-    """Put rows into the books of samples from ``first`` on; a newer score stays."""
+def _take_in(index: NDArray[np.void], theirs: NDArray[np.void], first: int) -> None:
+    """Put rows into the index of samples from ``first`` on; a newer score stays."""
     places, found = theirs["sample_id"] - first, theirs.copy()
-    older = found["scores"]["epoch"] < books["scores"]["epoch"][places]
-    found["scores"][older] = books["scores"][places][older]
-    books[places] = found
+    older = found["scores"]["epoch"] < index["scores"]["epoch"][places]
+    found["scores"][older] = index["scores"][places][older]
+    index[places] = found
 
 
 def _read_each(

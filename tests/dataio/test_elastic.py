@@ -7,7 +7,7 @@ import pytest
 
 import shuffle
 from dataio import Loader, Reports, Staging, StateError, Workers
-from dataio.plan.stretch import Position, Stretch
+from dataio.plan.segment import Position, Segment
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.test_loader import loss_of
@@ -184,7 +184,7 @@ def test_where_every_node_holds_all_the_report_of_whoever_trained_a_sample_count
 
 
 def test_the_state_stays_small_on_many_nodes():
-    many = Stretch((4,) * 4000 + (3,), 256, 0, 17)
+    many = Segment((4,) * 4000 + (3,), 256, 0, 17)
     position = Position(5, (many, many, many), 2)
     stored = position.to_json()
     assert len(repr(stored)) < 800
@@ -206,11 +206,11 @@ def test_a_state_within_an_epoch_that_hides_needs_what_save_wrote(tmp_path):
 
 
 def test_another_layout_begins_in_its_epoch_and_another_batch_size_does_not():
-    saved = Position(7, (Stretch((2, 2), 4, 3, 9),), 1)
+    saved = Position(7, (Segment((2, 2), 4, 3, 9),), 1)
     assert saved.resumed((2, 2), 4) is saved
     smaller = saved.resumed((2, 2), 3)
-    assert (smaller.running.first_epoch, smaller.ended) == (3, saved.stretches)
+    assert (smaller.running.first_epoch, smaller.ended) == (3, saved.segments)
     elsewhere = saved.resumed((1,), 4)
-    assert (elsewhere.running.first_epoch, elsewhere.ended) == (7, saved.stretches)
+    assert (elsewhere.running.first_epoch, elsewhere.ended) == (7, saved.segments)
     assert elsewhere.running.steps == elsewhere.refresh_step == 0
     assert saved.at(steps=0, refresh_step=0).resumed((1,), 4).ended == ()

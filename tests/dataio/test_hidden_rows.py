@@ -8,12 +8,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import dataio.batch.assemble
 import dataio.batch.deliver
-import dataio.batch.gather
+import dataio.batch.fill
+import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
-from dataio.batch.assemble import Work
+from dataio.batch.job import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
 from dataio.cache.files.readahead import Readahead
 from dataio.cache.files.reader import RowReader, locate
@@ -59,9 +59,9 @@ def touched(monkeypatch):
         seen["delivered"] += batch["sample_id"].tolist()
         return each(batch, device, **options)
 
-    monkeypatch.setattr(dataio.batch.gather, "locate", located)
+    monkeypatch.setattr(dataio.batch.lookup, "locate", located)
     monkeypatch.setattr(RowReader, "checksums", checked)
-    monkeypatch.setattr(dataio.batch.assemble, "decode_image", decoded)
+    monkeypatch.setattr(dataio.batch.fill, "decode_image", decoded)
     monkeypatch.setattr(dataio.batch.deliver, "_each", delivered)
     return seen
 

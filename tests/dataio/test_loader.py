@@ -540,7 +540,7 @@ def test_padding_is_not_reported(tmp_path):
     with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
         for batch in loader:
             loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
-        loader._parts.feedback.settle()
+        loader._parts.feedback.flush()
         scores, ids = (
             loader._parts.pool.scores["loss"],
             loader._parts.pool.cache.entries.sample_id[:],

@@ -394,7 +394,7 @@ def test_a_report_of_the_wrong_length_is_refused_and_records_nothing(shard, cach
                 loader.report(batch, wrong)
         assert (loader._parts.pool.scores["epoch"] == -1).all()
         loader.report(batch, torch.ones(3))
-        loader._parts.feedback.settle()
+        loader._parts.feedback.flush()
         assert (loader._parts.pool.scores["epoch"] == 0).sum() == 3
 
 

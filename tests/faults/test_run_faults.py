@@ -28,7 +28,7 @@ from tests.multirank import (
     run_job,
 )
 from tests.trainer.digits import write_config
-from trainer.checkpoint.checkpoint import latest
+from trainer.checkpoint.directory import latest
 from trainer.checkpoint.export import read_checkpoint
 
 pytestmark = [pytest.mark.multirank, pytest.mark.timeout(1200)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import shuffle
 from dataio import Loader, Reports, Workers
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance, Selection, Shuffle
 from dataio.world import World
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
@@ -46,7 +46,7 @@ class Watched:
     lr_factors: list[float] = field(default_factory=list, repr=False)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ScoreColumn, ...]:
         return self.policy.columns
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:

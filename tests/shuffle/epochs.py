@@ -10,7 +10,7 @@ import torch
 
 from dataio import Loader, Reports, Workers
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Selection, Shuffle
 from dataio.world import World
@@ -32,7 +32,7 @@ class Watching:
     """
 
     hidden_fraction: float = 0.0
-    columns: tuple[Column, ...] = ("loss",)
+    columns: tuple[ScoreColumn, ...] = ("loss",)
     shown: dict[int, tuple[list[int], list[float]]] = field(
         default_factory=dict, repr=False, compare=False
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dataio.base.seeding import key
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Turn
+from dataio.plan.policies import ExchangeContext
 from dataio.world import run_threads, thread_worlds
 from shuffle import Global, Partial
 from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
@@ -278,8 +278,10 @@ def test_replicas_of_equal_losses_do_not_give_the_same_rows():
     layout, losses = Layout((1, 1), 200), np.ones(100, np.float32)
 
     def leaving(world):
-        turn = Turn(world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, 0, losses)
-        return Partial(0.3, rows="scores")._leaving_slots(turn, 30).tolist()
+        context = ExchangeContext(
+            world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, 0, losses
+        )
+        return Partial(0.3, rows="scores")._leaving_slots(context, 30).tolist()
 
     first, second = run_threads(thread_worlds([1, 1]), leaving)
     assert first != second

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dataio.plan.layout import Layout
-from shuffle.ring import crossing_fraction, make_ring, partners, ring_positions
+from shuffle.ring import crossing_fraction, make_ring, partners
 
 REPLICAS = [(2, 2), (4, 3, 1), (3, 2, 2), (1, 1, 1, 1, 1), (5, 1)]
 LAYOUTS = st.one_of(
@@ -15,6 +16,12 @@ LAYOUTS = st.one_of(
 SEEDS = st.integers(0, 2**32)
 EPOCHS = st.integers(0, 1000)
 CHUNKS = st.integers(0, 15)
+
+
+def ring_positions(layout: Layout, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """int64[num_replicas]: The replica that stands at each position of an epoch's ring."""
+    ring = make_ring(layout, seed=seed, epoch=epoch)
+    return ring.replica_at(np.arange(layout.num_replicas))
 
 
 def destinations(layout: Layout, seed: int, epoch: int, chunk: int) -> list[int]:

@@ -20,9 +20,9 @@ from PIL import Image
 import dataio
 import importance
 from dataio.base.seeding import generator, key
-from dataio.plan.history import Column, Scores, score_dtype, unscored
+from dataio.plan.history import ScoreColumn, Scores, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
-from dataio.plan.stretch import Position, Stretch
+from dataio.plan.segment import Position, Segment
 from dataio.state.snapshot import NodeSnapshot, save_snapshot
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tonari import cli
@@ -30,9 +30,9 @@ from tonari.hardest.picture import COLUMNS, SIDE, Tile, draw_tiles
 from tonari.hardest.rank import hardest_of_each, hardest_rows, hardness
 
 NUM_SAMPLES, NUM_CLASSES, PART = 1000, 4, 0.05
-KEPT: tuple[Column, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
-FEW: list[Column] = ["loss", "forgotten"]
-ALL: list[Column] = [*KEPT]
+KEPT: tuple[ScoreColumn, ...] = ("loss", "loss_mean", "correct", "confidence", "forgotten")
+FEW: list[ScoreColumn] = ["loss", "forgotten"]
+ALL: list[ScoreColumn] = [*KEPT]
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -67,7 +67,7 @@ def write_saved(
     path: Path, nodes: list[tuple[list[int], Scores]], num_samples: int, world: World | None = None
 ) -> None:
     """Save what each node knows: sample ids and scores."""
-    position = Position(3, (Stretch((1,) * len(nodes), 4, 0),))
+    position = Position(3, (Segment((1,) * len(nodes), 4, 0),))
     state = {"num_samples": num_samples, **position.to_json()}
 
     def save(world: World) -> None:
@@ -78,7 +78,7 @@ def write_saved(
     run_threads(thread_worlds([1] * len(nodes)), save)
 
 
-def make_scores(columns: list[Column], **values: object) -> Scores:
+def make_scores(columns: list[ScoreColumn], **values: object) -> Scores:
     first = next(iter(values.values()))
     scores = unscored(len(first), score_dtype(columns))  # type: ignore[arg-type]
     scores["epoch"] = 2
@@ -144,7 +144,7 @@ def test_each_label_gets_its_own_hardest_rows(rows: list[tuple[int, int]], top: 
 
 
 def test_who_was_surely_something_else_is_harder_than_who_is_unsure() -> None:
-    columns: list[Column] = ["confidence", "correct"]
+    columns: list[ScoreColumn] = ["confidence", "correct"]
     sure = [0.75, 0.25, 0.25, 0.875]
     scores = make_scores(columns, confidence=sure, correct=[False, False, True, True])
     assert np.argsort(-hardness(scores, by="confidence")).tolist() == [0, 1, 2, 3]
@@ -152,7 +152,7 @@ def test_who_was_surely_something_else_is_harder_than_who_is_unsure() -> None:
 
 
 def test_who_never_was_right_is_harder_than_who_forgot() -> None:
-    columns: list[Column] = ["forgotten"]
+    columns: list[ScoreColumn] = ["forgotten"]
     right = [False, False, True, True]
     scores = make_scores(columns, forgotten=[2, 0, 3, 0], correct=right)
     assert np.argsort(-hardness(scores, by="forgotten")).tolist() == [1, 2, 0, 3]

@@ -18,10 +18,11 @@ import torch
 import importance
 import shuffle
 from dataio import Image, Int, Loader, Reports, Shards, Throttle
+from dataio.batch.values import Batch
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
 from trainer.mesh.mesh import axis_sizes, make_mesh
 from trainer.mesh.parallelize import parallelize
-from trainer.mesh.pipeline import Batch, Pipeline
+from trainer.mesh.pipeline import Pipeline
 from trainer.mesh.place import place_of
 from trainer.models import SmallCNN
 from trainer.run.schedule import learning_rate

@@ -1,9 +1,10 @@
-"""What all ranks must know alike: rank 0's words, and whether one of them failed.
+"""What all ranks must know alike: what rank 0 decided, and whether one of them failed.
 
 By torch's own collectives, in a group that a background thread may have for itself.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -13,11 +14,14 @@ from trainer.errors import CheckpointError
 
 Result = TypeVar("Result")
 MOST_BYTES = 2000
-"""Of one rank's words about its failure."""
+"""Of one rank's message about its failure."""
+
+DISK = timedelta(minutes=30)
+"""Longest wait for the slowest rank's files, to be written or read."""
 
 
-def told(words: str, group: dist.ProcessGroup | None = None) -> str:
-    """Hand every rank the words of rank 0. Collective."""
+def from_rank_0(words: str, group: dist.ProcessGroup | None = None) -> str:
+    """Send the words of rank 0 to every rank. Collective."""
     data = words.encode()
     num_bytes = torch.tensor([len(data)])
     dist.broadcast(num_bytes, src=0, group=group)
@@ -36,7 +40,7 @@ def together(act: Callable[[], Result], group: dist.ProcessGroup | None = None) 
         group: Of all ranks.
 
     Raises:
-        CheckpointError: On the ranks that did not fail themselves: the first other's words.
+        CheckpointError: On ranks that did not fail: with the first failure of another.
     """
     words, failure = b"", None
     try:
@@ -55,3 +59,10 @@ def together(act: Callable[[], Result], group: dist.ProcessGroup | None = None) 
         if text:
             raise CheckpointError(f"rank {rank}: {text}")
     return result
+
+
+def file_group() -> dist.ProcessGroup:
+    """Make a group whose ranks wait for each other's files. Collective."""
+    made = dist.new_group(backend="gloo", timeout=DISK)
+    assert isinstance(made, dist.ProcessGroup), "every rank is in the group"
+    return made

@@ -12,7 +12,7 @@ import xxhash
 
 from dataio.base.atomic import read_record, write_record
 from dataio.base.errors import DamagedFileError
-from trainer.checkpoint.agree import together, told
+from trainer.checkpoint.agree import from_rank_0, together
 from trainer.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -27,7 +27,7 @@ def write_sums(directory: Path, group: dist.ProcessGroup | None) -> None:
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     listed = "\n".join(_files(directory)) if rank == 0 else ""
-    names = told(listed, group).splitlines()
+    names = from_rank_0(listed, group).splitlines()
 
     def measure() -> torch.Tensor:
         found = torch.zeros(len(names), 2, dtype=torch.int64)

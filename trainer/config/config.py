@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NoReturn, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
-from dataio.plan.history import Column
+from dataio.plan.history import ScoreColumn
 from importance import POLICIES
 from trainer.config.settings import (
     Count,
@@ -123,7 +123,7 @@ class ImportanceConfig(Section):
     rate: Literal["cap", "realised", "none"] | None = None
     refresh_every: Whole | None = None
     delta: Fraction | None = None
-    columns: tuple[Column, ...] | None = None
+    columns: tuple[ScoreColumn, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

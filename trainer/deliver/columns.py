@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Column:
+class BatchColumn:
     """One tensor of a batch.
 
     Attributes:
@@ -56,7 +56,7 @@ class Columns:
     So what the first stage takes is one run of bytes, and what the last stage takes is one.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[BatchColumn, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -96,11 +96,11 @@ class Columns:
 
     @classmethod
     def from_json(cls, text: str) -> "Columns":
-        told = [
+        described = [
             column | {"shape": tuple(column["shape"]), "order": tuple(column["order"])}
             for column in json.loads(text)
         ]
-        return cls(tuple(Column(**column) for column in told))
+        return cls(tuple(BatchColumn(**column) for column in described))
 
 
 def lay_columns(
@@ -111,7 +111,7 @@ def lay_columns(
     Raises:
         DeliveryError: If one is missing, or is no tensor.
     """
-    laid: list[Column] = []
+    laid: list[BatchColumn] = []
     stop = 0
     for name, wanted in _by_stage(batch, inputs, targets):
         value = batch.get(name)
@@ -124,7 +124,7 @@ def lay_columns(
         order = sorted(range(value.dim()), key=lambda dim: -value.stride()[dim])
         first = -(-stop // ALIGNMENT) * ALIGNMENT
         laid.append(
-            Column(name, _name(value.dtype), tuple(value.shape), tuple(order), first, wanted)
+            BatchColumn(name, _name(value.dtype), tuple(value.shape), tuple(order), first, wanted)
         )
         stop = laid[-1].stop
     return Columns(tuple(laid))

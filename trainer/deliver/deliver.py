@@ -18,14 +18,15 @@ from torch import Tensor
 
 import dataio
 from dataio.batch.deliver import Delivery
+from dataio.batch.values import Batch
 from dataio.source import Source
 from dataio.state.report import check_report
 from dataio.world import World
 from trainer.deliver.evaluation import ReplicaEvaluation
-from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Batch, Route
+from trainer.deliver.reader_pair import meet
+from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Route
 from trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
 from trainer.deliver.stream import Stream
-from trainer.deliver.twins import meet
 from trainer.mesh.place import Place, Targets, feed_of
 
 ROW_COLUMNS = ("weight", "sample_id", "slot")
@@ -124,14 +125,14 @@ class ReplicaLoader:
         if self._loader is None:
             while self._exchange_state(ends=True):
                 yield self.epoch
-                self._settle()
+                self._complete_scores()
             return
         for epoch in self._loader.epochs(num_epochs):
             self._exchange_state()
             yield epoch
             # The turn that follows goes by the losses.
-            self._settle()
-        self._stream.tell(END)
+            self._complete_scores()
+        self._stream.send_header(END)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch's batches."""
@@ -143,7 +144,7 @@ class ReplicaLoader:
         return self._batches(hidden, trains=False)
 
     def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None:
-        """Tell what a batch's rows cost; to be called where the last stage is.
+        """Report what a batch's rows cost; to be called where the last stage is.
 
         All ranks there give the same; the scorer's counts.
 
@@ -157,8 +158,8 @@ class ReplicaLoader:
             ValueError: If a tensor does not have one value a row, or the batch is none that waits
                 for its losses.
         """
-        told = {"loss": loss, "correct": correct, "confidence": confidence}
-        check_report(batch, told)
+        reported = {"loss": loss, "correct": correct, "confidence": confidence}
+        check_report(batch, reported)
         scores = Scores(loss.detach(), correct, confidence)
         if self._sender is not None:
             self._sender.send(batch["slot"], scores)
@@ -172,7 +173,7 @@ class ReplicaLoader:
             The mean over this replica's batches; None if there were none, and on ranks other than
             the reader.
         """
-        self._settle()
+        self._complete_scores()
         if not self._num_losses:
             return None
         mean = float(self._loss_sum) / self._num_losses
@@ -189,7 +190,7 @@ class ReplicaLoader:
         return evaluation
 
     def stats(self) -> dict[str, float]:
-        """Figures of the reader's loader; of a scorer's own its times and bytes; else none."""
+        """Figures of the reader's loader; of a scorer's own its times and bytes; or no figures."""
         figures = self._loader.stats() if self._loader is not None else {}
         if self._place.reads:
             return figures
@@ -201,7 +202,7 @@ class ReplicaLoader:
 
     def save(self, path: Path) -> None:
         """Write position, scores and hidden rows, as `dataio.Loader.save`; the readers do."""
-        self._settle()
+        self._complete_scores()
         if self._loader is not None and self._place.reads:
             self._loader.save(path)
         elif self._loader is not None:
@@ -210,7 +211,7 @@ class ReplicaLoader:
 
     def restore(self, path: Path) -> None:
         """Go on exactly where `save` was called; meshes may differ."""
-        self._settle()
+        self._complete_scores()
         if self._loader is not None:
             self._loader.restore(path)
         self._meet()
@@ -219,7 +220,7 @@ class ReplicaLoader:
     def close(self) -> None:
         """Take in what is under way, release cache and memory. Idempotent."""
         try:
-            self._settle()
+            self._complete_scores()
             if self._loader is not None:
                 self._loader.close()
         finally:
@@ -301,26 +302,28 @@ class ReplicaLoader:
         meet(self._loader, world=self._world, other=other, tag=self._tag + HEADER_TAG)
 
     def _exchange_state(self, *, ends: bool = False, limit_s: float | None = None) -> bool:
-        """Tell all ranks of the feed where its reader stands; say whether the run goes on."""
+        """Send all ranks of the feed the position of its reader; return whether the run goes on."""
         if self._loader is not None:
             self.epoch, self.lr_factor = self._loader.epoch, self._loader.lr_factor
             self.steps_before = self._loader.steps_before
             words = np.array([self.lr_factor, self.steps_before]).view(np.int64).tolist()
-            self._stream.tell(STATE, self.epoch, self._loader.step, len(self._loader), *words)
+            self._stream.send_header(
+                STATE, self.epoch, self._loader.step, len(self._loader), *words
+            )
             return True
-        told = self._stream.hear(*((STATE, END) if ends else (STATE,)), limit_s=limit_s)
-        if told is None:
+        header = self._stream.receive_header(*((STATE, END) if ends else (STATE,)), limit_s=limit_s)
+        if header is None:
             return False
-        self.epoch, self._step, self._num_steps, *words = told[:5]
+        self.epoch, self._step, self._num_steps, *words = header[:5]
         self.lr_factor, self.steps_before = np.array(words).view(np.float64).tolist()
         return True
 
-    def _settle(self) -> None:
+    def _complete_scores(self) -> None:
         """Bring all losses that were reported to the replica's reader."""
         if self._sender is not None:
-            self._sender.settle()
+            self._sender.complete()
         if self._receiver is not None:
-            self._receiver.settle()
+            self._receiver.complete()
 
     def _let_go(self) -> None:
         self._stream.close()

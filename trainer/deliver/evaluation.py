@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from dataio.batch.values import Batch
 from dataio.evaluation import Evaluation
-from trainer.deliver.relay import STATE, Batch
+from trainer.deliver.relay import STATE
 from trainer.deliver.stream import Stream
 
 
@@ -15,12 +16,12 @@ class ReplicaEvaluation:
         self._evaluation, self._stream = evaluation, stream
         if evaluation is not None:
             self._num_steps = len(evaluation)
-            stream.tell(STATE, self._num_steps)
+            stream.send_header(STATE, self._num_steps)
         else:
             # Until its reader has staged it.
-            told = stream.hear(STATE, limit_s=math.inf)
-            assert told is not None, "nothing ends here"
-            self._num_steps = told[0]
+            header = stream.receive_header(STATE, limit_s=math.inf)
+            assert header is not None, "nothing ends here"
+            self._num_steps = header[0]
 
     def __len__(self) -> int:
         """Count the batches, the same on every rank."""

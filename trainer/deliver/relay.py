@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dataio.base.buffers import BufferRing
+from dataio.batch.values import Batch
 from dataio.exchange.carrier import SEGMENT_BYTES
 from dataio.world import World
 from trainer.deliver.columns import Columns, lay_columns
@@ -21,7 +21,6 @@ from trainer.deliver.ring import MAX_PEERS, NUM_SLOTS, Ring
 from trainer.errors import DeliveryError
 from trainer.mesh.place import Place
 
-Batch = dict[str, Tensor]
 Bytes = NDArray[np.uint8]
 
 STATE, BATCH, END = 1, 2, 3
@@ -86,7 +85,7 @@ class Outlet:
         self._where = f"[rank {world.rank}] replica {place.replica}"
         self.number = 0
 
-    def tell(self, kind: int, *words: int) -> None:
+    def send_header(self, kind: int, *words: int) -> None:
         """Send every other rank of the replica a header."""
         header = np.zeros(NUM_WORDS, np.int64)
         header[: 2 + len(words)] = kind, self.number, *words
@@ -98,16 +97,16 @@ class Outlet:
         self.number += 1
         if not self._peers:
             return
-        told = self._open(batch) if self._columns is None else b""
+        description = self._open(batch) if self._columns is None else b""
         columns = self._columns
         assert columns is not None, "opened above"
         data = self._free_memory()
         if self._near or self._far:
             columns.write(batch, data, where=f"{self._where}, step {step}")
         hashes = [self._hash(data, columns.span(*wanted)) for wanted in SPANS]
-        self.tell(BATCH, step, len(told), *hashes)
-        if told:
-            self._describe(told)
+        self.send_header(BATCH, step, len(description), *hashes)
+        if description:
+            self._describe(description)
         self._send_far(columns, data)
 
     def close(self) -> None:
@@ -127,9 +126,9 @@ class Outlet:
         near = ",".join(map(str, self._near))
         return f"{path}\n{near}\n{self._columns.to_json()}".encode()
 
-    def _describe(self, told: bytes) -> None:
+    def _describe(self, description: bytes) -> None:
         """Send the columns to all that take some, and let those near open the shared memory."""
-        described = np.frombuffer(told, np.uint8)
+        described = np.frombuffer(description, np.uint8)
         try:
             self._send(
                 [(rank, described) for rank in (*self._near, *self._far)], DATA_TAG,
@@ -205,7 +204,7 @@ class Inlet:
             return 0
         return len(self._columns.span(*self._wanted))
 
-    def hear(self, *kinds: int, limit_s: float | None = None) -> tuple[int, list[int]]:
+    def receive_header(self, *kinds: int, limit_s: float | None = None) -> tuple[int, list[int]]:
         """Wait for the reader's next header, which must be of these kinds: kind and words.
 
         Raises:
@@ -226,22 +225,22 @@ class Inlet:
     def batches(self) -> Iterator[Batch]:
         """Yield the rest of the batches, with the columns that this rank takes."""
         while True:
-            kind, words = self.hear(BATCH, END)
+            kind, words = self.receive_header(BATCH, END)
             if kind == END:
                 return
-            step, told_bytes, *hashes = words
-            yield self._take(step, told_bytes, hashes)
+            step, description_bytes, *hashes = words
+            yield self._take(step, description_bytes, hashes)
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
         self._ring = None
 
-    def _take(self, step: int, told_bytes: int, hashes: Sequence[int]) -> Batch:
+    def _take(self, step: int, description_bytes: int, hashes: Sequence[int]) -> Batch:
         self.step = step
         if not self._wanted:
             return {}
-        if told_bytes:
-            self._open(told_bytes)
+        if description_bytes:
+            self._open(description_bytes)
         assert self._columns is not None, "described with the first batch"
         span = self._columns.span(*self._wanted)
         data = self._buffers.take((len(span),), np.uint8).view(np.uint8)
@@ -254,10 +253,10 @@ class Inlet:
         self._check(data, hashes[SPANS.index(self._wanted)])
         return self._columns.read(data, *self._wanted)
 
-    def _open(self, told_bytes: int) -> None:
-        told = np.empty(told_bytes, np.uint8)
-        self._receive([told], DATA_TAG, "waiting for the columns of batches")
-        path, near, columns = told.tobytes().decode().split("\n", 2)
+    def _open(self, description_bytes: int) -> None:
+        description = np.empty(description_bytes, np.uint8)
+        self._receive([description], DATA_TAG, "waiting for the columns of batches")
+        path, near, columns = description.tobytes().decode().split("\n", 2)
         self._columns = Columns.from_json(columns)
         ranks = [int(rank) for rank in near.split(",") if rank]
         if self._world.rank not in ranks:

@@ -63,7 +63,7 @@ class Awaited:
 
 
 class ScoreSender:
-    """The scorer's end. Never waits for the device until it settles.
+    """The scorer's end. It waits for the device in `complete` alone.
 
     Args:
         world: All ranks.
@@ -96,8 +96,8 @@ class ScoreSender:
         self._computing.append(_begin(self._open.pop(found), scores))
         self._advance()
 
-    def settle(self) -> None:
-        """Send all that is left; batches that nobody scored are said to be so. Blocks."""
+    def complete(self) -> None:
+        """Send all that is left, and that the other batches were not scored. Blocks."""
         while self._computing:
             computing = self._computing.popleft()
             if computing.done is not None:
@@ -155,7 +155,7 @@ class ScoreReceiver:
             if not self._coming:
                 break
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Take in all scores of the batches delivered. Blocks for the scorer.
 
         Raises:
@@ -189,14 +189,14 @@ class ScoreReceiver:
 
 def _begin(batch: _Unscored, scores: Scores) -> _Computing:
     loss = scores.loss.detach().to(torch.float64)
-    told = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
+    detached = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
     if loss.device.type != "cuda":
         # Copied: the caller may change its tensors before they are sent.
-        return _Computing(batch, _each(told, torch.Tensor.clone), None)
-    told = _each(told, _to_host)
+        return _Computing(batch, _each(detached, torch.Tensor.clone), None)
+    detached = _each(detached, _to_host)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(loss.device))
-    return _Computing(batch, told, done)
+    return _Computing(batch, detached, done)
 
 
 def _each(scores: Scores, change: Callable[[Tensor], Tensor]) -> Scores:

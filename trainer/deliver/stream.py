@@ -6,16 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dataio.batch.deliver import Delivery
-from trainer.deliver.relay import (
-    END,
-    STAGES,
-    Batch,
-    Inlet,
-    Outlet,
-    Route,
-    hash_of,
-    stages_wanted,
-)
+from dataio.batch.values import Batch
+from trainer.deliver.relay import END, STAGES, Inlet, Outlet, Route, hash_of, stages_wanted
 
 
 class Delivered(NamedTuple):
@@ -59,15 +51,15 @@ class Stream:
         """Bytes of a batch that this rank gets from the reader."""
         return self._inlet.held_bytes if self._inlet is not None else 0
 
-    def tell(self, kind: int, *words: int) -> None:
+    def send_header(self, kind: int, *words: int) -> None:
         """Send all other ranks of the feed a header. The reader's."""
-        assert self._outlet is not None, "the reader tells"
-        self._outlet.tell(kind, *words)
+        assert self._outlet is not None, "the reader sends"
+        self._outlet.send_header(kind, *words)
 
-    def hear(self, *kinds: int, limit_s: float | None = None) -> list[int] | None:
+    def receive_header(self, *kinds: int, limit_s: float | None = None) -> list[int] | None:
         """Wait for the reader's header: its words; None for an end. The other ranks'."""
-        assert self._inlet is not None, "the others hear"
-        kind, words = self._inlet.hear(*kinds, limit_s=limit_s)
+        assert self._inlet is not None, "the others receive"
+        kind, words = self._inlet.receive_header(*kinds, limit_s=limit_s)
         return None if kind == END else words
 
     def run(self, batches: Iterable[Batch] | None, *, first_step: int = 0) -> Iterator[Delivered]:
@@ -92,7 +84,7 @@ class Stream:
             own = {name: value for name, value in batch.items() if name in self._own}
             ids_hash = self._ids_hash(batch)
             yield Delivered(self._outlet.number, self._deliver(own), batch, ids_hash)
-        self._outlet.tell(END)
+        self._outlet.send_header(END)
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""

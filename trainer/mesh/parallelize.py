@@ -62,7 +62,7 @@ def parallelize(
         place: Whose ``stages`` this rank owns; None: there is one stage.
         sequence_parallel: Between layers, each tp rank holds its part of the sequence.
         loss_parallel: With tp > 1, logits stay split by class, as a DTensor.
-        checkpointing: Compute a block's activations again on the way back: all, or all but the
+        checkpointing: Compute a block's activations again in the backward pass: all, or all but the
             results of products and of attention.
         dtype: Of the computation; parameters and the sum of gradients are as they were.
         compile: Compile each block.
@@ -111,7 +111,7 @@ def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
     """Say whether a part that is neither offloaded nor computed in bfloat16 is left as it is.
 
     So are parts of one rank each, which have nothing to share, and small replicas on the CPU: there
-    a message for each block costs more than is won by sending it while the way back goes on. A GPU
+    a message for each block costs more than is won by sending it during the backward pass. A GPU
     computes meanwhile, and large parts are long on their way.
     """
     if mesh.size() == mesh["pp"].size():
@@ -201,7 +201,7 @@ def recompute(block: nn.Module, *, selective: bool) -> None:
 
 
 Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
-"""Of the way forward, and of its repetition."""
+"""Of the forward pass, and of its repetition."""
 
 
 def _contexts(block: nn.Module, save: Callable[[], Contexts]) -> Contexts:

@@ -15,11 +15,10 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
+from dataio.batch.values import Batch
 from trainer.errors import ConfigError
 from trainer.mesh.average import average_gradients
 from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages
-
-Batch = dict[str, Tensor]
 
 TORCH_NAMES: dict[Schedule, str] = {
     "gpipe": "GPipe",
@@ -213,7 +212,7 @@ class Pipeline:
         return self._collect() if self.place.has_target else None
 
     def _pass_alone(self, inputs: Tensor, *, backward: bool, sync: bool) -> None:
-        # torch's schedule of one stage would average the gradients when the way back is over; here
+        # torch's schedule of one stage would average the gradients after the backward pass; here
         # they are averaged during it.
         (part,) = self.parts
         for number, rows in enumerate(self._rows, 1):
@@ -267,8 +266,8 @@ class Pipeline:
     def _make_stages(self) -> list["_Stage"]:
         num_rows = len(self._rows[0])
         for part in self.parts:
-            # Schedules that split the way back look for the weights that the way forward used:
-            # of blocks that were sharded again they would find none, and say nothing.
+            # Schedules that split the backward pass look for weights that the forward pass used.
+            # Of blocks that were sharded again they would find none, without an error.
             if isinstance(part, FSDPModule):
                 part.set_reshard_after_forward(False)
         # Shapes are given: torch would find them by a first call of the loss, with an answer that

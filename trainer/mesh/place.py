@@ -21,7 +21,7 @@ the scorer reads them."""
 
 
 SPLIT: tuple[Schedule, ...] = ("zero_bubble", *FOLDED)
-"""Their way back goes twice over a stage: for its input, and later for its weights."""
+"""Their backward pass goes twice over a stage: for its input, and later for its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

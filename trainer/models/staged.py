@@ -109,7 +109,7 @@ class StagedModel(nn.Module, ABC):
         return self._meta(self.hidden_shape_before(before, batch_size))
 
     def flops_per_row(self) -> int:
-        """Count the operations of one sample's way forward; for a whole model on one process."""
+        """Count the operations of one sample's forward pass; for a whole model on one process."""
         weights = {
             name: torch.empty_like(tensor, device="meta")
             for name, tensor in [*self.named_parameters(), *self.named_buffers()]

@@ -77,7 +77,7 @@ class Local(ParallelStyle):
 def redistribute(
     values: Tensor, mesh: DeviceMesh, before: Placement, after: Placement, gradient: Placement
 ) -> Tensor:
-    """Change how a plain tensor lies over a mesh; the way back is the reverse.
+    """Change how a plain tensor lies over a mesh; the backward pass is the reverse.
 
     Args:
         values: This rank's part.

@@ -79,7 +79,7 @@ def make_blocks(depth: int, width: int, *, heads: int, causal: bool) -> list[nn.
 
 
 def init_weights(model: nn.Module, *, depth: int) -> None:
-    """Start small: normal weights of 0.02, less on the way back into the sum of all blocks."""
+    """Start small: normal weights of 0.02, less for what goes back into the sum of all blocks."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

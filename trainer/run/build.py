@@ -48,7 +48,7 @@ class Parallel:
     Attributes:
         pipeline: Trains and scores.
         task: What it learns.
-        flops_per_row: Of one sample's way forward.
+        flops_per_row: Of one sample's forward pass.
         peak_flops_per_s: Of this rank's device; 0 where nobody knows.
     """
 

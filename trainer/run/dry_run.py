@@ -119,7 +119,7 @@ class DryRun:
         microbatches: Parts of a batch.
         global_batch_size: Rows of an optimizer step.
         parameters: Of the whole model.
-        flops_per_row: Of one sample's way forward.
+        flops_per_row: Of one sample's forward pass.
         pipeline_ranks: By their coordinate.
         deliveries: By replica.
     """
@@ -262,7 +262,7 @@ def _share_of_tp(config: Config, tp: int) -> float:
 
 
 def _under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> int:
-    """Count the microbatches of a stage that wait for their way back at a time."""
+    """Count the microbatches of a stage that wait for their backward pass at a time."""
     if pp == 1 and schedule not in (*LOOPED, *FOLDED):
         return 1
     if schedule == "1f1b":

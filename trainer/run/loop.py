@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trainer.checkpoint import checkpoint
-from trainer.checkpoint.checkpoint import Checkpoints, Progress
+from dataio.batch.values import Batch
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.checkpoint.directory import Progress, read_progress, set_aside_later
+from trainer.checkpoint.restore import find, restore
 from trainer.config.config import Config
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
 from trainer.errors import ConfigError
 from trainer.mesh.parallelize import average_buffers
-from trainer.mesh.pipeline import Batch
 from trainer.run.build import (
     Parallel,
     build_loader,
@@ -93,8 +94,8 @@ def train(
         # Before anything is staged: what does not fit should be said at once.
         parallel = build_parallel(config, job)
         place = parallel.pipeline.place
-        job.watchdog.know(place.sizes)
-        found = checkpoint.find(directory / "checkpoints", resume)
+        job.watchdog.set_mesh(place.sizes)
+        found = find(directory / "checkpoints", resume)
         if job.world.rank == 0:
             _check_outputs(config)
         loader, test = build_loader(config, job, place=place, task=parallel.task)
@@ -107,7 +108,7 @@ def train(
         )  # fmt: skip
         if found:
             run.restore(found)
-            checkpoint.set_aside_later(directory / "checkpoints", found)
+            set_aside_later(directory / "checkpoints", found)
         finished = run.train()
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
@@ -135,7 +136,7 @@ def _open_logs(
     directory = Path(config.run.directory)
     _make(directory)
     (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    kept = checkpoint.read_progress(found).steps if found else None
+    kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
     logs: list[MetricsLog | Board] = [opened.enter_context(MetricsLog(path, after_step=kept))]
     if config.run.tensorboard:
@@ -223,16 +224,14 @@ class Run:
 
     def restore(self, path: Path) -> None:
         """Go on where a checkpoint was written."""
-        self.progress = checkpoint.restore(
-            path, self._pipeline.parts, self._optimizer, self._loader
-        )
+        self.progress = restore(path, self._pipeline.parts, self._optimizer, self._loader)
 
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
         before: Mapping[str, float] = {}
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
-            # The turn between epochs is inside next: its time belongs to the epoch it opens.
+            # The end of the epoch before is inside next: its time belongs to the epoch it opens.
             meter = Meter(before, self._pipeline.place)
             epoch = next(epochs, None)
             if epoch is None:

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dataio.batch.values import Batch
 from trainer.mesh.clip import clip_gradients
-from trainer.mesh.pipeline import Batch, Pipeline
+from trainer.mesh.pipeline import Pipeline
 
 
 class TakesReports(Protocol):

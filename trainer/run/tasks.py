@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from dataio.batch.values import Batch
 from trainer.errors import ConfigError
-
-Batch = dict[str, Tensor]
 
 
 class Columns(NamedTuple):
@@ -143,7 +142,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     logits = _precise(logits)
     if not isinstance(logits, DTensor):
         return F.cross_entropy(logits, target, reduction="none")
-    # Not torch's loss_parallel: it wants the way back in its context too, which is not ours.
+    # Not torch's loss_parallel: it wants the backward pass in its context too, which is not ours.
     largest, _ = _largest(logits)
     exponents = (logits.to_local() - largest[:, None]).exp().sum(dim=1)
     return _summed(exponents, logits).log() + largest - _summed(_at(logits, target), logits)

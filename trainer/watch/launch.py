@@ -18,7 +18,8 @@ from torch.distributed import distributed_c10d
 from dataio.base.errors import DataioError
 from dataio.world import World, claim_open_files, discover_world, wait_for_rank_0
 from trainer.errors import CheckpointError, ConfigError
-from trainer.watch.watchdog import Watchdog, find_cause, is_of_a_peer
+from trainer.watch.faults import find_cause, is_of_a_peer
+from trainer.watch.watchdog import Watchdog
 
 LATER_S = 30.0
 """How much longer torch waits for a rank than the watchdog, whose message says more."""
@@ -157,7 +158,7 @@ def choose_device(world: World, seen: Sequence[str]) -> int:
 
     Args:
         world: All ranks.
-        seen: What tells the devices that this rank sees from any others, in their order.
+        seen: What identifies the devices that this rank sees, in their order.
 
     Returns:
         Its place in ``seen``.
@@ -165,9 +166,9 @@ def choose_device(world: World, seen: Sequence[str]) -> int:
     Raises:
         ConfigError: If there are fewer devices than ranks.
     """
-    told = world.allgather(" ".join(seen).encode(), doing="comparing CUDA devices")
+    found = world.allgather(" ".join(seen).encode(), doing="comparing CUDA devices")
     nodes = world.topology.node_of_rank
-    on_node = [words for words, node in zip(told, nodes, strict=True) if node == world.node]
+    on_node = [words for words, node in zip(found, nodes, strict=True) if node == world.node]
     if len(seen) == 1 and len(set(on_node)) == len(on_node):
         # The launcher has given each rank its own, as srun --gpus-per-task does.
         return 0

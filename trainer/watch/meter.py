@@ -22,7 +22,7 @@ class Meter:
     """Sums an epoch's losses and samples, and notes what the loader's figures were at its start.
 
     Of an epoch that was interrupted and resumed, it sees what this start of the run trained, and is
-    told the rest by `go_on`. A replica's losses and figures are on its reader, its sample ids on
+    given the rest by `go_on`. A replica's losses and figures are on its reader, its sample ids on
     its scorer.
 
     Args:
@@ -117,10 +117,10 @@ class Meter:
         shared = [after.get(name, 0.0) for name in SHARED]
         row = np.array([*self._sums, self._place.reads, epoch_s, *figures, *shared])
         # float64[world_size, figures]
-        told = world.allgather_array(row, doing="adding up the epoch's figures")
-        *sums, num_replicas = told[:, :4].sum(axis=0).tolist()
+        gathered = world.allgather_array(row, doing="adding up the epoch's figures")
+        *sums, num_replicas = gathered[:, :4].sum(axis=0).tolist()
         summed = ("loss_sum", "batches", "samples", "epoch_s", *SLOWEST, *SUMMED)
-        slowest_s, counts = told[:, 4:7].max(axis=0), told[:, 7:].sum(axis=0)
+        slowest_s, counts = gathered[:, 4:7].max(axis=0), gathered[:, 7:].sum(axis=0)
         mine = [*sums, *slowest_s.tolist(), *counts[:2].tolist()]
         earlier = self._earlier
         return {

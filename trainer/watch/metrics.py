@@ -49,8 +49,8 @@ class MetricsLog:
 
     def write(self, line: Line) -> None:
         """Append a line; what is not finite is written as null, which every reader takes."""
-        told = {name: value if _is_finite(value) else None for name, value in line.items()}
-        self._file.write(json.dumps(told, allow_nan=False) + "\n")
+        finite = {name: value if _is_finite(value) else None for name, value in line.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
 
 
 class Board:

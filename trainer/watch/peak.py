@@ -13,7 +13,7 @@ PEAK_TFLOPS = {
 """Dense bfloat16 (V100: float16) as their makers state it, by a part of the device's name."""
 
 TRAIN_PASSES = 3
-"""A step forward and back costs three times the way forward; recomputation does not count."""
+"""A step forward and back costs three times the forward pass; recomputation does not count."""
 
 
 def peak_flops_per_s(device: torch.device, *, dtype: str, stated_tflops: float = 0.0) -> float:

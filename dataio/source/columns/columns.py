@@ -14,7 +14,7 @@ from dataio.rows.fields import Field, Stored, Text, Tokens, row_schema
 from dataio.rows.rows import FixedColumn, Rows, make_rows, row_offsets
 from dataio.source.row_block import BLOCK_BYTES
 
-Column = tuple[NDArray[np.int64], NDArray[np.uint8]]
+VaryingColumn = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """Bounds, int64[num_rows + 1] from 0, and the bytes of all rows back to back."""
 
 
@@ -121,7 +121,7 @@ def _plain(values: pa.Array, where: _Where) -> pa.Array:
     return values
 
 
-def _variable(values: pa.Array, field: Field, where: _Where) -> Column:
+def _variable(values: pa.Array, field: Field, where: _Where) -> VaryingColumn:
     if isinstance(field, Tokens) and _is_list(values.type):
         return _tokens(values, field, where)
     if isinstance(field, Tokens):
@@ -134,7 +134,7 @@ def _variable(values: pa.Array, field: Field, where: _Where) -> Column:
     return offsets, data
 
 
-def _tokens(values: pa.Array, field: Tokens, where: _Where) -> Column:
+def _tokens(values: pa.Array, field: Tokens, where: _Where) -> VaryingColumn:
     """Take the lists of a column apart; what a list that is null would hold was refused before."""
     dtype = np.dtype(field.dtype).newbyteorder("<")
     bounds = row_offsets(_list_lengths(values).astype(np.int64))
@@ -151,7 +151,7 @@ def _tokens(values: pa.Array, field: Tokens, where: _Where) -> Column:
     return bounds * dtype.itemsize, stored.view(np.uint8)
 
 
-def _binary(values: pa.Array, where: _Where) -> Column:
+def _binary(values: pa.Array, where: _Where) -> VaryingColumn:
     """Find the bounds and the bytes of bytes or text."""
     try:
         values = values.cast(pa.large_binary())

@@ -28,7 +28,7 @@ KEY = "__key__"
 OCTAL_LIMIT = 8 << 30
 """Sizes from here on are not in the header's octal digits."""
 
-Sample = tuple[int, str, dict[str, memoryview | None]]
+TarSample = tuple[int, str, dict[str, memoryview | None]]
 """Number in the shard, key, and for each extension the bytes; None where not asked for."""
 
 
@@ -153,7 +153,7 @@ def _seek(
     index: ShardIndex,
     numbers: NDArray[np.int64],
     needed: frozenset[str],
-) -> Iterator[Sample]:
+) -> Iterator[TarSample]:
     """Find the samples where the index says they are, and check that they are there."""
     if len(index) != shard.num_samples:
         raise _disagree(shard, f"{len(index)} samples in its .idx", f"{shard.num_samples}")

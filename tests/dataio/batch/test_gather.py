@@ -91,7 +91,7 @@ def test_padding_says_so_and_weighs_nothing(tmp_path):
 def test_batches_do_not_depend_on_where_a_block_ends(tmp_path, monkeypatch):
     with open_pool(tmp_path) as pool:
         whole = gathered(pool)
-        monkeypatch.setattr("dataio.batch.gather.BLOCK_ROWS", 8)
+        monkeypatch.setattr("dataio.batch.lookup.BLOCK_ROWS", 8)
         assert_same(whole, gathered(pool))
         monkeypatch.setattr("dataio.batch.gather.INLINE_BYTES", 0)
         assert_same(whole, gathered(pool, num_threads=2))

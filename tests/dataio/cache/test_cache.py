@@ -13,7 +13,7 @@ from dataio.cache.files.extents import find_free_extents, find_free_positions
 from dataio.cache.files.manifest import make_entries
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
-from dataio.plan.policies import Turn
+from dataio.plan.policies import ExchangeContext
 from dataio.pool.epoch_end import commit_arrivals
 from dataio.pool.pool import Pool
 from dataio.rows.fields import Array, Bytes, Int, row_schema
@@ -91,7 +91,7 @@ def test_what_is_free_is_known_without_looking_at_all_rows_again(tmp_path):
         pool.ensure(placement_of(policy, layout, node=world.node, epoch=0, seed=0))
         cache, found = pool.cache, []
         for epoch in range(6):
-            running = policy.begin(Turn(world, cache, layout, epoch, 0, range(1), 20, 0))
+            running = policy.begin(ExchangeContext(world, cache, layout, epoch, 0, range(1), 20, 0))
             assert running is not None
             running.progress(0)
             running.finish(pool.scores)
@@ -141,7 +141,7 @@ def test_arrivals_are_flushed_after_their_last_write_before_they_are_sealed(tmp_
             ("seal", cache.log.tables, "write_table"),
         ):
             setattr(part, method, watched(name, getattr(part, method)))
-        running = policy.begin(Turn(world, cache, layout, 0, 0, range(1), 20, 0))
+        running = policy.begin(ExchangeContext(world, cache, layout, 0, 0, range(1), 20, 0))
         assert running is not None
         running.progress(0)
         running.finish(pool.scores)

@@ -43,7 +43,7 @@ def test_it_is_off_while_memory_holds_the_pool(tmp_path):
 def test_every_row_is_asked_for_before_it_is_read(tmp_path, monkeypatch):
     asked: list[tuple[Path, int, int]] = []
     monkeypatch.setattr("dataio.batch.gather.is_needed", lambda reader: True)
-    monkeypatch.setattr("dataio.batch.gather.ASKED_AHEAD", 2)
+    monkeypatch.setattr("dataio.batch.lookup.ASKED_AHEAD", 2)
     advise = os.posix_fadvise
 
     def note(descriptor, offset, length, advice):

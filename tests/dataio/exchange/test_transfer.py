@@ -13,7 +13,7 @@ from dataio.base.errors import CorruptRowError, ExchangeError, StallError, World
 from dataio.exchange.carrier import MAX_IN_FLIGHT, SEGMENTS_OUT
 from dataio.exchange.transfer import Transfer
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Turn
+from dataio.plan.policies import ExchangeContext
 from dataio.rows.fields import row_schema
 from dataio.rows.parcel import Parcel, ParcelBuffers
 from dataio.rows.rows import Rows
@@ -384,7 +384,7 @@ def test_messages_do_not_depend_on_how_many_samples_there_are():
     def run(world, num_samples):
         layout, policy = Layout(world.replicas_per_node, num_samples), Partial(0.25)
         store = MemoryStore(0, layout.pool_rows(world.node))
-        running = policy.begin(Turn(world, store, layout, 0, 0, range(20), 20, 0))
+        running = policy.begin(ExchangeContext(world, store, layout, 0, 0, range(20), 20, 0))
         assert running is not None
         figures = running.finish(None)
         return figures["rows"], figures["messages"]

@@ -7,7 +7,7 @@ from dataio.plan.order import Order, deal, deal_all, num_steps, stage_groups, to
 
 
 @st.composite
-def decks(draw):
+def sampling_groups(draw):
     num_replicas = draw(st.integers(1, 4))
     num_rows = draw(st.integers(num_replicas, 120))
     visible = np.flatnonzero(draw(st.lists(st.booleans(), min_size=num_rows, max_size=num_rows)))
@@ -21,9 +21,9 @@ def orders(visible, num_replicas, batch_size, epoch):
     return [Order(visible, stream, dealt, turn, batch_size, steps) for turn in range(num_replicas)]
 
 
-@given(decks())
-def test_every_visible_row_is_trained_once_an_epoch_and_no_other(deck):
-    visible, num_replicas, batch_size, epoch = deck
+@given(sampling_groups())
+def test_every_visible_row_is_trained_once_an_epoch_and_no_other(sampling_group):
+    visible, num_replicas, batch_size, epoch = sampling_group
     trained = []
     for order in orders(visible, num_replicas, batch_size, epoch):
         for step in range(order.steps):
@@ -33,9 +33,9 @@ def test_every_visible_row_is_trained_once_an_epoch_and_no_other(deck):
     assert sorted(trained) == visible.tolist()
 
 
-@given(decks())
-def test_padding_repeats_rows_of_the_same_replica(deck):
-    visible, num_replicas, batch_size, epoch = deck
+@given(sampling_groups())
+def test_padding_repeats_rows_of_the_same_replica(sampling_group):
+    visible, num_replicas, batch_size, epoch = sampling_group
     for order in orders(visible, num_replicas, batch_size, epoch):
         own = set(order.slots_at(np.arange(order.num_rows)).tolist())
         for step in range(order.steps):
@@ -44,9 +44,9 @@ def test_padding_repeats_rows_of_the_same_replica(deck):
                 assert set(batch.slots.tolist()) <= own
 
 
-@given(decks())
-def test_valid_rows_counts_what_all_replicas_train_in_a_step(deck):
-    visible, num_replicas, batch_size, epoch = deck
+@given(sampling_groups())
+def test_valid_rows_counts_what_all_replicas_train_in_a_step(sampling_group):
+    visible, num_replicas, batch_size, epoch = sampling_group
     dealt = deal(len(visible), num_replicas)
     everyone = orders(visible, num_replicas, batch_size, epoch)
     for step in range(everyone[0].steps):
@@ -86,15 +86,18 @@ def test_topping_up_fills_the_steps_that_someone_needs_and_adds_none(nodes, batc
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 5)), min_size=1, max_size=6))
-def test_dealing_all_decks_is_dealing_each(decks):
-    rows, replicas = np.array([n for n, _ in decks]), [width for _, width in decks]
-    each = [deal(n, width) for n, width in decks]
+def test_dealing_all_decks_is_dealing_each(sampling_groups):
+    rows, replicas = (
+        np.array([n for n, _ in sampling_groups]),
+        [width for _, width in sampling_groups],
+    )
+    each = [deal(n, width) for n, width in sampling_groups]
     assert deal_all(rows, replicas).tolist() == np.concatenate(each).tolist()
 
 
-@given(decks())
-def test_grouped_rows_are_trained_group_after_group_each_once(deck):
-    visible, num_replicas, batch_size, epoch = deck
+@given(sampling_groups())
+def test_grouped_rows_are_trained_group_after_group_each_once(sampling_group):
+    visible, num_replicas, batch_size, epoch = sampling_group
     groups = stage_groups(int(visible.max(initial=0)) + 1, key(0, "stage", epoch=epoch), most=4)
     dealt = deal(len(visible), num_replicas)
     steps = num_steps(dealt, batch_size)

@@ -14,7 +14,7 @@ from dataio.base.errors import CacheError, ExchangeError, StallError
 from dataio.cache.cache import Cache
 from dataio.cache.commit_log import CommitLog
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Turn
+from dataio.plan.policies import ExchangeContext
 from dataio.pool.epoch_end import commit_arrivals
 from dataio.pool.pool import Pool
 from dataio.rows.rows import corrupt_rows
@@ -41,7 +41,7 @@ def placement(layout, world, epoch):
 
 
 def exchange(world, pool, layout, epoch):
-    running = POLICY.begin(Turn(world, pool.cache, layout, epoch, 0, range(3), 20, 0))
+    running = POLICY.begin(ExchangeContext(world, pool.cache, layout, epoch, 0, range(3), 20, 0))
     assert running is not None
     for step in range(3):
         running.progress(step)

@@ -12,7 +12,7 @@ from dataio import CacheError
 from dataio.base.errors import CorruptRowError, SourceError, StallError
 from dataio.cache.cache import Cache
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Turn
+from dataio.plan.policies import ExchangeContext
 from dataio.pool.epoch_end import commit_arrivals
 from dataio.pool.pool import Pool
 from dataio.rows.rows import corrupt_rows
@@ -209,7 +209,7 @@ def test_rows_that_arrive_while_others_are_staged_keep_apart(tmp_path):
         half = layout.pool_rows(world.node) // 2
         pool.ensure(placement(layout, world), groups=[(0, half), (half, 2 * half)])
         pool.make_room()
-        running = POLICY.begin(Turn(world, pool.cache, layout, 0, 0, range(3), 20, 0))
+        running = POLICY.begin(ExchangeContext(world, pool.cache, layout, 0, 0, range(3), 20, 0))
         assert running is not None
         pool.await_rows(np.arange(2 * half))
         running.progress(0)

@@ -100,7 +100,7 @@ def test_reports_written_some_at_a_time_leave_what_each_by_itself_leaves(monkeyp
             slots, loss, correct = (torch.as_tensor(part) for part in told[:3])
             confidence = None if told[3] is None else torch.as_tensor(told[3])
             feedback.add(slots, slots, loss, correct, confidence, epoch=number // 50)
-        feedback.settle()
+        feedback.flush()
         left[at_once] = scores.tobytes()
     assert left[1] == left[16]
 
@@ -121,9 +121,9 @@ def test_settling_writes_all_that_is_under_way(gpu):
     feedback, scores = make_feedback()
     for step in range(4):
         tell(feedback, on_gpu([2 * step, 2 * step + 1]), on_gpu([step + 0.25, step + 0.75]))
-    feedback.settle()
+    feedback.flush()
     assert scores["loss"].tolist() == [0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75]
-    feedback.settle()
+    feedback.flush()
     assert [event.num_waits for event in gpu] == [1, 1, 1, 1]
 
 
@@ -135,7 +135,7 @@ def test_reports_of_a_row_are_written_in_the_order_in_which_they_were_made(gpu):
     gpu[1].finish()
     tell(feedback, [3], [3.0], right)
     assert scores["epoch"][3] == -1, "the first is still under way"
-    feedback.settle()
+    feedback.flush()
     assert scores["loss"][3] == 3.0
     assert scores["correct"][3]
     assert scores["forgotten"][3] == 1
@@ -150,7 +150,7 @@ def test_what_the_caller_writes_over_meanwhile_is_not_taken_for_the_report(gpu):
     slots.fill_(0)
     confidence.fill_(0)
     later.fill_(9)
-    feedback.settle()
+    feedback.flush()
     assert scores["confidence"][:3].tolist() == [0, 0.25, 0.75]
     assert scores["loss"][5] == 0.5
 
@@ -171,7 +171,7 @@ def test_each_value_may_be_on_the_host_or_on_the_gpu(gpu, slot_side, loss_side, 
         SIDES[outcome_side]([0.75, 1.0, 0.25]),
         epoch=4,
     )
-    feedback.settle()
+    feedback.flush()
     told = scores[[2**20 - 1, 6]]
     assert told["loss"].tolist() == [0.5, 1.5]
     assert told["correct"].tolist() == [True, False]
@@ -186,7 +186,7 @@ def test_losses_of_any_precision_are_taken(gpu, side, dtype):
     feedback, scores = make_feedback(5)
     loss = SIDES[side]([float("nan"), float("inf"), -float("inf"), 0.5, -0.0], dtype=dtype)
     tell(feedback, [0, 1, 2, 3, 4], loss)
-    feedback.settle()
+    feedback.flush()
     assert scores["loss"].tolist() == [np.inf, np.inf, -np.inf, 0.5, 0.0]
     assert not np.signbit(scores["loss"][4])
 
@@ -197,7 +197,7 @@ def test_a_confidence_that_is_not_a_number_counts_as_unsure(gpu, side):
     feedback, scores = make_feedback(2)
     confidence = SIDES[side]([float("nan"), 0.5])
     tell(feedback, torch.arange(2), torch.ones(2), None, confidence, epoch=0)
-    feedback.settle()
+    feedback.flush()
     assert scores["confidence"].tolist() == [0, 0.5]
 
 
@@ -205,7 +205,7 @@ def test_a_confidence_that_is_not_a_number_counts_as_unsure(gpu, side):
 def test_a_loss_that_float32_does_not_hold_is_infinite_and_no_warning(gpu, side):
     feedback, scores = make_feedback(3)
     tell(feedback, [0, 1, 2], SIDES[side]([1e300, 1e38, -1e300], dtype=torch.float64))
-    feedback.settle()
+    feedback.flush()
     assert scores["loss"].tolist() == [np.inf, np.inf, -np.inf]
 
 
@@ -214,7 +214,7 @@ def test_an_outcome_that_nobody_told_counts_as_wrong_and_unsure(gpu, side):
     feedback, scores = make_feedback(2)
     tell(feedback, [0, 1], SIDES[side]([1.0, 2.0]), torch.tensor([True, True]), torch.ones(2))
     tell(feedback, [0, 1], SIDES[side]([1.0, 2.0]))
-    feedback.settle()
+    feedback.flush()
     assert scores["correct"].tolist() == [False, False]
     assert scores["confidence"].tolist() == [0, 0]
     assert scores["forgotten"].tolist() == [1, 1]

@@ -13,8 +13,8 @@ from dataio.state.snapshot import load_scores
 from tests.faults.kill.job import NUM_SAMPLES, Options, outcome
 from tests.faults.kill.train_job import NUM_SAMPLES as NUM_TRAINED
 from tests.faults.kill.train_job import TrainOptions
-from tests.trainer.run.test_train import lines
-from trainer.checkpoint.checkpoint import latest
+from tests.trainer.run.runs import lines
+from trainer.checkpoint.directory import latest
 from trainer.checkpoint.export import read_checkpoint
 
 Record = dict[str, Any]

@@ -18,7 +18,8 @@ from tests.faults.kill.job import TIMEOUT_S
 from tests.faults.kill.points import Kill, Log, Points
 from tests.trainer.digits import write_config
 from tonari import cli
-from trainer.checkpoint.checkpoint import Checkpoints, latest, read_progress
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.checkpoint.directory import latest, read_progress
 
 NUM_SAMPLES = 70
 SEAL_BYTES = 700

@@ -11,7 +11,9 @@ import torch
 
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
-from trainer.checkpoint.checkpoint import Checkpoints, Progress, find, restore
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.checkpoint.directory import Progress
+from trainer.checkpoint.restore import find, restore
 from trainer.mesh.mesh import axis_sizes, make_mesh
 from trainer.mesh.parallelize import parallelize
 from trainer.models import SmallCNN, seeded

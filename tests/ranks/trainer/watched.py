@@ -14,7 +14,9 @@ import torch
 
 from tests.trainer.deliver.fake_loader import NUM_CLASSES, FakeLoader, whole_weights
 from tests.trainer.run.alone import one_stage, step_loss
-from trainer.checkpoint.checkpoint import Checkpoints, Progress, find, restore
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.checkpoint.directory import Progress
+from trainer.checkpoint.restore import find, restore
 from trainer.mesh.mesh import axis_sizes, make_mesh
 from trainer.mesh.parallelize import parallelize
 from trainer.models import SmallCNN, seeded
@@ -46,7 +48,7 @@ def main() -> None:
         rank = job.world.rank
         (report / f"{rank}.pid").write_text(str(os.getpid()))
         sizes = axis_sizes(4, dp_shard=2)
-        job.watchdog.know(sizes)
+        job.watchdog.set_mesh(sizes)
         if rank == 0:
             (report / "ranks.txt").write_text("\n".join(job.watchdog.processes()))
         mesh = make_mesh(sizes, device_type="cpu")
@@ -64,7 +66,7 @@ def main() -> None:
                 job.watchdog.progress(loader.step)
                 if loader.step % 2 == 0:
                     checkpoints.save([model], optimizer, loader, Progress(0, loader.step))
-                    checkpoints.settle()
+                    checkpoints.flush()
                 if rank == int(falls) and loader.step == FALL:
                     fall(way, report)
             job.watchdog.rest()

@@ -56,7 +56,7 @@ def loader_epochs(world, root, shuffle, policy):
                     ids = batch["sample_id"].clamp(min=0)
                     loader.report(batch, *told(ids, epoch))
                     valid = batch["slot"] >= 0
-                    loader._parts.feedback.settle()
+                    loader._parts.feedback.flush()
                     entries = loader._parts.pool.scores[batch["slot"][valid].numpy()]
                     scores |= zip(ids[valid].tolist(), entries.tolist(), strict=True)
                     pass_.append((ids[valid].tolist(), batch["weight"][valid].tolist()))

@@ -14,7 +14,7 @@ from benchmarks.exchange.report import goals, rows, table, write_csv
 from benchmarks.exchange.task import Epoch, Step, Task
 from benchmarks.exchange.ways import Gets, OneByOne
 from dataio.plan.layout import Layout
-from dataio.plan.policies import RowStore, Turn
+from dataio.plan.policies import ExchangeContext, RowStore
 from dataio.rows.rows import IdStore
 from dataio.world import World, run_threads, thread_worlds
 from tonari import cli
@@ -93,7 +93,7 @@ def test_gets_one_by_one_bring_the_rows_that_partial_brings(num_ranks: int) -> N
         ids = policy.placement(layout, node=world.node, epoch=0, seed=0)
         store = Rows(ids)
         held: RowStore = store
-        gets = policy.begin(Turn(world, held, layout, 0, 0, range(5), 8, 0))
+        gets = policy.begin(ExchangeContext(world, held, layout, 0, 0, range(5), 8, 0))
         assert isinstance(gets, Gets)
         for step in range(5):
             gets.progress(step)

@@ -9,11 +9,12 @@ import torch
 
 import shuffle
 from dataio import Loader, Reports, Workers
+from dataio.batch.values import Batch
 from dataio.plan.policies import Importance
 from dataio.world import Request, World, run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
 from trainer.deliver.deliver import ReplicaLoader
-from trainer.deliver.relay import DATA_TAG, NUM_TAGS, Batch
+from trainer.deliver.relay import DATA_TAG, NUM_TAGS
 from trainer.mesh.place import Place, Schedule, Targets, place_of
 
 NUM_SAMPLES, EPOCHS, ROWS_A_STEP = 107, 3, 12

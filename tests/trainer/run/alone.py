@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dataio.batch.values import Batch
 from tests.trainer.deliver.fake_loader import FakeLoader
 from trainer.mesh.mesh import AXES, make_mesh
-from trainer.mesh.pipeline import Batch, Judge, Pipeline
+from trainer.mesh.pipeline import Judge, Pipeline
 from trainer.mesh.place import place_of
 from trainer.run.step import train_step
 from trainer.run.tasks import Classify

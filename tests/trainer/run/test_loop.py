@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.digits import write_config
-from trainer.checkpoint import checkpoint
 from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.checkpoint.directory import read_progress
 from trainer.config.config import load_config
 from trainer.run import loop
 from trainer.run.loop import train
@@ -137,7 +137,7 @@ def test_a_step_of_several_batches_is_measured_told_and_counted_as_one(config: P
     assert [line["step"] for line in steps] == [1, 2, 3]
     assert all(line["gradient_norm"] > 0 for line in steps)
     assert epoch["train_samples_per_s"] * epoch["epoch_s"] == pytest.approx(100)
-    assert checkpoint.read_progress(directory / "checkpoints/step-00000003").steps == 3
+    assert read_progress(directory / "checkpoints/step-00000003").steps == 3
 
 
 def test_what_an_epoch_cost_is_not_what_those_before_it_did(config: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
-from trainer.checkpoint.checkpoint import latest
+from trainer.checkpoint.directory import latest
 from trainer.checkpoint.export import read_checkpoint
 from trainer.config.config import load_config
 from trainer.mesh.place import SPLIT

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dataio.batch.values import Batch
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source import NumpySource, Source
 from dataio.source.base import ShardedSource
 from trainer.config.config import load_config
 from trainer.deliver.deliver import ReplicaLoader
-from trainer.mesh.pipeline import Batch
 from trainer.run.loop import train
 
 Step = tuple[int, str, list[int]]

@@ -16,8 +16,8 @@ from dataio.world import World, run_threads, thread_worlds
 from importance import POLICIES, make_policy
 from trainer.errors import ConfigError
 
-DECKS_TIMEOUT_S = 600.0
-"""Longest that one deck's choice waits for another's."""
+GROUPS_TIMEOUT_S = 600.0
+"""Longest that one sampling group's choice waits for another's."""
 
 
 def importance_policy(name: str, knobs: Mapping[str, object]) -> Importance:
@@ -72,12 +72,12 @@ class Memory:
         return bool(self.policy.columns)
 
     def select(
-        self, decks: Sequence[NDArray[np.int64]], *, seed: int, epoch: int
+        self, groups: Sequence[NDArray[np.int64]], *, seed: int, epoch: int
     ) -> list[Selection]:
-        """Select every deck's rows of an epoch, as the decks' loaders would, each in a thread.
+        """Select every sampling group's rows of an epoch, as their loaders would, each in a thread.
 
         Args:
-            decks: int64[rows of the deck], for each deck: The samples in its slots.
+            groups: int64[rows of the group], for each sampling group: The samples in its slots.
             seed: The loaders' seed.
             epoch: Which one.
         """
@@ -89,10 +89,10 @@ class Memory:
             )  # fmt: skip
             return self.policy.select(rows, epoch=epoch, num_epochs=self.num_epochs)
 
-        worlds = thread_worlds([1] * len(decks), timeout_s=DECKS_TIMEOUT_S)
-        if len(decks) == 1:
-            return [select_one(decks[0], worlds[0])]
-        return run_threads(worlds, lambda world: select_one(decks[world.rank], world))
+        worlds = thread_worlds([1] * len(groups), timeout_s=GROUPS_TIMEOUT_S)
+        if len(groups) == 1:
+            return [select_one(groups[0], worlds[0])]
+        return run_threads(worlds, lambda world: select_one(groups[world.rank], world))
 
 
 @dataclass

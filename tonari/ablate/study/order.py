@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import generator, key
-from dataio.plan.epoch import Counts, Decks, EpochPlan, count_rows, find_decks, plan_epoch
+from dataio.plan.epoch import (
+    Counts,
+    EpochPlan,
+    SamplingGroups,
+    count_rows,
+    find_sampling_groups,
+    plan_epoch,
+)
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Selection, Shuffle
 from tonari.ablate.study.importance import Memory
@@ -30,7 +37,7 @@ class EpochBatches(NamedTuple):
         num_hidden: Samples that are left out.
         due: int64[num_due]: Those of them that get a new score at the epoch's end.
         lr_factor: What the learning rate is multiplied by.
-        figures: What else the policy tells: sums over the decks, but for ``hidden_cap``.
+        figures: What else the policy reports: sums over the groups, but for ``hidden_cap``.
     """
 
     sample_id: NDArray[np.int64]
@@ -62,29 +69,29 @@ def epoch_batches(
         memory: The importance policy, and the scores after the epoch before; None: all rows.
     """
     places = [
-        find_decks(layout, replica=replica, holds_all=shuffle.holds_all)
+        find_sampling_groups(layout, replica=replica, holds_all=shuffle.holds_all)
         for replica in range(layout.num_replicas)
     ]
-    # int64[rows of the deck], for each deck
+    # int64[rows of the group], for each sampling group
     held = [
-        shuffle.placement(layout, node=deck, epoch=epoch, seed=seed)
-        for deck in range(len(places[0].leaders))
+        shuffle.placement(layout, node=group, epoch=epoch, seed=seed)
+        for group in range(len(places[0].leaders))
     ]
     selections = [Selection() for _ in held]
     if memory is not None:
         selections = memory.select(held, seed=seed, epoch=epoch)
     plans = _plan(places, selections, seed=seed, epoch=epoch, batch_size=batch_size)
     blocks = [plan.block(0, plan.order.steps) for plan in plans]
-    by_deck = [plans[int(leader)].selection.hidden for leader in places[0].leaders]
-    due = [slots[:0] for slots in by_deck]
+    by_group = [plans[int(leader)].selection.hidden for leader in places[0].leaders]
+    due = [slots[:0] for slots in by_group]
     if memory is not None:
-        due = [memory.policy.due(slots, epoch=epoch) for slots in by_deck]
+        due = [memory.policy.due(slots, epoch=epoch) for slots in by_group]
     num_valid = np.stack([block.num_valid for block in blocks], axis=1)
     return EpochBatches(
         np.stack([held[p.mine][b.slots] for p, b in zip(places, blocks, strict=True)], axis=1),
         np.arange(batch_size) < num_valid[..., None],
         np.stack([block.weight for block in blocks], axis=1),
-        sum(map(len, by_deck)),
+        sum(map(len, by_group)),
         np.concatenate([rows[np.sort(slots)] for rows, slots in zip(held, due, strict=True)]),
         selections[0].lr_factor,
         _figures(selections),
@@ -92,17 +99,17 @@ def epoch_batches(
 
 
 def _plan(
-    places: Sequence[Decks],
+    places: Sequence[SamplingGroups],
     selections: Sequence[Selection],
     *,
     seed: int,
     epoch: int,
     batch_size: int,
 ) -> list[EpochPlan]:
-    """Plan every replica's epoch, with the numbers that the decks would tell each other."""
+    """Plan every replica's epoch, with the numbers that the groups would send each other."""
     counts = []
-    for deck, selection in zip(places[0].leaders, selections, strict=True):
-        counts.append(count_rows(places[int(deck)], selection, None))
+    for group, selection in zip(places[0].leaders, selections, strict=True):
+        counts.append(count_rows(places[int(group)], selection, None))
     return [
         plan_epoch(
             place,

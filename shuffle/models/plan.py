@@ -24,7 +24,7 @@ def partner_of(replica: int, *, num_replicas: int, seed: int, round_number: int)
 
 
 def equal_exchange(round_bytes: int, *, share_bytes: int, rounds_per_epoch: float = 1.0) -> float:
-    """Say which fraction of rows costs as many bytes an epoch as exchanging models does.
+    """Compute which fraction of rows costs as many bytes an epoch as exchanging models does.
 
     Exchanging models is the cheaper one where ``Partial`` would need a larger fraction than this
     to train as well; above 1 it never is.

@@ -1,67 +1,42 @@
 """Replicas that train apart exchange what they have learned, in place of rows.
 
-Every ``every`` steps a drawn matching pairs the replicas (``model_plan``). Both partners pack their
-state (``model_state``), hand it over while they go on training (``pairwise``), and merge the two a
-fixed number of steps later: what a replica becomes depends on the seed and its rows, never on when
-the bytes came. All calls come from the training thread.
+Every ``every`` steps a drawn matching pairs the replicas (``plan``). Both partners pack their
+state (``tensors``, ``pieces``), hand it over while they go on training (``handover``), and merge
+the two (``merge``) a fixed number of steps later: what a replica becomes depends on the seed and
+its rows, never on when the bytes arrived. All calls come from the training thread.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self
 
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dataio.base.checked import checked
-from dataio.base.errors import ExchangeError, StateError, WorldError
+from dataio.base.errors import ExchangeError
 from dataio.world import World
-from shuffle.model_plan import partner_of
-from shuffle.model_state import (
-    Piece,
-    cut_pieces,
+from shuffle.models.agreement import check_agreement, check_arguments, weights_differ
+from shuffle.models.average import mean
+from shuffle.models.handover import Handover, Header
+from shuffle.models.merge import merge
+from shuffle.models.pieces import Piece, cut_pieces, pack, place_pieces
+from shuffle.models.plan import partner_of
+from shuffle.models.state import STATE_VERSION, ModelExchangeState, RoundState, check_state
+from shuffle.models.tensors import (
     digest_tensors,
     find_tensors,
-    merge,
     name_parameters,
-    pack,
-    place_pieces,
     refuse_sharded,
 )
-from shuffle.pairwise import Handover, Header
 
 Mode = Literal["average", "swap"]
 
-STATE_VERSION = 1
 USUAL_OVERLAP = 8
-MEAN_BYTES = 2**28
-"""What rank 0 holds of all replicas at once while they are averaged, about."""
-
-
-class RoundState(TypedDict):
-    """A round whose bytes have come and are not merged yet."""
-
-    number: int
-    pieces: list[tuple[str, str, list[int]]]
-    mine: Tensor
-    theirs: Tensor
-
-
-class ModelExchangeState(TypedDict):
-    """What ``torch.save`` writes, and ``torch.load`` reads with ``weights_only=True``."""
-
-    version: int
-    arguments: dict[str, str | int]
-    step: int
-    apart: bool
-    trained: list[str]
-    round: RoundState | None
 
 
 @dataclass
@@ -116,7 +91,7 @@ class ModelExchange:
         seed: int = 0,
     ) -> None:
         self._overlap = min(every // 2, USUAL_OVERLAP) if overlap is None else overlap
-        _check_arguments(every=every, overlap=self._overlap, world=world)
+        check_arguments(every=every, overlap=self._overlap, world=world)
         parameters = name_parameters(model, optimizer)
         refuse_sharded(model, parameters)
         self._model, self._optimizer, self._world = model, optimizer, world
@@ -139,7 +114,13 @@ class ModelExchange:
         self._blocked_s = self._copy_s = 0.0
         self._first_weights = digest_tensors(parameters.values())
         self._note_trained()
-        self._check_agreement(parameters)
+        check_agreement(
+            world,
+            parameters,
+            arguments=self._arguments,
+            optimizer=optimizer,
+            weights=self._first_weights,
+        )
 
     @property
     def round_bytes(self) -> int:
@@ -204,7 +185,7 @@ class ModelExchange:
         tensors = find_tensors(self._model, None, trained=self._note_trained())
         for tensor in tensors.values():
             flat = tensor.cpu().reshape(-1)
-            tensor.copy_(_mean(self._world, flat).view(tensor.shape))
+            tensor.copy_(mean(self._world, flat).view(tensor.shape))
 
     def state_dict(self) -> ModelExchangeState:
         """What a resumed run needs beside model and optimizer, all of this replica.
@@ -239,7 +220,8 @@ class ModelExchange:
         Raises:
             StateError: If it is of another version or other arguments, or a round is under way.
         """
-        self._check_state(state)
+        under_way = None if self._round is None else self._round.number
+        check_state(state, arguments=self._arguments, under_way=under_way)
         self._step, self._apart = state["step"], state["apart"]
         self._trained = set(state["trained"])
         saved = state["round"]
@@ -293,7 +275,10 @@ class ModelExchange:
 
     def _begin(self, number: int) -> None:
         if not self._apart and self._world.world_size > 1:
-            self._check_apart()
+            named = name_parameters(self._model, self._optimizer)
+            self._apart = weights_differ(
+                self._world, named, first=self._first_weights, step=self._step
+            )
         partner = self._partner(number)
         if partner is None:
             self._rounds_alone += 1
@@ -377,86 +362,6 @@ class ModelExchange:
         self._trained |= {name for name, value in named.items() if value.requires_grad}
         return self._trained
 
-    def _check_agreement(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        described = repr([(name, value.shape, value.dtype) for name, value in parameters.items()])
-        optimizer = type(self._optimizer).__name__
-        mine = (
-            f"{self._arguments} of {optimizer} and {xxhash.xxh3_64_hexdigest(described.encode())}"
-        )
-        told = self._world.allgather(
-            self._first_weights + mine.encode(), doing="comparing the replicas' models"
-        )
-        size = len(self._first_weights)
-        other = next((rank for rank, its in enumerate(told) if its[size:] != told[0][size:]), None)
-        if other is not None:
-            raise WorldError(
-                f"ModelExchange: rank {other} was made with {told[other][size:].decode()} (a "
-                f"hash of the parameters' names and shapes), rank 0 with "
-                f"{told[0][size:].decode()}; every rank must be given the same arguments",
-                on_all_ranks=True,
-            )
-        other = next((rank for rank, its in enumerate(told) if its != told[0]), None)
-        if other is not None:
-            raise ExchangeError(
-                f"ModelExchange: rank {other} begins with other weights than rank 0, expected "
-                f"the same on all ranks; call torch.manual_seed with one seed before making "
-                f"the model, and make the exchange before loading a checkpoint",
-                on_all_ranks=True,
-            )
-
-    def _check_apart(self) -> None:
-        """Refuse replicas that something unseen keeps equal. Collective, until they differ."""
-        named = name_parameters(self._model, self._optimizer)
-        mine = digest_tensors(named.values())
-        told = self._world.allgather(mine, doing="comparing the replicas' models")
-        self._apart = len(set(told)) > 1
-        # A rate of 0, as a warm-up may begin with, has changed nothing yet
-        if not self._apart and mine != self._first_weights:
-            raise ExchangeError(
-                f"ModelExchange: after {self._step} steps all {self._world.num_replicas} "
-                f"replicas hold bitwise the same weights, expected replicas that train apart; "
-                f"exchanging them would change nothing: do not average gradients over ranks, "
-                f"and give every rank batches of its own, or leave ModelExchange out",
-                on_all_ranks=True,
-            )
-
-    def _check_state(self, state: ModelExchangeState) -> None:
-        if self._round is not None:
-            raise StateError(
-                f"ModelExchange: round {self._round.number} is under way, expected none where a "
-                f"state is loaded; call flush() on every replica first"
-            )
-        if state["version"] != STATE_VERSION:
-            raise StateError(
-                f"ModelExchange: the state has version {state['version']}, expected "
-                f"{STATE_VERSION}; resume with the version of Tonari that wrote it"
-            )
-        if state["arguments"] != self._arguments:
-            raise StateError(
-                f"ModelExchange: the state was made with {state['arguments']}, this one with "
-                f"{self._arguments}; give the same arguments on as many replicas, or call "
-                f"average_all() before saving and go on without this state"
-            )
-
-
-def _mean(world: World, values: Tensor) -> Tensor:
-    """Average over replicas in double precision, or find the largest count. Collective."""
-    if values.is_complex():
-        return torch.view_as_complex(
-            _mean(world, torch.view_as_real(values).reshape(-1)).view(-1, 2)
-        )
-    real = values.is_floating_point()
-    wide = values.to(torch.float64 if real else torch.int64).numpy()
-    count = max(1, MEAN_BYTES // (wide.itemsize * world.world_size))
-    parts: list[NDArray[np.float64 | np.int64]] = [
-        world.allreduce(
-            wide[first : first + count], op="sum" if real else "max", doing="averaging models"
-        )
-        for first in range(0, len(wide), count)
-    ]
-    joined = np.concatenate(parts)
-    return torch.from_numpy(joined / world.world_size if real else joined).to(values.dtype)
-
 
 def _no_buffers() -> list[Tensor]:
     return [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
@@ -469,19 +374,3 @@ def _digest(pieces: tuple[Piece, ...]) -> int:
 def _words(header: Header) -> str:
     number, tensors, num_bytes, digest = header.tolist()
     return f"round {number}: {tensors} tensors, {num_bytes} bytes (names and shapes {digest:x})"
-
-
-def _check_arguments(*, every: int, overlap: int, world: World) -> None:
-    if every < 1:
-        raise ValueError(f"ModelExchange: every is {every}, expected at least 1 step")
-    if not 0 <= overlap <= every:
-        raise ValueError(
-            f"ModelExchange: overlap is {overlap}, expected steps in [0, every] = [0, {every}]; a "
-            f"round must end before the next begins"
-        )
-    if world.num_replicas != world.world_size:
-        raise ValueError(
-            f"ModelExchange: {world.world_size} ranks make {world.num_replicas} replicas, expected "
-            f"a whole model on every rank; leave tensor and pipeline parallelism out, or "
-            f"ModelExchange"
-        )

@@ -1,7 +1,7 @@
-"""Where a run stands: the epoch, and the stretches of it that were trained so far.
+"""Where a run stands: the epoch, and the segments of it that were trained so far.
 
-A *stretch* is a part of an epoch under one layout and batch size. A run that goes on under another
-layout or batch size begins a new one with the rows that no stretch before it trained: each sample
+A *segment* is a part of an epoch under one layout and batch size. A run that goes on under another
+layout or batch size begins a new one with the rows that no segment before it trained: each sample
 of the epoch still comes exactly once. Pure.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """What decides which rows a step trains, beside the seed and the epoch.
 
     Attributes:
@@ -40,10 +40,10 @@ class Stretch:
         return {**asdict(self), "replicas": runs}
 
     @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> "Stretch":
+    def from_json(stored: Mapping[str, Any]) -> "Segment":
         """Read back what `to_json` made."""
         runs = chain.from_iterable([width] * count for width, count in stored["replicas"])
-        return Stretch(**{**stored, "replicas": tuple(runs)})
+        return Segment(**{**stored, "replicas": tuple(runs)})
 
 
 @dataclass(frozen=True)
@@ -52,46 +52,46 @@ class Position:
 
     Attributes:
         epoch: The running epoch.
-        stretches: Of the epoch; the last is the one under way.
+        segments: Of the epoch; the last is the one under way.
         refresh_step: Batches of hidden rows delivered.
     """
 
     epoch: int
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     refresh_step: int = 0
 
     @property
-    def running(self) -> Stretch:
-        """The stretch under way."""
-        return self.stretches[-1]
+    def running(self) -> Segment:
+        """The segment under way."""
+        return self.segments[-1]
 
     @property
-    def ended(self) -> tuple[Stretch, ...]:
-        """The stretches before it."""
-        return self.stretches[:-1]
+    def ended(self) -> tuple[Segment, ...]:
+        """The segments before it."""
+        return self.segments[:-1]
 
     @property
     def num_steps(self) -> int:
         """Steps of all of them."""
-        return sum(stretch.steps for stretch in self.stretches)
+        return sum(segment.steps for segment in self.segments)
 
     @property
     def ended_rows(self) -> int:
         """Rows of their steps, padding included."""
-        return sum(stretch.steps * stretch.step_rows for stretch in self.ended)
+        return sum(segment.steps * segment.step_rows for segment in self.ended)
 
     def at(self, *, steps: int, refresh_step: int) -> "Position":
-        """Move on within the stretch."""
+        """Move on within the segment."""
         return replace(
             self,
-            stretches=(*self.ended, replace(self.running, steps=steps)),
+            segments=(*self.ended, replace(self.running, steps=steps)),
             refresh_step=refresh_step,
         )
 
     def resumed(
         self, replicas: Sequence[int], batch_size: int, *, same_steps: bool = False
     ) -> "Position":
-        """Go on under this layout and batch size: in the same stretch if it has both, else anew.
+        """Go on under this layout and batch size: in the same segment if it has both, else anew.
 
         Another layout begins in this epoch, with its rows where a first layout puts them.
 
@@ -99,7 +99,7 @@ class Position:
             replicas: Replicas on each node, node by node.
             batch_size: Rows a batch.
             same_steps: Whether the steps train the same rows as before, only dealt to other
-                replicas: then the stretch goes on too.
+                replicas: then the segment goes on too.
         """
         old = self.running
         same_layout = old.replicas == tuple(replicas)
@@ -107,10 +107,10 @@ class Position:
             return self
         if same_steps:
             running = replace(old, replicas=tuple(replicas), batch_size=batch_size)
-            return replace(self, stretches=(*self.ended, running))
+            return replace(self, segments=(*self.ended, running))
         first_epoch = old.first_epoch if same_layout else self.epoch
-        new = Stretch(tuple(replicas), batch_size, first_epoch)
-        ended = self.stretches if old.steps else self.ended
+        new = Segment(tuple(replicas), batch_size, first_epoch)
+        ended = self.segments if old.steps else self.ended
         return Position(self.epoch, (*ended, new))
 
     def to_json(self) -> dict[str, object]:
@@ -119,11 +119,11 @@ class Position:
             "epoch": self.epoch,
             "step": self.running.steps,
             "refresh_step": self.refresh_step,
-            "stretches": [stretch.to_json() for stretch in self.stretches],
+            "stretches": [segment.to_json() for segment in self.segments],
         }
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> "Position":
         """Read back what `to_json` made."""
-        stretches = tuple(Stretch.from_json(one) for one in stored["stretches"])
-        return Position(int(stored["epoch"]), stretches, int(stored["refresh_step"]))
+        segments = tuple(Segment.from_json(one) for one in stored["stretches"])
+        return Position(int(stored["epoch"]), segments, int(stored["refresh_step"]))

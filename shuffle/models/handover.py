@@ -27,7 +27,7 @@ class Handover:
         mine: uint8[num_bytes]: Must stay unchanged until all is done.
         theirs: uint8[num_bytes]: Written until all is done.
         header: uint64[n]: What mine is.
-        check: Told the other rank's header; raises if the two do not go together.
+        check: Called with the other rank's header; raises if the two do not go together.
         doing: For the message of a stall.
         max_message_bytes: Bytes of a message, at most.
     """
@@ -57,7 +57,7 @@ class Handover:
         self.messages = 0
 
     def poll(self) -> bool:
-        """Post what may be posted, and say whether all is done. Never blocks."""
+        """Post what may be posted, and return whether all is done. Never blocks."""
         if self.messages == 0:
             self._post(self._header.view(np.uint8), self._their_header.view(np.uint8))
         self._under_way = [pair for pair in self._under_way if not self._arrived(pair)]

@@ -1,0 +1,189 @@
+"""Located rows -> the fields of a batch: copied or decoded, row by row, on any thread."""
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.buffers import BufferRing
+from dataio.base.errors import FieldError
+from dataio.batch.job import Job, Work
+from dataio.batch.values import Array, OnError, Value
+from dataio.cache.files.reader import RowReader
+from dataio.rows.decode import decode_image, image_shape
+from dataio.rows.fields import Field, Image, Text, Tokens
+
+SMALL_BYTES = 64
+"""Fixed fields up to this width are gathered for many batches at once."""
+
+
+class Filler:
+    """Fills the fields of batches; the lock guards the rows known to be bad.
+
+    Args:
+        reader: The files.
+        fields: How each is decoded.
+        ring: Where buffers come from.
+        on_error: What to do with a row that does not decode.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        fields: Mapping[str, Field],
+        *,
+        ring: BufferRing,
+        on_error: OnError,
+    ) -> None:
+        self._reader, self._fields, self._ring, self._on_error = reader, fields, ring, on_error
+        self._image_shapes: dict[str, tuple[int, int, int]] = {}
+        self._lock = threading.Lock()
+        schema = reader.schema
+        self._large = [
+            (number, column.name)
+            for number, column in enumerate(schema.fixed)
+            if column.width_bytes > SMALL_BYTES
+        ]
+        self._small = [
+            (number, column.name)
+            for number, column in enumerate(schema.fixed)
+            if column.width_bytes <= SMALL_BYTES
+        ]
+        self.decoded = [
+            name
+            for name, kind in fields.items()
+            if isinstance(kind, Image) and name not in schema.variable
+        ]
+        self.decodes = any(isinstance(fields[name], Image) for name in schema.variable)
+
+    def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
+        """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
+        return {name: self._reader.column(number)[position] for number, name in self._small}
+
+    def plain_columns(self) -> dict[str, Array] | None:
+        """The large fixed fields, if a batch is nothing but copies of fixed fields; or None."""
+        if self.decodes or self.decoded or self._reader.schema.variable:
+            return None
+        return {name: self._reader.column(number) for number, name in self._large}
+
+    def prepare(self, work: Work) -> Job:
+        """Allocate what a batch needs."""
+        located, num_rows = work.located, len(work.located.position)
+        job = Job(work, dict(work.small), [], [])
+        for number, name in self._large:
+            column = self._reader.column(number)
+            out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
+            job.copies.append((column, out))
+            job.values[name] = out
+        for number, name in enumerate(self._reader.schema.variable):
+            bounds = located.bounds
+            data = self._reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
+            job.values[name] = self._variable(job, name, data)
+        return job
+
+    def _variable(self, job: Job, name: str, data: list[memoryview]) -> Value:
+        kind = self._fields[name]
+        if isinstance(kind, Image):
+            return self._image(job, name, kind, data)
+        if isinstance(kind, Tokens):
+            return self._tokens(kind, data)
+        if isinstance(kind, Text):
+            return self._text(job, name, data)
+        return [piece.tobytes() for piece in data]
+
+    def _text(self, job: Job, name: str, data: list[memoryview]) -> list[str]:
+        texts = []
+        for row, piece in enumerate(data):
+            try:
+                texts.append(str(piece, "utf-8"))
+            except UnicodeDecodeError as error:
+                texts.append("")
+                where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
+                self._bad(
+                    job,
+                    row,
+                    FieldError(
+                        f"{where}: {len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 "
+                        f"({error}), expected text; repair the sample, or declare Bytes"
+                    ),
+                )
+        return texts
+
+    def _tokens(self, kind: Tokens, data: list[memoryview]) -> Array | list[Array]:
+        dtype = np.dtype(kind.dtype).newbyteorder("<")
+        if kind.length is None:
+            ends = np.cumsum([0, *map(len, data)]).tolist()
+            flat = self._ring.take((ends[-1] // dtype.itemsize,), dtype)
+            target = flat.view(np.uint8).data
+            for piece, start in zip(data, ends, strict=False):
+                target[start : start + len(piece)] = piece
+            return np.split(flat, np.array(ends[1:-1]) // dtype.itemsize)
+        out = self._ring.take((len(data), kind.length), dtype)
+        out.fill(kind.pad)
+        width = kind.length * dtype.itemsize
+        target = out.reshape(-1).view(np.uint8).data
+        for start, piece in zip(range(0, len(data) * width, width), data, strict=True):
+            cut = piece[:width]
+            target[start : start + len(cut)] = cut
+        return out
+
+    def _image(self, job: Job, name: str, kind: Image, data: list[memoryview]) -> Array:
+        shape = self._image_shape(name, kind, data)
+        out = self._ring.take((len(data), *shape), np.uint8).view(np.uint8)
+        job.images.append((name, kind, data, out))
+        # uint8[batch, channels, height, width], channels last in memory
+        return out.transpose(0, 3, 1, 2)
+
+    def _image_shape(self, name: str, kind: Image, data: list[memoryview]) -> tuple[int, int, int]:
+        if name not in self._image_shapes:
+            size = (kind.size, kind.size) if isinstance(kind.size, int) else kind.size
+            if size is None:
+                size = self._first_shape(name, data)
+            self._image_shapes[name] = (*size, kind.channels)
+        return self._image_shapes[name]
+
+    def _first_shape(self, name: str, data: list[memoryview]) -> tuple[int, int]:
+        for row, piece in enumerate(data):
+            try:
+                return image_shape(piece, where=f"field {name!r}")
+            except FieldError:
+                if self._on_error == "raise" or row + 1 == len(data):
+                    raise
+        raise AssertionError("a batch has rows")
+
+    def fill(self, job: Job, start: int, stop: int) -> None:
+        """Copy and decode the rows [start, stop)."""
+        position = job.work.located.position[start:stop]
+        for column, out in job.copies:
+            # mode="clip" because the default checks by way of a second buffer
+            column.take(position, 0, out[start:stop], "clip")
+        for name, kind, data, out in job.images:
+            for row in range(start, stop):
+                if row not in job.work.bad:
+                    self._decode(job, row, name, kind, data[row], out[row])
+
+    def _decode(
+        self, job: Job, row: int, name: str, kind: Image, data: memoryview, out: NDArray[np.uint8]
+    ) -> None:
+        where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
+        try:
+            decode_image(data, out, where=where, resize=kind.size is not None)
+        except FieldError as error:
+            self._bad(job, row, error)
+
+    def _bad(self, job: Job, row: int, error: FieldError) -> None:
+        if self._on_error == "raise":
+            raise error
+        with self._lock:
+            job.work.bad |= {row}
+
+    def values(self, job: Job) -> dict[str, Value]:
+        """Give the filled fields by name, images with their channels first."""
+        values = {name: job.values[name] for name in self._fields}
+        for name in self.decoded:
+            stored = values[name]
+            assert isinstance(stored, np.ndarray)
+            # [batch, channels, height, width], channels last in memory
+            values[name] = stored.transpose(0, 3, 1, 2)
+        return values

@@ -1,0 +1,158 @@
+"""Slots of the next steps -> where their rows lie, in blocks of steps; asked of the disk ahead."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.errors import CorruptRowError
+from dataio.batch.assemble import Assembler
+from dataio.batch.job import Work
+from dataio.batch.verify import RowVerifier
+from dataio.cache.cache import Cache
+from dataio.cache.files.readahead import Readahead
+from dataio.cache.files.reader import Located, locate
+from dataio.plan.order import PADDING, Block
+
+Pick = Callable[[int, int], Block]
+
+BLOCK_ROWS = 32768
+"""Rows that are decided and looked up at once."""
+
+ASKED_AHEAD = 8
+"""Batches whose rows are asked of the disk before they are read."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A batch on its way: what it is made of, and what is known already.
+
+    Attributes:
+        unchecked: Slots of its rows, if their checksums are to be checked.
+    """
+
+    work: Work
+    slot: NDArray[np.int64]
+    sample_id: NDArray[np.int64]
+    weight: NDArray[np.float32]
+    unchecked: NDArray[np.int64] | None
+
+
+class LookedUp(NamedTuple):
+    """A block of steps, and where its rows lie; all arrays begin with [steps, batch]."""
+
+    first_step: int
+    block: Block
+    located: Located
+    small: dict[str, NDArray[np.generic]]
+    slot: NDArray[np.int64]
+    sample_id: NDArray[np.int64]
+
+
+class Lookup:
+    """Finds the rows of coming steps; one thread uses it, and may hand blocks to another.
+
+    Args:
+        cache: The rows.
+        assembler: Gathers the small fields of a whole block.
+        verifier: Knows which rows are to be checked.
+        threads: Look up the next block meanwhile; None looks up on the caller's thread.
+
+    Attributes:
+        num_bytes: Stored bytes of the rows of the batches begun.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        assembler: Assembler,
+        verifier: RowVerifier,
+        *,
+        threads: ThreadPoolExecutor | None,
+    ) -> None:
+        self._cache, self._assembler, self._verifier = cache, assembler, verifier
+        self._threads = threads
+        self.num_bytes = 0
+
+    def pending(
+        self, pick: Pick, steps: range, *, epoch: int, readahead: Readahead | None
+    ) -> Iterator[Pending]:
+        """Find the rows of some steps, in order; readahead asks the disk for them, if given."""
+        for block in self._ahead(self._looked_up(pick, steps)):
+            found = self._cut(block, epoch)
+            yield from found if readahead is None else self._asked(found, readahead)
+
+    def _asked(self, pending: Iterator[Pending], readahead: Readahead) -> Iterator[Pending]:
+        """Ask the disk for some batches before the first of them is made."""
+        waiting: deque[Pending] = deque()
+        for one in pending:
+            readahead.ask(one.work.located)
+            waiting.append(one)
+            if len(waiting) > ASKED_AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
+        """Look up the next block on another thread meanwhile, if there is one."""
+        if self._threads is None:
+            yield from blocks
+            return
+        coming = self._threads.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = self._threads.submit(next, blocks, None)
+            yield block
+
+    def _looked_up(self, pick: Pick, steps: range) -> Iterator[LookedUp]:
+        # Short blocks first: no batch waits long for the look-up of the next.
+        num_steps = 4
+        while steps:
+            block = pick(steps.start, min(num_steps, len(steps)))
+            located = locate(self._cache.entries, block.slots)
+            try:
+                small = self._assembler.gather_small(located.position)
+            except IndexError as error:
+                raise CorruptRowError(
+                    f"{self._cache.directory}: a row of steps from {steps.start} on lies in no "
+                    f"file ({error}), expected where the manifest said when it was opened: run "
+                    "`tonari cache verify`, which finds its rows again"
+                ) from error
+            slot, sample_id = block.slots, located.sample_id
+            if block.num_valid.min() < slot.shape[1]:
+                padding = np.arange(slot.shape[1]) >= block.num_valid[:, None]
+                slot, sample_id = np.where(padding, PADDING, [slot, sample_id])
+            yield LookedUp(steps.start, block, located, small, slot, sample_id)
+            steps = steps[len(slot) :]
+            num_steps = min(4 * num_steps, max(BLOCK_ROWS // slot.shape[1], 1))
+
+    def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
+        slots, weight = block.block.slots, block.block.weight
+        unchecked = self._verifier.unchecked(slots)
+        columns = zip(*block.small.values(), strict=True) if block.small else repeat(())
+        rows = zip(
+            map(Located, *block.located), columns, block.slot, block.sample_id, weight, strict=False
+        )
+        num_bytes = self._stored_bytes(block.located)
+        for number, (located, small, slot, sample_id, weights) in enumerate(rows):
+            self.num_bytes += num_bytes[number]
+            work = Work(
+                epoch,
+                block.first_step + number,
+                located,
+                dict(zip(block.small, small, strict=True)),
+            )
+            todo = slots[number] if unchecked[number] else None
+            yield Pending(work, slot, sample_id, weights, todo)
+
+    def _stored_bytes(self, located: Located) -> list[int]:
+        """Bytes of each batch of a block, as they lie in the cache's files."""
+        num_steps, num_rows = located.position.shape
+        fixed_bytes = num_rows * self._cache.schema.fixed_bytes
+        if not self._cache.schema.variable:
+            return [fixed_bytes] * num_steps
+        extents = located.bounds[..., -1] - located.bounds[..., 0]
+        return (fixed_bytes + extents.sum(axis=1)).tolist()  # type: ignore[no-any-return]

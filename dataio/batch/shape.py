@@ -1,0 +1,117 @@
+"""Values or samples -> the batch that the user gets: padded, collated, transformed as a whole."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from dataio.base.seeding import key
+from dataio.batch.global_generators import globals_kept
+from dataio.batch.lookup import Pending
+from dataio.batch.values import Batch, BatchTransform, Collate, Sample, Value
+from dataio.batch.watch import How, Watch
+from dataio.plan.order import PADDING
+
+
+class Shaper:
+    """Makes batches of values; the lock guards its count.
+
+    Args:
+        collate: Makes a batch of a list of samples; None stacks them.
+        batch_transform: Changes a batch.
+        seed: The run's seed.
+        replica: This rank's replica.
+
+    Attributes:
+        num_skipped: Rows that became padding because they could not be repaired or decoded.
+    """
+
+    def __init__(
+        self,
+        *,
+        collate: Collate | None,
+        batch_transform: BatchTransform | None,
+        seed: int,
+        replica: int,
+    ) -> None:
+        self._collate, self._batch_transform = collate, batch_transform
+        self._seed, self._replica = seed, replica
+        self._watch = Watch(
+            "batch_transform" if collate is None else "collate" if batch_transform is None
+            else "collate or batch_transform",
+            unit="batch", cure="draw from the rng of batch_transform instead",
+            speaks=replica == 0,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self.num_skipped = 0
+
+    def plan(self) -> How:
+        """Decide how the next batch's ``collate`` and ``batch_transform`` are called."""
+        shapes = self._collate is not None or self._batch_transform is not None
+        return self._watch.plan() if shapes else "free"
+
+    def batch(
+        self,
+        pending: Pending,
+        how: How,
+        *,
+        values: Mapping[str, Value] | None = None,
+        samples: Sequence[Sample] = (),
+    ) -> Batch:
+        """Put a batch together, of values by field or of samples.
+
+        Args:
+            pending: What it is made of.
+            how: Its ``collate`` and ``batch_transform`` are called.
+            values: The fields, where there is no ``collate``.
+            samples: For ``collate``.
+        """
+        work = pending.work
+        if work.bad:
+            self._pad(pending, sorted(work.bad))
+        known = {
+            "weight": torch.from_numpy(pending.weight),
+            "sample_id": torch.from_numpy(pending.sample_id),
+            "slot": torch.from_numpy(pending.slot),
+        }
+        if self._collate is None and self._batch_transform is None:
+            return {name: _tensor(value) for name, value in (values or {}).items()} | known
+        stream = key(
+            self._seed, "batch_transform", epoch=work.epoch, replica=self._replica, step=work.step
+        )
+
+        def shape(parts: tuple[Batch, list[Sample]], rng: np.random.Generator) -> Batch:
+            return self._shaped(*parts, known, rng)
+
+        parts = ({name: _tensor(value) for name, value in (values or {}).items()}, list(samples))
+        with globals_kept() if how == "seeded" else nullcontext():
+            return self._watch.call(shape, parts, stream, how)
+
+    def _shaped(
+        self, values: Batch, samples: list[Sample], known: Batch, rng: np.random.Generator
+    ) -> Batch:
+        batch = dict(values)
+        if self._collate is not None:
+            batch = self._collate(samples)  # type: ignore[assignment]
+        if isinstance(batch, dict):
+            batch.update(known)
+        return batch if self._batch_transform is None else self._batch_transform(batch, rng)
+
+    def _pad(self, pending: Pending, bad: list[int]) -> None:
+        # Nobody would have trained on padding that is bad too.
+        with self._lock:
+            self.num_skipped += int((pending.slot[bad] != PADDING).sum())
+        pending.slot[bad] = PADDING
+        pending.sample_id[bad] = PADDING
+        pending.weight[bad] = 0
+
+
+def _tensor(value: Value) -> torch.Tensor:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    # Bytes and text have no tensor form: they stay a list, the one exception.
+    if value and isinstance(value[0], np.ndarray):
+        return [torch.from_numpy(row) for row in value]  # type: ignore[return-value]
+    return value  # type: ignore[return-value]

@@ -1,0 +1,88 @@
+"""A checkpoint that is written while training goes on."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.checkpoint.start import Start
+from trainer.checkpoint import checkpoint
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.checkpoint.restore import find
+from trainer.checkpoint.sums import write_sums
+from trainer.errors import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+
+    def held(*args: Any) -> None:
+        assert let_go.wait(60)
+        write_sums(*args)
+
+    monkeypatch.setattr(checkpoint, "write_sums", held)
+    start = Start()
+    with Checkpoints(tmp_path, keep=2, background=True) as checkpoints:
+        start.train(1)
+        first = start.save_by(checkpoints)
+        start.train(2)
+        assert not first.exists()
+        let_go.set()
+        second = start.save_by(checkpoints)
+        assert first.exists()
+    assert second.exists()
+
+
+@pytest.mark.parametrize("later", ["save", "flush", "close"])
+def test_a_failure_in_the_background_is_reported_by_the_next_call_and_the_run_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError("no space left")
+
+    start = Start()
+    start.train(1)
+    checkpoints = Checkpoints(tmp_path, keep=2, background=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_sums", fail)
+        start.save_by(checkpoints)
+        with pytest.raises(
+            CheckpointError, match=r"step-00000001.partial: was not written: no space left; .* room"
+        ) as raised:
+            start.save_by(checkpoints) if later == "save" else getattr(checkpoints, later)()
+    assert isinstance(raised.value.__cause__, OSError)
+    if later != "close":
+        assert start.save_by(checkpoints) == tmp_path / "step-00000001"
+        checkpoints.close()
+        assert find(tmp_path, "auto") == tmp_path / "step-00000001"
+
+
+def test_an_error_does_not_wait_for_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+    written_after: list[bool] = []
+
+    def held(*args: Any) -> None:
+        written_after.append(left.wait(5))
+        write_sums(*args)
+
+    def fail(checkpoints: Checkpoints) -> None:
+        with checkpoints:
+            start.save_by(checkpoints)
+            raise ValueError("of a step")
+
+    monkeypatch.setattr(checkpoint, "write_sums", held)
+    start = Start()
+    start.train(1)
+    checkpoints = Checkpoints(tmp_path, keep=2, background=True)
+    with pytest.raises(ValueError, match="of a step"):
+        fail(checkpoints)
+    left.set()
+    checkpoints.flush()
+    assert written_after == [True]

@@ -1,0 +1,49 @@
+"""Small runs in this process, and their metrics."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.config import load_config
+from trainer.run.loop import Summary, train
+from trainer.run.step import Step, train_step
+
+KAKURENBO = ("importance.kind=kakurenbo", "importance.fraction=0.5", "importance.tau=0")
+
+
+MEASURED = {
+    "tokens_per_s", "mfu",
+    "epoch_s", "wait_s", "staging_s", "evaluation_s", "train_samples_per_s", "source_bytes",
+    "samples_per_s", "wait_fraction", "exchange_overlap_fraction",
+}  # fmt: skip
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """Read a run's metrics, without what no two runs share."""
+    text = (directory / "metrics.jsonl").read_text()
+    told = [json.loads(line) for line in text.splitlines()]
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in told]
+
+
+def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summary:
+    """Train in this process, into a directory of its own."""
+    directory = config.parent / name
+    return train(load_config(config, (f"run.directory={directory}", *overrides)), resume=resume)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Send this process a SIGTERM in a step; ranks ask for signals after every one."""
+    monkeypatch.setattr("trainer.watch.stop.ASK_S", 0)
+    taken: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Step:
+        taken.append(1)
+        if len(taken) == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_step(*args, **kwargs)
+
+    monkeypatch.setattr("trainer.run.loop.train_step", counted)

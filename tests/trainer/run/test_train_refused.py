@@ -1,0 +1,76 @@
+"""What ends a run before its first step, and what must not."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataio.loader import Loader
+from tests.trainer.digits import write_config
+from tests.trainer.run.runs import run
+from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.errors import ConfigError
+
+
+def test_what_a_run_cannot_write_is_said_before_staging(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stage(*args: object, **kwargs: object) -> None:
+        raise AssertionError("staged")
+
+    monkeypatch.setattr(Loader, "__init__", stage)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
+    with pytest.raises(ConfigError, match=r"run.tensorboard is true, but tensorboard cannot be"):
+        run(config, "run", "run.tensorboard=true")
+
+
+def test_never_resuming_refuses_another_run_s_directory(config: Path) -> None:
+    run(config, "run", "run.epochs=1")
+    with pytest.raises(
+        ConfigError, match=r"holds step-00000007 of an earlier run, .* give another"
+    ):
+        run(config, "run", resume="never")
+
+
+def test_a_mesh_that_does_not_fit_is_refused_before_staging(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mesh: .* is 2 ranks, but the job has 1"):
+        run(config, "run", "mesh.dp_replicate=2")
+    assert not (config.parent / "run").exists()
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"run\.directory is .*file/run, which cannot be made"):
+        run(config, "file/run")
+
+
+@pytest.mark.parametrize("moment", ["staging", "the last write"])
+def test_a_signal_outside_of_the_steps_does_not_end_the_process(
+    config: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    place, name = (Loader, "__init__") if moment == "staging" else (Checkpoints, "close")
+    original = getattr(place, name)
+
+    def signalled(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        original(*args, **kwargs)
+
+    def kill(*_: object) -> None:
+        raise AssertionError("nobody noted the signal")
+
+    before = signal.signal(signal.SIGTERM, kill)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, signalled)
+            summary = run(config, "run", "run.checkpoint_async=true", "run.epochs=1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert summary.finished == (moment != "staging")
+    assert (summary.stopped_by, summary.progress.steps) == (
+        ("SIGTERM", 0) if moment == "staging" else ("", 7)
+    )
+    assert run(config, "run", "run.epochs=1").finished

@@ -1,0 +1,130 @@
+"""Choose the checkpoint that a run goes on from, check all its files, and load it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import set_state_dict
+
+from trainer.checkpoint.agree import file_group, from_rank_0, together
+from trainer.checkpoint.directory import (
+    Progress,
+    read_progress,
+    set_aside,
+    whole_checkpoints,
+)
+from trainer.checkpoint.state import (
+    OPTIONS,
+    Saveable,
+    by_plain_names,
+    first_reason,
+    plain_name,
+    read_state,
+)
+from trainer.checkpoint.sums import check_sums
+from trainer.errors import CheckpointError, ConfigError
+
+
+def find(directory: Path, resume: str) -> Path | None:
+    """Choose the checkpoint to go on from, and read all of it: each rank a part. Collective.
+
+    A damaged one is ignored, with a warning, and renamed, as the run comes to its step again.
+
+    Args:
+        directory: Of all checkpoints of the run.
+        resume: ``"auto"`` for the newest that is sound, ``"never"`` for none, or its directory.
+
+    Raises:
+        ConfigError: If a run is to start anew in a directory that holds another's checkpoints.
+        CheckpointError: If the one that was named is damaged, or all are.
+    """
+    # Rank 0's view decides: a shared filesystem may show the others an older one.
+    if resume not in ("auto", "never"):
+        path = Path(from_rank_0(resume))
+        verify(path)
+        return path
+    found = [
+        Path(line)
+        for line in from_rank_0("\n".join(map(str, whole_checkpoints(directory)))).splitlines()
+    ]
+    if resume == "never":
+        if found:
+            raise ConfigError(
+                f"{directory}: holds {found[-1].name} of an earlier run, expected no checkpoint "
+                "with --resume never; give another run.directory, or remove this one"
+            )
+        return None
+    damaged: list[tuple[Path, CheckpointError]] = []
+    while found:
+        try:
+            verify(found[-1])
+            break
+        except CheckpointError as error:
+            damaged.append((found.pop(), error))
+    if damaged and not found:
+        raise CheckpointError(
+            f"{directory}: none of {len(damaged)} checkpoints is sound, the newest: "
+            f"{damaged[0][1]}; bring one back from a copy, or start anew in another run.directory"
+        ) from damaged[0][1]
+    if damaged:
+        together(lambda: set_aside(damaged, found[-1]) if dist.get_rank() == 0 else None)
+    return found[-1] if found else None
+
+
+def verify(path: Path) -> None:
+    """Read a checkpoint's files, each rank a part, and compare them with their sums. Collective.
+
+    Raises:
+        CheckpointError: On every rank, if one is missing or damaged; names it.
+    """
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    together(lambda: check_sums(path, rank=rank, num_ranks=num_ranks), file_group())
+
+
+def restore(
+    path: Path, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loader: Saveable
+) -> Progress:
+    """Go on where ``Checkpoints.save`` was called, on any mesh. Collective.
+
+    Args:
+        path: What ``find`` returned: its sums are not checked again.
+        parts: The stages that this rank owns.
+        optimizer: Of all their parameters.
+        loader: Restored with them.
+
+    The optimizer's settings, such as the weight decay, stay as they are: what it remembers of each
+    parameter is restored.
+
+    Raises:
+        ConfigError: If ``path`` is not a whole checkpoint, or not of this model.
+        StateError: If it belongs to another loader.
+    """
+    progress = read_progress(path)
+    whole = nn.ModuleList(parts)
+    settings = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    own = read_state(whole, optimizer)
+    loaded = by_plain_names(own)
+    try:
+        state_dict_loader.load(loaded, checkpoint_id=path / "torch", process_group=file_group())
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: does not fit the model and optimizer: {first_reason(error)}; set [model] and "
+            "[optimizer] as they were when it was written, or start anew in another run.directory"
+        ) from error
+    for kind, named in own.items():
+        named.update({name: loaded[kind][plain_name(name)] for name in named})
+    set_state_dict(
+        whole, optimizer, options=OPTIONS,
+        model_state_dict=own["model"], optim_state_dict=own["optimizer"],
+    )  # fmt: skip
+    for group, given in zip(optimizer.param_groups, settings, strict=True):
+        group.update(given)
+    loader.restore(path / "loader")
+    return progress

@@ -1,0 +1,72 @@
+"""What a checkpoint holds of model and optimizer, named as in the whole model on any mesh."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.tensor import DTensor
+
+from trainer.checkpoint.directory import Progress
+from trainer.errors import CheckpointError
+
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+PART = re.compile(r"^((?:state|param_groups)\.)?\d+\.")
+"""The number of a part, in the name of a parameter or of its optimizer's state."""
+
+Named = dict[str, Any]
+
+
+class Saveable(Protocol):
+    """What a checkpoint needs of the loader, on every rank."""
+
+    def save(self, path: Path) -> None: ...
+
+    def restore(self, path: Path) -> None: ...
+
+
+def read_state(whole: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Named]:
+    """Read the state of model and optimizer, which shares the memory of both. Collective.
+
+    Args:
+        whole: Has the parts as children: torch wants the model of all of an optimizer's weights.
+        optimizer: Of all their parameters.
+    """
+    state, optimizer_state = get_state_dict(whole, optimizer, options=OPTIONS)
+    return {"model": state, "optimizer": optimizer_state}
+
+
+def by_plain_names(state: dict[str, Named]) -> dict[str, Named]:
+    """Name the values as in the whole model, whichever parts of it are here."""
+    return {
+        kind: {plain_name(name): value for name, value in named.items()}
+        for kind, named in state.items()
+    }
+
+
+def plain_name(name: str) -> str:
+    """Take the number of its part out of a name."""
+    return PART.sub(r"\1", name)
+
+
+def check_finite(parts: Sequence[nn.Module], progress: Progress) -> None:
+    """Raise CheckpointError if a parameter of this rank is not finite."""
+    for name, parameter in nn.ModuleList(parts).named_parameters():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not bool(own.isfinite().all()):
+            raise CheckpointError(
+                f"step {progress.steps}: {plain_name(name)} is not finite, expected numbers to go "
+                "on from; no checkpoint was written, and those before it are kept: go on from one "
+                "of them with a smaller optimizer.lr, or with optimizer.clip"
+            )
+
+
+def first_reason(error: BaseException) -> object:
+    """Find why one rank failed, the first if several did."""
+    # The exception's own text holds each rank's whole traceback.
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    return next((failure for failure, _ in failures.values()), error)
