@@ -74,17 +74,9 @@ class Demo:
     """Work in this directory and keep it, in place of a temporary one."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("ranks", 1),
-            ("nodes", 1),
-            ("epochs", 1),
-            ("batch_size", 1),
-            ("seeds", 1),
-        ):
-            if getattr(self, name) < least:
-                raise SystemExit(
-                    f"tonari demo: --{name.replace('_', '-')} must be at least {least}"
-                )
+        for name in ("ranks", "nodes", "epochs", "batch_size", "seeds"):
+            if getattr(self, name) < 1:
+                raise SystemExit(f"tonari demo: --{name.replace('_', '-')} must be at least 1")
         if self.ranks % self.nodes:
             raise SystemExit(
                 f"tonari demo: {self.ranks} ranks do not spread evenly over {self.nodes} nodes; "
