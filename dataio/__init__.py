@@ -1,7 +1,7 @@
 """Samples: from the source to a batch. See docs/architecture.md.
 
-`Loader`, `Mixture` and the options of both need torch; they are imported when first asked for, so
-that tools and tests of the parts below them start at once.
+Only `Loader` and `Mixture` need torch; they are imported when first asked for, so that tools and
+tests of the parts below them start at once.
 """
 
 from importlib import import_module
@@ -23,6 +23,7 @@ from dataio.base.errors import (
     WorkerError,
     WorldError,
 )
+from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import (
     DatasetSource,
@@ -39,7 +40,6 @@ from dataio.world import World, discover_world
 if TYPE_CHECKING:
     from dataio.loader import Loader
     from dataio.mixture import Mixture
-    from dataio.options import NodeCache, Reports, Staging, Workers
 
 __all__ = [
     "Array",
@@ -86,10 +86,6 @@ __all__ = [
 _NEED_TORCH = {
     "Loader": "dataio.loader",
     "Mixture": "dataio.mixture",
-    "NodeCache": "dataio.options",
-    "Reports": "dataio.options",
-    "Staging": "dataio.options",
-    "Workers": "dataio.options",
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from dataio.batch.deliver import Delivery
 from dataio.batch.gather import Gather
 from dataio.batch.values import Batch
+from dataio.cache.files.reader import Verify
 from dataio.options import Reports, Staging, Workers
 from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.plan.placement import Placement
@@ -36,6 +37,7 @@ class Evaluation:
         staging: Staging,
         workers: Workers,
         reports: Reports,
+        verify: Verify,
         delivery: Delivery,
     ) -> None:
         self.num_samples = source.num_samples
@@ -57,7 +59,7 @@ class Evaluation:
             wanted=wanted,
             foreign=foreign,
             readers=staging.readers,
-            bandwidth=staging.bandwidth,
+            bandwidth=staging.bytes_per_s,
         )
         try:
             self._pool.ensure(wanted)
@@ -79,6 +81,7 @@ class Evaluation:
             num_threads=workers.num_threads(local_size=world.local_size),
             prefetch=workers.prefetch,
             timeout_s=world.timeout_s,
+            verify=verify,
             pinned=delivery.pinned,
         )
         self._delivery = delivery

@@ -1,4 +1,4 @@
-"""What a `Loader` is told in groups: where rows lie, how they come there, who works, what is shown.
+"""Options of a `Loader` in groups: where rows lie, how they come there, who works, what is shown.
 
 The same objects in Python, in a run's TOML file and on the command line.
 """
@@ -9,7 +9,7 @@ from typing import Literal
 
 from dataio.base.checked import checked
 from dataio.base.sizes import parse_bytes
-from dataio.batch.verify import Verify
+from dataio.cache.files.reader import Verify
 from dataio.source.transformed import StageTransform
 
 
@@ -58,21 +58,32 @@ class Staging:
             the first of 16 groups of rows; epoch 0 is then shuffled group by group, whether or not
             the cache was warm, so that its order stays a function of the seed.
         readers: Shards that each rank reads at once, >= 1.
-        bandwidth: Bytes/s that this node may read from the source, >= 0; 0: as fast as it can.
+        bandwidth: Bytes/s that this node may read from the source, >= 0, or a size such as
+            ``"500MB"``; 0: as fast as it can.
         transform: ``sample -> sample`` on decoded arrays, applied once, as rows are staged; what it
             returns is stored in place of the loader's fields. See `TransformedSource`.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or the bandwidth is no size.
     """
 
     when: Literal["before", "overlap"] = "before"
     readers: int = 2
-    bandwidth: float = 0.0
+    bandwidth: float | str = 0.0
     transform: StageTransform | None = None
 
     def __post_init__(self) -> None:
-        check_least("Staging", readers=(self.readers, 1), bandwidth=(self.bandwidth, 0))
+        check_least("Staging", readers=(self.readers, 1), bandwidth=(self.bytes_per_s, 0))
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The bandwidth in bytes/s; 0: no limit."""
+        if not isinstance(self.bandwidth, str):
+            return self.bandwidth
+        try:
+            return float(parse_bytes(self.bandwidth))
+        except ValueError as error:
+            raise ValueError(f"Staging: bandwidth: {error}") from None
 
 
 @checked

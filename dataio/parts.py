@@ -92,6 +92,7 @@ class Parts:
             staging=arguments.staging,
             workers=arguments.workers,
             reports=arguments.reports,
+            verify=arguments.cache.verify,
             delivery=self.delivery,
         )
 
@@ -172,7 +173,7 @@ def _open_pool(
         columns=importance.columns if importance is not None else (),
         foreign=arguments.foreign,
         readers=arguments.staging.readers,
-        bandwidth=arguments.staging.bandwidth,
+        bandwidth=arguments.staging.bytes_per_s,
         quota_bytes=arguments.cache.quota_bytes,
         batch_size=arguments.batch_size,
     )

@@ -22,11 +22,11 @@ from dataio.batch.prefetch import Prefetcher
 from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
 from dataio.batch.shape import Shaper
 from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
-from dataio.batch.verify import Repair, RowVerifier, Verify
+from dataio.batch.verify import Repair, RowVerifier
 from dataio.batch.watch import How, Watch
 from dataio.cache.cache import Cache
 from dataio.cache.files.readahead import Readahead, is_needed
-from dataio.cache.files.reader import RowReader
+from dataio.cache.files.reader import RowReader, Verify
 from dataio.rows.fields import Field
 
 INLINE_BYTES = 16 << 20

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +10,10 @@ from numpy.typing import NDArray
 from dataio.base.errors import CorruptRowError, DataioError
 from dataio.batch.values import OnError
 from dataio.cache.cache import Cache
-from dataio.cache.files.reader import Located, RowReader, locate
+from dataio.cache.files.reader import Located, RowReader, Verify, locate
 
 log = logging.getLogger(__name__)
 
-Verify = Literal["once", "always", "never"]
 Repair = Callable[[NDArray[np.int64]], None]
 
 

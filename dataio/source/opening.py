@@ -73,7 +73,6 @@ def open_source(
     spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline,
     *,
     world: World | None = None,
-    throttle: Throttle | None = None,
     storage: Storage | None = None,
     index_cache: Path | None = None,
     version: str = "",
@@ -86,8 +85,7 @@ def open_source(
             images for each class; or a `webdataset.WebDataset`, whose decoders, maps and filters
             run once over each sample as it is counted, and once as it is staged.
         world: The ranks that open it; by default this process alone.
-        throttle: Slows down every read.
-        storage: Reads; by default one with the throttle.
+        storage: Reads, with its own limits; by default without any.
         index_cache: A directory of this node, made where it is not there, that keeps how many
             samples each shard holds: the next start opens no shard that has not changed.
         version: Of a pipeline; see `Shards`.
@@ -108,7 +106,7 @@ def open_source(
     if named == []:
         raise ValueError("open_source: spec is empty, expected shards; name them, or a directory")
     world = world if world is not None else single_world()
-    storage = storage if storage is not None else Storage(throttle)
+    storage = storage if storage is not None else Storage()
     # One rank lists, so that no other asks the metadata server, and all see the same shards.
     listing = agree(
         world,

@@ -10,7 +10,7 @@ from dataio import Loader, Reports, Staging, StateError, Workers
 from dataio.plan.segment import Position, Segment
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo, RandomPrune
-from tests.dataio.test_loader import loss_of
+from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
 pytestmark = pytest.mark.thorough

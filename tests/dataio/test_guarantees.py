@@ -30,8 +30,8 @@ from dataio import (
 from dataio.batch.figures import Figures
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
+from tests.dataio.loaders import loss_of
 from tests.dataio.source.shards import damage, numbered, write_tar
-from tests.dataio.test_loader import loss_of
 from tests.faults.test_bad_input import mounted
 from tests.memory_source import FIELDS, MemorySource
 

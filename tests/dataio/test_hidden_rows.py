@@ -27,7 +27,7 @@ from tests.dataio.batch.gather_pool import open_pool as open_kinds
 from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
 from tests.dataio.hidden_pool import two_nodes as two_nodes_read
-from tests.dataio.test_loader import loss_of
+from tests.dataio.loaders import loss_of
 
 NUM_SAMPLES = 48
 IMAGES: dict[str, Field] = {"image": Image("png"), "label": Int("label")}

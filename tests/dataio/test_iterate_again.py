@@ -9,7 +9,7 @@ import pytest
 from dataio import Mixture, StateError
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
-from tests.dataio.test_loader import digest, jitter, loss_of, make
+from tests.dataio.loaders import digest, jitter, loss_of, make
 from tests.memory_source import MemorySource
 
 EPOCHS = 3

@@ -1,108 +1,12 @@
-import errno
-import hashlib
-import io
-import json
-import logging
-import threading
-from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image as PillowImage
 
-import dataio.state.snapshot
 import shuffle
-from dataio import Bytes, Image, Int, Loader, Reports, Staging, StateError, Workers, WorldError
-from dataio.cache.cache import Cache
-from dataio.cache.commit_log import CommitLog
-from dataio.rows.fields import row_schema
-from dataio.rows.rows import make_rows
+from dataio import Loader, Reports, Staging, Workers
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import Kakurenbo, RandomPrune
+from tests.dataio.loaders import EPOCHS, POLICIES, digest, jitter, loss_of, make, train
 from tests.memory_source import FIELDS, MemorySource, payload
-
-EPOCHS = 3
-
-
-class ImageSource(MemorySource):
-    """Small PNGs whose pixels follow from the sample's id."""
-
-    def read(self, sample_ids, fields):
-        schema = row_schema(fields)
-        for i in np.asarray(sample_ids, np.int64).tolist():
-            buffer = io.BytesIO()
-            pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
-            PillowImage.fromarray(pixels).save(buffer, "PNG")
-            data = np.frombuffer(buffer.getvalue(), np.uint8)
-            label = np.array([[i % 4]], "<i8").view(np.uint8)
-            yield make_rows(schema, np.array([i]), [label], np.array([[len(data)]]), [data])
-
-
-IMAGES = {"image": Image("png"), "label": Int("cls")}
-
-
-def jitter(sample, rng):
-    """A transform that draws: its result tells which numbers it was given."""
-    return sample | {"noise": rng.normal(size=3).astype(np.float32)}
-
-
-def scramble(batch, rng):
-    return batch | {"mix": torch.from_numpy(rng.integers(0, 100, 2))}
-
-
-def make(world, root, *, importance=None, source=None, exchange=0.3, **options):
-    chosen: dict[str, Any] = {"batch_size": 5, "fields": FIELDS, "seed": 7}
-    chosen |= {"workers": Workers(threads=1), "reports": Reports(progress=False)}
-    return Loader(
-        source or MemorySource(61),
-        cache=root,
-        world=world,
-        shuffle=shuffle.Partial(exchange),
-        importance=importance,
-        **(chosen | options),
-    )
-
-
-def digest(batch):
-    """A hash of everything a batch holds."""
-    seen = hashlib.sha256()
-    for name, value in sorted(batch.items()):
-        seen.update(name.encode())
-        data = value.numpy().tobytes() if isinstance(value, torch.Tensor) else b"|".join(value)
-        seen.update(data)
-    return seen.hexdigest()
-
-
-def loss_of(ids, epoch):
-    """A loss that differs by sample and epoch, and an outcome that lets about half be hidden."""
-    loss = torch.sin(ids.float() * 12.9898 + epoch) + 1.1
-    return loss, ids % 2 == 0, torch.full((len(ids),), 0.9)
-
-
-def train(loader, epochs=EPOCHS, *, save_at=None, path=None):
-    """Run to the end, or save at a step and stop: a list of (epoch, kind, step, digest)."""
-    seen = []
-    for epoch in loader.epochs(epochs):
-        for batch in loader:
-            loader.report(batch, *loss_of(batch["sample_id"], epoch))
-            seen.append((epoch, "train", loader.step, digest(batch)))
-            if save_at == (epoch, loader.step):
-                loader.save(path)
-                return seen
-        for batch in loader.refresh():
-            loader.report(batch, *loss_of(batch["sample_id"], epoch + 0.5))
-            seen.append((epoch, "refresh", 0, digest(batch)))
-    return seen
-
-
-POLICIES = {
-    "off": None,
-    "kakurenbo": Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0),
-    "random": RandomPrune(0.25, delta=0.9),
-}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -149,86 +53,6 @@ def test_hiding_policies_hide(tmp_path):
         with make(single_world(), tmp_path / name, importance=POLICIES[name]) as loader:
             train(loader, 2)
             assert loader.stats()["hidden_fraction"] > 0.05
-
-
-def test_the_state_is_small_json_and_goes_on_without_importance(tmp_path):
-    with make(single_world(), tmp_path) as loader:
-        loader.set_epoch(0)
-        batches = [digest(batch) for batch in loader]
-    with make(single_world(), tmp_path) as loader:
-        loader.set_epoch(0)
-        for _, _batch in zip(range(4), loader, strict=False):
-            pass
-        state = json.dumps(loader.state_dict())
-        assert len(state) < 1024
-    with make(single_world(), tmp_path) as loader:
-        loader.load_state_dict(json.loads(state))
-        assert [digest(batch) for batch in loader] == batches[4:]
-
-
-def test_a_kept_batch_never_changes(tmp_path):
-    """Every batch of two epochs is kept; none was written over by a later one."""
-    source = ImageSource(60)
-    with make(
-        single_world(), tmp_path, source=source, fields=IMAGES, workers=Workers(threads=2)
-    ) as loader:
-        kept, sums = [], []
-        for _ in loader.epochs(2):
-            for batch in loader:
-                kept.append(batch)
-                sums.append(digest(batch))
-    assert [digest(batch) for batch in kept] == sums
-    assert len(set(sums)) == len(sums)
-
-
-def test_a_closed_loader_has_no_row_mapped_even_while_somebody_holds_it(tmp_path):
-    def mapped():
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        return {Path(line.split()[-1]).name for line in lines if str(tmp_path) in line}
-
-    source = ImageSource(60)
-    with make(single_world(), tmp_path, source=source, fields=IMAGES) as loader:
-        for batch in loader:
-            del batch
-        assert {"headers.npy", "heap-0.bin"} <= mapped()
-    assert not {name for name in mapped() if name.startswith(("fixed", "headers", "heap"))}
-
-
-def test_dropped_batches_reuse_their_memory(tmp_path):
-    with make(single_world(), tmp_path, source=ImageSource(60), fields=IMAGES) as loader:
-        for _ in loader.epochs(4):
-            for _batch in loader:
-                pass
-        per_batch = 5  # image, label, and a few in flight of each
-        assert loader._parts.gather._ring.num_allocated <= 2 * per_batch
-
-
-@pytest.mark.parametrize("num_threads", [0, 2, 5])
-def test_the_same_batches_for_any_number_of_threads(tmp_path, num_threads):
-    def run(threads):
-        with make(
-            single_world(),
-            tmp_path,
-            source=ImageSource(60),
-            fields=IMAGES,
-            transform=jitter,
-            batch_transform=scramble,
-            workers=Workers(threads=threads),
-        ) as loader:
-            return train(loader, 2)
-
-    assert run(num_threads) == run(1)
-
-
-def test_images_are_delivered_as_they_were(tmp_path):
-    with make(single_world(), tmp_path, source=ImageSource(12), fields=IMAGES) as loader:
-        for batch in loader:
-            assert batch["image"].dtype == torch.uint8
-            assert batch["image"].shape == (5, 3, 6, 5)
-            for image, i in zip(batch["image"], batch["sample_id"].tolist(), strict=True):
-                if i >= 0:
-                    pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
-                    assert np.array_equal(image.numpy(), pixels.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("layout", [[1], [2, 2], [3, 1], [3, 2, 2]])
@@ -378,15 +202,6 @@ def test_len_counts_what_comes(tmp_path):
             assert len(list(loader)) == len(loader) == loader.max_steps(1) == -(-61 // batch_size)
 
 
-def test_variable_bytes_come_whole(tmp_path):
-    with make(
-        single_world(), tmp_path, fields={"data": Bytes("bin"), "label": Int("cls")}
-    ) as loader:
-        for batch in loader:
-            for data, i in zip(batch["data"], batch["sample_id"].tolist(), strict=True):
-                assert i < 0 or data == payload(i)
-
-
 def test_a_batch_larger_than_a_share_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"batch_size: 64 is more than a replica's share of 61 rows.*at most"
@@ -411,170 +226,11 @@ def test_a_report_of_the_wrong_length_is_refused(tmp_path):
             loader.report(batch, torch.ones(5), torch.ones(5), torch.ones(4))
 
 
-def test_ranks_made_differently_are_told_which(tmp_path):
-    def run(world):
-        make(world, tmp_path, seed=world.rank)
-
-    with pytest.raises(WorldError, match="rank 1 was made with seed 1, rank 0 with 0"):
-        run_threads(thread_worlds([1, 1]), run)
-
-
-def test_another_checkpoint_is_refused(tmp_path):
-    with make(single_world(), tmp_path / "a") as loader:
-        loader.save(tmp_path / "saved")
-    with (
-        make(single_world(), tmp_path / "b", seed=8) as loader,
-        pytest.raises(StateError, match="seed is 7, this loader has 8"),
-    ):
-        loader.restore(tmp_path / "saved")
-    with (
-        make(single_world(), tmp_path / "b") as loader,
-        pytest.raises(StateError, match="no saved loader state here"),
-    ):
-        loader.restore(tmp_path / "nowhere")
-
-
-def test_state_without_scores_warns_under_importance(tmp_path, caplog):
-    with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
-        state = loader.state_dict()
-        with caplog.at_level(logging.WARNING):
-            loader.load_state_dict(state)
-        assert "the score history is not part of state_dict" in caplog.text
-
-
-RANDOM = RandomPrune(0.5, delta=1.0)
-HIDING = Kakurenbo(0.5, drops=(), alphas=(1.0,), tau=0.0)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "batch_size", "message"),
-    [
-        (RANDOM, None, 5, r"epoch 1 hides \d+ rows, with the importance of this loader 0, so"),
-        (None, RANDOM, 5, r"epoch 1 hides 0 rows, with the importance of this loader \d+, so"),
-        (HIDING, None, 5, r"epoch 1 hides \d+ rows, with the importance of this loader 0, so"),
-        (RANDOM, None, 4, r"epoch 1 was begun on other ranks or with another batch size, and"),
-        (RANDOM, RANDOM, 5, None),
-    ],
-)
-def test_a_state_goes_on_amid_an_epoch_only_with_what_that_epoch_hid(
-    tmp_path, before, after, batch_size, message
-):
-    """Else samples of that epoch would be skipped or repeated."""
-    first = []
-    with make(single_world(), tmp_path, importance=before, batch_size=5) as loader:
-        for epoch in loader.epochs(2):
-            for number, batch in enumerate(loader):
-                loader.report(batch, *loss_of(batch["sample_id"], epoch))
-                if epoch == 1:
-                    first += batch["sample_id"].tolist()
-                    if number == 1:
-                        break
-        state = json.loads(json.dumps(loader.state_dict()))
-    with make(single_world(), tmp_path, importance=after, batch_size=batch_size) as loader:
-        if message is None:
-            loader.load_state_dict(state)
-            assert loader.state_dict() == state
-            rest = [i for batch in loader for i in batch["sample_id"].tolist() if i >= 0]
-            assert (
-                len(set(first + rest)) == len(first + rest) == loader.num_samples - state["hidden"]
-            )
-            return
-        with pytest.raises(StateError, match=message):
-            _go_on(loader, state)
-
-
-def _go_on(loader, state):
-    loader.load_state_dict(state)
-    next(iter(loader))
-
-
-def test_a_transform_that_returns_nothing_is_named(tmp_path):
-    with (
-        make(single_world(), tmp_path, transform=lambda sample, rng: None) as loader,
-        pytest.raises(Exception, match="transform: returned NoneType"),
-    ):
-        next(iter(loader))
-
-
 def test_the_training_data_can_be_evaluated_too(tmp_path):
     for _ in range(2):  # again: closing the loader has released the evaluation's cache
         with make(single_world(), tmp_path) as loader:
             evaluation = loader.evaluation(MemorySource(61))
             assert sum(int(batch["valid"].sum()) for batch in evaluation) == 61
-
-
-def test_a_save_that_fails_is_named_and_keeps_what_was_saved(tmp_path, monkeypatch):
-    with make(single_world(), tmp_path / "cache") as loader:
-        loader.save(tmp_path / "saved")
-        before = json.loads((tmp_path / "saved" / "state.json").read_text())
-        next(iter(loader))
-        full = OSError(errno.ENOSPC, "No space left on device")
-        with monkeypatch.context() as patch:
-            patch.setattr(dataio.state.snapshot, "write_table", Mock(side_effect=full))
-            with pytest.raises(StateError, match=r"saved: .*No space left.*free some space"):
-                loader.save(tmp_path / "saved")
-        assert json.loads((tmp_path / "saved" / "state.json").read_text()) == before
-        loader.save(tmp_path / "saved")
-    with make(single_world(), tmp_path / "cache") as loader:
-        loader.restore(tmp_path / "saved")
-        assert loader.step == 1
-
-
-def test_a_transform_draws_by_sample_and_epoch_and_nothing_else(tmp_path):
-    def noise(world, root):
-        with make(world, root, transform=jitter) as loader:
-            drawn = {}
-            for epoch in loader.epochs(2):
-                for batch in loader:
-                    for i, row in zip(batch["sample_id"].tolist(), batch["noise"], strict=True):
-                        drawn[epoch, i] = tuple(row.tolist())
-            return {place: row for place, row in drawn.items() if place[1] >= 0}
-
-    alone = noise(single_world(), tmp_path / "alone")
-    both = run_threads(thread_worlds([1, 1]), lambda world: noise(world, tmp_path / "both"))
-    assert both[0] | both[1] == alone, "whoever draws, draws the same"
-    assert len(set(alone.values())) == 2 * 61, "each sample and each epoch draws its own"
-
-
-def test_padding_is_not_reported(tmp_path):
-    with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
-        for batch in loader:
-            loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
-        loader._parts.feedback.flush()
-        scores, ids = (
-            loader._parts.pool.scores["loss"],
-            loader._parts.pool.cache.entries.sample_id[:],
-        )
-        assert (batch["slot"] < 0).any(), "the last batch holds padding"
-        assert scores.tolist() == ids.astype(np.float32).tolist()
-
-
-def test_a_save_in_the_middle_of_a_refresh_goes_on_there(tmp_path):
-    kakurenbo = POLICIES["kakurenbo"]
-
-    def until_refresh(loader):
-        for epoch in loader.epochs(2):
-            for batch in loader:
-                loader.report(batch, *loss_of(batch["sample_id"], epoch))
-            if epoch == 1:
-                return
-            list(loader.refresh())
-
-    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
-        until_refresh(loader)
-        whole = [digest(batch) for batch in loader.refresh()]
-    assert len(whole) > 3
-    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
-        until_refresh(loader)
-        for number, _batch in enumerate(loader.refresh()):
-            if number == 1:
-                loader.save(tmp_path / "saved")
-                break
-    with make(single_world(), tmp_path / "a", importance=kakurenbo, batch_size=1) as loader:
-        loader.restore(tmp_path / "saved")
-        for _ in loader.epochs(2):
-            assert list(loader) == []
-            assert [digest(batch) for batch in loader.refresh()] == whole[2:]
 
 
 def test_two_loaders_exchange_side_by_side(tmp_path):
@@ -646,31 +302,6 @@ def test_overlapped_staging_orders_epoch_0_by_the_seed_alone(tmp_path):
     assert len({i * 16 // 61 for i in cold[0][:5]}) <= 3, "the first rows are of the first groups"
 
 
-def halve(sample):
-    """A transform for staging: a smaller image, and the label doubled."""
-    small = sample["image"][::2, ::3].copy()
-    return {"image": small, "as_array": small, "label": sample["label"] * 2}
-
-
-def test_a_staged_transform_is_applied_once_and_its_arrays_are_delivered(tmp_path):
-    for run in range(2):
-        source = ImageSource(60)
-        with make(
-            single_world(), tmp_path, source=source, fields=IMAGES, staging=Staging(transform=halve)
-        ) as loader:
-            for _ in loader.epochs(2):
-                for batch in loader:
-                    for row, i in enumerate(batch["sample_id"].tolist()):
-                        pixels = np.random.default_rng(i).integers(0, 256, (6, 5, 3), np.uint8)
-                        small = pixels[::2, ::3]
-                        assert np.array_equal(batch["image"][row], small.transpose(2, 0, 1))
-                        assert np.array_equal(batch["as_array"][row], small)
-                        assert int(batch["label"][row]) == 2 * (i % 4)
-            evaluation = loader.evaluation(ImageSource(7, name="other"))
-            assert {tuple(batch["image"].shape) for batch in evaluation} == {(5, 3, 3, 2)}
-        assert run == 0 or len(source.rows_read) == 0
-
-
 def test_the_profiler_sees_waits_and_turns(tmp_path):
     with make(single_world(), tmp_path) as loader:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -680,63 +311,3 @@ def test_the_profiler_sees_waits_and_turns(tmp_path):
     counts = {event.key: event.count for event in profile.key_averages()}
     assert counts["tonari: wait for a batch"] == 26
     assert counts["tonari: epoch turn"] == 1
-
-
-def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
-    """The slots they took were checked in the epoch before, with other rows in them."""
-
-    def run(world):
-        source = MemorySource(60)  # halved evenly: every row leaves
-        with make(
-            world, tmp_path, source=source, exchange=1.0, workers=Workers(threads=0)
-        ) as loader:
-            for epoch in loader.epochs(2):
-                if epoch == 1:
-                    cache = loader._parts.pool.cache
-                    cache.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
-                for batch in loader:
-                    valid = batch["slot"] >= 0
-                    assert torch.equal(batch["label"][valid], batch["sample_id"][valid] % 10)
-
-    run_threads(thread_worlds([1, 1]), run)
-
-
-def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
-    """The manifest that is written beside training is there before anything is saved."""
-    write_head, settle, save = (
-        CommitLog.write_head,
-        Cache.await_commit,
-        dataio.state.snapshot.save_snapshot,
-    )
-    asked = threading.Event()
-    heads: list[int] = []
-
-    def late(self, head, **options):
-        if head.epoch == 1:
-            assert asked.wait(10)
-        write_head(self, head, **options)
-
-    def settled(self):
-        if self.epoch == 1:
-            asked.set()
-        settle(self)
-
-    def saved(path, state, node, world, **more):
-        world.barrier(doing="look at the manifests")
-        heads.extend(json.loads(p.read_text())["epoch"] for p in tmp_path.rglob("manifest.json"))
-        save(path, state, node, world, **more)
-
-    monkeypatch.setattr(CommitLog, "write_head", late)
-    monkeypatch.setattr(Cache, "await_commit", settled)
-    monkeypatch.setattr("dataio.loader.save_snapshot", saved)
-
-    def run(world):
-        with make(world, tmp_path) as loader:
-            for epoch in loader.epochs(3):
-                if epoch == 1:
-                    loader.save(tmp_path / "saved")
-                    return
-                list(loader)
-
-    run_threads(thread_worlds([1, 1]), run)
-    assert heads == [1] * 4

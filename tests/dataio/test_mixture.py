@@ -10,7 +10,7 @@ from dataio import StateError
 from dataio.mixture import Mixture
 from dataio.plan.policies import Selection
 from dataio.world import run_threads, single_world, thread_worlds
-from tests.dataio.test_loader import digest, make
+from tests.dataio.loaders import digest, make
 from tests.memory_source import MemorySource
 
 WEIGHTS = {"large": 3, "small": 1}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataio.test_loader import POLICIES
+from tests.dataio.loaders import POLICIES
 
 PROGRAM = Path(__file__).parents[1] / "ranks" / "loader_resume.py"
 

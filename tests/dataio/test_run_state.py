@@ -7,7 +7,7 @@ from dataio import StateError
 from dataio.run_state import Chosen, New, Restored, Running
 from dataio.world import single_world
 from importance import Full, RandomPrune
-from tests.dataio.test_loader import make
+from tests.dataio.loaders import make
 
 
 def is_state(loader, kind, epoch, step):

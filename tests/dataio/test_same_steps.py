@@ -6,7 +6,7 @@ import shuffle
 from dataio import Loader, Reports, Workers
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo, RandomPrune
-from tests.dataio.test_loader import loss_of
+from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 211

@@ -10,7 +10,7 @@ from typing import Any
 
 from dataio import Workers
 from dataio.world import run_threads, thread_worlds
-from tests.dataio.test_loader import EPOCHS, POLICIES, digest, jitter, loss_of, make
+from tests.dataio.loaders import EPOCHS, POLICIES, digest, jitter, loss_of, make
 
 
 def run(loader, on_step=None):

@@ -13,7 +13,7 @@ from dataio.base.errors import QuotaError
 from dataio.plan.policies import Shuffle
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
-from tests.dataio.test_loader import digest, jitter, loss_of
+from tests.dataio.loaders import digest, jitter, loss_of
 from tests.memory_source import FIELDS, MemorySource
 
 pytestmark = pytest.mark.thorough

@@ -11,8 +11,8 @@ from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
 from tests.dataio.cache.test_quota import KINDS, Shards
+from tests.dataio.loaders import loss_of
 from tests.dataio.pool.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
-from tests.dataio.test_loader import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
 pytestmark = pytest.mark.thorough

@@ -10,14 +10,24 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from dataio import Array, Bytes, Field, Float, Image, Int, discover_world, open_source
+from dataio import (
+    Array,
+    Bytes,
+    Field,
+    Float,
+    Image,
+    Int,
+    NodeCache,
+    Staging,
+    discover_world,
+    open_source,
+)
 from dataio.base.filesystem import cache_directory, is_named
 from dataio.cache.tools.report import inspect_cache
 from dataio.plan.placement import Placement
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import row_schema
 from tonari.cache.list import print_details
-from tonari.sizes import parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +56,15 @@ class Stage:
     """Print one JSON document."""
 
     def __post_init__(self) -> None:
-        if self.staging_readers < 1:
-            raise ValueError(f"--staging-readers is {self.staging_readers}, must be >= 1")
-        parse_bytes(self.staging_bandwidth or "1GB")
-        parse_bytes(self.quota or "1GB")
+        _ = self._node_cache, self._staging
+
+    @property
+    def _node_cache(self) -> NodeCache:
+        return NodeCache(self.cache, quota=self.quota)
+
+    @property
+    def _staging(self) -> Staging:
+        return Staging(readers=self.staging_readers, bandwidth=self.staging_bandwidth or 0.0)
 
     def run(self) -> int:
         """Run the command."""
@@ -73,11 +88,9 @@ class Stage:
                 num_leaving=0,
                 wanted=wanted,
                 foreign=is_named(self.cache),
-                readers=self.staging_readers,
-                bandwidth=(
-                    float(parse_bytes(self.staging_bandwidth)) if self.staging_bandwidth else 0.0
-                ),
-                quota_bytes=parse_bytes(self.quota) if self.quota else None,
+                readers=self._staging.readers,
+                bandwidth=self._staging.bytes_per_s,
+                quota_bytes=self._node_cache.quota_bytes,
             )
             with contextlib.closing(pool):
                 pool.ensure(wanted)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from dataio.cache.files.manifest import Entries
 from dataio.cache.files.store import FixedFile, HeapFile
 from dataio.rows.rows import RowSchema, bind_checksums
+
+Verify = Literal["once", "always", "never"]
+"""When a row is compared with its checksum: the first time that it is read, each time, or never."""
 
 
 class Located(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 from dataio import Loader, Reports, StateError, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
-from tests.dataio.test_loader import loss_of
+from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
 

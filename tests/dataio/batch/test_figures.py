@@ -6,7 +6,7 @@ import pytest
 from dataio import Reports
 from dataio.batch.figures import Waits, summarise
 from dataio.world import run_threads, single_world, thread_worlds
-from tests.dataio.test_loader import make
+from tests.dataio.loaders import make
 
 
 def test_percentiles_of_waits_are_right_within_a_tenth():

@@ -13,7 +13,7 @@ import torch
 
 from dataio import Workers
 from dataio.world import single_world
-from tests.dataio.test_loader import digest, make
+from tests.dataio.loaders import digest, make
 from tests.memory_source import MemorySource
 
 # What runs in a process stands at module level, where it is found again.

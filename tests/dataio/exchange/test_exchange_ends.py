@@ -13,7 +13,7 @@ from dataio.rows.rows import corrupt_rows
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
-from tests.dataio.test_loader import loss_of
+from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
 pytestmark = pytest.mark.thorough

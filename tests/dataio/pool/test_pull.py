@@ -22,7 +22,7 @@ from dataio.rows.rows import corrupt_rows
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
-from tests.dataio.test_loader import loss_of
+from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource, placed
 
 SAMPLES = 83

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dataio import Loader
-from tests.dataio.test_loader import POLICIES, loss_of
+from tests.dataio.loaders import POLICIES, loss_of
 
 KAKURENBO = POLICIES["kakurenbo"]
 

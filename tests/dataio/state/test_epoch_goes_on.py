@@ -9,8 +9,8 @@ import pytest
 from dataio import Reports
 from dataio.pool.moves import Moves
 from dataio.world import World, run_threads, single_world, thread_worlds
+from tests.dataio.loaders import make
 from tests.dataio.state.saved import train_to, tree
-from tests.dataio.test_loader import make
 
 
 def told(path: Path) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from dataio import Loader, StateError
 from dataio.base.atomic import write_record
 from dataio.mixture import Mixture
 from dataio.world import World, run_threads, single_world, thread_worlds
+from tests.dataio.loaders import make
 from tests.dataio.state.saved import names_in, tree
-from tests.dataio.test_loader import make
 from tests.dataio.test_mixture import mixed
 
 
