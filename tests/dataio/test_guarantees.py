@@ -32,7 +32,7 @@ from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from tests.dataio.loaders import loss_of
 from tests.dataio.source.shards import damage, numbered, write_tar
-from tests.faults.test_bad_input import mounted
+from tests.faults.refusals import mounted
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 480

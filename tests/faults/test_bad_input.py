@@ -1,13 +1,10 @@
 """Every bad input, through the public door: one message, status 1 or 2, and a good run after it."""
 
-import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 import torch
@@ -15,29 +12,30 @@ import torch
 import dataio.base.filesystem
 import shuffle
 from dataio import (
-    Bytes,
     CacheError,
     FieldError,
-    Int,
-    Loader,
     OtherDatasetError,
-    Reports,
     SourceError,
-    Workers,
 )
 from dataio.source import write_index
-from dataio.world import run_threads, single_world, thread_worlds
+from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
 from tests.dataio.source.shards import numbered, write_tar
+from tests.faults.refusals import (
+    FLAGS,
+    GOOD,
+    SAMPLES,
+    assert_works,
+    make,
+    mounted,
+    refused,
+    rows_of,
+    stage,
+)
 from tests.memory_source import MemorySource
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import cli
-
-FIELDS = {"data": Bytes("bin"), "number": Int("cls")}
-FLAGS = ["--fields", "data=bytes:bin", "number=int:cls"]
-SAMPLES = 12
-GOOD = {number: (number + 1).to_bytes(4, "little") * (750 + number % 5) for number in range(12)}
 
 
 @pytest.fixture
@@ -48,49 +46,6 @@ def shard(tmp_path):
 @pytest.fixture
 def cache(tmp_path):
     return tmp_path / "cache"
-
-
-def make(source, cache, *, world=None, **options):
-    chosen: dict[str, Any] = {
-        "batch_size": 3,
-        "fields": FIELDS,
-        "workers": Workers(threads=0),
-        "reports": Reports(progress=False),
-    } | options
-    world = world if world is not None else single_world()
-    return Loader(source, cache=cache, world=world, **chosen)
-
-
-def rows_of(loader):
-    """The data of every row of an epoch, by number."""
-    found = {}
-    for batch in loader:
-        for slot, number, data in zip(
-            batch["slot"].tolist(), batch["number"].tolist(), batch["data"], strict=True
-        ):
-            if slot >= 0:
-                found[number] = data
-    return found
-
-
-def assert_works(shard, cache, expected=GOOD):
-    """The same cache directory serves a good run, which gets what the source holds."""
-    with make(str(shard), cache) as loader:
-        assert rows_of(loader) == expected
-
-
-def refused(capsys, argv, *words, status=1):
-    """The command ends with this status and one line that says all this, in this order."""
-    assert cli.main([str(word) for word in argv]) == status
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1, said.err
-    assert said.err.startswith("tonari ")
-    assert re.search(".*".join(words), said.err), said.err
-    assert said.out == ""
-
-
-def stage(source, cache):
-    return ["cache", "stage", source, *FLAGS, "--cache", cache]
 
 
 @pytest.mark.parametrize(
@@ -230,22 +185,6 @@ def test_a_directory_that_cannot_be_made_is_refused(capsys, shard, tmp_path):
         capsys, stage(shard, tmp_path / "file" / "cache"),
         "cannot be created: Not a directory", "TONARI_CACHE",
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def mounted(directory, *options):
-    """A filesystem of its own, where the machine allows it."""
-    directory.mkdir(exist_ok=True)
-    command = ["mount", *options, str(directory)]
-    if os.getuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root may mount")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount here: {done.stderr}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 def test_a_read_only_directory_is_refused(capsys, shard, cache):
