@@ -52,7 +52,7 @@ class Epochs:
 
     def end_and_begin(self) -> None:
         """End the running epoch and begin the next. Collective."""
-        with record_function("tonari: epoch turn"):
+        with record_function("tonari: epoch end"):
             self._end_and_begin()
 
     def _end_and_begin(self) -> None:

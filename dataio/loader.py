@@ -133,7 +133,7 @@ class Loader:
 
     @checked_call
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Yield the epochs that remain of a run. Collective at each turn.
+        """Yield the epochs that remain of a run. Collective at each epoch's end.
 
         After a restore it goes on: first what is left of the interrupted epoch, if anything. In
         each epoch loop once over the batches.
@@ -146,12 +146,12 @@ class Loader:
         yield from self._epochs.up_to(num_epochs)
 
     def is_used_up(self) -> bool:
-        """Say whether all the epoch's batches were delivered. Collective before the first."""
+        """Whether all the epoch's batches were delivered. Collective before the first."""
         return self._epochs.is_used_up()
 
     @property
     def progress(self) -> float:
-        """Tell how much of the run is done, in [0, 1], the same on every rank.
+        """How much of the run is done, in [0, 1], the same on every rank.
 
         What a schedule by steps needs, as epochs get shorter: the epochs behind, and of this one
         the batches delivered, the one in hand included, over all that it has. Collective before the
@@ -226,7 +226,7 @@ class Loader:
         correct: torch.Tensor | None = None,
         confidence: torch.Tensor | None = None,
     ) -> None:
-        """Tell what a batch's rows cost; padding is passed over. Without importance, does nothing.
+        """Report what a batch's rows cost; padding is ignored. Without importance, does nothing.
 
         Before the epoch ends: later it goes only to those of its rows that still lie on this node
         and were not reported since; what of the others is lost, ``stats`` count.
@@ -257,7 +257,7 @@ class Loader:
         return evaluation
 
     def state_dict(self) -> dict[str, object]:
-        """Say where the loader stands: a few integers and hashes, JSON, under 1 KB."""
+        """Describe where the loader stands: a few integers and hashes, JSON, under 1 KB."""
         parts, run = self._parts, self._run
         placement = None if parts.placements.traced else parts.moves.digest
         return parts.identity.to_state(run.position, num_hidden=run.num_hidden, placement=placement)
@@ -302,11 +302,11 @@ class Loader:
             StateError: On all ranks, and nothing is changed, if anything else lies there; or if it
                 cannot be written.
         """
-        self.settle()
+        self.flush()
         node, figures = self._run.snapshot(), self._parts.line.so_far()
         save_snapshot(Path(path), self.state_dict(), node, self.world, figures=figures)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring cache and scores to where this loader stands: what `save` begins with. Collective.
 
         For a loader that goes on from what another one of the same rows has saved.

@@ -7,8 +7,8 @@ Batches:
     ``wait_s`` blocked on batches and its percentiles ``wait_p50_s``, ``wait_p95_s``,
     ``wait_p99_s``; ``queue_depth`` batches ready now; ``skipped_rows`` that became padding by
     ``on_error``.
-Turns of epochs:
-    ``turn_s`` in epoch turns, ``exchange_blocked_s`` of it waiting for partners,
+Ends of epochs:
+    ``turn_s`` between epochs, ``exchange_blocked_s`` of it waiting for partners,
     ``exchange_cpu_s`` of a core, ``exchange_overlap_fraction`` of the last epoch's arrivals in
     before; ``exchanged_rows`` sent; ``lost_reports`` of rows that had left this node.
 Bytes by where they came from:

@@ -72,7 +72,7 @@ class Blobs(lightning.LightningDataModule):
         if not self.begun:
             self.begun = next(self.turns, None) is not None
         while self.begun and self.loader.epoch < self.trainer.current_epoch:
-            # Before the turn, not at the epoch's end: no checkpoint can fall between the two.
+            # Before the next epoch begins: no checkpoint can fall between this one's end and that.
             self.trainer.lightning_module.rescore(self.loader.refresh())
             next(self.turns)
         return Epoch(self.loader)

@@ -10,7 +10,7 @@ from dataio.state.report import Feedback
 from dataio.world import World
 
 REPORTED_FRACTION = 0.9
-"""Of the rows trained must be reported, or it is said: the last batch may come after the turn."""
+"""Of the rows trained must be reported, else a message says so: the last batch may come later."""
 
 CALL = "loader.report(batch, loss, *importance.outcome(logits, labels))"
 

@@ -35,7 +35,7 @@ def epoch_of(loader, epoch):
 
 
 def ended(loader):
-    loader.settle()
+    loader.flush()
     return {**loader.state_dict(), "scores": np.array(loader._parts.pool.scores).tolist()}
 
 

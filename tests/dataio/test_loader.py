@@ -310,4 +310,4 @@ def test_the_profiler_sees_waits_and_turns(tmp_path):
                     pass
     counts = {event.key: event.count for event in profile.key_averages()}
     assert counts["tonari: wait for a batch"] == 26
-    assert counts["tonari: epoch turn"] == 1
+    assert counts["tonari: epoch end"] == 1

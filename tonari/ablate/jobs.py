@@ -48,7 +48,7 @@ def visible_gpus() -> list[str]:
     return [str(device) for device in range(torch.cuda.device_count())]
 
 
-class Crew:
+class CellProcesses:
     """Training processes and what they say.
 
     A thread a process puts its lines into the queue; only the main thread reads there.
@@ -125,10 +125,10 @@ def train_in_processes(
     """
     at_work: dict[int, str] = {}
     refusals: list[str] = []
-    with contextlib.closing(Crew(command, gpus)) as crew:
+    with contextlib.closing(CellProcesses(command, gpus)) as processes:
         for number in range(jobs):
-            crew.start(number)
-        for number, news in crew.said():
+            processes.start(number)
+        for number, news in processes.said():
             if isinstance(news, Event) and news.kind == "refused":
                 refusals.append(news.error)
             elif isinstance(news, Event):
@@ -140,9 +140,9 @@ def train_in_processes(
                 words = f"its process {_ended(news)}"
                 lost(cell, words)
                 tell(Event(kind="failed", cell=cell, error=words))
-                crew.start(number)
+                processes.start(number)
             elif news == AGAIN:
-                crew.start(number)
+                processes.start(number)
             elif news and not refusals:
                 refusals.append(
                     f"a training process {_ended(news)} before it could begin; what it said is "

@@ -31,14 +31,14 @@ class Exchange:
     which leaves the processor to the exchange as an accelerator does, and then matrix products of
     the same length, which do not. All ways take turns, an epoch each: local, the exchange at every
     Q, the same rows by one message a sample (get), and other samples each epoch from a shared file
-    of a given bandwidth (reread). Each epoch counts with its turn, that is until its arrivals are
+    of a given bandwidth (reread). Each epoch counts with its end, that is until its arrivals are
     durable and the next can begin.
 
     "x local" is the median over repeats of the epoch's time over that of the local epoch beside it;
     Q=0 shows how far noise alone takes it. "MB/s" is what Q means: bytes that a rank sends, over
-    the time of a local epoch. "overlap" is the part of the arrivals that came before the turn; "CPU
-    s/GB" the processor time beyond a local epoch's, of all ranks. The set 100k-20 has 20 steps an
-    epoch, where an exchange is hardest to hide.
+    the time of a local epoch. "overlap" is the part of the arrivals that came before the epoch's
+    end; "CPU s/GB" the processor time beyond a local epoch's, of all ranks. The set 100k-20 has 20
+    steps an epoch, where an exchange is hardest to hide.
 
     First `tonari bench exchange --sets 100k-20 --steps sleep` for an impression in a minute. All of
     it takes about 10 GB of disk in --directory and some ten minutes.

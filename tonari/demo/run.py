@@ -231,7 +231,7 @@ def run_tonari(settings: RunSettings, job: Job, throttle: Throttle) -> Record:
     while True:
         world.barrier(doing="start the epoch")
         started = time.perf_counter()
-        epoch = next(epochs, None)  # the turn belongs to the epoch it begins
+        epoch = next(epochs, None)  # what lies between two epochs belongs to the later one
         if epoch is None:
             break
         training.set_rate(rate_of(settings, epoch) * loader.lr_factor)

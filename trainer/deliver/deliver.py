@@ -130,7 +130,7 @@ class ReplicaLoader:
         for epoch in self._loader.epochs(num_epochs):
             self._exchange_state()
             yield epoch
-            # The turn that follows goes by the losses.
+            # The end of the epoch, which follows, goes by the losses.
             self._complete_scores()
         self._stream.send_header(END)
 
@@ -207,7 +207,7 @@ class ReplicaLoader:
             self._loader.save(path)
         elif self._loader is not None:
             # It goes on from what the readers write: the same.
-            self._loader.settle()
+            self._loader.flush()
 
     def restore(self, path: Path) -> None:
         """Go on exactly where `save` was called; meshes may differ."""

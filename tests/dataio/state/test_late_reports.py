@@ -46,7 +46,7 @@ def test_a_late_report_reaches_its_rows_or_none(tmp_path, caplog, move):
             late = train(loader)
             next(iter(loader))
             loader.report(late, LATE + loss_of(late["sample_id"]))
-            loader.settle()
+            loader.flush()
             ids = loader._parts.pool.sample_ids
             losses = loader._parts.pool.scores["loss"].copy()
             here = np.isin(late["sample_id"].numpy(), ids)
@@ -76,7 +76,7 @@ def test_a_late_report_does_not_go_over_a_newer_one(tmp_path):
         # As if another row had had its slot: the row is found by its id.
         moved = late | {"slot": (late["slot"] + 1) % SAMPLES}
         loader.report(moved, LATE + loss_of(late["sample_id"]))
-        loader.settle()
+        loader.flush()
         assert (loader._parts.pool.scores["loss"] < LATE).all()
         assert loader.stats()["lost_reports"] == 0
 
@@ -86,7 +86,7 @@ def test_a_late_report_where_rows_stay_is_as_any_other(tmp_path):
         late = train(loader)
         next(iter(loader))
         loader.report(late, LATE + loss_of(late["sample_id"]))
-        loader.settle()
+        loader.flush()
         slots = late["slot"].numpy()
         assert (
             loader._parts.pool.scores["loss"][slots] == LATE + late["sample_id"].numpy() + 0.5
@@ -100,7 +100,7 @@ def test_padding_is_passed_over_late_too(tmp_path):
             next(iter(loader))
             before = loader._parts.pool.scores["loss"].copy()
             loader.report(late, torch.full((17,), LATE))
-            loader.settle()
+            loader.flush()
             changed = loader._parts.pool.sample_ids[loader._parts.pool.scores["loss"] != before]
             return (late["slot"] < 0).sum(), set(changed) - set(late["sample_id"].tolist())
 
