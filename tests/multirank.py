@@ -97,13 +97,21 @@ def run_job(
 
 def write_stacks(launcher: int) -> None:
     """Let the ranks of a job that hangs write where each of their threads is; it ends them."""
-    ranks = [pid for pid in find_descendants(launcher) if _is_python(pid)]
-    # All at once: a launcher ends the others as soon as one has ended.
+    started = find_descendants(launcher)
+    ranks = [pid for pid in started if _is_python(pid)]
+    # Else it would end the other ranks as soon as one has ended.
+    launchers = [launcher, *(pid for pid in started if pid not in ranks)]
+    _signal(launchers, signal.SIGSTOP)
+    _signal(ranks, signal.SIGABRT)
     for pid in ranks:
+        ends(pid)
+    _signal(launchers, signal.SIGCONT)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGABRT)
-    for pid in ranks:
-        ends(pid, timeout_s=3.0)
+            os.kill(pid, number)
 
 
 def find_descendants(pid: int) -> list[int]:
