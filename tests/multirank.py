@@ -102,8 +102,9 @@ def write_stacks(launcher: int) -> None:
     # Else it would end the other ranks as soon as one has ended.
     launchers = [launcher, *(pid for pid in started if pid not in ranks)]
     _signal(launchers, signal.SIGSTOP)
-    _signal(ranks, signal.SIGABRT)
     for pid in ranks:
+        # One after the other: they write into one file, in small pieces.
+        _signal([pid], signal.SIGABRT)
         ends(pid)
     _signal(launchers, signal.SIGCONT)
 
