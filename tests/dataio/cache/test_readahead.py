@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.batch.gather import Gather
-from dataio.cache.files.readahead import PAGE_BYTES, is_needed, merged
+from dataio.cache.files.readahead import PAGE_BYTES, Readahead, is_needed, merged
 from dataio.cache.files.reader import RowReader
 from dataio.rows.fields import Array
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn
@@ -44,7 +44,15 @@ def test_every_row_is_asked_for_before_it_is_read(tmp_path, monkeypatch):
     asked: list[tuple[Path, int, int]] = []
     monkeypatch.setattr("dataio.batch.gather.is_needed", lambda reader: True)
     monkeypatch.setattr("dataio.batch.lookup.ASKED_AHEAD", 2)
-    advise = os.posix_fadvise
+    advise, ask = os.posix_fadvise, Readahead.ask
+
+    def ask_now(readahead, located):
+        # What waits when the loader is closed is asked for no more.
+        future = ask(readahead, located)
+        future.result()
+        return future
+
+    monkeypatch.setattr(Readahead, "ask", ask_now)
 
     def note(descriptor, offset, length, advice):
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
