@@ -42,6 +42,8 @@ KNOWN_ERRORS = frozenset(
 EXTRAS = {
     "tyro": "cli",
     "rich": "cli",
+    "msgspec": "cli",
+    "scipy": "cli",
     "matplotlib": "report",
     "jinja2": "report",
     "safetensors": "export",

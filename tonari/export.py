@@ -1,11 +1,32 @@
 """`tonari export`: a checkpoint of any mesh as one plain file of weights."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from tonari.errors import CommandError
 
 SUFFIXES = (".safetensors", ".pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write the weights of a checkpoint, of any mesh, as a plain state_dict.
+
+    model.load_state_dict takes it as it is. Open only checkpoints that you trust: torch's files can
+    run code.
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    """A step-NUMBER directory, or a run.directory for its newest."""
+    out: Path
+    """model.safetensors (needs the extra tonari[export]) or model.pt."""
+    optimizer: bool = False
+    """Write a .pt of two state_dicts, model and optimizer; the optimizer's is flat, by the names of
+    parameters: torch.distributed.checkpoint.state_dict.set_optimizer_state_dict takes it, with
+    flatten_optimizer_state_dict=True."""
 
 
 def main(argv: list[str]) -> int:
@@ -21,7 +42,9 @@ def main(argv: list[str]) -> int:
         CommandError: If there is no checkpoint, or the file cannot be written.
         CheckpointError: If the checkpoint is damaged.
     """
-    given = _parser().parse_args(argv)
+    given = tyro.cli(
+        Export, args=argv, prog="tonari export", config=(tyro.conf.FlagCreatePairsOff,)
+    )
     _check(given.out, optimizer=given.optimizer)
     # Only now: `--help` and wrong arguments should not wait for torch.
     from torch import Tensor
@@ -47,30 +70,6 @@ def main(argv: list[str]) -> int:
     sizes = [value.numel() for value in model.values() if isinstance(value, Tensor)]
     print(f"{given.out}: {len(sizes)} tensors, {sum(sizes):,} numbers, from {checkpoint}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tonari export",
-        description="Write the weights of a checkpoint, of any mesh, as a plain state_dict: "
-        "model.load_state_dict takes it as it is. Open only checkpoints that you trust: torch's "
-        "files can run code.",
-    )
-    parser.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT",
-        help="a step-NUMBER directory, or a run.directory for its newest",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE",
-        help="model.safetensors (needs the extra tonari[export]) or model.pt",
-    )  # fmt: skip
-    parser.add_argument(
-        "--optimizer", action="store_true",
-        help="a .pt of two state_dicts, model and optimizer; the optimizer's is flat, by the names "
-        "of parameters: torch.distributed.checkpoint.state_dict.set_optimizer_state_dict takes it, "
-        "with flatten_optimizer_state_dict=True",
-    )  # fmt: skip
-    return parser
 
 
 def _check(out: Path, *, optimizer: bool) -> None:
