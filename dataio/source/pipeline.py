@@ -6,7 +6,8 @@ webdataset is not imported for their sake: who has such a pipeline has imported 
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -185,9 +186,7 @@ def _kept(webdataset: ModuleType, stages: Sequence[Any]) -> list[Any]:
     }
     opens, kept = False, []
     for stage in stages:
-        function = (
-            getattr(stage, "f", stage) if isinstance(stage, filters.FilterFunction) else stage
-        )
+        function = stage.f if isinstance(stage, filters.FilterFunction) else stage
         if any(function is one for one in passed_over) or isinstance(stage, kinds_passed_over):
             continue
         cure = next((its for one, its in cures.items() if function is one), None)
@@ -201,9 +200,12 @@ def _kept(webdataset: ModuleType, stages: Sequence[Any]) -> list[Any]:
             opens = True
         elif function is tariterators.tarfile_samples:
             opens = True
+            # Its settings are those of the stage that takes shards apart, in the same order.
+            handler = {"handler": stage.args[0]} if stage.args else {}
+            handler |= {name: its for name, its in stage.kw.items() if name == "handler"}
             kept += [
-                webdataset.filters.pipelinefilter(tariterators.tar_file_expander)(**_only(stage)),
-                webdataset.filters.pipelinefilter(tariterators.group_by_keys)(),
+                filters.FilterFunction(tariterators.tar_file_expander, *stage.args, **stage.kw),
+                filters.FilterFunction(tariterators.group_by_keys, **handler),
             ]
         else:
             kept.append(stage)
@@ -216,15 +218,27 @@ def _kept(webdataset: ModuleType, stages: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _only(stage: Any) -> dict[str, Any]:
-    return {name: value for name, value in stage.kw.items() if name != "suffixes"}
+def describe_stage(stage: Any, *, within: tuple[int, ...] = ()) -> str:
+    """Describe the code of a stage, and all that it holds: decoders, functions, settings.
 
-
-def describe_stage(stage: Any) -> str:
-    """Name a stage, and hash its code and settings."""
-    if hasattr(stage, "f") and hasattr(stage, "args"):
-        return f"{describe_function(stage.f)} {describe_value([stage.args, stage.kw])}"
-    return describe_function(stage)
+    Args:
+        stage: The stage, or what one holds.
+        within: Ids of the objects that hold it, so that a circle ends.
+    """
+    if id(stage) in within:
+        return "itself"
+    within = (*within, id(stage))
+    if isinstance(stage, Mapping):
+        pairs = (f"{key}:{describe_stage(its, within=within)}" for key, its in stage.items())
+        return f"map({','.join(sorted(pairs))})"
+    if isinstance(stage, (list, tuple)):
+        return f"[{','.join(describe_stage(its, within=within) for its in stage)}]"
+    if isinstance(stage, partial):
+        return describe_stage([stage.func, stage.args, stage.keywords], within=within)
+    if callable(stage):
+        held = {} if isinstance(stage, (FunctionType, type)) else getattr(stage, "__dict__", {})
+        return f"{describe_function(stage)} {describe_stage(held, within=within)}"
+    return describe_value(stage)
 
 
 def _name(stage: Any) -> str:

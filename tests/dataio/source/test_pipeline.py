@@ -3,6 +3,7 @@
 import gc
 import io
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 from dataio import Array, Bytes, Field, Int, Loader, Reports, Shards, SourceError, Staging, Workers
 from dataio.source import StorageFile, open_source
+from dataio.source.pipeline import PipelineFormat
 from dataio.world import run_threads, single_world, thread_worlds
 
 with warnings.catch_warnings():
@@ -46,6 +48,10 @@ def is_even(sample):
 
 def in_second_shard(sample):
     return ROWS <= sample["cls"] < 2 * ROWS
+
+
+def below(sample, most):
+    return sample["label"] < most
 
 
 def dataset(urls, **options):
@@ -147,6 +153,18 @@ def test_a_pipeline_of_stages_is_taken_too(urls):
     assert read(open_source(stages)) == list(range(SHARDS * ROWS))
 
 
+def test_what_opens_takes_apart_and_groups_keeps_its_settings(urls):
+    """Given by position or by name."""
+    for stage in (
+        wds.tarfile_to_samples(wds.warn_and_stop),
+        wds.tarfile_to_samples(handler=wds.warn_and_stop),
+    ):
+        pipeline = wds.DataPipeline(wds.SimpleShardList(urls), stage, wds.decode("pil"))
+        expander, grouper = PipelineFormat(pipeline)._stages[:2]
+        assert stop in (*expander.args, *expander.kw.values())
+        assert grouper.kw == {"handler": stop}
+
+
 def test_a_second_start_opens_no_shard(tmp_path, urls):
     first = trained(decoded(urls), tmp_path / "cache", single_world())
     again = trained(decoded(urls), tmp_path / "cache", single_world())
@@ -162,8 +180,13 @@ def test_another_function_or_version_is_another_dataset(urls):
     one, same = open_source(decoded(urls)), open_source(decoded(urls))
     other = open_source(dataset(urls).decode("pil").map(brighter))
     versioned = open_source(decoded(urls), version="2")
+    # What a stage holds counts as its code does: a decoder's own settings, and a partial's.
+    gray = open_source(dataset(urls).decode("l8").map(to_fields))
+    colored = open_source(dataset(urls).decode("rgb8").map(to_fields))
+    halves = [open_source(decoded(urls).select(partial(below, most=most))) for most in (9, 20)]
     assert one.fingerprint == same.fingerprint
-    assert len({one.fingerprint, other.fingerprint, versioned.fingerprint}) == 3
+    sources = [one, other, versioned, gray, colored, *halves]
+    assert len({source.fingerprint for source in sources}) == len(sources)
 
 
 def test_bytes_are_counted_and_limits_are_those_of_the_shards(tmp_path, urls):
