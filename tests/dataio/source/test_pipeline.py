@@ -155,10 +155,8 @@ def test_a_pipeline_of_stages_is_taken_too(urls):
 
 def test_what_opens_takes_apart_and_groups_keeps_its_settings(urls):
     """Given by position or by name."""
-    for stage in (
-        wds.tarfile_to_samples(wds.warn_and_stop),
-        wds.tarfile_to_samples(handler=wds.warn_and_stop),
-    ):
+    stop = wds.warn_and_stop
+    for stage in (wds.tarfile_to_samples(stop), wds.tarfile_to_samples(handler=stop)):
         pipeline = wds.DataPipeline(wds.SimpleShardList(urls), stage, wds.decode("pil"))
         expander, grouper = PipelineFormat(pipeline)._stages[:2]
         assert stop in (*expander.args, *expander.kw.values())
