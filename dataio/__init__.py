@@ -24,7 +24,16 @@ from dataio.base.errors import (
     WorldError,
 )
 from dataio.options import NodeCache, Reports, Staging, Workers
-from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, ImageSize, Int, Mask, Text, Tokens
+from dataio.rows.views import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ResizeLong,
+    ResizeShort,
+)
 from dataio.source import (
     DatasetSource,
     NumpySource,
@@ -46,6 +55,7 @@ __all__ = [
     "Bytes",
     "CacheBusyError",
     "CacheError",
+    "CenterCrop",
     "CorruptRowError",
     "DataioError",
     "DatasetSource",
@@ -54,14 +64,22 @@ __all__ = [
     "FieldError",
     "Float",
     "Image",
+    "ImageSize",
     "Int",
     "Loader",
+    "Mask",
     "Mixture",
     "NodeCache",
     "NumpySource",
     "OtherDatasetError",
+    "Pad",
     "QuotaError",
+    "RandomCrop",
+    "RandomResizedCrop",
     "Reports",
+    "Resize",
+    "ResizeLong",
+    "ResizeShort",
     "Retry",
     "Shards",
     "SharedFilesystemError",

@@ -66,7 +66,7 @@ def train(shard: Path, given: argparse.Namespace) -> None:
     model = seeded(lambda: SmallCNN(given.classes), seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9, weight_decay=5e-4)
     fields: dict[str, dataio.Field] = {
-        "image": dataio.Image("jpg", size=32, decoded=True),
+        "image": dataio.Image("jpg", resize=dataio.Resize(32), decoded=True),
         "label": dataio.Int("cls"),
     }
     with dataio.Loader(

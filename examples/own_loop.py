@@ -24,7 +24,9 @@ def main() -> None:
     given = parse_arguments()
     with join() as job:
         fields: dict[str, dataio.Field] = {
-            "image": dataio.Image(given.image, size=given.size, channels=given.channels),
+            "image": dataio.Image(
+                given.image, resize=dataio.Resize(given.size), channels=given.channels
+            ),
             "label": dataio.Int("cls"),
         }
         with dataio.Loader(

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dataio.base.seeding import Key
+from dataio.base.seeding import Key, mix
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
 
@@ -67,21 +67,14 @@ def _walk(index: ArrayLike, n: int, stream: Key, *, inverse: bool) -> NDArray[np
 
 def _small(n: int, stream: Key) -> NDArray[np.int64]:
     keys = _round_keys(stream)
-    hashed = _mix(_mix(np.arange(n, dtype=np.uint64) ^ keys[0]) ^ keys[1])
+    hashed = mix(mix(np.arange(n, dtype=np.uint64) ^ keys[0]) ^ keys[1])
     return np.argsort(hashed, kind="stable").astype(np.int64)
 
 
 def _round_keys(stream: Key) -> NDArray[np.uint64]:
     low, high = stream & (2**64 - 1), stream >> 64
     counter = np.arange(1, ROUNDS + 1, dtype=np.uint64)
-    return _mix(_mix(counter ^ np.uint64(low)) ^ np.uint64(high))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    # Finaliser of splitmix64 (Steele et al., OOPSLA 2014); uint64 arithmetic wraps.
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return mix(mix(counter ^ np.uint64(low)) ^ np.uint64(high))
 
 
 class _Network:

@@ -4,9 +4,12 @@ from typing import NewType
 
 import numpy as np
 import xxhash
+from numpy.typing import ArrayLike, NDArray
 
 ORDER_VERSION = 4
 """Raised when the same seed gives another order than before; kept in checkpoints."""
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 Key = NewType("Key", int)
 """128 random bits that name one stream of numbers."""
@@ -42,3 +45,31 @@ def key(
 def generator(stream: Key) -> np.random.Generator:
     """Open the stream of a key as a NumPy generator."""
     return np.random.Generator(np.random.Philox(key=stream))
+
+
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash each of uint64[...] to another: the finaliser of SplitMix64; see `uniform`."""
+    # Arithmetic of unsigned numbers wraps.
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(stream: Key, numbers: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Draw for each of many numbers, such as sample ids, as if each had a stream of its own.
+
+    Args:
+        stream: Key of the purpose.
+        numbers: int64[n].
+        count: Draws for each.
+
+    Returns:
+        float64[n, count], uniform in [0, 1).
+
+    Source: Steele et al., Fast splittable pseudorandom number generators, OOPSLA 2014 (SplitMix64).
+    """
+    low, high = np.uint64(stream & (2**64 - 1)), np.uint64(stream >> 64)
+    own = mix(mix(np.asarray(numbers, np.int64).astype(np.uint64) ^ low) ^ high)
+    counter = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+    # The 53 bits that a float64 holds.
+    return np.ldexp((mix(own[:, None] + counter) >> np.uint64(11)).astype(np.float64), -53)

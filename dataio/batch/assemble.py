@@ -56,7 +56,7 @@ class Assembler:
         self._keep_samples = keep_samples
         self._seed = seed
         self._watch = watch
-        self._filler = Filler(reader, fields, ring=ring, on_error=on_error)
+        self._filler = Filler(reader, fields, ring=ring, seed=seed, on_error=on_error)
         self._forms: dict[str, Form | None] | None = None
         # Rows are only worked on one by one where that takes time.
         self.by_row = transform is not None or keep_samples or self._filler.decodes

@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError
-from dataio.batch.job import Job, Work
+from dataio.base.seeding import key, uniform
+from dataio.batch.job import Job, Pictures, Work
 from dataio.batch.values import Array, OnError, Value
 from dataio.cache.files.reader import RowReader
-from dataio.rows.decode import decode_image, image_shape
-from dataio.rows.fields import Field, Image, Text, Tokens
+from dataio.rows.decode import decode_image, image_shape, store_pixels
+from dataio.rows.fields import Field, Text, Tokens
+from dataio.rows.image import Image, Mask
+from dataio.rows.views import MIDDLE, NUM_DRAWS, Size
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""
@@ -25,6 +28,7 @@ class Filler:
         reader: The files.
         fields: How each is decoded.
         ring: Where buffers come from.
+        seed: The run's seed.
         on_error: What to do with a row that does not decode.
     """
 
@@ -34,28 +38,31 @@ class Filler:
         fields: Mapping[str, Field],
         *,
         ring: BufferRing,
+        seed: int,
         on_error: OnError,
     ) -> None:
         self._reader, self._fields, self._ring, self._on_error = reader, fields, ring, on_error
-        self._image_shapes: dict[str, tuple[int, int, int]] = {}
+        self._seed = seed
+        self._sizes: dict[str, Size] = {}
         self._lock = threading.Lock()
         schema = reader.schema
-        self._large = [
-            (number, column.name)
+        pictures = {name: kind for name, kind in fields.items() if isinstance(kind, Image | Mask)}
+        self.decoded = [name for name in pictures if name not in schema.variable]
+        # Kept as pixels, of which every epoch delivers another part.
+        self._anew = {
+            column.name: (number, kind.anew)
             for number, column in enumerate(schema.fixed)
-            if column.width_bytes > SMALL_BYTES
+            if isinstance(kind := fields[column.name], Image) and (kind.draws_crop or kind.flip)
+        }
+        kept = [
+            (i, column) for i, column in enumerate(schema.fixed) if column.name not in self._anew
         ]
-        self._small = [
-            (number, column.name)
-            for number, column in enumerate(schema.fixed)
-            if column.width_bytes <= SMALL_BYTES
-        ]
-        self.decoded = [
-            name
-            for name, kind in fields.items()
-            if isinstance(kind, Image) and name not in schema.variable
-        ]
-        self.decodes = any(isinstance(fields[name], Image) for name in schema.variable)
+        self._large = [(i, column.name) for i, column in kept if column.width_bytes > SMALL_BYTES]
+        self._small = [(i, column.name) for i, column in kept if column.width_bytes <= SMALL_BYTES]
+        self._draws = any(
+            kind.flip or (kind.crop and kind.crop.random) for kind in pictures.values()
+        )
+        self.decodes = bool(self._anew) or any(name in pictures for name in schema.variable)
 
     def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
@@ -80,11 +87,21 @@ class Filler:
             bounds = located.bounds
             data = self._reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
             job.values[name] = self._variable(job, name, data)
+        for name, (number, anew) in self._anew.items():
+            pixels = np.asarray(self._reader.column(number), np.uint8)
+            _, height, width, channels = pixels.shape
+            size = anew.out if anew.out is not None else (height, width)
+            out = self._ring.take((num_rows, *size, channels), np.uint8)
+            job.images.append(Pictures(name, anew, pixels, out.view(np.uint8)))
+            job.values[name] = out
+        if self._draws:
+            stream = key(self._seed, "pictures", epoch=work.epoch)
+            job.draws = uniform(stream, located.sample_id, NUM_DRAWS).tolist()
         return job
 
     def _variable(self, job: Job, name: str, data: list[memoryview]) -> Value:
         kind = self._fields[name]
-        if isinstance(kind, Image):
+        if isinstance(kind, Image | Mask):
             return self._image(job, name, kind, data)
         if isinstance(kind, Tokens):
             return self._tokens(kind, data)
@@ -128,25 +145,19 @@ class Filler:
             target[start : start + len(cut)] = cut
         return out
 
-    def _image(self, job: Job, name: str, kind: Image, data: list[memoryview]) -> Array:
-        shape = self._image_shape(name, kind, data)
-        out = self._ring.take((len(data), *shape), np.uint8).view(np.uint8)
-        job.images.append((name, kind, data, out))
+    def _image(self, job: Job, name: str, kind: Image | Mask, data: list[memoryview]) -> Array:
+        size = kind.out if kind.out is not None else self._sizes.get(name)
+        if size is None:
+            size = self._sizes[name] = self._first_size(name, kind, data)
+        out = self._ring.take((len(data), *size, kind.channels), np.uint8).view(np.uint8)
+        job.images.append(Pictures(name, kind, data, out))
         # uint8[batch, channels, height, width], channels last in memory
-        return out.transpose(0, 3, 1, 2)
+        return out[..., 0] if isinstance(kind, Mask) else out.transpose(0, 3, 1, 2)
 
-    def _image_shape(self, name: str, kind: Image, data: list[memoryview]) -> tuple[int, int, int]:
-        if name not in self._image_shapes:
-            size = (kind.size, kind.size) if isinstance(kind.size, int) else kind.size
-            if size is None:
-                size = self._first_shape(name, data)
-            self._image_shapes[name] = (*size, kind.channels)
-        return self._image_shapes[name]
-
-    def _first_shape(self, name: str, data: list[memoryview]) -> tuple[int, int]:
+    def _first_size(self, name: str, kind: Image | Mask, data: list[memoryview]) -> Size:
         for row, piece in enumerate(data):
             try:
-                return image_shape(piece, where=f"field {name!r}")
+                return image_shape(piece, where=f"field {name!r}", upright=kind.upright)
             except FieldError:
                 if self._on_error == "raise" or row + 1 == len(data):
                     raise
@@ -158,17 +169,21 @@ class Filler:
         for column, out in job.copies:
             # mode="clip" because the default checks by way of a second buffer
             column.take(position, 0, out[start:stop], "clip")
-        for name, kind, data, out in job.images:
+        for pictures in job.images:
             for row in range(start, stop):
                 if row not in job.work.bad:
-                    self._decode(job, row, name, kind, data[row], out[row])
+                    self._decode(job, row, pictures)
 
-    def _decode(
-        self, job: Job, row: int, name: str, kind: Image, data: memoryview, out: NDArray[np.uint8]
-    ) -> None:
-        where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
+    def _decode(self, job: Job, row: int, pictures: Pictures) -> None:
+        name, kind, data, out = pictures
+        located = job.work.located
+        where = f"sample {located.sample_id[row]}, field {name!r}"
+        draws = job.draws[row] if job.draws is not None else MIDDLE
         try:
-            decode_image(data, out, where=where, resize=kind.size is not None)
+            if isinstance(data, np.ndarray):
+                store_pixels(data[located.position[row]], out[row], kind, draws, where=where)
+            else:
+                decode_image(data[row], out[row], kind, draws, where=where)
         except FieldError as error:
             self._bad(job, row, error)
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.batch.values import Array, Sample, Value
 from dataio.cache.files.reader import Located
-from dataio.rows.fields import Image
+from dataio.rows.image import Image, Mask
+from dataio.rows.views import Draws
 
 
 @dataclass(slots=True)
@@ -30,11 +32,29 @@ class Work:
     bad: frozenset[int] = frozenset()
 
 
+class Pictures(NamedTuple):
+    """A field of pictures of a batch.
+
+    Attributes:
+        name: The field's.
+        kind: How it is declared.
+        data: The compressed pictures; or uint8[batch, height, width, channels] where they were
+            decoded while staging.
+        out: uint8[batch, height, width, channels]: Where they go.
+    """
+
+    name: str
+    kind: Image | Mask
+    data: Sequence[memoryview] | NDArray[np.uint8]
+    out: NDArray[np.uint8]
+
+
 @dataclass(slots=True)
 class Job:
     """A batch being made: `copies` and `images` list what `run` fills.
 
     Attributes:
+        draws: Numbers of each sample for its pictures; None where nothing is drawn.
         results: What the transform's samples go into.
         samples: The samples themselves, for a collate.
         done: The first rows, which `prepare` has transformed already.
@@ -44,7 +64,8 @@ class Job:
     work: Work
     values: dict[str, Value]
     copies: list[tuple[Array, Array]]
-    images: list[tuple[str, Image, Sequence[memoryview], NDArray[np.uint8]]]
+    images: list[Pictures]
+    draws: list[Draws] | None = None
     results: dict[str, Value] | None = None
     samples: list[Sample | None] | None = None
     done: int = 0

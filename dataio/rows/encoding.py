@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 from dataio.base.errors import FieldError
 from dataio.base.npy_lock import NPY_LOCK
 
+Raw = bytes | memoryview | str | int | float | NDArray[np.generic]
+"""A value as the source has it: a tar member's bytes, or a column's value."""
+
+Stored = bytes | memoryview
+"""A value as the cache keeps it."""
+
 
 class Declared(Protocol):
     """A field, as messages name it."""

@@ -13,17 +13,36 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError
-from dataio.rows.encoding import as_bytes, check_key, compress, fits, is_numeric, read_npy, reject
+from dataio.rows.encoding import (
+    Raw,
+    Stored,
+    as_bytes,
+    check_key,
+    fits,
+    is_numeric,
+    read_npy,
+    reject,
+)
+from dataio.rows.image import Image, ImageSize, Mask
 from dataio.rows.rows import FixedColumn, RowSchema
+
+__all__ = [
+    "Array",
+    "Bytes",
+    "Field",
+    "Float",
+    "Image",
+    "ImageSize",
+    "Int",
+    "Mask",
+    "Raw",
+    "Stored",
+    "Text",
+    "Tokens",
+]
 
 RESERVED_NAMES = ("weight", "sample_id", "slot", "valid")
 """What every batch holds beside its fields."""
-
-Raw = bytes | memoryview | str | int | float | NDArray[np.generic]
-"""A value as the source has it: a tar member's bytes, or a column's value."""
-
-Stored = bytes | memoryview
-"""A value as the cache keeps it."""
 
 
 class Field(Protocol):
@@ -54,69 +73,6 @@ class Field(Protocol):
             FieldError: If the value is not what the field declares.
         """
         ...
-
-
-@checked
-@dataclass(frozen=True)
-class Image:
-    """An image, kept compressed, delivered as uint8[batch, channels, height, width].
-
-    Pixels (uint8[height, width] or [height, width, channels]) are taken too, and kept as a PNG.
-
-    Attributes:
-        key: Extension or column.
-        size: Height and width to resize to (one number: both), whatever the proportions.
-            None: every image already has one size.
-        channels: 1 (gray), 3 (RGB) or 4 (RGBA).
-        decoded: Decode and resize once, while staging, and keep uint8[height, width, channels]:
-            more bytes in the cache, no decoding while training. Needs ``size``.
-    """
-
-    # Where they decide what is stored, the column's shape has them.
-    DELIVERED: ClassVar = ("size", "channels")
-
-    key: str
-    size: int | tuple[int, int] | None = None
-    channels: int = 3
-    decoded: bool = False
-
-    def __post_init__(self) -> None:
-        check_key(self)
-        sides = (self.size,) if isinstance(self.size, int) else self.size or (1, 1)
-        if len(sides) > 2 or min(sides) < 1:
-            raise ValueError(
-                f"Image({self.key!r}): size is {self.size}, must be 1 or 2 numbers >= 1"
-            )
-        if self.channels not in (1, 3, 4):
-            raise ValueError(f"Image({self.key!r}): channels is {self.channels}, must be 1, 3 or 4")
-        if self.decoded and self.size is None:
-            raise ValueError(
-                f"Image({self.key!r}): decoded without size, must have the size that all images "
-                "are kept in: Image(..., size=224, decoded=True)"
-            )
-
-    def column(self, name: str) -> FixedColumn | None:
-        return FixedColumn(name, "|u1", self._shape()) if self.decoded else None
-
-    def encode(self, raw: Raw, where: str) -> Stored:
-        if isinstance(raw, np.ndarray):
-            if self.decoded and raw.dtype == np.uint8 and raw.shape == self._shape():
-                return raw.tobytes()
-            raw = compress(self, raw, where)
-        data = as_bytes(self, raw, where)
-        if not self.decoded:
-            return data
-        # Its libraries are not needed by those who only name fields.
-        from dataio.rows.decode import decode_image
-
-        pixels = np.empty(self._shape(), np.uint8)
-        decode_image(memoryview(data), pixels, where=where, resize=True)
-        return pixels.tobytes()
-
-    def _shape(self) -> tuple[int, int, int]:
-        assert self.size is not None
-        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
-        return height, width, self.channels
 
 
 @checked

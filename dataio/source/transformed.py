@@ -17,6 +17,7 @@ from dataio.rows.fields import (
     Float,
     Image,
     Int,
+    Mask,
     Raw,
     Text,
     Tokens,
@@ -24,6 +25,7 @@ from dataio.rows.fields import (
     row_schema,
 )
 from dataio.rows.rows import Rows, row_offsets
+from dataio.rows.views import Resize
 from dataio.source.base import Source
 from dataio.source.function_hash import describe_function
 from dataio.source.row_block import RowBlock
@@ -36,7 +38,7 @@ SourceSample = dict[str, Value]
 StageTransform = Callable[[SourceSample], Mapping[str, object]]
 
 FIELDS: Mapping[str, Callable[..., Field]] = {
-    kind.__name__: kind for kind in (Array, Bytes, Float, Image, Int, Text, Tokens)
+    kind.__name__: kind for kind in (Array, Bytes, Float, Image, Mask, Int, Text, Tokens)
 }
 
 
@@ -95,7 +97,7 @@ class TransformedSource:
         """Hash the inner fingerprint and fields, the function's name and code, and the version."""
         declared = [declarations(self._fields), row_schema(self._fields)]
         # What images are decoded to, the function gets.
-        declared += [(f.size, f.channels) for f in self._fields.values() if isinstance(f, Image)]
+        declared += [str(f) for f in self._fields.values() if isinstance(f, Image | Mask)]
         function = describe_function(self._transform)
         marks = [self._source.fingerprint, str(declared), function, self._version]
         return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
@@ -209,7 +211,7 @@ def _field_of(name: str, value: Raw, before: Field | None) -> Field:
         return Int(name) if kind == "int64" else Float(name)
     if isinstance(before, Image) and kind == "uint8" and value.shape[2:] == (before.channels,):
         height, width, channels = value.shape
-        return Image(name, size=(height, width), channels=channels, decoded=True)
+        return Image(name, resize=Resize((height, width)), channels=channels, decoded=True)
     if isinstance(before, Tokens) and value.ndim == 1 and kind == np.dtype(before.dtype).name:
         return replace(before, key=name)
     return Array(name, value.shape, kind)
@@ -246,13 +248,12 @@ def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, Sou
 
 
 def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
-    if isinstance(field, Image):
+    if isinstance(field, Image | Mask):
         from dataio.rows.decode import decode_image, image_shape
 
-        size = field.size if field.size is not None else image_shape(data, where=where)
-        height, width = (size, size) if isinstance(size, int) else size
-        pixels = np.empty((height, width, field.channels), np.uint8)
-        decode_image(data, pixels, where=where, resize=field.size is not None)
+        size = field.out if field.out is not None else image_shape(data, where=where)
+        pixels = np.empty((*size, field.channels), np.uint8)
+        decode_image(data, pixels, field, where=where)
         return pixels
     if isinstance(field, Tokens):
         return np.frombuffer(data.tobytes(), np.dtype(field.dtype).newbyteorder("<")).copy()

@@ -143,7 +143,7 @@ def test_a_loader_says_what_is_wrong_on_all_ranks_before_any_effect(tmp_path, na
     [
         (lambda: ANY.dataio.Image("jpg", channels=2), "channels is 2"),
         (
-            lambda: ANY.dataio.Image("jpg", size="224"),
+            lambda: ANY.dataio.Image("jpg", resize="224"),
             r"Image: size is '224', expected",
         ),
         (lambda: ANY.dataio.Int(3), "Int: key is 3, expected a str"),

@@ -51,9 +51,9 @@ def touched(monkeypatch):
         seen["checked"] += rows.sample_id.tolist()
         return checksums(self, rows)
 
-    def decoded(data, out, *, where, resize=False):
+    def decoded(data, out, how, draws, *, where):
         seen["decoded"].append(int(re.findall(r"sample (\d+)", where)[0]))
-        decode(data, out, where=where, resize=resize)
+        decode(data, out, how, draws, where=where)
 
     def delivered(batch, device, **options):
         seen["delivered"] += batch["sample_id"].tolist()

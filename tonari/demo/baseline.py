@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from dataio.rows.decode import decode_image, image_shape
+from dataio.rows.image import Image
 from dataio.source import Storage, StorageFile, Throttle, scan_shard
 
 Item = tuple[torch.Tensor, int]
@@ -69,8 +70,9 @@ class IndexedTar(Dataset[Item]):
         data = self._files[extent.shard].read_at(extent.offset, extent.length)
         start, length = extent.image
         encoded = np.frombuffer(data, np.uint8, length, start)
+        how = Image("jpg", channels=self.channels)
         pixels = np.empty((*image_shape(encoded), self.channels), np.uint8)
-        decode_image(encoded, pixels, where=f"{extent.shard}, sample {number}")
+        decode_image(encoded, pixels, how, where=f"{extent.shard}, sample {number}")
         start, length = extent.label
         return torch.from_numpy(pixels).permute(2, 0, 1), int(data[start : start + length])
 

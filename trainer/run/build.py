@@ -207,7 +207,8 @@ def _listed(patterns: str | tuple[str, ...]) -> list[str]:
 def _fields(data: DataConfig) -> dict[str, dataio.Field]:
     if data.kind == "text":
         return {"tokens": token_field(data.sequence_length)}
-    image = dataio.Image(data.image, size=data.image_size, channels=data.channels)
+    resize = dataio.Resize(data.image_size) if data.image_size is not None else None
+    image = dataio.Image(data.image, resize=resize, channels=data.channels)
     return {"image": image, "label": dataio.Int(data.label)}
 
 

@@ -191,9 +191,8 @@ def _decode(stored: Stored, name: str, field: Field) -> Value:
     if not isinstance(field, Image):
         return bytes(stored)
     view = memoryview(stored)
-    size = (field.size, field.size) if isinstance(field.size, int) else field.size
-    pixels = np.empty((*(size or image_shape(view)), field.channels), np.uint8)
-    decode_image(view, pixels, where=f"field {name!r}", resize=size is not None)
+    pixels = np.empty((*(field.out or image_shape(view)), field.channels), np.uint8)
+    decode_image(view, pixels, field, where=f"field {name!r}")
     return pixels
 
 

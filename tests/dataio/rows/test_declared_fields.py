@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from dataio import Bytes, Float, Image, Int, Loader, Reports, Staging, Text, Tokens, Workers
+from dataio import Bytes, Float, Image, Int, Loader, Reports, Resize, Staging, Text, Tokens, Workers
 from dataio.base.errors import FieldError, OtherDatasetError
 from dataio.world import single_world
 from tests.dataio.source.shards import write_tar
@@ -58,8 +58,8 @@ CHANGES = {
     "key of a number": (Int("a"), Int("b")),
     "key of an image": (Image("png"), Image("seg.png")),
     "key of a decoded image": (
-        Image("png", size=8, decoded=True),
-        Image("seg.png", size=8, decoded=True),
+        Image("png", resize=Resize(8), decoded=True),
+        Image("seg.png", resize=Resize(8), decoded=True),
     ),
     "kind of a text": (Bytes("a"), Text("b")),
     "dtype of tokens": (Tokens("tok"), Tokens("tok", dtype="uint16")),
@@ -87,8 +87,8 @@ def test_a_key_that_no_sample_has_is_named_in_spite_of_a_warm_cache(tmp_path, sh
     [
         (Int("a"), Int("a")),
         (Float("a"), Float("a")),
-        (Image("png"), Image("png", size=4)),
-        (Image("png", size=4), Image("png", size=(6, 8), channels=1)),
+        (Image("png"), Image("png", resize=Resize(4))),
+        (Image("png", resize=Resize(4)), Image("png", resize=Resize((6, 8)), channels=1)),
         (Tokens("tok"), Tokens("tok", dtype="int32", length=3, pad=7)),
     ],
 )

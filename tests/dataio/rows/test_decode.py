@@ -8,6 +8,8 @@ from PIL import Image
 
 from dataio.base.errors import FieldError
 from dataio.rows.decode import decode_image, image_shape
+from dataio.rows.image import Image as Declared
+from dataio.rows.views import Resize
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -27,7 +29,13 @@ def encoded(image: Image.Image, form: str) -> bytes:
 
 def decoded(data: bytes, *shape: int, resize: bool = False) -> np.ndarray:
     out = np.zeros(shape, np.uint8)
-    decode_image(memoryview(data), out, where="sample 7, field 'image'", resize=resize)
+    how = Declared(
+        "jpg",
+        resize=Resize((shape[0], shape[1])) if resize else None,
+        channels=out.shape[2],
+        upright=True,
+    )
+    decode_image(memoryview(data), out, how, where="sample 7, field 'image'")
     return out
 
 

@@ -12,6 +12,7 @@ from dataio.base.errors import FieldError
 from dataio.rows.decode import decode_image
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Raw, Text, Tokens, row_schema
 from dataio.rows.rows import FixedColumn
+from dataio.rows.views import Resize
 
 
 def npy(array: np.ndarray, *, allow_pickle: bool = False) -> bytes:
@@ -66,12 +67,12 @@ def test_pixels_survive_as_an_image(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, channels), np.uint8)
     kept = Image("jpg", channels=channels).encode(pixels, "here")
     out = np.empty_like(pixels)
-    decode_image(memoryview(kept), out, where="here")
+    decode_image(memoryview(kept), out, Image("jpg", channels=channels), where="here")
     assert (out == pixels).all()
-    decoded = Image("jpg", (4, 5), channels, decoded=True)
+    decoded = Image("jpg", resize=Resize((4, 5)), channels=channels, decoded=True)
     assert decoded.encode(pixels, "here") == decoded.encode(kept, "here") == pixels.tobytes()
     assert decoded.column("x") == FixedColumn("x", "|u1", (4, 5, channels))
-    smaller = Image("jpg", 2, channels, decoded=True).encode(kept, "here")
+    smaller = Image("jpg", resize=Resize(2), channels=channels, decoded=True).encode(kept, "here")
     assert len(smaller) == 2 * 2 * channels
 
 
@@ -134,7 +135,11 @@ def test_no_field_is_refused() -> None:
         (Tokens("ids"), npy(np.zeros(2))[:70], "expected numbers of int32 in one dimension"),
         (Image("jpg"), np.zeros((2, 2)), r"found float64\[2, 2\], expected a compressed image, or"),
         (Image("jpg"), np.zeros((2, 2, 5), np.uint8), r"uint8\[2, 2, 5\], expected a compressed"),
-        (Image("jpg", 2, decoded=True), b"torn", "here: 4 bytes beginning b'torn' do not decode"),
+        (
+            Image("jpg", resize=Resize(2), decoded=True),
+            b"torn",
+            "here: 4 bytes beginning b'torn' do not decode",
+        ),
         (Array("x", (2,), "int8"), "text", r"found 'text', expected int8\[2\]; declare Text"),
     ],
 )
@@ -158,14 +163,14 @@ def test_a_wrong_key_is_refused(key: str) -> None:
 def test_wrong_declarations_are_refused() -> None:
     for size in (0, (1, 0)):
         with pytest.raises(ValueError, match=r"size is .*must be 1 or 2 numbers >= 1"):
-            Image("jpg", size=size)
+            Image("jpg", resize=Resize(size))
     with pytest.raises(
-        TypeError, match=r"size is \(1, 2, 3\), expected a whole number, a tuple of"
+        TypeError, match=r"size is \(1, 2, 3\), expected a whole number or a tuple of"
     ):
-        Image("jpg", size=(1, 2, 3))  # type: ignore[arg-type]
+        Image("jpg", resize=Resize((1, 2, 3)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="channels is 2, must be 1, 3 or 4"):
         Image("jpg", channels=2)
-    with pytest.raises(ValueError, match="decoded without size, must have the size"):
+    with pytest.raises(ValueError, match="decoded without one size, must have the size"):
         Image("jpg", decoded=True)
     with pytest.raises(ValueError, match="dtype 'str' is not one of numbers"):
         Tokens("x", "str")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.rows.views import Resize
 from dataio.source import NumpySource
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import Row, ids, read_all, rows_of
@@ -18,7 +19,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (NUM, 4, 5, 3), np.uint8)
 LABELS = np.arange(NUM, dtype=np.int32) % 5
 FIELDS: dict[str, Field] = {
     "image": Array("image", (4, 5, 3), "uint8"),
-    "pixels": Image("image", size=(4, 5), decoded=True),
+    "pixels": Image("image", resize=Resize((4, 5)), decoded=True),
     "label": Int("label"),
     "value": Float("label"),
     "tokens": Tokens("tokens"),

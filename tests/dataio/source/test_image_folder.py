@@ -10,6 +10,7 @@ from PIL import Image as Picture
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Bytes, Field, Image, Int, Text
+from dataio.rows.views import Resize
 from dataio.source import ImageFolderSource, open_source
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import Row, ids, read_all, rows_of, write_tar
@@ -93,7 +94,7 @@ def test_images_decode_while_staging(tmp_path: Path) -> None:
     (tmp_path / "a" / "0.png").write_bytes(file.getvalue())
     (tmp_path / "a" / "1.png").write_bytes(b"torn")
     source = open_source(str(tmp_path))
-    fields: dict[str, Field] = {"image": Image("image", size=(5, 4), decoded=True)}
+    fields: dict[str, Field] = {"image": Image("image", resize=Resize((5, 4)), decoded=True)}
     assert rows_of(source.read(ids(0), fields)) == [(0, [pixels.tobytes()])]
     with pytest.raises(FieldError, match=r"a/1\.png: sample 1, field 'image': 4 bytes .* do not"):
         read_all(source, fields)

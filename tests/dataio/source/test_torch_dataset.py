@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.rows.views import Resize
 from dataio.source import DatasetSource
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import Row, ids, read_all, rows_of
@@ -50,7 +51,7 @@ FIELDS: dict[str, Field] = {
     "label": Int("label"),
     "scalar": Int("scalar"),
     "value": Float("value"),
-    "pixels": Image("picture", size=(3, 4), decoded=True),
+    "pixels": Image("picture", resize=Resize((3, 4)), decoded=True),
     "raw": Bytes("raw"),
     "text": Text("text"),
     "tokens": Tokens("tokens"),
@@ -101,7 +102,7 @@ def test_tuples_are_keyed_by_position() -> None:
 def test_pictures_of_any_mode_become_pixels(mode: str) -> None:
     picture = Picture.new("RGB", (4, 3), (200, 200, 200)).convert(mode)
     source = DatasetSource([picture], name="pictures")
-    ((_, (pixels,)),) = read_all(source, {"image": Image("0", size=(3, 4), decoded=True)})
+    ((_, (pixels,)),) = read_all(source, {"image": Image("0", resize=Resize((3, 4)), decoded=True)})
     true = np.asarray(picture.convert("RGB"))
     assert np.abs(np.frombuffer(pixels, np.uint8).reshape(3, 4, 3) - true.astype(int)).max() <= 1
     ((_, (kept,)),) = read_all(source, {"image": Image("0")})

@@ -13,6 +13,7 @@ from PIL import Image as Picture
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
+from dataio.rows.views import Resize
 from dataio.source import DatasetSource, TransformedSource
 from dataio.source.function_hash import describe_function
 from dataio.world import World, run_threads, thread_worlds
@@ -62,7 +63,7 @@ def shrink(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 SHRUNK: dict[str, Field] = {
-    "image": Image("image", size=(3, 2), decoded=True),
+    "image": Image("image", resize=Resize((3, 2)), decoded=True),
     "mean": Array("mean", (3,), "float64"),
     "label": Int("label"),
     "double": Float("double"),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio import DataioError, Field, Image, Int, open_source
+from dataio import DataioError, Field, Image, Int, Resize, open_source
 from dataio.base.seeding import generator, key
 from trainer.errors import ConfigError
 
@@ -35,7 +35,7 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
         ConfigError: If the source cannot be read, or lacks these fields.
     """
     fields: dict[str, Field] = {
-        "image": Image(image, size=image_size, decoded=True),
+        "image": Image(image, resize=Resize(image_size), decoded=True),
         "label": Int(label),
     }
     try:

@@ -1,0 +1,170 @@
+"""Parts of JPEG pictures -> pixels: only the region and the scale that are needed, without the GIL.
+
+With libjpeg-turbo 3 (the `turbojpeg` wheel, or the system's library) rows and blocks outside of a
+region are not transformed to pixels. Without it whole pictures are decoded by simplejpeg: the
+pixels are the same, bit for bit.
+"""
+
+import ctypes
+import ctypes.util
+import functools
+import importlib.util
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from dataio.rows.views import Box, Size
+
+Pixels = NDArray[np.uint8]
+
+COLORS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
+BLOCK = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32, "441": 8}
+"""Width in pixels of the units that a region can begin at, by the subsampling of colours."""
+
+# The numbers of libjpeg-turbo's turbojpeg.h, version 3.
+DECOMPRESS = 1
+STOP_ON_WARNING = 0
+PIXEL_FORMAT = {1: 6, 3: 0, 4: 7}
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("w", ctypes.c_int), ("h", ctypes.c_int))
+
+
+class _Scale(ctypes.Structure):
+    _fields_ = (("num", ctypes.c_int), ("denom", ctypes.c_int))
+
+
+@functools.cache
+def turbojpeg() -> ctypes.CDLL | None:
+    """Find libjpeg-turbo's library, 3.0 or later; None where there is none."""
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+            library.tj3SetCroppingRegion.argtypes = [ctypes.c_void_p, _Region]
+        except (OSError, AttributeError):
+            continue
+        library.tj3Init.restype = ctypes.c_void_p
+        library.tj3Init.argtypes = [ctypes.c_int]
+        library.tj3Destroy.argtypes = [ctypes.c_void_p]
+        library.tj3Destroy.restype = None
+        library.tj3Set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        library.tj3SetScalingFactor.argtypes = [ctypes.c_void_p, _Scale]
+        address, integer = ctypes.c_void_p, ctypes.c_int
+        library.tj3DecompressHeader.argtypes = [address, address, ctypes.c_size_t]
+        library.tj3Decompress8.argtypes = [
+            address, address, ctypes.c_size_t, address, integer, integer,
+        ]  # fmt: skip
+        return library
+    return None
+
+
+def _candidates() -> list[str]:
+    found = [str(Path(sys.prefix) / "lib" / "libturbojpeg.so.0")]
+    spec = importlib.util.find_spec("turbojpeg")
+    if spec is not None and spec.origin is not None:
+        found += map(str, Path(spec.origin).parent.glob("turbojpeg.libs/libturbojpeg*"))
+        found += map(str, Path(spec.origin).parent.glob(".dylibs/libturbojpeg*"))
+    return [*found, ctypes.util.find_library("turbojpeg") or "libturbojpeg.so.0"]
+
+
+class _Decoder:
+    """A thread's own decoder, with its own memory for pixels."""
+
+    def __init__(self) -> None:
+        self.library = turbojpeg()
+        self.handle = self.library.tj3Init(DECOMPRESS) if self.library is not None else None
+        if self.library is not None and self.handle is not None:
+            self.library.tj3Set(self.handle, STOP_ON_WARNING, 1)
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, shape: tuple[int, int, int]) -> Pixels:
+        """Hand out the thread's memory, which its next call reuses."""
+        num_bytes = shape[0] * shape[1] * shape[2]
+        if len(self._memory) < num_bytes:
+            self._memory = np.empty(num_bytes, np.uint8)
+        return self._memory[:num_bytes].reshape(shape)
+
+    def __del__(self) -> None:
+        if self.library is not None and self.handle is not None:
+            self.library.tj3Destroy(self.handle)
+
+
+_THREAD = threading.local()
+
+
+def _decoder() -> _Decoder:
+    found = getattr(_THREAD, "decoder", None)
+    if found is None:
+        found = _THREAD.decoder = _Decoder()
+    assert isinstance(found, _Decoder)
+    return found
+
+
+def jpeg_header(data: memoryview | Pixels) -> tuple[Size, str]:
+    """Read a JPEG's height and width, and how its colours are subsampled.
+
+    Raises:
+        ValueError: If it has no sound header, or colours that simplejpeg does not know.
+    """
+    height, width, _, subsampling = simplejpeg.decode_jpeg_header(data)
+    return (height, width), subsampling
+
+
+def decode_region(
+    data: memoryview | Pixels, size: Size, subsampling: str, box: Box, *, scale: int, channels: int
+) -> Pixels:
+    """Decode a box of a JPEG.
+
+    Args:
+        data: The picture.
+        size: As its header has it.
+        subsampling: As its header has it.
+        box: Inside of the picture, in its pixels.
+        scale: What heights and widths are divided by, one of `SCALES`; sides are rounded so that
+            nothing of the box is lost.
+        channels: 1, 3 or 4.
+
+    Returns:
+        uint8[height, width, channels], a view of the calling thread's memory: valid until the
+        thread decodes again.
+
+    Raises:
+        ValueError: If the data is not a sound JPEG of colours that the decoder knows.
+    """
+    height, width = -(-size[0] // scale), -(-size[1] // scale)
+    top, left = box.top // scale, box.left // scale
+    bottom = min(-(-(box.top + box.height) // scale), height)
+    right = min(-(-(box.left + box.width) // scale), width)
+    decoder = _decoder()
+    if decoder.library is None or decoder.handle is None:
+        whole = decoder.take((height, width, channels))
+        simplejpeg.decode_jpeg(
+            data, COLORS[channels], min_height=height, min_width=width, buffer=whole
+        )
+        return whole[top:bottom, left:right]
+    library, handle = decoder.library, decoder.handle
+    # Colours are smoothed across the edges of blocks: one more on both sides keeps them as they
+    # are in the whole picture.
+    block = max(BLOCK.get(subsampling, 32) // scale, 1)
+    start = max(left // block - 1, 0) * block
+    stop = min((right // block + 2) * block, width)
+    pixels = decoder.take((bottom - top, stop - start, channels))
+    source = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    where, length = source.ctypes.data, len(source)
+    failed = (
+        library.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))
+        or library.tj3DecompressHeader(handle, where, length)
+        or library.tj3SetScalingFactor(handle, _Scale(1, scale))
+        or library.tj3SetCroppingRegion(handle, _Region(start, top, stop - start, bottom - top))
+        or library.tj3Decompress8(
+            handle, where, length, pixels.ctypes.data, 0, PIXEL_FORMAT[channels]
+        )
+    )
+    if failed:
+        raise ValueError("the decoder refuses it")
+    return pixels[:, left - start : right - start]
