@@ -157,15 +157,15 @@ def _put(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
     if pixels.shape[:2] == out.shape[:2]:
         target.copy_(torch.flip(source, [3]))
         return
+    # Torch would give a single picture with its channels first, which takes longer.
+    resized = _channels_first(torch.empty(out.shape, dtype=torch.uint8)) if flipped else target
     size = list(out.shape[:2])
     if how.classes:
-        resized = aten._upsample_nearest_exact2d(source, size)
-    elif flipped:
-        resized = aten._upsample_bilinear2d_aa(source, size, False)
+        aten._upsample_nearest_exact2d.out(source, size, out=resized)
     else:
-        aten._upsample_bilinear2d_aa.out(source, size, False, out=target)
-        return
-    target.copy_(torch.flip(resized, [3]) if flipped else resized)
+        aten._upsample_bilinear2d_aa.out(source, size, False, out=resized)
+    if flipped:
+        target.copy_(torch.flip(resized, [3]))
 
 
 def _channels_first(tensor: "torch.Tensor") -> "torch.Tensor":

@@ -25,6 +25,9 @@ COLORS = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 BLOCK = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32, "441": 8}
 """Width in pixels of the units that a region can begin at, by the subsampling of colours."""
 
+NEIGHBOURS = 2
+"""Pixels at each side of a region that its colours are smoothed with."""
+
 # The numbers of libjpeg-turbo's turbojpeg.h, version 3.
 DECOMPRESS = 1
 STOP_ON_WARNING = 0
@@ -109,9 +112,11 @@ def jpeg_header(data: memoryview | Pixels) -> tuple[Size, str]:
     """Read a JPEG's height and width, and how its colours are subsampled.
 
     Raises:
-        ValueError: If it has no sound header, or colours that simplejpeg does not know.
+        ValueError: If it has no sound header, or inks instead of colours.
     """
-    height, width, _, subsampling = simplejpeg.decode_jpeg_header(data)
+    height, width, colors, subsampling = simplejpeg.decode_jpeg_header(data)
+    if colors not in ("Gray", "YCbCr", "RGB"):
+        raise ValueError(f"colours are {colors}")
     return (height, width), subsampling
 
 
@@ -148,11 +153,10 @@ def decode_region(
         )
         return whole[top:bottom, left:right]
     library, handle = decoder.library, decoder.handle
-    # Colours are smoothed across the edges of blocks: one more on both sides keeps them as they
-    # are in the whole picture.
+    # Colours are smoothed with their neighbours: these keep the edges as they are in the whole.
     block = max(BLOCK.get(subsampling, 32) // scale, 1)
-    start = max(left // block - 1, 0) * block
-    stop = min((right // block + 2) * block, width)
+    start = max(left - NEIGHBOURS, 0) // block * block
+    stop = min(right + NEIGHBOURS, width)
     pixels = decoder.take((bottom - top, stop - start, channels))
     source = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     where, length = source.ctypes.data, len(source)
