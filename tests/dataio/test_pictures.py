@@ -1,0 +1,203 @@
+"""Crops and flips follow from seed, epoch and sample alone, however batches are made."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+import shuffle
+from dataio import (
+    FieldError,
+    Image,
+    ImageSize,
+    Int,
+    Loader,
+    Mask,
+    RandomCrop,
+    RandomResizedCrop,
+    Reports,
+    Resize,
+    Workers,
+)
+from dataio.base.seeding import key, uniform
+from dataio.rows import jpeg
+from dataio.rows.decode import decode_image
+from dataio.rows.fields import row_schema
+from dataio.rows.rows import make_rows
+from dataio.rows.views import NUM_DRAWS
+from dataio.world import run_threads, single_world, thread_worlds
+from tests.memory_source import MemorySource
+
+NUM_SAMPLES = 46
+CROP = RandomResizedCrop((20, 24), scale=(0.2, 1.0))
+FIELDS = {
+    "image": Image("jpg", crop=CROP, flip=0.5),
+    "mask": Mask("png", crop=CROP, flip=0.5),
+    "pixels": Image(
+        "jpg", resize=Resize(30), crop=RandomCrop(24, padding=2), flip=0.5, decoded=True
+    ),
+    "size": ImageSize("jpg"),
+    "label": Int("cls"),
+}
+
+
+def picture(sample_id: int) -> np.ndarray:
+    """Pixels of many sizes, those of one sample always the same."""
+    rng = np.random.default_rng(sample_id)
+    height, width = 30 + sample_id % 11, 30 + sample_id % 17
+    small = rng.integers(0, 256, (8, 8, 3), np.uint8)
+    return np.asarray(Pillow.fromarray(small).resize((width, height), Pillow.Resampling.BILINEAR))
+
+
+def compressed(sample_id: int, key: str) -> bytes:
+    file = io.BytesIO()
+    pixels = picture(sample_id)
+    if key == "jpg":
+        Pillow.fromarray(pixels).save(file, "JPEG", quality=90)
+    else:
+        Pillow.fromarray(pixels[..., 0] // 32).save(file, "PNG")
+    return file.getvalue()
+
+
+class Pictures(MemorySource):
+    """Encodes what the fields ask for, as a source does."""
+
+    torn: int | None = None
+
+    def read(self, sample_ids, fields):
+        schema = row_schema(fields)
+        for i in np.asarray(sample_ids, np.int64).tolist():
+            stored = {}
+            for name, field in fields.items():
+                raw = i % 10 if field.key == "cls" else compressed(i, field.key)
+                if i == self.torn and isinstance(raw, bytes) and field.column(name) is None:
+                    raw = raw[: len(raw) // 2]
+                stored[name] = bytes(field.encode(raw, f"sample {i}"))
+            fixed = [np.frombuffer(stored[c.name], np.uint8)[None] for c in schema.fixed]
+            variable = [np.frombuffer(stored[name], np.uint8) for name in schema.variable]
+            lengths = np.array([[len(data) for data in variable]], np.int64)
+            yield make_rows(schema, np.array([i]), fixed, lengths, variable)
+
+
+def open_loader(world, root, *, workers=None, fields=FIELDS, batch_size=4, source=None, **options):
+    return Loader(
+        source or Pictures(NUM_SAMPLES),
+        cache=root,
+        world=world,
+        fields=fields,
+        batch_size=batch_size,
+        shuffle=shuffle.Partial(0.3),
+        seed=5,
+        workers=workers or Workers(threads=0),
+        reports=Reports(progress=False),
+        **options,
+    )
+
+
+def taken(loader, epochs=2):
+    """{(epoch, sample): the bytes of all its fields}."""
+    seen = {}
+    for epoch in loader.epochs(epochs):
+        for batch in loader:
+            for row, sample_id in enumerate(batch["sample_id"].tolist()):
+                if batch["weight"][row]:
+                    seen[epoch, sample_id] = b"|".join(
+                        batch[name][row].numpy().tobytes() for name in FIELDS
+                    )
+    return seen
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    with open_loader(single_world(), tmp_path_factory.mktemp("cache")) as loader:
+        return taken(loader)
+
+
+def test_each_sample_is_cut_by_its_own_numbers(expected) -> None:
+    assert len(expected) == 2 * NUM_SAMPLES
+    changed = sum(expected[0, i] != expected[1, i] for i in range(NUM_SAMPLES))
+    assert changed == NUM_SAMPLES
+    for (epoch, i), found in expected.items():
+        stream = key(5, "pictures", epoch=epoch)
+        (draws,) = uniform(stream, np.array([i]), NUM_DRAWS).tolist()
+        out = np.empty((20, 24, 3), np.uint8)
+        decode_image(memoryview(compressed(i, "jpg")), out, FIELDS["image"], draws, where="here")  # type: ignore[arg-type]
+        assert found.startswith(out.transpose(2, 0, 1).tobytes())
+        assert np.array(picture(i).shape[:2], "<i8").tobytes() in found
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [Workers(threads=1), Workers(threads=2), Workers(threads=4), Workers(processes=2)],
+    ids=str,
+)
+def test_threads_and_processes_change_no_byte(tmp_path, expected, workers) -> None:
+    with open_loader(single_world(), tmp_path, workers=workers) as loader:
+        assert taken(loader) == expected
+
+
+@pytest.mark.parametrize("nodes", [[2], [1, 1], [2, 2]], ids=str)
+def test_ranks_change_no_byte(tmp_path, expected, nodes) -> None:
+    def rank(world):
+        with open_loader(world, tmp_path / str(world.node), batch_size=3) as loader:
+            return taken(loader)
+
+    seen: dict[tuple[int, int], bytes] = {}
+    for part in run_threads(thread_worlds(nodes), rank):
+        seen |= part
+    assert seen == expected
+
+
+def test_a_resumed_run_cuts_as_if_it_had_not_stopped(tmp_path, expected) -> None:
+    seen = {}
+    with open_loader(single_world(), tmp_path / "cache") as loader:
+        for _ in loader:
+            if loader.step == 5:
+                loader.save(tmp_path / "save")
+                break
+    with open_loader(single_world(), tmp_path / "cache", batch_size=7) as loader:
+        loader.restore(tmp_path / "save")
+        seen = taken(loader)
+    assert 0 < len(seen) < 2 * NUM_SAMPLES
+    assert seen.items() <= expected.items()
+
+
+def test_without_the_library_no_byte_changes(tmp_path, expected, monkeypatch) -> None:
+    monkeypatch.setattr(jpeg, "turbojpeg", lambda: None)
+    monkeypatch.setattr(jpeg, "_THREAD", type(jpeg._THREAD)())
+    with open_loader(single_world(), tmp_path) as loader:
+        assert taken(loader) == expected
+
+
+def test_another_crop_stages_nothing_anew(tmp_path) -> None:
+    with open_loader(single_world(), tmp_path) as loader:
+        next(iter(loader))
+    fields = FIELDS | {
+        "image": Image("jpg", resize=Resize(8), channels=1),
+        "mask": Mask("png", resize=Resize(8)),
+        "pixels": Image("jpg", resize=Resize(30), decoded=True),
+    }
+    with open_loader(single_world(), tmp_path, fields=fields) as loader:
+        batch = next(iter(loader))
+        assert loader.stats()["source_bytes"] == 0
+    assert batch["image"].shape == (4, 1, 8, 8)
+    assert batch["mask"].shape == (4, 8, 8)
+    assert batch["pixels"].shape == (4, 3, 30, 30)
+    assert batch["size"].shape == (4, 2)
+
+
+@pytest.mark.parametrize("workers", [Workers(threads=2), Workers(processes=1)], ids=str)
+def test_a_torn_picture_is_raised_or_skipped(tmp_path, expected, workers) -> None:
+    source = Pictures(NUM_SAMPLES)
+    source.torn = 13
+    fields = {name: FIELDS[name] for name in ("image", "mask", "label")}
+    one = open_loader(single_world(), tmp_path, source=source, fields=fields, workers=workers)
+    with one as loader, pytest.raises(FieldError, match=r"^sample 13, field '(image|mask)'"):
+        list(loader)
+    two = open_loader(
+        single_world(), tmp_path, source=source, fields=fields, workers=workers, on_error="skip"
+    )
+    with two as loader:
+        seen = [i for b in loader for i, w in zip(b["sample_id"], b["weight"], strict=True) if w]
+    assert sorted(map(int, seen)) == [i for i in range(NUM_SAMPLES) if i != 13]
