@@ -12,6 +12,7 @@ from typing import Literal
 
 from dataio.base.errors import CacheError
 from dataio.base.filesystem import cache_directory, filesystem_of
+from dataio.rows.jpeg import turbojpeg
 from dataio.world.abandoned import abandoned_files
 from tonari.sizes import format_bytes
 
@@ -58,6 +59,7 @@ def check_machine(cache: str | None) -> Iterator[Finding]:
     """
     yield check_python(sys.version_info[:3])
     yield check_packages()
+    yield check_pictures()
     yield from check_cache(cache)
     yield check_cpus(len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota(CGROUP))
     yield check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -86,6 +88,15 @@ def check_packages() -> Finding:
         cure = f"if you need them: pip install 'tonari[{','.join(extras)}]'"
         return Finding("packages", "look", f"{found}; without extras {', '.join(extras)}", cure)
     return Finding("packages", "fine", found)
+
+
+def check_pictures() -> Finding:
+    """Find the library that decodes regions of JPEG pictures."""
+    library = turbojpeg()
+    if library is None:
+        cure = "for quicker random crops: pip install 'tonari[images]', or libjpeg-turbo 3"
+        return Finding("pictures", "look", "JPEGs are decoded whole, by simplejpeg", cure)
+    return Finding("pictures", "fine", f"regions of JPEGs by {library._name}")
 
 
 def _version(name: str) -> str | None:

@@ -39,7 +39,7 @@ def make_forms(
     prepared: dict[str, Form] = {}
     problems: dict[str, str] = {}
     for contender in settings.contenders:
-        if contender.sets != "all" and (contender.sets == "jpeg") != spec.is_jpeg:
+        if spec.kind not in contender.sets:
             continue
         python = interpreter(contender, settings.environments)
         if python is None:

@@ -67,7 +67,7 @@ def _measure_case(
     running: list[tuple[Record, Form]] = []
     for contender in settings.contenders:
         for workers in settings.workers:
-            if not contender.suits(is_jpeg=spec.is_jpeg, ranks=ranks, workers=workers):
+            if not contender.suits(kind=spec.kind, ranks=ranks, workers=workers):
                 continue
             record = Record(
                 set_name=spec.name, contender=contender.name, kind=contender.kind, ranks=ranks,

@@ -1,8 +1,8 @@
 """The sets that loaders are measured on, generated from a seed. Needs NumPy; simplejpeg for images.
 
 On disk a set is as neutral as can be: payloads back to back, offsets, labels. Every sample proves
-where it came from: one of fixed size begins with its id, an image has a corner as bright as its
-label says.
+where it came from: one of fixed size begins with its id, an image has a corner, a photo as a whole,
+as bright as its label says.
 """
 
 import json
@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,11 @@ NUM_CLASSES = 100
 IMAGE_SIDE = 256
 CORNER = 16
 JPEG_QUALITY = 90
+CROP = 224
+PHOTO_QUALITY = 95
+PHOTO_GRAIN = 9.0
+
+SetKind = Literal["fixed", "jpeg", "recipe"]
 BLOCK_BYTES = 1 << 26
 DIVISIBLE_BY = 64
 """Of the number of samples: no loader then has to lose or repeat any to come out even."""
@@ -31,7 +37,9 @@ class SetSpec:
     Attributes:
         name: On the command line and in reports.
         num_samples: A multiple of DIVISIBLE_BY.
-        sample_bytes: Of every sample; 0 for JPEG images of IMAGE_SIDE.
+        sample_bytes: Of every sample; 0 for JPEG images.
+        photo: Mean width and height of photos of many sizes, delivered by the recipe of ImageNet:
+            a random crop, resized to CROP, and a flip. None: images of IMAGE_SIDE, whole.
         batch_size: Samples a batch and rank.
         seed: Of the content.
     """
@@ -39,8 +47,16 @@ class SetSpec:
     name: str
     num_samples: int
     sample_bytes: int
+    photo: tuple[int, int] | None = None
     batch_size: int = 256
     seed: int = 0
+
+    @property
+    def kind(self) -> SetKind:
+        """What must be done to a sample: nothing, decode it, or decode and crop it."""
+        if self.photo is not None:
+            return "recipe"
+        return "jpeg" if self.is_jpeg else "fixed"
 
     @property
     def is_jpeg(self) -> bool:
@@ -49,7 +65,8 @@ class SetSpec:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of a decoded sample, uint8."""
-        return (IMAGE_SIDE, IMAGE_SIDE, 3) if self.is_jpeg else (self.sample_bytes,)
+        side = IMAGE_SIDE if self.photo is None else CROP
+        return (side, side, 3) if self.is_jpeg else (self.sample_bytes,)
 
     def scaled(self, scale: float) -> "SetSpec":
         """Shrink the number of samples; a batch is never more than an eighth of them."""
@@ -69,6 +86,10 @@ SETS = {
         SetSpec(name="1k", num_samples=200_000, sample_bytes=1 << 10),
         SetSpec(name="3k", num_samples=50_048, sample_bytes=3 << 10),
         SetSpec(name="jpeg", num_samples=20_032, sample_bytes=0),
+        SetSpec(
+            name="imagenet", num_samples=2048, sample_bytes=0, photo=(500, 400), batch_size=128
+        ),
+        SetSpec(name="photos", num_samples=128, sample_bytes=0, photo=(3000, 2000), batch_size=16),
         SetSpec(name="48k", num_samples=20_032, sample_bytes=48 << 10),
         SetSpec(name="8m", num_samples=64, sample_bytes=8 << 20, batch_size=4),
     )
@@ -108,7 +129,7 @@ def make_labels(num_samples: int) -> NDArray[np.int64]:
 def make_set(spec: SetSpec, directory: Path) -> None:
     """Write a set, unless the same is there. It appears whole or not at all."""
     stamp = directory / "set.json"
-    if stamp.exists() and json.loads(stamp.read_text()) == asdict(spec):
+    if stamp.exists() and open_set(directory).spec == spec:
         return
     shutil.rmtree(directory, ignore_errors=True)
     partial = directory.with_name(directory.name + ".partial")
@@ -116,7 +137,8 @@ def make_set(spec: SetSpec, directory: Path) -> None:
     partial.mkdir(parents=True)
     lengths: list[int] = []
     with open(partial / "payload.bin", "wb") as file:
-        for sample in _images(spec) if spec.is_jpeg else _blocks(spec):
+        samples = {"fixed": _blocks, "jpeg": _images, "recipe": _photos}[spec.kind](spec)
+        for sample in samples:
             file.write(sample)
             lengths.append(len(sample))
     if not spec.is_jpeg:
@@ -129,7 +151,9 @@ def make_set(spec: SetSpec, directory: Path) -> None:
 
 def open_set(directory: Path) -> PackedSet:
     """Map a set."""
-    spec = SetSpec(**json.loads((directory / "set.json").read_text()))
+    described = json.loads((directory / "set.json").read_text())
+    photo = described.pop("photo")
+    spec = SetSpec(**described, photo=tuple(photo) if photo else None)
     return PackedSet(
         spec,
         np.memmap(directory / "payload.bin", np.uint8, "r"),
@@ -138,7 +162,7 @@ def open_set(directory: Path) -> PackedSet:
     )
 
 
-def _blocks(spec: SetSpec) -> Iterator[memoryview]:
+def _blocks(spec: SetSpec) -> Iterator[bytes | memoryview]:
     rng = np.random.default_rng(spec.seed)
     per_block = max(BLOCK_BYTES // spec.sample_bytes, 1)
     for first in range(0, spec.num_samples, per_block):
@@ -149,7 +173,7 @@ def _blocks(spec: SetSpec) -> Iterator[memoryview]:
         yield rows.data.cast("B")
 
 
-def _images(spec: SetSpec) -> Iterator[bytes]:
+def _images(spec: SetSpec) -> Iterator[bytes | memoryview]:
     """Images with detail at every scale, as photographs have: 15 to 25 KB each."""
     import simplejpeg
 
@@ -164,8 +188,25 @@ def _images(spec: SetSpec) -> Iterator[bytes]:
         yield simplejpeg.encode_jpeg(pixels, quality=JPEG_QUALITY, colorsubsampling="420")
 
 
+def _photos(spec: SetSpec) -> Iterator[bytes | memoryview]:
+    """Photos with much detail, whose sides differ by 15 % either way."""
+    import simplejpeg
+
+    assert spec.photo is not None
+    rng = np.random.default_rng(spec.seed)
+    width, height = spec.photo
+    tiles = (-(-height * 5 // 4 // IMAGE_SIDE), -(-width * 5 // 4 // IMAGE_SIDE), 1)
+    noise = [np.tile(_noise(rng), tiles) for _ in range(4)]
+    for label in make_labels(spec.num_samples).tolist():
+        tall, wide = (int(side * rng.uniform(0.85, 1.15)) for side in (height, width))
+        field = noise[int(rng.integers(len(noise)))][:tall, :wide]
+        grain = rng.standard_normal((tall, wide, 1), np.float32) * PHOTO_GRAIN
+        pixels = np.clip(field + grain + corner_brightness(label), 0, 255).astype(np.uint8)
+        yield simplejpeg.encode_jpeg(pixels, quality=PHOTO_QUALITY, colorsubsampling="420")
+
+
 def corner_brightness(label: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
-    """Brightness, in [0, 255], of the corner of an image."""
+    """Brightness, in [0, 255], of the corner of an image, or of a photo on the whole."""
     return 30 + 2 * label
 
 

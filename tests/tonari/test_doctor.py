@@ -46,6 +46,17 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (Filesystem("nfs4", True, Path("/"), "d"), 10**12, "look", "each node has its own"),
     ],
 )
+def test_pictures_are_decoded_by_what_is_there(monkeypatch):
+    monkeypatch.setattr(checks, "turbojpeg", lambda: None)
+    assert told(checks.check_pictures()) == (
+        "look",
+        "for quicker random crops: pip install 'tonari[images]', or libjpeg-turbo 3",
+    )
+    monkeypatch.undo()
+    if checks.turbojpeg() is not None:
+        assert told(checks.check_pictures()) == ("fine", "")
+
+
 def test_the_cache_directory_is_judged(
     filesystem: Filesystem,
     free_bytes: int,

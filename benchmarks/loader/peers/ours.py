@@ -5,7 +5,7 @@ from pathlib import Path
 
 import dataio
 from benchmarks.loader.peers.harness import DeliveredBatch, Feed, Task, run
-from benchmarks.loader.sets import SetSpec
+from benchmarks.loader.sets import CROP, SetSpec
 from dataio.plan.policies import Shuffle
 
 
@@ -17,11 +17,15 @@ def source_directory(task: Task) -> Path:
 def make_loader(task: Task, world: dataio.World, shuffle: Shuffle | None = None) -> dataio.Loader:
     """Make a loader as its documentation does."""
     spec = task.open_source().spec
-    image = dataio.Image("jpg") if spec.is_jpeg else dataio.Array("bin", spec.shape, "uint8")
+    field: dataio.Field = dataio.Array("bin", spec.shape, "uint8")
+    if spec.kind == "jpeg":
+        field = dataio.Image("jpg")
+    elif spec.kind == "recipe":
+        field = dataio.Image("jpg", crop=dataio.RandomResizedCrop(CROP), flip=0.5)
     return dataio.Loader(
         str(source_directory(task) / "train-*.tar"),
         batch_size=task.batch_size,
-        fields={"payload": image, "label": dataio.Int("cls")},
+        fields={"payload": field, "label": dataio.Int("cls")},
         cache=task.prepared,
         shuffle=shuffle,
         seed=task.seed,
