@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dataio.base.filesystem import Filesystem
+from dataio.rows import jpeg
 from tests.multirank import Launcher, launch_command, run_job
 from tonari import checks, probes
 from tonari.checks import Finding
@@ -46,17 +47,6 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (Filesystem("nfs4", True, Path("/"), "d"), 10**12, "look", "each node has its own"),
     ],
 )
-def test_pictures_are_decoded_by_what_is_there(monkeypatch):
-    monkeypatch.setattr(checks, "turbojpeg", lambda: None)
-    assert told(checks.check_pictures()) == (
-        "look",
-        "for quicker random crops: pip install 'tonari[images]', or libjpeg-turbo 3",
-    )
-    monkeypatch.undo()
-    if checks.turbojpeg() is not None:
-        assert told(checks.check_pictures()) == ("fine", "")
-
-
 def test_the_cache_directory_is_judged(
     filesystem: Filesystem,
     free_bytes: int,
@@ -226,3 +216,16 @@ def test_ranks_that_left_the_group_are_ended_by_their_launcher() -> None:
     assert status is None
     assert len(pids) == 2, said
     assert not any(_runs(pid) for pid in pids)
+
+
+def test_pictures_are_decoded_by_what_is_there(monkeypatch):
+    monkeypatch.setattr(jpeg, "_candidates", lambda: [])
+    jpeg.turbojpeg.cache_clear()
+    assert told(checks.check_pictures()) == (
+        "look",
+        "for quicker random crops: pip install 'tonari[images]', or libjpeg-turbo 3",
+    )
+    monkeypatch.undo()
+    jpeg.turbojpeg.cache_clear()
+    if jpeg.turbojpeg() is not None:
+        assert told(checks.check_pictures()) == ("fine", "")

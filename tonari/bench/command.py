@@ -50,8 +50,8 @@ class Loader:
     sets: tuple[Literal["1k", "3k", "jpeg", "imagenet", "photos", "48k", "8m"], ...] = (
         "1k", "3k", "jpeg", "imagenet", "photos", "48k", "8m",
     )  # fmt: skip
-    """200k x 1 KiB, 50k x 3 KiB, 20k JPEG of 256 px, 2k photos of 500 x 400 and 128 of 3000 x 2000 for
-    a random crop of 224, 20k x 48 KiB, 64 x 8 MiB."""
+    """200k x 1 KiB, 50k x 3 KiB, 20k JPEG of 256 px, random crops of 2k photos of
+    500 x 400 and of 128 of 3000 x 2000, 20k x 48 KiB, 64 x 8 MiB."""
     scale: float = 1.0
     """Part of each set's samples to take, in (0, 1]."""
     contenders: tuple[str, ...] = ()
