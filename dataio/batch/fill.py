@@ -52,16 +52,14 @@ class Filler:
         self._anew = {
             column.name: (number, kind.anew)
             for number, column in enumerate(schema.fixed)
-            if isinstance(kind := fields[column.name], Image) and (kind.draws_crop or kind.flip)
+            if isinstance(kind := fields[column.name], Image) and kind.draws
         }
         kept = [
             (i, column) for i, column in enumerate(schema.fixed) if column.name not in self._anew
         ]
         self._large = [(i, column.name) for i, column in kept if column.width_bytes > SMALL_BYTES]
         self._small = [(i, column.name) for i, column in kept if column.width_bytes <= SMALL_BYTES]
-        self._draws = any(
-            kind.flip or (kind.crop and kind.crop.random) for kind in pictures.values()
-        )
+        self._draws = any(kind.draws for kind in pictures.values())
         self.decodes = bool(self._anew) or any(name in pictures for name in schema.variable)
 
     def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:

@@ -71,6 +71,11 @@ class Image:
         return self.crop is not None and self.crop.random
 
     @property
+    def draws(self) -> bool:
+        """Whether deliveries differ from epoch to epoch."""
+        return self.draws_crop or self.flip > 0
+
+    @property
     def kept(self) -> Size | None:
         """The size of the pixels that ``decoded`` keeps."""
         return out_size(self.resize, None if self.draws_crop else self.crop)
@@ -161,6 +166,11 @@ class Mask:
     def out(self) -> Size | None:
         """The size delivered; None where it is that of the pictures."""
         return out_size(self.resize, self.crop)
+
+    @property
+    def draws(self) -> bool:
+        """Whether deliveries differ from epoch to epoch."""
+        return self.flip > 0 or (self.crop is not None and self.crop.random)
 
     def column(self, name: str) -> None:
         return None

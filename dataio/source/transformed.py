@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import xxhash
@@ -25,7 +26,7 @@ from dataio.rows.fields import (
     row_schema,
 )
 from dataio.rows.rows import Rows, row_offsets
-from dataio.rows.views import Resize
+from dataio.rows.views import Crop, Resize, Resizing
 from dataio.source.base import Source
 from dataio.source.function_hash import describe_function
 from dataio.source.row_block import RowBlock
@@ -40,6 +41,10 @@ StageTransform = Callable[[SourceSample], Mapping[str, object]]
 FIELDS: Mapping[str, Callable[..., Field]] = {
     kind.__name__: kind for kind in (Array, Bytes, Float, Image, Mask, Int, Text, Tokens)
 }
+VIEWS: Mapping[str, Callable[..., object]] = {
+    kind.__name__: kind for kind in (*get_args(Resizing), *get_args(Crop))
+}
+"""What images are resized and cropped by."""
 
 
 @checked
@@ -210,8 +215,14 @@ def _field_of(name: str, value: Raw, before: Field | None) -> Field:
     if value.ndim == 0 and kind in ("int64", "float32"):
         return Int(name) if kind == "int64" else Float(name)
     if isinstance(before, Image) and kind == "uint8" and value.shape[2:] == (before.channels,):
-        height, width, channels = value.shape
-        return Image(name, resize=Resize((height, width)), channels=channels, decoded=True)
+        # What is drawn is drawn anew for each delivery.
+        resize = Resize((value.shape[0], value.shape[1]))
+        return replace(before.anew, key=name, resize=resize, decoded=True)
+    if isinstance(before, Mask) and before.draws:
+        raise FieldError(
+            f"stage_transform: field {name!r} is {before}, expected a Mask without flip or random "
+            "crop, as its pixels are kept; crop and flip it in the transform of the loader"
+        )
     if isinstance(before, Tokens) and value.ndim == 1 and kind == np.dtype(before.dtype).name:
         return replace(before, key=name)
     return Array(name, value.shape, kind)
@@ -219,16 +230,23 @@ def _field_of(name: str, value: Raw, before: Field | None) -> Field:
 
 def _packed(fields: Mapping[str, Field]) -> bytes:
     forms = {name: [type(field).__name__, vars(field)] for name, field in fields.items()}
-    return json.dumps(forms).encode()
+    return json.dumps(forms, default=lambda view: [type(view).__name__, vars(view)]).encode()
 
 
 def _unpacked(data: bytes) -> dict[str, Field]:
     fields = {}
     for name, (kind, values) in json.loads(data).items():
-        # JSON has no tuples.
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        fields[name] = FIELDS[kind](**values)
+        fields[name] = FIELDS[kind](**{key: _value(value) for key, value in values.items()})
     return fields
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if value and value[0] in VIEWS:
+        return VIEWS[value[0]](**{key: _value(each) for key, each in value[1].items()})
+    # JSON has no tuples.
+    return tuple(value)
 
 
 def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, SourceSample]]:
@@ -251,9 +269,10 @@ def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
     if isinstance(field, Image | Mask):
         from dataio.rows.decode import decode_image, image_shape
 
-        size = field.out if field.out is not None else image_shape(data, where=where)
-        pixels = np.empty((*size, field.channels), np.uint8)
-        decode_image(data, pixels, field, where=where)
+        fixed = field.once if isinstance(field, Image) else field
+        size = fixed.out if fixed.out is not None else image_shape(data, where=where)
+        pixels = np.empty((*size, fixed.channels), np.uint8)
+        decode_image(data, pixels, fixed, where=where)
         return pixels
     if isinstance(field, Tokens):
         return np.frombuffer(data.tobytes(), np.dtype(field.dtype).newbyteorder("<")).copy()

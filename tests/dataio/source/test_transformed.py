@@ -12,8 +12,8 @@ import torch
 from PIL import Image as Picture
 
 from dataio.base.errors import FieldError, SourceError
-from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
-from dataio.rows.views import Resize
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Mask, Text, Tokens
+from dataio.rows.views import RandomCrop, Resize
 from dataio.source import DatasetSource, TransformedSource
 from dataio.source.function_hash import describe_function
 from dataio.world import World, run_threads, thread_worlds
@@ -212,3 +212,21 @@ def test_every_process_describes_a_function_alike() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert said == {describe_function(resize(2))}
+
+
+def test_what_is_drawn_of_an_image_is_drawn_after_the_transform() -> None:
+    drawn = Image("image", crop=RandomCrop((2, 1)), flip=0.5)
+    seen = []
+
+    def look(sample: Any) -> Any:
+        seen.append(sample["image"].shape)
+        return sample
+
+    field = TransformedSource(inner(), {"image": drawn}, look).fields["image"]
+    (shape,) = set(seen)
+    kept = Resize(shape[:2])
+    assert shape[0] > 2
+    assert field == Image("image", resize=kept, crop=RandomCrop((2, 1)), flip=0.5, decoded=True)
+    gray = DatasetSource([{"mask": np.zeros((4, 5), np.uint8)}], name="gray")
+    with pytest.raises(FieldError, match="expected a Mask without flip or random crop"):
+        print(TransformedSource(gray, {"mask": Mask("mask", flip=0.5)}, dict).fields)
