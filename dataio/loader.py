@@ -22,8 +22,8 @@ from dataio.evaluation import Evaluation
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import build_parts
-from dataio.plan.order import num_steps
-from dataio.plan.policies import Importance, Shuffle
+from dataio.plan.order import deal, num_steps
+from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.plan.segment import Position
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
@@ -180,9 +180,15 @@ class Loader:
 
     @checked_call
     def max_steps(self, epochs: int) -> int:
-        """Count the steps of some epochs with every row visible: the bound of a schedule."""
-        last = self.layout.num_replicas - 1
-        dealt = np.array([self.layout.share_rows(0), self.layout.share_rows(last)])
+        """Count the steps of some epochs with every row visible: the bound of a schedule.
+
+        With a policy that draws, such as `importance.Weighted`, of as many rows as it draws, shared
+        out evenly; `importance.Weighted` says where an epoch takes more.
+        """
+        policy, num_rows = self._parts.arguments.importance, self.num_samples
+        if isinstance(policy, Drawing):
+            num_rows = policy.num_drawn(num_rows)
+        dealt = deal(num_rows, self.layout.num_replicas)[[0, -1]]
         return epochs * num_steps(dealt, self.batch_size, drop_last=self._parts.arguments.drop_last)
 
     @checked_call

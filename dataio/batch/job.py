@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.seeding import Key, key
 from dataio.batch.values import Array, Sample, Value
 from dataio.cache.files.reader import Located
 from dataio.rows.fields import Image
@@ -21,6 +22,8 @@ class Work:
         located: The rows.
         small: Fixed fields that were gathered already.
         bad: Rows known to be corrupt.
+        repeat: int64[batch]: Number of each row's occurrence in the epoch, from 0 on: it draws
+            other numbers each time. None where each row comes once.
     """
 
     epoch: int
@@ -28,6 +31,14 @@ class Work:
     located: Located
     small: Mapping[str, Array]
     bad: frozenset[int] = frozenset()
+    repeat: NDArray[np.int64] | None = None
+
+    def key_of(self, row: int, seed: int) -> Key:
+        """Derive the key of what a row draws: of (seed, epoch, sample), and of its occurrence."""
+        repeat = int(self.repeat[row]) if self.repeat is not None else 0
+        sample_id = int(self.located.sample_id[row])
+        # The first occurrence draws what it would if each row came once
+        return key(seed, "transform", epoch=self.epoch, sample_id=sample_id, step=repeat or None)
 
 
 @dataclass(slots=True)

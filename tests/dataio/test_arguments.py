@@ -66,6 +66,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         importance.InfoBatch: {},
         importance.Kakurenbo: {},
         importance.RandomPrune: {},
+        importance.Weighted: {},
         importance.SelectiveBackprop: {},
     }  # fmt: skip
 
