@@ -34,6 +34,7 @@ CURES = {
     "arrays": "convert each with np.asarray, or give the path of its .npy",
     "loaders": 'give for example {"web": loader}',
     "weights": 'give for example {"web": 2, "code": 1}',
+    "ByStep.weights": 'give for example [(0, {"web": 1}), (1000, {"web": 3})]',
     "Weighted.weights": "give one number a sample in a list or an array, the name of a field, or a "
     "function of the epoch",
 }

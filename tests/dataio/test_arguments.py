@@ -38,6 +38,7 @@ def arguments() -> dict[type, dict[str, Any]]:
     return {
         dataio.Array: {"key": "x", "shape": (2,), "dtype": "float32"},
         dataio.Bytes: {"key": "x"},
+        dataio.ByStep: {"weights": [(0, {"web": 1})]},
         dataio.Float: {"key": "x"},
         dataio.Image: {"key": "x"},
         dataio.Int: {"key": "x"},
