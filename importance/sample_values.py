@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataio.base.digest import digest
+from dataio.plan.candidates import Total
 
 Values = Sequence[float] | NDArray[np.generic] | Tensor
 """A number for each sample, by sample id."""
@@ -71,6 +72,21 @@ def check_length(values: NDArray[np.generic], num_samples: int, *, where: str) -
 
 def _copied(given: object) -> NDArray[np.generic]:
     return np.array(given.detach().cpu().numpy() if isinstance(given, Tensor) else given)
+
+
+def check_equal(values: NDArray[np.generic], total: Total, *, where: str) -> None:
+    """Refuse values that are others in another pool. Collective where ``total`` is.
+
+    Raises:
+        ValueError: ``where`` begins the message.
+    """
+    mine = int(digest(values.tobytes())[:10], 16)
+    everyone, num_pools = total(np.array([mine, 1])).tolist()
+    if everyone != mine * num_pools:
+        raise ValueError(
+            f"{where} are not the same on every rank, expected one list of numbers; let the "
+            "function go by the epoch alone, and seed what it draws"
+        )
 
 
 def name_of(given: object) -> str:

@@ -16,6 +16,7 @@ from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.sample_values import (
     Values,
+    check_equal,
     check_length,
     checked_classes,
     checked_weights,
@@ -50,7 +51,7 @@ class Weighted:
             up to one row; within a value ``weights`` decide.
         num_samples: Rows of an epoch on all ranks; None: as many as the dataset has.
         over: ``"global"``: draw from the rows of all nodes. ``"pool"``: each node draws its part of
-            ``num_samples``, as large as its part of the dataset and rounded down, from its own rows
+            ``num_samples``, as large as its part of the dataset, rounded down to at least one, from its own rows
             by their weights. These have the gradient weight (share of its rows in all weights) *
             num_samples / (rows it draws), so that the expected sum of gradients is the same; no
             steps are padded for it, but the counts depend on which node holds which rows.
@@ -108,7 +109,8 @@ class Weighted:
         """Decide how often each row of one pool comes in an epoch. Collective.
 
         Raises:
-            ValueError: On all ranks, if the weights of the epoch are not as they have to be.
+            ValueError: If the weights of the epoch are not as they have to be, or others than on
+                another node.
         """
         num_samples, ids = rows.num_samples, rows.sample_id
         num_drawn = self.num_drawn(num_samples)
@@ -119,23 +121,15 @@ class Weighted:
             weights, classes = self._balanced(rows, weights)
             # Side by side, the rows of a class share as many marks as they are due, up to one
             order = order[np.argsort(classes[order], kind="stable")]
-        gradient_weights, count = None, num_drawn
+        count, gradient_weights = num_drawn, None
         if self.over == "pool":
             order = order[np.isin(order, ids)]
-            share = float(weights[ids].sum() / weights.sum())
-            count = max(num_drawn * len(ids) // num_samples, 1) if share else 0
-            weight = share * num_drawn / max(count, 1)
+            count, weight = self._part(weights, ids, num_drawn)
             gradient_weights = np.full(len(ids), weight, np.float32)
         start = float(generator(key(rows.stream, "start")).random())
         drawn = np.zeros(num_samples, np.int64)
         drawn[order] = systematic(weights[order], count, start)
         counts = drawn[ids]
-        found = int(rows.total(np.array([counts.sum()]))[0])
-        if found != num_drawn and self.over == "global":
-            raise ValueError(
-                f"Weighted: all ranks together draw {found} rows of epoch {epoch}, expected "
-                f"{num_drawn}: their weights differ; give the same on every rank"
-            )
         figures = {"most_often": float(counts.max(initial=0))}
         hidden = np.flatnonzero(counts == 0)
         return Selection(hidden, gradient_weights, figures=figures, counts=counts)
@@ -144,12 +138,25 @@ class Weighted:
         """Choose none: no scores are kept."""
         return hidden[:0]
 
+    @staticmethod
+    def _part(
+        weights: NDArray[np.float64], ids: NDArray[np.int64], num_drawn: int
+    ) -> tuple[int, float]:
+        """Count the rows that a pool of some samples draws by itself, and what each stands for."""
+        share = float(weights[ids].sum() / weights.sum())
+        if share == 0:
+            return 0, 0.0
+        count = max(num_drawn * len(ids) // len(weights), 1)
+        return count, share * num_drawn / count
+
     def _weights_in(self, rows: Candidates, epoch: int) -> NDArray[np.float64]:
         given, where = self.weights, f"Weighted: the weights of epoch {epoch}"
         if given is None:
             return np.ones(rows.num_samples)
         if callable(given):
             weights = checked_weights(given(epoch), where=where)
+            # Arrays, which a policy's name tells apart, were compared when the loader was made
+            check_equal(weights, rows.total, where=where)
         else:
             # An array was checked when it was given
             found = rows.by_field(given) if isinstance(given, str) else given
