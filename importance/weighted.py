@@ -52,9 +52,9 @@ class Weighted:
         num_samples: Rows of an epoch on all ranks; None: as many as the dataset has.
         over: ``"global"``: draw from the rows of all nodes. ``"pool"``: each node draws its part of
             ``num_samples``, as large as its part of the dataset, rounded down to at least one, from
-            its own rows by their weights. These have the gradient weight (share of its rows in all weights) *
-            num_samples / (rows it draws), so that the expected sum of gradients is the same; no
-            steps are padded for it, but the counts depend on which node holds which rows.
+            its own rows by their weights. These have the gradient weight (share of its rows in all
+            weights) * num_samples / (rows it draws), so that the expected sum of gradients is the
+            same; no steps are padded for it, but the counts depend on which node holds which rows.
 
     Raises:
         ValueError: If weights are negative, not finite, all 0 or not one a sample.
