@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 import shuffle
 from dataio import Loader, NodeCache, Reports, Staging, StateError, Workers
+from dataio.base.atomic import parse_table
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from dataio.world import World, run_threads, single_world, thread_worlds
-from importance import Weighted
+from importance import RandomPrune, Weighted
 from tests.dataio.loaders import digest, jitter
 from tests.importance.hidden import SHUFFLES
 from tests.importance.rows import one_pool, reported
@@ -356,3 +358,30 @@ def test_what_does_not_fit_is_refused_before_anything_is_staged(
     with pytest.raises(ValueError, match=message):
         make(single_world(), tmp_path / "cache", policy, **options)
     assert not list(tmp_path.rglob("manifest*"))
+
+
+def test_evaluation_is_of_every_sample_once_and_reports_are_taken(tmp_path: Path) -> None:
+    with make(single_world(), tmp_path) as loader:
+        for batch in loader:
+            loader.report(batch, torch.ones(len(batch["slot"])))
+        evaluation = loader.evaluation(MemorySource(NUM_SAMPLES, name="test"))
+        assert sorted(i for b in evaluation for i in ids_of(b)) == list(range(NUM_SAMPLES))
+        stats = loader.stats()
+    assert stats["most_often"] == max(expected(0).values())
+    assert stats["hidden_fraction"] == pytest.approx(1 - len(expected(0)) / NUM_SAMPLES)
+    assert stats["padded_fraction"] == pytest.approx(1 - NUM_SAMPLES / 64)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_only_saves_of_weighted_runs_have_columns_for_counts(
+    tmp_path: Path, weighted: bool
+) -> None:
+    policy = Weighted(WEIGHTS) if weighted else RandomPrune(0.2, delta=1.0)
+    with make(single_world(), tmp_path, policy) as loader:
+        next(iter(loader))
+        loader.save(tmp_path / "saved")
+    path = tmp_path / "saved" / "node-0.arrow"
+    table = parse_table(path, path.read_bytes())
+    assert {"count", "before", "now"}.issubset(table.column_names) == weighted
+    assert {"hidden_place", "weight", "trained"} <= set(table.column_names)
+    assert table.column("trained").to_pylist().count(2) <= 4
