@@ -52,7 +52,7 @@ class Loader:
         cache: Directory in which this node keeps its rows, or a `NodeCache`; ``"auto"`` is
             TONARI_CACHE, else a node-local directory.
         shuffle: Which node holds which row; by default `Local`.
-        importance: Which rows an epoch leaves out; by default none.
+        importance: Which rows an epoch leaves out, or how often they come; by default each once.
         transform: ``(sample, rng) -> sample`` on arrays; rng depends on (seed, epoch, sample_id)
             alone. Where it draws from torch's, NumPy's or Python's global generator instead, these
             are seeded alike for each sample, and it is called on the loader's own thread.
