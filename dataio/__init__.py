@@ -24,6 +24,7 @@ from dataio.base.errors import (
     WorldError,
 )
 from dataio.options import NodeCache, Reports, Staging, Workers
+from dataio.plan.by_step import ByStep
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, ImageSize, Int, Mask, Text, Tokens
 from dataio.rows.views import (
     CenterCrop,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array",
+    "ByStep",
     "Bytes",
     "CacheBusyError",
     "CacheError",

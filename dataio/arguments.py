@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from dataio.base.errors import WorldError
@@ -13,8 +14,8 @@ from dataio.batch.values import BatchTransform, Collate, OnError, Transform
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Importance, Local, Shuffle
-from dataio.rows.fields import Field
+from dataio.plan.policies import Drawing, Importance, Local, Shuffle
+from dataio.rows.fields import Field, row_schema
 from dataio.source import Source
 from dataio.world import World
 
@@ -105,6 +106,32 @@ def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None
             'give a policy that does, such as Full(columns=("loss",)), or rows="uniform", '
             'partners="uniform"'
         )
+
+
+def check_drawing(arguments: Arguments, source: Source, fields: Mapping[str, Field]) -> None:
+    """Refuse a policy that draws rows if the dataset, or its fields, do not fit it."""
+    policy = arguments.importance
+    if not isinstance(policy, Drawing):
+        return
+    policy.num_drawn(source.num_samples)
+    numbers = {
+        column.name: np.dtype(column.dtype).kind in "iufb" and column.shape == ()
+        for column in row_schema(fields).fixed
+    }
+    for name in policy.by_fields:
+        if not numbers.get(name):
+            having = ", ".join(name for name, is_number in numbers.items() if is_number)
+            raise ValueError(
+                f"importance: {policy} draws by the field {name!r}, expected a field that is one "
+                f"number a sample, which this loader's are: {having or 'none'}; name one of these, "
+                "declare it in fields, or give an array of values by sample id"
+            )
+        if arguments.cache.quota is not None or arguments.staging.when == "overlap":
+            raise ValueError(
+                f"importance: {policy} draws by the field {name!r}, so all rows must be in the "
+                'caches before the first epoch, expected no quota and staging when="before"; give '
+                "an array of values by sample id instead"
+            )
 
 
 def check_batch_size(batch_size: int, layout: Layout) -> None:

@@ -46,7 +46,7 @@ class Epochs:
             parts.figures,
             epoch=run.epoch,
             step=run.step,
-            selection=run.running.plan.selection if run.is_running else None,
+            plan=run.running.plan if run.is_running else None,
             last_epoch=parts.line.last,
         )
 

@@ -22,8 +22,8 @@ from dataio.evaluation import Evaluation
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import build_parts
-from dataio.plan.order import num_steps
-from dataio.plan.policies import Importance, Shuffle
+from dataio.plan.order import deal, num_steps
+from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.plan.segment import Position
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
@@ -52,7 +52,7 @@ class Loader:
         cache: Directory in which this node keeps its rows, or a `NodeCache`; ``"auto"`` is
             TONARI_CACHE, else a node-local directory.
         shuffle: Which node holds which row; by default `Local`.
-        importance: Which rows an epoch leaves out; by default none.
+        importance: Which rows an epoch leaves out, or how often they come; by default each once.
         transform: ``(sample, rng) -> sample`` on arrays; rng depends on (seed, epoch, sample_id)
             alone. Where it draws from torch's, NumPy's or Python's global generator instead, these
             are seeded alike for each sample, and it is called on the loader's own thread.
@@ -180,9 +180,15 @@ class Loader:
 
     @checked_call
     def max_steps(self, epochs: int) -> int:
-        """Count the steps of some epochs with every row visible: the bound of a schedule."""
-        last = self.layout.num_replicas - 1
-        dealt = np.array([self.layout.share_rows(0), self.layout.share_rows(last)])
+        """Count the steps of some epochs with every row visible: the bound of a schedule.
+
+        With a policy that draws, such as `importance.Weighted`, of as many rows as it draws, shared
+        out evenly; `importance.Weighted` says where an epoch takes more.
+        """
+        policy, num_rows = self._parts.arguments.importance, self.num_samples
+        if isinstance(policy, Drawing):
+            num_rows = policy.num_drawn(num_rows)
+        dealt = deal(num_rows, self.layout.num_replicas)[[0, -1]]
         return epochs * num_steps(dealt, self.batch_size, drop_last=self._parts.arguments.drop_last)
 
     @checked_call

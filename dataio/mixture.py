@@ -24,13 +24,12 @@ from dataio.base.seeding import Key, key
 from dataio.batch.values import Batch
 from dataio.iterations import Iterations
 from dataio.loader import Loader
+from dataio.plan.by_step import ByStep, StepOrder, Weights, check_weights
 from dataio.state.resume import check_signed, sign
 from dataio.state.saves import CURE, clear, find_save, lost, named, read_saved, replacing
 from dataio.state.snapshot import STATE
 from dataio.world import World
 from dataio.world.agree import agree, together
-
-Weights = Mapping[str, float]
 
 MIXTURE = "mixture.json"
 EMPTY_EPOCHS = 3
@@ -48,7 +47,7 @@ class Mixture:
     Args:
         loaders: By name; closed with the mixture.
         weights: Share of the steps that each loader gets, in any scale; or a function of the
-            epoch, the same on all ranks.
+            epoch, the same on all ranks; or `ByStep`, where they change within an epoch.
         steps: Steps of an epoch; by default as many as one lap of all loaders.
         seed: Of the order in which they take turns.
 
@@ -59,7 +58,7 @@ class Mixture:
     def __init__(
         self,
         loaders: Mapping[str, Loader],
-        weights: Weights | Callable[[int], Weights],
+        weights: Weights | Callable[[int], Weights] | ByStep,
         *,
         steps: int | None = None,
         seed: int = 0,
@@ -74,24 +73,21 @@ class Mixture:
         self.seed = seed
         self.epoch = 0
         self.step = 0
+        self._order: StepOrder | None = None
+        if isinstance(weights, ByStep):
+            self._order = StepOrder(weights, list(self.loaders), key(seed, "mixture"))
         self._open: dict[str, Iterator[Batch]] = {}
         self._iterations = Iterations("Mixture")
         self._plan = self._planned(0)
 
     def _planned(self, epoch: int) -> NDArray[np.int64]:
         """int64[steps]: The loader that each step draws from, by number."""
+        if self._order is not None:
+            first = epoch * self._steps
+            return self._order.plan(range(first, first + self._steps))
         weights = self._weights(epoch) if callable(self._weights) else self._weights
-        if set(weights) != set(self.loaders):
-            raise ValueError(
-                f"Mixture: epoch {epoch} has weights for {', '.join(sorted(weights))}, the loaders "
-                f"are {', '.join(sorted(self.loaders))}; give one weight for each"
-            )
-        shares = np.array([float(weights[name]) for name in self.loaders])
-        if not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
-            raise ValueError(
-                f"Mixture: epoch {epoch} has weights {dict(weights)}, expected numbers >= 0 that "
-                "are not all 0"
-            )
+        assert not isinstance(weights, ByStep)
+        shares = np.array(check_weights(weights, list(self.loaders), when=f"epoch {epoch}"))
         counts = _apportion(shares / shares.sum(), self._steps)
         turns = np.repeat(np.arange(len(counts)), counts)
         return turns[permute(np.arange(self._steps), self._steps, self._key(epoch))]

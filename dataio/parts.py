@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataio.arguments import Arguments, check_agreement, check_batch_size, find_device
+from dataio.arguments import (
+    Arguments,
+    check_agreement,
+    check_batch_size,
+    check_drawing,
+    find_device,
+)
 from dataio.base.filesystem import cache_directory
 from dataio.batch.deliver import Delivery
 from dataio.batch.epoch_line import EpochLine
@@ -19,6 +25,7 @@ from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import SamplingGroups, find_sampling_groups
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placements
+from dataio.pool.field_reader import FieldReader
 from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
@@ -114,16 +121,9 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         check_metrics(metrics)
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
+    check_drawing(arguments, source, fields)
     check_agreement(arguments.agreed(source, fields), world)
     sampling = find_sampling_groups(layout, replica=world.replica, holds_all=shuffle.holds_all)
-    dealer = Dealer(
-        sampling,
-        world=world,
-        importance=arguments.importance,
-        seed=seed,
-        batch_size=arguments.batch_size,
-        drop_last=arguments.drop_last,
-    )
     placements = Placements(
         shuffle, layout, world.node, sampling.num_rows, seed, shuffle.num_leaving(layout)
     )
@@ -131,6 +131,11 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
     with contextlib.ExitStack() as undo:
         pool = _open_pool(arguments, source, fields, root, placements, world)
         undo.callback(pool.close)
+        dealer = Dealer(
+            sampling, world=world, importance=arguments.importance, seed=seed,
+            batch_size=arguments.batch_size, drop_last=arguments.drop_last,
+            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
+        )  # fmt: skip
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
         delivery = Delivery(find_device(arguments.device))

@@ -72,8 +72,8 @@ class Running:
         position: Where it began, or went on.
         plan: Its batches.
         refresh_order: Those of the hidden rows that get a new score.
-        seen: bool[rows of the sampling group]: Trained in ended segments of the epoch; None: none
-            has ended.
+        seen: int64[rows of the sampling group]: How often each was trained in ended segments of the
+            epoch; None: none has ended.
         refresh_step: Batches of hidden rows delivered.
         exchange_waits: Whether its exchange has yet to begin, as it may be the last epoch's.
     """
@@ -81,7 +81,7 @@ class Running:
     position: Position
     plan: EpochPlan
     refresh_order: Order
-    seen: NDArray[np.bool_] | None
+    seen: NDArray[np.int64] | None
     refresh_step: int
     exchange_waits: bool = False
 
@@ -253,12 +253,11 @@ class RunState:
     def snapshot(self) -> NodeSnapshot:
         """Tell what a save keeps of this node's rows; the scores are not copied."""
         running, pool = self.running, self._parts.pool
-        trained = np.zeros(self._parts.sampling.num_rows, np.uint8)
-        if running.seen is not None:
-            trained[running.seen] = 1
-        trained[trained_slots(running.plan.order, self.step)] = 2
+        num_rows = self._parts.sampling.num_rows
+        before = running.seen if running.seen is not None else np.zeros(num_rows, np.int64)
+        now = np.bincount(trained_slots(running.plan.order, self.step), minlength=num_rows)
         selection, losses = running.plan.selection, self._parts.moves.losses
-        return NodeSnapshot(pool.sample_ids, pool.scores, selection, trained, losses)
+        return NodeSnapshot(pool.sample_ids, pool.scores, selection, before, now, losses)
 
     def _begin_scores(self, state: New | Chosen | Restored) -> None:
         pool, world = self._parts.pool, self._parts.world
@@ -295,8 +294,8 @@ class RunState:
 
     def _seen_before(
         self, position: Position, node: NodeSnapshot | None
-    ) -> NDArray[np.bool_] | None:
-        """bool[rows of the sampling group]: What ended segments trained. Collective."""
+    ) -> NDArray[np.int64] | None:
+        """int64[rows of the sampling group]: How often ended segments trained each. Collective."""
         if not position.ended:
             return None
         if node is not None:
@@ -310,4 +309,4 @@ class RunState:
             epoch=position.epoch,
             world=parts.world,
         )
-        return seen[parts.pool.sample_ids]
+        return seen[parts.pool.sample_ids].astype(np.int64)

@@ -25,15 +25,15 @@ With a quota:
 Of the last epoch over all ranks:
     ``straggler_rank``, who waited longest, ``wait_max_s`` and ``wait_mean_s``.
 Of importance in this epoch:
-    ``hidden_fraction`` of this node's rows, and the policy's own, such as Kakurenbo's
-    ``hidden_cap`` and ``moved_back``.
+    ``hidden_fraction`` of this node's rows, ``padded_fraction`` of all replicas' batches, and the
+    policy's own, such as Kakurenbo's ``hidden_cap`` and ``moved_back``.
 """
 
 from collections.abc import Mapping
 
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
-from dataio.plan.policies import Selection
+from dataio.plan.epoch import EpochPlan
 from dataio.pool.pool import Pool
 from dataio.state.report import Feedback
 
@@ -49,7 +49,7 @@ def collect_stats(
     *,
     epoch: int,
     step: int,
-    selection: Selection | None,
+    plan: EpochPlan | None,
     last_epoch: Mapping[str, float],
 ) -> dict[str, float]:
     """Collect a loader's figures from its parts.
@@ -61,17 +61,18 @@ def collect_stats(
         figures: What it measures.
         epoch: The running epoch.
         step: Batches of it delivered.
-        selection: The running epoch's; None while none runs.
+        plan: Of the running epoch; None while none runs.
         last_epoch: The line of the last epoch that ended; see `figures.summarise`.
     """
-    hidden = len(selection.hidden) if selection is not None else 0
+    hidden = len(plan.selection.hidden) if plan is not None else 0
     return {
         **figures.to_stats(cache_bytes=gather.num_bytes, pulled_bytes=pool.pulled_bytes),
         **{name: last_epoch[name] for name in SPREAD if last_epoch},
         "epoch": epoch,
         "step": step,
         "hidden_fraction": hidden / pool.cache.num_slots,
-        **(selection.figures if selection is not None else {}),
+        "padded_fraction": plan.padded_fraction if plan is not None else 0.0,
+        **(plan.selection.figures if plan is not None else {}),
         "disk_bytes_written": pool.cache.bytes_written,
         "staging_s": pool.staging_s,
         "pulled_rows": pool.pulled_rows,

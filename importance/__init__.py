@@ -1,4 +1,4 @@
-"""Which rows are worth this epoch: the policies, and what a training step reports to them."""
+"""Which rows are worth this epoch, and how often: the policies, and what a step reports to them."""
 
 from importance.full import Full
 from importance.infobatch import InfoBatch
@@ -8,6 +8,7 @@ from importance.outcome import outcome
 from importance.random import RandomPrune
 from importance.schedule import lr_drops
 from importance.selective_backprop import SelectiveBackprop
+from importance.weighted import Weighted
 
 __all__ = [
     "POLICIES",
@@ -16,6 +17,7 @@ __all__ = [
     "Kakurenbo",
     "RandomPrune",
     "SelectiveBackprop",
+    "Weighted",
     "lr_drops",
     "make_policy",
     "outcome",

@@ -9,6 +9,7 @@ from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
 from importance.random import RandomPrune
 from importance.selective_backprop import SelectiveBackprop
+from importance.weighted import Weighted
 
 POLICIES: dict[str, type[Importance]] = {
     "full": Full,
@@ -16,6 +17,7 @@ POLICIES: dict[str, type[Importance]] = {
     "infobatch": InfoBatch,
     "selective_backprop": SelectiveBackprop,
     "random": RandomPrune,
+    "weighted": Weighted,
 }
 
 

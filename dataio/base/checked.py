@@ -34,8 +34,11 @@ CURES = {
     "arrays": "convert each with np.asarray, or give the path of its .npy",
     "loaders": 'give for example {"web": loader}',
     "weights": 'give for example {"web": 2, "code": 1}',
+    "ByStep.weights": 'give for example [(0, {"web": 1}), (1000, {"web": 3})]',
+    "Weighted.weights": "give one number a sample in a list or an array, the name of a field, or a "
+    "function of the epoch",
 }
-"""What to do, by the argument's name."""
+"""What to do, by the argument's name, or by that of the class too."""
 
 _WORDS: Mapping[Any, str] = {
     int: "a whole number", float: "a number", bool: "True or False", str: "a str",
@@ -153,7 +156,7 @@ def _has(value: object, name: str) -> bool:
 def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
     words = _listed(hint)
     shown = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r:.100}"
-    cure = CURES.get(name, f"see help({where})")
+    cure = CURES.get(f"{where}.{name}") or CURES.get(name, f"see help({where})")
     near = [
         near
         for word in (value if isinstance(value, tuple) else (value,))

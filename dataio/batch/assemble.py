@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError
-from dataio.base.seeding import key
 from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.job import Job, Work, num_rows
@@ -159,7 +158,7 @@ class Assembler:
         if self._transform is None:
             return sample
         sample_id = int(job.work.located.sample_id[row])
-        stream = key(self._seed, "transform", epoch=job.work.epoch, sample_id=sample_id)
+        stream = job.work.key_of(row, self._seed)
         try:
             changed = self._watch.call(self._transform, sample, stream, how)
         except Exception as error:

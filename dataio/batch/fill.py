@@ -94,7 +94,7 @@ class Filler:
             job.values[name] = out
         if self._draws:
             stream = key(self._seed, "pictures", epoch=work.epoch)
-            job.draws = uniform(stream, located.sample_id, NUM_DRAWS).tolist()
+            job.draws = uniform(stream, work.occurrences, NUM_DRAWS).tolist()
         return job
 
     def _variable(self, job: Job, name: str, data: list[memoryview]) -> Value:

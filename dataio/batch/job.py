@@ -7,10 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.seeding import Key, key
 from dataio.batch.values import Array, Sample, Value
 from dataio.cache.files.reader import Located
 from dataio.rows.image import Image, Mask
 from dataio.rows.views import Draws
+
+OCCURRENCE_BIT = 48
+"""No sample's number reaches it."""
 
 
 @dataclass(slots=True)
@@ -23,6 +27,8 @@ class Work:
         located: The rows.
         small: Fixed fields that were gathered already.
         bad: Rows known to be corrupt.
+        repeat: int64[batch]: Number of each row's occurrence in the epoch, from 0 on: it draws
+            other numbers each time. None where each row comes once.
     """
 
     epoch: int
@@ -30,6 +36,20 @@ class Work:
     located: Located
     small: Mapping[str, Array]
     bad: frozenset[int] = frozenset()
+    repeat: NDArray[np.int64] | None = None
+
+    @property
+    def occurrences(self) -> NDArray[np.int64]:
+        """int64[batch]: A number for each row that it has once in the epoch."""
+        sample_id = self.located.sample_id
+        return sample_id if self.repeat is None else sample_id + (self.repeat << OCCURRENCE_BIT)
+
+    def key_of(self, row: int, seed: int) -> Key:
+        """Derive the key of what a row draws: of (seed, epoch, sample), and of its occurrence."""
+        repeat = int(self.repeat[row]) if self.repeat is not None else 0
+        sample_id = int(self.located.sample_id[row])
+        # The first occurrence draws what it would if each row came once
+        return key(seed, "transform", epoch=self.epoch, sample_id=sample_id, step=repeat or None)
 
 
 class Pictures(NamedTuple):

@@ -130,7 +130,7 @@ class Lookup:
             num_steps = min(4 * num_steps, max(BLOCK_ROWS // slot.shape[1], 1))
 
     def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
-        slots, weight = block.block.slots, block.block.weight
+        slots, _, weight, repeats = block.block
         unchecked = self._verifier.unchecked(slots)
         columns = zip(*block.small.values(), strict=True) if block.small else repeat(())
         rows = zip(
@@ -144,6 +144,7 @@ class Lookup:
                 block.first_step + number,
                 located,
                 dict(zip(block.small, small, strict=True)),
+                repeat=repeats[number] if repeats is not None else None,
             )
             todo = slots[number] if unchecked[number] else None
             yield Pending(work, slot, sample_id, weights, todo)

@@ -20,6 +20,19 @@ Total = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 as often, with as many numbers."""
 
 
+ByField = Callable[[str], NDArray[np.generic]]
+"""Returns dtype[num_samples]: a field's value of every sample of the dataset, by sample id.
+Collective the first time that a field is asked for; the same on all ranks."""
+
+
+def no_field(name: str) -> NDArray[np.generic]:
+    """Stand in for the values of a field where no rows are held."""
+    raise ValueError(
+        f"importance: a policy draws by the field {name!r}, which only a loader can read; give the "
+        "policy an array of values by sample id"
+    )
+
+
 def alone(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Stand in for a total where a pool decides by itself."""
     return values
@@ -36,6 +49,7 @@ class Candidates:
         num_samples: Rows of all pools together.
         stream: Key of the epoch's places, the same on all ranks.
         total: Sums over all pools.
+        by_field: The values of a field that `Drawing.by_fields` names, of all samples.
     """
 
     scores: Scores
@@ -43,6 +57,7 @@ class Candidates:
     num_samples: int
     stream: Key
     total: Total = alone
+    by_field: ByField = no_field
 
     @cached_property
     def places(self) -> NDArray[np.int64]:

@@ -1,12 +1,13 @@
 """Agree with all ranks on an epoch: what each sampling group hides, and its batches."""
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import key
-from dataio.plan.candidates import Candidates
+from dataio.plan.candidates import ByField, Candidates, no_field
 from dataio.plan.epoch import (
     Counts,
     EpochPlan,
@@ -16,11 +17,16 @@ from dataio.plan.epoch import (
     plan_refresh,
 )
 from dataio.plan.history import Scores
-from dataio.plan.order import Order
+from dataio.plan.order import Order, deal, num_steps
 from dataio.plan.policies import Importance, Selection
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Position
 from dataio.world import World
+
+MOST_STEPS = 1.25
+"""Of the steps of an even share; where an epoch takes more, a message says so."""
+
+log = logging.getLogger(__name__)
 
 
 class Dealer:
@@ -33,6 +39,7 @@ class Dealer:
         seed: The run's seed.
         batch_size: Rows a batch.
         drop_last: Leave out the steps that not every replica can fill.
+        by_field: Returns the values of a field of all samples, where a policy asks.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class Dealer:
         seed: int,
         batch_size: int,
         drop_last: bool,
+        by_field: ByField = no_field,
     ) -> None:
         self._sampling = sampling
         self._world = world
@@ -51,6 +59,8 @@ class Dealer:
         self._seed = seed
         self._batch_size = batch_size
         self._drop_last = drop_last
+        self._by_field = by_field
+        self._has_warned = False
 
     def deal(
         self,
@@ -60,7 +70,7 @@ class Dealer:
         *,
         num_epochs: int | None,
         restored: Selection | None,
-        seen: NDArray[np.bool_] | None,
+        seen: NDArray[np.int64] | None,
     ) -> tuple[EpochPlan, Order]:
         """Decide what is left of an epoch: hidden rows, batches, weights, refresh. Collective.
 
@@ -70,10 +80,14 @@ class Dealer:
             sample_id: Returns int64[rows of the sampling group], where a policy asks.
             num_epochs: Length of the whole run, None where nobody said.
             restored: What the epoch was found to hide before; None: the policy selects.
-            seen: bool[rows of the sampling group]: Trained in ended segments of the epoch.
+            seen: int64[rows of the sampling group]: How often each was trained in ended segments of
+                the epoch.
 
         Returns:
             The epoch's batches, and those of the hidden rows that get a new score.
+
+        Raises:
+            ValueError: If a policy with score columns lets rows come several times.
         """
         sampling, epoch = self._sampling, position.epoch
         selection = restored
@@ -93,7 +107,25 @@ class Dealer:
             drop_last=self._drop_last,
             groups=groups_of(sampling, seed=self._seed) if position.running.grouped else None,
         )
+        self._warn_of_uneven(plan, epoch)
         return plan, self._deal_refresh(plan.selection.hidden, epoch)
+
+    def _warn_of_uneven(self, plan: EpochPlan, epoch: int) -> None:
+        """Log once if rows that come several times give some replicas far more than others."""
+        if plan.selection.counts is None or self._has_warned or self._world.rank:
+            return
+        even = deal(int(plan.dealt.sum()), len(plan.dealt))
+        steps, least = (num_steps(rows, self._batch_size) for rows in (plan.dealt, even))
+        if steps <= MOST_STEPS * least:
+            return
+        self._has_warned = True
+        log.warning(
+            "[rank 0] epoch %d: one rank has rows for %d steps where an even share is %d, as the "
+            "rows of its node come more often, and other ranks' batches are padding (with "
+            "drop_last, its rows are left out): shuffle with Global(), or draw on each node by "
+            'itself, Weighted(..., over="pool")',
+            epoch, steps, least,
+        )  # fmt: skip
 
     def _select(
         self,
@@ -111,8 +143,16 @@ class Dealer:
             int(self._sampling.sizes.sum()),
             key(self._seed, "importance", epoch=epoch),
             self._total,
+            self._by_field,
         )
-        return self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
+        selection = self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
+        if selection.counts is not None and self._importance.columns:
+            raise ValueError(
+                f"importance: {self._importance} lets rows come several times and has the score "
+                f"columns {', '.join(self._importance.columns)}, expected none, as several ranks "
+                "would report of one row; give it no columns, or no counts"
+            )
+        return selection
 
     def _total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the numbers of all sampling groups; one rank sends those of each. Collective."""

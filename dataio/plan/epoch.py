@@ -92,7 +92,9 @@ class EpochPlan:
         """
         batch_size = self.order.batch_size
         slots, num_valid = self.order.block(first_step, num_steps)
-        weight = np.ones(slots.shape, np.float32)
+        weight, repeat = np.ones(slots.shape, np.float32), None
+        if self.selection.counts is not None:
+            repeat = self.order.repeats(first_step, num_steps)
         if self.selection.weights is not None:
             weight = self.selection.weights[slots].astype(np.float32)
         if (first_step + num_steps) * batch_size > self._fewest:
@@ -100,7 +102,14 @@ class EpochPlan:
             valid = np.maximum(valid_rows(self.dealt, steps, batch_size), 1)
             weight *= (len(self.dealt) * batch_size / valid).astype(np.float32)[:, None]
             weight[np.arange(batch_size) >= num_valid[:, None]] = 0
-        return Block(slots, num_valid, weight)
+        return Block(slots, num_valid, weight, repeat)
+
+    @property
+    def padded_fraction(self) -> float:
+        """Share of the rows of all replicas' batches that are padding, in [0, 1]."""
+        whole = len(self.dealt) * self.order.steps * self.order.batch_size
+        trained = np.minimum(self.dealt, self.order.steps * self.order.batch_size)
+        return 1 - int(trained.sum()) / whole if whole else 0.0
 
     @cached_property
     def _fewest(self) -> int:
@@ -114,7 +123,7 @@ def plan_epoch(
     *,
     stream: Key,
     batch_size: int,
-    seen: NDArray[np.bool_] | None = None,
+    seen: NDArray[np.int64] | None = None,
     drop_last: bool = False,
     groups: Groups | None = None,
 ) -> EpochPlan:
@@ -126,8 +135,8 @@ def plan_epoch(
         counts: Of all sampling, as `count_rows` counted each.
         stream: Key of the sampling group's order in this epoch.
         batch_size: Rows a batch.
-        seen: bool[num_rows]: Rows that were trained in this epoch before the layout or the batch
-            size changed; they are not again.
+        seen: int64[num_rows]: How often each row was trained in this epoch before the layout or the
+            batch size changed; that often it does not come again.
         drop_last: Leave out the steps that not every replica can fill.
         groups: In which the rows come in, while they are staged.
     """
@@ -137,10 +146,13 @@ def plan_epoch(
     mine = int(shown[sampling.mine])
     hidden = selection.hidden[: int(counts.unseen[sampling.mine]) - mine]
     visible: NDArray[np.int64] | range = range(sampling.num_rows)
-    if len(hidden) or seen is not None:
-        left = np.ones(sampling.num_rows, np.bool_) if seen is None else ~seen
-        left[hidden] = False
-        visible = np.flatnonzero(left)
+    if selection.counts is not None:
+        left = selection.counts if seen is None else selection.counts - seen
+        visible = np.repeat(np.arange(sampling.num_rows), left)
+    elif len(hidden) or seen is not None:
+        is_left = np.ones(sampling.num_rows, np.bool_) if seen is None else seen == 0
+        is_left[hidden] = False
+        visible = np.flatnonzero(is_left)
     dealt = deal_all(shown, sampling.replicas)
     order = Order(
         visible,
@@ -160,7 +172,8 @@ class Counts:
     """Rows of all sampling groups in an epoch.
 
     Attributes:
-        unseen: int64[num_sampling_groups]: Not trained before the layout or the batch size changed.
+        unseen: int64[num_sampling_groups]: Not trained before the layout or the batch size changed;
+            each as often as it still comes, a hidden one once.
         visible: int64[num_sampling_groups]: Of these, the ones that the selections left.
     """
 
@@ -169,10 +182,14 @@ class Counts:
 
 
 def count_rows(
-    sampling: SamplingGroups, selection: Selection, seen: NDArray[np.bool_] | None
+    sampling: SamplingGroups, selection: Selection, seen: NDArray[np.int64] | None
 ) -> tuple[int, int]:
     """Count this replica's sampling group for `Counts`: unseen rows, visible rows."""
-    unseen = sampling.num_rows - (0 if seen is None else int(seen.sum()))
+    num_seen = 0 if seen is None else int(seen.sum())
+    if selection.counts is not None:
+        visible = int(selection.counts.sum()) - num_seen
+        return visible + len(selection.hidden), visible
+    unseen = sampling.num_rows - num_seen
     return unseen, unseen - len(selection.hidden)
 
 

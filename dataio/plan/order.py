@@ -48,11 +48,14 @@ class Block(NamedTuple):
         slots: int64[steps, batch]: Rows to read; padding repeats rows of the same replica.
         num_valid: int64[steps]: The first this many of a batch are trained on.
         weight: float32[steps, batch]: As delivered, padding 0.
+        repeat: int64[steps, batch]: Number of the row's occurrence in the epoch, from 0 on; None
+            where each row comes once.
     """
 
     slots: NDArray[np.int64]
     num_valid: NDArray[np.int64]
     weight: NDArray[np.float32]
+    repeat: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class Order:
     """The batches of one replica in one epoch: any of them, in any order, as a function call.
 
     Attributes:
-        visible: int64[num_visible]: Slots of the sampling group, ascending; a range where none is
-            hidden, so that nothing grows with the pool.
+        visible: int64[num_visible]: Slots of the sampling group, ascending, each as often as it
+            comes in the epoch; a range where each comes once, so that nothing grows with the pool.
         stream: Key of the sampling group's permutation in this epoch; None keeps slot order.
         dealt: int64[replicas of the sampling group]: Rows that each of them gets.
         place: This replica's place among them.
@@ -103,14 +106,24 @@ class Order:
             Slots int64[num_steps, batch]; num_valid int64[num_steps]: the first rows of a batch
             that are no padding.
         """
-        start = first_step * self.batch_size
-        # int64[num_steps * batch]: places within the replica's run; past its end it starts over
-        places = np.arange(start, start + num_steps * self.batch_size)
         left = self.num_rows - self.batch_size * np.arange(first_step, first_step + num_steps)
-        if left[-1] < self.batch_size:
-            places %= max(self.num_rows, 1)
-        slots = self.slots_at(places).reshape(num_steps, self.batch_size)
-        return slots, np.clip(left, 0, self.batch_size)
+        slots = self.slots_at(self._places(first_step, num_steps))
+        return slots.reshape(num_steps, self.batch_size), np.clip(left, 0, self.batch_size)
+
+    def repeats(self, first_step: int, num_steps: int) -> NDArray[np.int64]:
+        """Number the occurrences of the rows of some steps: int64[num_steps, batch], from 0 on."""
+        places = self._places(first_step, num_steps)
+        if self.num_rows == 0:
+            return np.zeros((num_steps, self.batch_size), np.int64)
+        index = self._index_at(places)
+        repeat = index - np.searchsorted(self.visible, np.asarray(self.visible)[index])
+        return repeat.reshape(num_steps, self.batch_size)
+
+    def _places(self, first_step: int, num_steps: int) -> NDArray[np.int64]:
+        """int64[num_steps * batch]: Places in the replica's run; past its end it starts over."""
+        start, stop = first_step * self.batch_size, (first_step + num_steps) * self.batch_size
+        places = np.arange(start, stop)
+        return places % max(self.num_rows, 1) if stop > self.num_rows else places
 
     def even_block(self, first_step: int, num_steps: int) -> Block:
         """Find the rows of some steps, each of weight 1; padding weighs 0."""
@@ -122,14 +135,17 @@ class Order:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
         if self.num_rows == 0:
             return np.full(len(places), self.visible[0] if len(self.visible) else 0)
-        index = places * len(self.dealt) + self.place
-        if self.groups is not None:
-            index = self.groups.permute(index, self.visible)
-        elif self.stream is not None:
-            index = permute(index, len(self.visible), self.stream)
+        index = self._index_at(places)
         if isinstance(self.visible, range):
             return index + self.visible.start
         return self.visible[index]
+
+    def _index_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find which of the visible rows stand at some places of this replica's run."""
+        index = places * len(self.dealt) + self.place
+        if self.groups is not None:
+            return self.groups.permute(index, self.visible)
+        return index if self.stream is None else permute(index, len(self.visible), self.stream)
 
 
 @dataclass(frozen=True)

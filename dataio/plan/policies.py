@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from dataio.world import World
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows of a pool an epoch leaves out, and what the others weigh.
+    """Which rows of a pool an epoch leaves out, how often the others come, and what they weigh.
 
     Attributes:
         hidden: int64[num_hidden]: Slots left out, least worth first; those at the end come back
@@ -32,6 +32,11 @@ class Selection:
             padding of weight 0. Unbiased policies pad.
         figures: What else there is to know of the choice, for ``Loader.stats``; of this pool, or of
             all where they were totalled.
+        counts: int64[num_slots]: How often each row comes in the epoch, 0 for the hidden ones; None
+            means once. Only of a policy without score columns, and without ``top_up``.
+
+    Raises:
+        ValueError: If ``counts`` do not go with ``hidden`` or ``top_up``.
     """
 
     hidden: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -39,6 +44,18 @@ class Selection:
     lr_factor: float = 1.0
     top_up: bool = False
     figures: Mapping[str, float] = field(default_factory=dict)
+    counts: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.counts is None:
+            return
+        num_zero = int((self.counts == 0).sum())
+        if self.top_up or num_zero != len(self.hidden) or self.counts[self.hidden].any():
+            raise ValueError(
+                f"Selection: counts are 0 for {num_zero} rows, {len(self.hidden)} are hidden, and "
+                f"top_up is {self.top_up}; expected counts >= 0 that are 0 for exactly the hidden "
+                "rows, and no top_up; give hidden=np.flatnonzero(counts == 0)"
+            )
 
 
 class Importance(Protocol):
@@ -61,6 +78,24 @@ class Importance(Protocol):
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
         """Choose the hidden slots that get a new score at the end of this epoch."""
+        ...
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """What else the loader asks of an importance policy that sets ``Selection.counts``."""
+
+    @property
+    def by_fields(self) -> tuple[str, ...]:
+        """Fields of one number a sample whose values of all samples it asks `Candidates` for."""
+        ...
+
+    def num_drawn(self, num_samples: int) -> int:
+        """Count the rows of an epoch on all ranks, each as often as it comes.
+
+        Raises:
+            ValueError: If the policy is not one for a dataset of so many samples.
+        """
         ...
 
 

@@ -101,7 +101,7 @@ def _trained(
         Counts(counts, counts),
         stream=sampling.stream(seed, "order", epoch=epoch),
         batch_size=segment.batch_size,
-        seen=before if before.any() else None,
+        seen=before.astype(np.int64) if before.any() else None,
         groups=groups_of(sampling, seed=seed) if segment.grouped else None,
     )
     return ids[trained_slots(plan.order, segment.steps)]

@@ -173,10 +173,10 @@ def check_num_hidden(position: Position, hid: int | None, hides: int) -> None:
     )
 
 
-def trained_before(position: Position, node: NodeSnapshot) -> NDArray[np.bool_]:
-    """bool[num_slots]: What a save says that the ended segments of its epoch trained."""
+def trained_before(position: Position, node: NodeSnapshot) -> NDArray[np.int64]:
+    """int64[num_slots]: How often a save says that the ended segments of its epoch trained each."""
     # Restored into the segment that it was saved in, its own rows are still to be counted.
-    return node.trained == 1 if position.running.steps else node.trained > 0
+    return node.before if position.running.steps else node.before + node.now
 
 
 def load_part(

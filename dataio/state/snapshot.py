@@ -26,6 +26,9 @@ from dataio.world import World
 from dataio.world.agree import agree, together
 
 STATE = "state.json"
+COUNTS = ("count", "before", "now")
+"""Columns that a table has where rows come several times: in the epoch, and so far."""
+
 SUM_BYTES = 8
 """Of the checksum, with which a table's file ends."""
 
@@ -35,7 +38,9 @@ def _row_dtype(scores: np.dtype[np.void]) -> np.dtype[np.void]:
         ("sample_id", "<i8"),
         ("hidden_place", "<i8"),
         ("weight", "<f4"),
-        ("trained", "u1"),
+        ("count", "<i8"),
+        ("before", "<i8"),
+        ("now", "<i8"),
         ("scores", scores),
         ("begun_loss", "<f4"),
     ]
@@ -50,7 +55,8 @@ class NodeSnapshot:
         sample_id: int64[num_slots]: For the check that a row gets its own score.
         scores: scores[num_slots].
         selection: The running epoch's choice, after topping up.
-        trained: uint8[num_slots]: 0 not yet in this epoch, 1 before the running segment, 2 in it.
+        before: int64[num_slots]: How often each was trained in ended segments of the epoch.
+        now: int64[num_slots]: How often in the running one.
         losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
             exchange.
     """
@@ -58,7 +64,8 @@ class NodeSnapshot:
     sample_id: NDArray[np.int64]
     scores: Scores
     selection: Selection
-    trained: NDArray[np.uint8]
+    before: NDArray[np.int64]
+    now: NDArray[np.int64]
     losses: NDArray[np.float32] | None = None
 
 
@@ -258,7 +265,7 @@ def load_scores(path: Path) -> Scores:
 def _unsaved(sample_id: NDArray[np.int64], dtype: np.dtype[np.void]) -> NDArray[np.void]:
     rows = np.zeros(len(sample_id), _row_dtype(dtype))
     rows["scores"] = unscored(len(rows), dtype)
-    rows["hidden_place"], rows["weight"], rows["begun_loss"] = -1, 1, np.inf
+    rows["hidden_place"], rows["weight"], rows["begun_loss"], rows["count"] = -1, 1, np.inf, 1
     rows["sample_id"] = sample_id
     return rows
 
@@ -289,8 +296,13 @@ def _read_rows(
     table = _read_table(saved, node)
     rows = np.zeros(table.num_rows, _row_dtype(dtype))
     rows["scores"] = unscored(len(rows), dtype)
-    for name in ("sample_id", "hidden_place", "weight", "trained"):
+    for name in ("sample_id", "hidden_place", "weight"):
         rows[name] = table.column(name).to_numpy()
+    trained = table.column("trained").to_numpy()
+    rows["count"], rows["before"], rows["now"] = 1, trained == 1, trained == 2
+    for name in COUNTS:
+        if name in table.column_names:
+            rows[name] = table.column(name).to_numpy()
     if "begun_loss" in table.column_names:
         rows["begun_loss"] = table.column("begun_loss").to_numpy()
     for name in set(dtype.names or ()).intersection(table.column_names):
@@ -324,12 +336,16 @@ def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
     order = np.argsort(place, kind="stable")
     hidden = order[place[order] >= 0]
     weights = rows["weight"].copy() if meta["weighted"] else None
-    selection = Selection(hidden, weights, meta["lr_factor"], meta["top_up"], meta["figures"])
+    counts = rows["count"].copy() if meta.get("counted") else None
+    selection = Selection(
+        hidden, weights, meta["lr_factor"], meta["top_up"], meta["figures"], counts
+    )
     return NodeSnapshot(
         rows["sample_id"].copy(),
         rows["scores"].copy(),
         selection,
-        rows["trained"].copy(),
+        rows["before"].copy(),
+        rows["now"].copy(),
         rows["begun_loss"].copy() if meta.get("losses") else None,
     )
 
@@ -342,7 +358,9 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     kept = node.scores.dtype.names or ()
     columns |= {name: np.ascontiguousarray(node.scores[name]) for name in kept}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
-    columns["trained"] = node.trained
+    columns["trained"] = np.where(node.now > 0, 2, node.before > 0).astype(np.uint8)
+    if node.selection.counts is not None:
+        columns |= zip(COUNTS, (node.selection.counts, node.before, node.now), strict=True)
     if node.losses is not None:
         columns["begun_loss"] = node.losses
     meta = {
@@ -352,6 +370,8 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
         "figures": dict(node.selection.figures),
         "losses": node.losses is not None,
     }
+    if node.selection.counts is not None:
+        meta["counted"] = True
     return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})
 
 

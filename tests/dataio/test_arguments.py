@@ -38,6 +38,7 @@ def arguments() -> dict[type, dict[str, Any]]:
     return {
         dataio.Array: {"key": "x", "shape": (2,), "dtype": "float32"},
         dataio.Bytes: {"key": "x"},
+        dataio.ByStep: {"weights": [(0, {"web": 1})]},
         dataio.Float: {"key": "x"},
         dataio.Image: {"key": "x"},
         dataio.CenterCrop: {"size": 2},
@@ -75,6 +76,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         importance.InfoBatch: {},
         importance.Kakurenbo: {},
         importance.RandomPrune: {},
+        importance.Weighted: {},
         importance.SelectiveBackprop: {},
     }  # fmt: skip
 

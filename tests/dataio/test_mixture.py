@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dataio import StateError
+from dataio import ByStep, StateError
 from dataio.mixture import Mixture
 from dataio.plan.policies import Selection
 from dataio.world import run_threads, single_world, thread_worlds
@@ -172,3 +172,63 @@ def test_a_finished_run_that_is_restored_stays_at_its_end(tmp_path):
         mixture.load_state_dict(state)
         assert list(mixture.epochs(2)) == []
         assert mixture.state_dict() == state
+
+
+def by_step(step):
+    """Small ones come more and more often, and large ones no longer from step 60 on."""
+    return {"large": 1.0 if step < 60 else 0.0, "small": step / 20}
+
+
+@pytest.mark.parametrize("layout", [[1], [2, 1]])
+def test_weights_that_change_by_step_hold_in_any_window_on_all_ranks(tmp_path, layout):
+    def run(world):
+        with mixed(world, tmp_path, weights=ByStep(by_step), steps=25) as mixture:
+            return [batch["dataset"] for _ in mixture.epochs(3) for batch in mixture]
+
+    everyone = run_threads(thread_worlds(layout), run)
+    assert all(rank == everyone[0] for rank in everyone)
+    drawn = np.cumsum([name == "small" for name in everyone[0]])
+    shares = [by_step(step)["small"] / sum(by_step(step).values()) for step in range(75)]
+    due = np.cumsum(shares)
+    assert np.abs(drawn - due).max() <= 0.5 + 1e-9, "of two each is within half a step"
+    assert everyone[0][60:] == ["small"] * 15
+
+
+@pytest.mark.parametrize("by_save", [True, False])
+def test_a_mixture_by_step_goes_on_from_any_step(tmp_path, by_save):
+    def whole(mixture):
+        return [seen(batch) for _ in mixture.epochs(3) for batch in mixture]
+
+    weights = ByStep([(0, {"large": 1, "small": 0}), (20, {"large": 1, "small": 3})])
+    with mixed(single_world(), tmp_path, weights=weights, steps=9) as mixture:
+        uninterrupted = whole(mixture)
+    for stop in range(1, 27):
+        begun = []
+        with mixed(single_world(), tmp_path, weights=weights, steps=9) as mixture:
+            for _ in mixture.epochs(3):
+                for batch in mixture:
+                    begun.append(seen(batch))
+                    if len(begun) == stop:
+                        break
+                if len(begun) == stop:
+                    break
+            mixture.save(tmp_path / "saved")
+            state = mixture.state_dict()
+        with mixed(single_world(), tmp_path, weights=weights, steps=9) as mixture:
+            if by_save:
+                mixture.restore(tmp_path / "saved")
+            else:
+                mixture.load_state_dict(state)
+            assert begun + whole(mixture) == uninterrupted, f"stopped after {stop}"
+
+
+def test_set_epoch_finds_the_weights_of_its_steps(tmp_path):
+    def names(mixture):
+        return [batch["dataset"] for batch in mixture]
+
+    with mixed(single_world(), tmp_path, weights=ByStep(by_step), steps=15) as mixture:
+        epochs = [names(mixture) for _ in mixture.epochs(5)]
+        mixture.set_epoch(1)
+        assert names(mixture) == epochs[1]
+        mixture.set_epoch(4)
+        assert names(mixture) == epochs[4] == ["small"] * 15

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+import importance
 import shuffle
 from dataio import (
     FieldError,
@@ -201,3 +202,21 @@ def test_a_torn_picture_is_raised_or_skipped(tmp_path, expected, workers) -> Non
     with two as loader:
         seen = [i for b in loader for i, w in zip(b["sample_id"], b["weight"], strict=True) if w]
     assert sorted(map(int, seen)) == [i for i in range(NUM_SAMPLES) if i != 13]
+
+
+def test_a_row_that_comes_twice_is_cut_in_two_ways(tmp_path) -> None:
+    weights = np.full(NUM_SAMPLES, 0.0)
+    weights[:5] = 1.0
+    policy = importance.Weighted(weights, num_samples=15)
+    fields = {"image": FIELDS["image"]}
+    with open_loader(single_world(), tmp_path, fields=fields, importance=policy) as loader:
+        seen = [
+            (i, image.numpy().tobytes())
+            for batch in loader
+            for i, image, w in zip(
+                batch["sample_id"].tolist(), batch["image"], batch["weight"], strict=True
+            )
+            if w
+        ]
+    assert sorted(i for i, _ in seen) == sorted([*range(5)] * 3)
+    assert len(set(seen)) == 15

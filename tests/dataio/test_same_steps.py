@@ -5,7 +5,7 @@ import pytest
 import shuffle
 from dataio import Loader, Reports, Workers
 from dataio.world import run_threads, thread_worlds
-from importance import InfoBatch, Kakurenbo, RandomPrune
+from importance import InfoBatch, Kakurenbo, RandomPrune, Weighted
 from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -13,7 +13,10 @@ NUM_SAMPLES = 211
 EPOCHS = 4
 ROWS_A_STEP = 24
 KAKURENBO = Kakurenbo(0.4, drops=(), alphas=(1.0,))
-POLICIES = {"none": None, "kakurenbo": KAKURENBO, "infobatch": InfoBatch(), "random": RandomPrune()}
+POLICIES = {
+    "none": None, "kakurenbo": KAKURENBO, "infobatch": InfoBatch(), "random": RandomPrune(),
+    "weighted": Weighted([1.0 + 9 * (i % 7 == 0) for i in range(NUM_SAMPLES)]),
+}  # fmt: skip
 
 
 def train(root, layout, policy, importance, *, stop=None, at=None, save=None):

@@ -14,7 +14,7 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance, Selection, Shuffle
 from dataio.world import World
-from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop, Weighted
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 97
@@ -26,6 +26,7 @@ POLICIES: dict[str, Importance] = {
     "infobatch": InfoBatch(0.5, delta=0.8),
     "selective_backprop": SelectiveBackprop(0.4),
     "random": RandomPrune(0.3, delta=0.8),
+    "weighted": Weighted(num_samples=70),
 }
 SHUFFLES: dict[str, Callable[[], Shuffle]] = {
     "local": shuffle.Local,

@@ -26,6 +26,16 @@ def policy() -> Importance:
     return made
 
 
+def test_the_example_of_drawn_rows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TONARI_CACHE", str(tmp_path / "cache"))
+    code = next(block for block in DOC.read_text().split("```python\n") if "balance=" in block)
+    names: dict[str, object] = {}
+    exec(compile(code.split("```")[0], str(DOC), "exec"), names)
+    assert len(names["drawn"]) == 100  # type: ignore[arg-type]
+    names["loader"].close()  # type: ignore[attr-defined]
+
+
 def test_only_rows_never_forgotten_are_hidden_and_weights_sum_to_all(policy: Importance) -> None:
     scores = reported(np.zeros(1000))
     scores["forgotten"][::2], scores["correct"][::5] = 1, False

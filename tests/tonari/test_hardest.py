@@ -72,8 +72,9 @@ def write_saved(
 
     def save(world: World) -> None:
         ids, scores = nodes[world.node]
-        trained = np.zeros(len(ids), np.uint8)
-        save_snapshot(path, state, NodeSnapshot(np.array(ids), scores, Selection(), trained), world)
+        none = np.zeros(len(ids), np.int64)
+        node = NodeSnapshot(np.array(ids), scores, Selection(), none, none)
+        save_snapshot(path, state, node, world)
 
     run_threads(thread_worlds([1] * len(nodes)), save)
 

@@ -108,13 +108,15 @@ class ShuffleConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportanceConfig(Section):
-    """Which rows an epoch leaves out: one of `importance.POLICIES`, and its own settings.
+    """Which rows an epoch leaves out, or draws: one of `importance.POLICIES`, and its own settings.
 
     What is left out is as the policy has it. ``refresh_every`` 0: never. ``drops`` "lr": where this
-    run's learning rate has halved (`importance.lr_drops`).
+    run's learning rate has halved (`importance.lr_drops`). ``weights`` and ``balance``: fields.
     """
 
-    kind: Literal["full", "kakurenbo", "infobatch", "selective_backprop", "random"] = "full"
+    kind: Literal[
+        "full", "kakurenbo", "infobatch", "selective_backprop", "random", "weighted"
+    ] = "full"  # fmt: skip
     fraction: Share | None = None
     tau: Fraction | None = None
     drops: tuple[Positive, ...] | Literal["lr"] | None = None
@@ -124,6 +126,10 @@ class ImportanceConfig(Section):
     refresh_every: Whole | None = None
     delta: Fraction | None = None
     columns: tuple[ScoreColumn, ...] | None = None
+    weights: str | None = None
+    balance: str | None = None
+    num_samples: Count | None = None
+    over: Literal["global", "pool"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ import torch
 import dataio
 import importance
 import shuffle
-from dataio.plan.policies import Importance, Shuffle
+from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.world import World
 from trainer.config.config import Config, DataConfig, OptimizerConfig, ShuffleConfig
 from trainer.deliver.deliver import ReplicaLoader
@@ -146,6 +146,7 @@ def build_loader(
     data = config.data
     train, test = _sources(data)
     policy = _importance(config)
+    drawn_by = policy.by_fields if isinstance(policy, Drawing) else ()
 
     def open_loader(
         world: World, device: torch.device | None, columns: Collection[str]
@@ -153,7 +154,11 @@ def build_loader(
         return dataio.Loader(
             train,
             batch_size=data.batch_size,
-            fields={name: field for name, field in _fields(data).items() if name in columns},
+            fields={
+                name: field
+                for name, field in _fields(data).items()
+                if name in columns or name in drawn_by
+            },
             cache=data.cache,
             shuffle=_shuffle(config.shuffle),
             importance=policy,

@@ -28,7 +28,7 @@ from dataio import (
 from dataio.rows.fields import Field, row_schema
 from dataio.rows.rows import FixedColumn, make_rows
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import Kakurenbo
+from importance import Kakurenbo, Weighted
 
 pytestmark = pytest.mark.thorough
 
@@ -188,6 +188,16 @@ def test_batches_under_importance_are_the_same_and_hidden_rows_are_not_read(
     limited = run(NODES[nodes], tmp_path / "limited", kind, quota=750_000, **options)
     assert batches(limited) == batches(whole)
     assert sum(stats["streamed_rows"] for _, stats in limited) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_rows_that_come_several_times_are_the_same(tmp_path, kind):
+    options = {"importance": Weighted(np.r_[np.full(9, 40.0), np.ones(SAMPLES - 9)])}
+    whole = run([1, 1], tmp_path / "whole", kind, **options)
+    limited = run([1, 1], tmp_path / "limited", kind, quota=750_000, **options)
+    assert batches(limited) == batches(whole)
+    assert sum(stats["streamed_rows"] for _, stats in limited) > 0
+    assert all(stats["most_often"] > 5 for _, stats in whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)

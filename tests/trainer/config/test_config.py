@@ -7,7 +7,7 @@ import pytest
 import dataio
 import importance
 import shuffle
-from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop, Weighted
 from trainer.config.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
 from trainer.run.build import _importance, _shuffle, lay_out
@@ -132,6 +132,11 @@ def test_a_kind_of_importance_is_each_policy() -> None:
         (("kind=infobatch", "fraction=0.4", "delta=0.9"), InfoBatch(0.4, delta=0.9)),
         (("kind=selective_backprop", "refresh_every=3"), SelectiveBackprop(refresh_every=3)),
         (("kind=random", "delta=1"), RandomPrune(delta=1)),
+        (
+            ("kind=weighted", "balance=label", "num_samples=500", "over=pool"),
+            Weighted(balance="label", num_samples=500, over="pool"),
+        ),
+        (("kind=weighted", "weights=label"), Weighted("label")),
     ],
 )  # fmt: skip
 def test_importance_is_made_as_it_is_set(
@@ -154,6 +159,7 @@ def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:
     ("kind", "setting", "takes"),
     [
         ("random", "tau=0.5", "fraction, delta only"),
+        ("weighted", "fraction=0.5", "weights, balance, num_samples, over only"),
         ("infobatch", "refresh_every=2", "fraction, delta only"),
         ("selective_backprop", "delta=0.5", "fraction, refresh_every only"),
         ("kakurenbo", 'columns=["loss"]', "fraction, tau, drops, alphas, threshold, rate"),

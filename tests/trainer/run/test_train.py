@@ -18,6 +18,7 @@ VARIANTS = {
     "full": (),
     "kakurenbo": KAKURENBO,
     "random": ("importance.kind=random", "optimizer.schedule_by=step"),
+    "weighted": ("importance.kind=weighted", "importance.balance=label", "run.epochs=2"),
     "batch norm": ("model.kind=resnet", "model.depth=8", "model.norm=batch", "run.epochs=2"),
 }
 
@@ -164,10 +165,13 @@ def test_an_importance_policy_hides_rows_raises_the_rate_and_gets_new_scores(
     assert refreshed == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["selective_backprop", "full"])
+@pytest.mark.parametrize("kind", ["selective_backprop", "weighted", "full"])
 def test_a_run_trains_under_every_other_policy(config: Path, kind: str) -> None:
-    columns = ('importance.columns=["loss"]', "shuffle.rows=scores") if kind == "full" else ()
-    run(config, "run", f"importance.kind={kind}", *columns)
+    more = {
+        "full": ('importance.columns=["loss"]', "shuffle.rows=scores"),
+        "weighted": ("importance.balance=label", "importance.num_samples=30"),
+    }
+    run(config, "run", f"importance.kind={kind}", *more.get(kind, ()))
     epochs = [line for line in lines(config.parent / "run") if line["kind"] == "epoch"]
     assert (epochs[1]["hidden_fraction"] > 0.2) == (kind != "full")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
