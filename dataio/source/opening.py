@@ -18,18 +18,25 @@ from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
-from dataio.source.expand import SHARD_SUFFIXES, expand
+from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, expand, is_shard
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.io.files import Storage
 from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
 from dataio.source.pipeline import Pipeline, PipelineFormat
+from dataio.source.records.indexes import indexed_shards
+from dataio.source.records.json_lines import JsonLinesFormat
+from dataio.source.records.litdata import LitDataFormat
+from dataio.source.records.mds import MdsFormat
+from dataio.source.records.megatron import MegatronFormat
+from dataio.source.records.tfrecord import TfRecordFormat
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
-GZIP, ARROW = GzipTarFormat(), ArrowFormat()
+GZIP, ARROW, MDS, TFRECORD = GzipTarFormat(), ArrowFormat(), MdsFormat(), TfRecordFormat()
+LITDATA, JSON_LINES = LitDataFormat(), JsonLinesFormat()
 FORMATS: dict[str, ShardFormat] = {
     ".tar": TarFormat(),
     ".tar.gz": GZIP,
@@ -38,10 +45,26 @@ FORMATS: dict[str, ShardFormat] = {
     ".arrow": ARROW,
     ".feather": ARROW,
     ".ipc": ARROW,
+    **dict.fromkeys((".mds", ".mds.zstd", ".mds.gz", ".mds.bz2"), MDS),
+    **dict.fromkeys((".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"), TFRECORD),
+    **dict.fromkeys(LINE_SUFFIXES, JSON_LINES),
+    "chunk.bin": LITDATA,
+    ".bin": MegatronFormat(),
 }
-"""How the shards of each suffix are read."""
+"""How the shards of each suffix are read; LitData's chunks are known by more, see `CHUNK`."""
 
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
+AS_PARQUET = "pyarrow.parquet.write_table(table, 'x.parquet')"
+ADVICE = {
+    ".csv": f"convert it: table = pyarrow.csv.read_csv('x.csv'); {AS_PARQUET}",
+    ".json": f"convert it: table = pyarrow.Table.from_pylist(json.load(file)); {AS_PARQUET}; or "
+    "write one object a line, as x.jsonl",
+    ".lance": f"convert it: table = lance.dataset('x.lance').to_table(); {AS_PARQUET}",
+    ".zip": "unpack it, and give the directory",
+    ".idx": "give the .bin beside it, or the path without a suffix",
+}
+"""What to do with files that are not read, by their suffix."""
+ANY_ADVICE = "write a class with __len__ and __getitem__ that reads it, and give an object of it"
 FOLDER = b"folder"
 MAX_MARKS = 1 << 16
 """Of all shards: every rank is told all. Where shards are many, few ranks read parts of them."""
@@ -80,10 +103,11 @@ def open_source(
     """Open shards of samples. Collective: the ranks share the work of counting.
 
     Args:
-        spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet`` or Arrow shards, see
-            `expand`; or a directory: of shards, of a Hugging Face dataset, or of one directory of
-            images for each class; or a `webdataset.WebDataset`, whose decoders, maps and filters
-            run once over each sample as it is counted, and once as it is staged.
+        spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet``, Arrow, MDS, TFRecord,
+            JSON lines or Megatron shards, see `expand`; or a directory: of shards, of a Hugging
+            Face, MDS or LitData dataset, or of one directory of images for each class; or a
+            `webdataset.WebDataset`, whose decoders, maps and filters run once over each sample as
+            it is counted, and once as it is staged.
         world: The ranks that open it; by default this process alone.
         storage: Reads, with its own limits; by default without any.
         index_cache: A directory of this node, made where it is not there, that keeps how many
@@ -181,7 +205,7 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
     if pipeline is not None:
         return json.dumps([pipeline.fingerprint, expand(spec, storage), None]).encode()
     directory = _directory(spec)
-    paths = None if directory is None else dataset_shards(directory)
+    paths = None if directory is None else dataset_shards(directory) or indexed_shards(directory)
     if directory is not None and paths is None and not _holds_shards(directory):
         root = str(directory)
         if is_image_folder(root):
@@ -200,7 +224,7 @@ def _directory(spec: str | Sequence[str]) -> Path | None:
 
 
 def _holds_shards(directory: Path) -> bool:
-    return any(child.name.endswith(SHARD_SUFFIXES) for child in directory.iterdir())
+    return any(is_shard(child.name) for child in directory.iterdir())
 
 
 def _suffix(paths: Sequence[str]) -> str:
@@ -215,18 +239,22 @@ def _suffix(paths: Sequence[str]) -> str:
 
 
 def _known_suffix(path: str) -> str:
+    if CHUNK.search(path):
+        return "chunk.bin"
     for suffix in FORMATS:
         if path.endswith(suffix):
             return suffix
+    if NUMBERED.search(path):
+        return ".tfrecord"
     suffix = PurePosixPath(path).suffix
     if suffix in COMPRESSED:
         raise SourceError(
             f"{path}: shards compressed with {suffix} are not supported, expected one of "
-            f"{', '.join(FORMATS)}; decompress it, or pack it with `tonari pack`"
+            f"{', '.join(FORMATS)}; decompress it"
         )
     raise SourceError(
-        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; bring the "
-        "data to one of these with `tonari pack`"
+        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; "
+        f"{ADVICE.get(suffix, ANY_ADVICE)}"
     )
 
 
