@@ -10,7 +10,7 @@ import torch
 from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
 from dataio.batch.values import BatchTransform, Collate, OnError, Transform
-from dataio.opening import Openable
+from dataio.opening import Openable, check_openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Importance, Local, Shuffle
@@ -24,6 +24,7 @@ class Arguments:
     """The arguments of a `Loader`, which says what they mean.
 
     Raises:
+        TypeError: If the source only looks like one.
         ValueError: If one is out of range.
     """
 
@@ -45,6 +46,7 @@ class Arguments:
     reports: Reports
 
     def __post_init__(self) -> None:
+        check_openable(self.source)
         check_least("Loader", batch_size=(self.batch_size, 1))
         find_device(self.device)
         if self.cache.quota is not None and self.staging.when == "overlap":

@@ -6,15 +6,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dataio.rows.fields import Field
-from dataio.source import Shards, Source, Storage, TransformedSource, open_source
+from dataio.source import (
+    DatasetSource,
+    NumpySource,
+    Shards,
+    Source,
+    Storage,
+    TransformedSource,
+    open_source,
+)
 from dataio.source.counts import own_directory
 from dataio.source.pipeline import Pipeline, is_pipeline
+from dataio.source.torch_dataset import MapDataset
 from dataio.source.transformed import StageTransform
 from dataio.world import World
 
-Openable = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Shards | Pipeline | Source
-"""What a loader opens: shards by their names, a pipeline of webdataset, or a finished source."""
+Arrays = Mapping[str, NDArray[np.generic] | str | os.PathLike[str]]
+"""Arrays of one row a sample, or paths of such ``.npy`` files, by the keys of fields."""
+
+Openable = (
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Arrays
+    | Shards
+    | Pipeline
+    | Source
+    | MapDataset
+)
+"""What a loader opens: shards by their names, a pipeline of webdataset, arrays by their names, a
+map-style dataset of torch or Hugging Face, or a finished source."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +67,11 @@ class Opener:
         return transformed, transformed.fields
 
     def _open(self, source: Openable) -> Source:
-        if isinstance(source, (str, os.PathLike, Sequence)) or is_pipeline(source):
-            source = Shards(source)
+        check_openable(source)
+        if _names_shards(source) or is_pipeline(source):
+            source = Shards(cast("str", source))
         if not isinstance(source, Shards):
-            return cast("Source", source)
+            return _wrapped(source)
         keeps = os.access(self.root, os.W_OK | os.X_OK)
         return open_source(
             source.names,
@@ -55,3 +81,47 @@ class Opener:
             index_cache=own_directory(self.root) if keeps else None,
             version=source.version,
         )
+
+
+def check_openable(source: object) -> None:
+    """Refuse what only looks like a dataset.
+
+    Raises:
+        TypeError: If it is a mapping of anything but arrays, a list of names and other things, or
+            bytes.
+    """
+    kinds = (np.ndarray, str, os.PathLike)
+    if isinstance(source, Mapping):
+        other = next((key for key, value in source.items() if not isinstance(value, kinds)), None)
+        if other is not None:
+            raise TypeError(
+                f"Loader: source is a mapping of {', '.join(map(str, source))}, of which {other!r} "
+                f"is a {type(source[other]).__name__}, expected arrays of NumPy or paths of .npy; "
+                "give one of a dataset's splits, or convert each with np.asarray"
+            )
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            "Loader: source is bytes, expected the names of shards; decode them: os.fsdecode(...)"
+        )
+    elif _names_shards(source) and isinstance(source, (list, tuple)):
+        wrong = [name for name in source if not isinstance(name, (str, os.PathLike))]
+        if wrong:
+            raise TypeError(
+                f"Loader: source is a list of names and of {wrong[0]!r:.100}, expected names of "
+                "shards alone; give these, or only samples"
+            )
+
+
+def _names_shards(source: object) -> bool:
+    """Whether it is a name, or a list that holds any, or is empty."""
+    each = source if isinstance(source, (list, tuple)) else [source]
+    return any(isinstance(name, (str, os.PathLike)) for name in each) or not each
+
+
+def _wrapped(source: object) -> Source:
+    """Make a source of arrays or of a dataset; a finished one is returned as it is."""
+    if hasattr(source, "made_as"):
+        return cast("Source", source)
+    if isinstance(source, Mapping):
+        return NumpySource(source)
+    return DatasetSource(cast("MapDataset", source))
