@@ -35,8 +35,8 @@ Openable = (
     | Arrays
     | Shards
     | Pipeline
-    | Source
     | MapDataset
+    | Source
 )
 """What a loader opens: shards by their names, a pipeline of webdataset, arrays by their names, a
 map-style dataset of torch or Hugging Face, or a finished source."""
