@@ -6,14 +6,15 @@ map<1: string, 2: Feature>}, Feature{1: BytesList | 2: FloatList | 3: Int64List}
 repeated values}.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 WIDTHS = {FIXED64: 8, FIXED32: 4}
+FEW_BYTES = 64
+"""Numbers that are decoded one by one sooner than together."""
 BYTES_LIST, FLOAT_LIST, INT64_LIST = 1, 2, 3
 
 Values = list[memoryview] | NDArray[np.generic]
@@ -22,16 +23,16 @@ Values = list[memoryview] | NDArray[np.generic]
 Features = Mapping[str, Values]
 
 
-class _Part(NamedTuple):
-    """A field of a message: its number, the kind of its bytes, and these."""
-
-    number: int
-    wire: int
-    data: memoryview
+_Part = tuple[int, int, memoryview]
+"""A field of a message: its number, the kind of its bytes, and these."""
 
 
-def read_example(data: memoryview) -> Features:
+def read_example(data: memoryview, keys: Collection[str]) -> Features:
     """Read the features of an Example; the last one wins where a name comes twice.
+
+    Args:
+        data: The bytes of the message.
+        keys: Features that are wanted; of others the values are left empty.
 
     Raises:
         ValueError: If the bytes are none.
@@ -40,34 +41,38 @@ def read_example(data: memoryview) -> Features:
     for message in _inner(data, 1):
         for entry in _inner(message, 1):
             name, values = "", memoryview(b"")
-            for part in _parts(entry):
-                if part.number == 1 and part.wire == BYTES:
-                    name = str(part.data, "utf-8")
-                elif part.number == 2 and part.wire == BYTES:
-                    values = part.data
-            features[name] = _values(values)
+            for number, wire, part in _parts(entry):
+                if number == 1 and wire == BYTES:
+                    name = str(part, "utf-8")
+                elif number == 2 and wire == BYTES:
+                    values = part
+            features[name] = _values(values) if name in keys else []
     return features
 
 
 def _values(feature: memoryview) -> Values:
     found: Values = []
     for kind, _, data in _parts(feature):
-        values = [(part.wire, part.data) for part in _parts(data) if part.number == 1]
+        values = [part for number, _, part in _parts(data) if number == 1]
         if kind == BYTES_LIST:
-            found = [value for _, value in values]
+            found = values
         elif kind == FLOAT_LIST:
             # Packed, or each by itself: the bytes are the same.
-            found = np.frombuffer(b"".join(value for _, value in values), "<f4")
+            found = np.frombuffer(b"".join(values), "<f4")
         elif kind == INT64_LIST:
-            found = _varints(b"".join(value for _, value in values))
+            found = _varints(b"".join(values))
     return found
 
 
 def _varints(data: bytes) -> NDArray[np.int64]:
     """Decode numbers of 7 bits a byte, the lowest first; the last byte of each is below 128."""
+    if len(data) <= FEW_BYTES:
+        numbers, at = [], 0
+        while at < len(data):
+            value, at = _varint(memoryview(data), at)
+            numbers.append(value & (1 << 64) - 1)
+        return np.array(numbers, np.uint64).view(np.int64)
     each = np.frombuffer(data, np.uint8)
-    if not len(each):
-        return np.empty(0, np.int64)
     ends = np.flatnonzero(each < 128)
     starts = np.concatenate([[0], ends[:-1] + 1])
     if not len(ends) or ends[-1] != len(each) - 1 or (ends - starts).max() > 9:
@@ -80,8 +85,8 @@ def _varints(data: bytes) -> NDArray[np.int64]:
 
 def _inner(data: memoryview, number: int) -> Iterator[memoryview]:
     for part in _parts(data):
-        if part.number == number and part.wire == BYTES:
-            yield part.data
+        if part[0] == number and part[1] == BYTES:
+            yield part[2]
 
 
 def _parts(data: memoryview) -> Iterator[_Part]:
@@ -101,10 +106,12 @@ def _parts(data: memoryview) -> Iterator[_Part]:
             raise ValueError(f"a field of the kind {wire}")
         if at > len(data) or not number:
             raise ValueError(f"{len(data)} bytes that end within field {number}")
-        yield _Part(number, wire, data[start:at])
+        yield number, wire, data[start:at]
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < 128:
+        return data[at], at + 1
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]

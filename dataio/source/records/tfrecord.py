@@ -59,14 +59,15 @@ class TfRecordFormat:
 def _samples(
     file: File, shard: Shard, numbers: NDArray[np.int64], fields: Mapping[str, Field]
 ) -> Iterator[Sample]:
+    keys = frozenset(field.key for field in fields.values())
     for (number, begin), data in read_marked(file, shard, numbers, _walk):
         record, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
         if _masked_crc(record) != int.from_bytes(crc, "little"):
             _refuse(file.path, number, begin, "a record that its checksum does not match")
         features: Features = {}
-        if any(field.key != RECORD for field in fields.values()):
+        if keys != {RECORD}:
             try:
-                features = read_example(record)
+                features = read_example(record, keys)
             except ValueError as error:
                 _refuse(file.path, number, begin, f"bytes that are no tf.train.Example ({error})")
         where = f"{shard.path}: sample {number}"

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import open_source
-from dataio.source.records.example import read_example
+from dataio.source.records.example import _varints, read_example
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.records.cases import (
     GOLDEN,
@@ -88,9 +90,22 @@ def test_packed_numbers_are_read_as_single_ones() -> None:
         return memoryview(b"\x0a" + bytes([len(features)]) + features)
 
     for values in (single, packed):
-        assert read_example(example(values))["n"].tolist() == [5, 300, -1]  # type: ignore[union-attr]
+        assert read_example(example(values), "n")["n"].tolist() == [5, 300, -1]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="end within field 1"):
-        read_example(example(single)[:-1])
+        read_example(example(single)[:-1], "n")
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60))
+def test_any_numbers_are_read(numbers: list[int]) -> None:
+    """Few are decoded one by one, many together."""
+    data = b""
+    for number in numbers:
+        number &= 2**64 - 1
+        while number > 127:
+            data += bytes([number & 127 | 128])
+            number >>= 7
+        data += bytes([number])
+    assert _varints(data).tolist() == numbers
 
 
 def test_documents_without_sequences_have_none(tmp_path: Path) -> None:
