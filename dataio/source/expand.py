@@ -88,10 +88,19 @@ def _matches(name: str, storage: Storage) -> list[str]:
     if not found:
         raise SourceError(
             f"{name}: the {kind} holds no shard, expected files "
-            f"ending in {' or '.join([*SHARD_SUFFIXES, *LINE_SUFFIXES])}; check the path, and that "
-            "this node sees it"
+            f"ending in {' or '.join([*SHARD_SUFFIXES, *LINE_SUFFIXES])}; "
+            f"{_splits_in(name) or 'check the path, and that this node sees it'}"
         )
     return sorted(found)
+
+
+def _splits_in(name: str) -> str:
+    """Advise to name one of the splits that a dataset was written in; "" if there is none."""
+    path = Path(name).expanduser()
+    if "://" in name or not path.is_dir():
+        return ""
+    splits = sorted(str(index.parent) for index in path.glob("*/index.json"))
+    return f"name one of its splits: {', '.join(splits[:4])}" if splits else ""
 
 
 def _local(name: str, storage: Storage) -> tuple[list[str], str]:

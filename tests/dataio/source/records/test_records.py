@@ -1,11 +1,13 @@
 """What files of records hold beyond the table of sources, and what is refused in them."""
 
+import io
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +30,7 @@ from tests.dataio.source.records.cases import (
     write_megatron,
 )
 from tests.dataio.source.records.samples import NUM_SAMPLES, sample
-from tests.dataio.source.shards import forget_survey, ids, read_all, rows_of
+from tests.dataio.source.shards import forget_survey, ids, read_all, rows_of, write_tar
 
 Spec = Callable[[Path], str]
 
@@ -140,6 +142,36 @@ def test_mds_shards_open_without_their_index(tmp_path: Path) -> None:
     copied("mds")(tmp_path)
     (tmp_path / "index.json").unlink()
     assert open_source(f"{tmp_path}/shard.*.mds").num_samples == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_shards_are_read_by_their_urls(name: str, tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for path in (GOLDEN / name).iterdir():
+        files.pipe(f"/{name}/{path.name}", path.read_bytes())
+    fields: dict[str, Field] = {"label": Int("label"), "text": Text("text")}
+    pattern = {"mds": "memory://mds", "litdata": "memory://litdata/chunk-*.bin"}[name]
+    local = open_source(copied(name)(tmp_path))
+    assert read_all(open_source(pattern), fields) == read_all(local, fields)
+
+
+def test_the_splits_of_a_directory_are_named(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        copied("mds")(tmp_path / split)
+    with pytest.raises(DataioError, match=r"name one of its splits: .*/train, .*/val$"):
+        open_source(str(tmp_path))
+
+
+def test_members_of_json_and_npy_in_a_tar_are_read(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(3, dtype=np.int16))
+    members = [("0.json", b'{"a": 1}'), ("0.x.npy", file.getvalue())]
+    source = open_source(write_tar(tmp_path / "x.tar", members))
+    fields: dict[str, Field] = {"json": Text("json"), "x": Array("x.npy", (3,), "int16")}
+    ((_, (array, text)),) = read_all(source, fields)
+    assert text == b'{"a": 1}'
+    assert np.frombuffer(array, "<i2").tolist() == [0, 1, 2]
 
 
 def lines(*documents: object) -> Spec:
