@@ -67,7 +67,7 @@ ADVICE = {
 ANY_ADVICE = "write a class with __len__ and __getitem__ that reads it, and give an object of it"
 FOLDER = b"folder"
 MAX_MARKS = 1 << 16
-"""Of all shards: every rank is told all. Where shards are many, few ranks read parts of them."""
+"""Of all shards: every rank receives all. Where shards are many, few ranks read parts of them."""
 COUNT_THREADS = 4
 """Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
 
@@ -217,7 +217,7 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
 
 
 def _directory(spec: str | Sequence[str]) -> Path | None:
-    """Say which directory the pattern names, if it is one and no more."""
+    """Find the directory that the pattern names, if it is one and no more."""
     name = spec if isinstance(spec, str) else spec[0] if len(spec) == 1 else ""
     path = Path(name).expanduser()
     return path if name and "://" not in name and path.is_dir() else None

@@ -56,14 +56,20 @@ def _entries(directory: Path) -> list[tuple[str, int]] | None:
             return None
         if "chunks" in document and "config" in document:
             return [(entry["filename"], entry["chunk_size"]) for entry in document["chunks"]]
-        if "shards" not in document:
+        shards = document.get("shards")
+        # Others name shards, too; MosaicML's say what each is.
+        if not isinstance(shards, list) or not all(_is_described(entry) for entry in shards):
             return None
-        return [_mds_entry(path, entry) for entry in document["shards"]]
+        return [_mds_entry(path, entry) for entry in shards]
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(
             f"{path}: does not read as the index of a dataset ({error!r}), expected what MDSWriter "
             "or litdata.optimize writes; copy or write the dataset again"
         ) from error
+
+
+def _is_described(entry: object) -> bool:
+    return isinstance(entry, dict) and "format" in entry
 
 
 def _mds_entry(path: Path, entry: dict[str, Any]) -> tuple[str, int]:

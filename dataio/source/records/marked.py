@@ -19,7 +19,7 @@ def count_and_mark(begins: Iterable[int], num_bytes: int) -> Contents:
 
     Args:
         begins: The first byte of each sample, ascending.
-        num_bytes: Size of the shard. Compressed ones are not marked: nobody can go to a mark.
+        num_bytes: Size of the shard. What a compressed one holds cannot be read from a mark on.
     """
     spacing = max(MARK_BYTES, min(num_bytes // MARKS, MOST_MARK_BYTES))
     marks: list[Mark] = []

@@ -174,6 +174,30 @@ def test_members_of_json_and_npy_in_a_tar_are_read(tmp_path: Path) -> None:
     assert np.frombuffer(array, "<i2").tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"shards": ["a", "b"]}, None),
+        ({"shards": [{"name": "a.tar"}]}, None),
+        (
+            {"shards": [{"format": "json", "version": 2}]},
+            "the format 'json', version 2, expected mds",
+        ),
+        ({"shards": [{"format": "mds", "version": 2}]}, r"index\.json: does not read as the index"),
+        ({"chunks": [{}], "config": {}}, r"index\.json: does not read as the index of a dataset"),
+        ({"chunks": [], "config": {}}, r"index\.json: names 0 shards"),
+    ],
+)
+def test_only_their_own_indexes_are_read(index: Any, message: str | None, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    write_tar(tmp_path / "x.tar", [("0.cls", b"1")])
+    if message is None:
+        assert open_source(str(tmp_path)).num_samples == 1
+    else:
+        with pytest.raises(DataioError, match=message):
+            open_source(str(tmp_path))
+
+
 def lines(*documents: object) -> Spec:
     def write(directory: Path) -> str:
         path = directory / "x.jsonl"
