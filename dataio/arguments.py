@@ -10,12 +10,13 @@ import torch
 from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
 from dataio.batch.values import BatchTransform, Collate, OnError, Transform
-from dataio.opening import Openable, check_openable
+from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Importance, Local, Shuffle
 from dataio.rows.fields import Field
 from dataio.source import Source
+from dataio.source.wrapping import check_openable
 from dataio.world import World
 
 

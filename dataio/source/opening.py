@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import numpy as np
 import xxhash
@@ -23,7 +24,7 @@ from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_
 from dataio.source.io.files import Storage
 from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
-from dataio.source.pipeline import Pipeline, PipelineFormat
+from dataio.source.pipeline import Pipeline, PipelineFormat, is_pipeline
 from dataio.source.records.indexes import indexed_shards
 from dataio.source.records.json_lines import JsonLinesFormat
 from dataio.source.records.litdata import LitDataFormat
@@ -32,6 +33,8 @@ from dataio.source.records.megatron import MegatronFormat
 from dataio.source.records.tfrecord import TfRecordFormat
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
+from dataio.source.torch_dataset import MapDataset
+from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
@@ -93,7 +96,12 @@ class Shards:
 
 @checked_call
 def open_source(
-    spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline,
+    spec: str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Pipeline
+    | Arrays
+    | MapDataset,
     *,
     world: World | None = None,
     storage: Storage | None = None,
@@ -107,7 +115,8 @@ def open_source(
             JSON lines or Megatron shards, see `expand`; or a directory: of shards, of a Hugging
             Face, MDS or LitData dataset, or of one directory of images for each class; or a
             `webdataset.WebDataset`, whose decoders, maps and filters run once over each sample as
-            it is counted, and once as it is staged.
+            it is counted, and once as it is staged. A dict of arrays becomes a `NumpySource`, a
+            map-style dataset a `DatasetSource`.
         world: The ranks that open it; by default this process alone.
         storage: Reads, with its own limits; by default without any.
         index_cache: A directory of this node, made where it is not there, that keeps how many
@@ -117,16 +126,19 @@ def open_source(
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
+    check_openable(spec)
+    if not names_shards(spec) and not is_pipeline(spec):
+        return wrapped(spec)
     named: str | list[str]
     pipeline: PipelineFormat | None = None
     if isinstance(spec, (str, os.PathLike)):
         named = os.fspath(spec)
-    elif not isinstance(spec, Sequence):
+    elif is_pipeline(spec):
         pipeline = PipelineFormat(spec, version=version)
         named = pipeline.urls
         index_cache = index_cache / pipeline.fingerprint if index_cache is not None else None
     else:
-        named = [os.fspath(path) for path in spec]
+        named = [os.fspath(path) for path in cast("Sequence[str]", spec)]
     if named == []:
         raise ValueError("open_source: spec is empty, expected shards; name them, or a directory")
     world = world if world is not None else single_world()

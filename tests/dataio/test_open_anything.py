@@ -74,6 +74,11 @@ def test_a_map_style_dataset_is_a_source(dataset: Any, key: str, tmp_path: Path)
     assert rows(make(dataset, tmp_path, {"label": Int(key)}), "label") == {i: i for i in range(8)}
 
 
+def test_arrays_and_datasets_open_without_a_loader() -> None:
+    assert dataio.open_source({"x": np.arange(8)}).num_samples == 8
+    assert dataio.open_source(HuggingFaceLike(0)).num_samples == 8
+
+
 def test_two_datasets_of_one_class_share_a_cache_root(tmp_path: Path) -> None:
     for _ in range(2):
         for first in (0, 100):
@@ -120,7 +125,7 @@ class Endless(IterableDataset[int]):
     [
         ({"train": HuggingFaceLike(0), "test": HuggingFaceLike(8)}, "of train, test, of which 'tr"),
         ({"x": [1, 2, 3]}, "'x' is a list, expected arrays of NumPy .* np.asarray"),
-        (b"x.tar", "source is bytes, expected the names of shards"),
+        (b"x.tar", "source: found bytes, expected the names of shards"),
         (Endless(), "Loader: source is .*Endless.*; give shards by their names, a dataset that"),
         ([Path("x.tar"), 3], "a list of names and of 3, expected names of shards"),
     ],
