@@ -17,6 +17,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import Drawing, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
 from dataio.source import Source
+from dataio.source.wrapping import check_openable
 from dataio.world import World
 
 
@@ -25,6 +26,7 @@ class Arguments:
     """The arguments of a `Loader`, which says what they mean.
 
     Raises:
+        TypeError: If the source only looks like one.
         ValueError: If one is out of range.
     """
 
@@ -46,6 +48,7 @@ class Arguments:
     reports: Reports
 
     def __post_init__(self) -> None:
+        check_openable(self.source)
         check_least("Loader", batch_size=(self.batch_size, 1))
         find_device(self.device)
         if self.cache.quota is not None and self.staging.when == "overlap":

@@ -42,8 +42,8 @@ class Loader:
 
     Args:
         source: Pattern of shards, such as ``"shards/train-{000000..000127}.tar"``, or a path, a
-            list of them, `Shards` with limits of their own, or a `Source`; a torch dataset as a
-            `DatasetSource`.
+            list of them, `Shards` with limits of their own, a map-style dataset of torch or Hugging
+            Face, a dict of arrays, or a `Source`.
         batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
             of weight 0.
         drop_last: Leave out the batches that some replica could not fill, instead of padding them;

@@ -10,11 +10,23 @@ from dataio.rows.fields import Field
 from dataio.source import Shards, Source, Storage, TransformedSource, open_source
 from dataio.source.counts import own_directory
 from dataio.source.pipeline import Pipeline, is_pipeline
+from dataio.source.torch_dataset import MapDataset
 from dataio.source.transformed import StageTransform
+from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World
 
-Openable = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Shards | Pipeline | Source
-"""What a loader opens: shards by their names, a pipeline of webdataset, or a finished source."""
+Openable = (
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Arrays
+    | Shards
+    | Pipeline
+    | MapDataset
+    | Source
+)
+"""What a loader opens: shards by their names, a pipeline of webdataset, arrays by their names, a
+map-style dataset of torch or Hugging Face, or a finished source."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +54,11 @@ class Opener:
         return transformed, transformed.fields
 
     def _open(self, source: Openable) -> Source:
-        if isinstance(source, (str, os.PathLike, Sequence)) or is_pipeline(source):
-            source = Shards(source)
+        check_openable(source)
+        if names_shards(source) or is_pipeline(source):
+            source = Shards(cast("str", source))
         if not isinstance(source, Shards):
-            return cast("Source", source)
+            return wrapped(source)
         keeps = os.access(self.root, os.W_OK | os.X_OK)
         return open_source(
             source.names,

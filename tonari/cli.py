@@ -47,6 +47,7 @@ EXTRAS = {
     "matplotlib": "report",
     "jinja2": "report",
     "safetensors": "export",
+    "google_crc32c": "tfrecord",
 }
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130

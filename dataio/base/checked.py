@@ -20,8 +20,8 @@ R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
 CURES = {
-    "source": "give shards by their names, or for a torch dataset "
-    'dataio.DatasetSource(dataset, name="...")',
+    "source": "give shards by their names, a dataset that has __len__ and __getitem__, or a dict "
+    "of arrays",
     "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}',
     "shuffle": "give for example shuffle.Partial(0.1)",
     "importance": "give for example importance.Kakurenbo(0.3)",
@@ -29,8 +29,8 @@ CURES = {
     "dtype": 'give its name, such as "float32"',
     "shape": "give a tuple, such as (3,)",
     "transform": "give a function of a sample and a generator",
-    "dataset": "an iterable-style one has no numbers: write its samples to shards (`tonari pack`), "
-    "or wrap list(dataset) where they fit in memory",
+    "dataset": "an iterable-style one has no numbers: write its samples with "
+    "pyarrow.parquet.write_table, or wrap list(dataset) where they fit in memory",
     "arrays": "convert each with np.asarray, or give the path of its .npy",
     "loaders": 'give for example {"web": loader}',
     "weights": 'give for example {"web": 2, "code": 1}',

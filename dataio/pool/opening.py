@@ -14,6 +14,7 @@ from dataio.pool.quota_agreement import agree_on_budget
 from dataio.pool.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source.base import Source
+from dataio.source.transformed import TransformedSource
 from dataio.world import World
 
 
@@ -44,7 +45,10 @@ def open_node_cache(
     # A relative pattern means another dataset in another working directory.
     place = source.name if "://" in source.name else str(Path(source.name).absolute())
     origin = f"{source.made_as}:{place}" if source.made_as else place
-    name = xxhash.xxh3_64_hexdigest(f"{place}|{schema}|{declared}|{purpose}".encode())[:12]
+    identity = f"{place}|{schema}|{declared}|{purpose}"
+    # Two functions may make different rows of one source, in the same fields.
+    identity += f"|{source.variant}" if isinstance(source, TransformedSource) else ""
+    name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
     directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
     num_arrivals = 2 * num_leaving * world.local_size
     num_positions = num_slots + num_arrivals

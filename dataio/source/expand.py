@@ -1,6 +1,7 @@
 """A pattern -> the shards that it names."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import braceexpand
@@ -8,7 +9,19 @@ import braceexpand
 from dataio.base.errors import SourceError
 from dataio.source.io.files import Storage
 
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".feather", ".ipc")
+SHARD_SUFFIXES = (
+    *(".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".feather", ".ipc"),
+    *(".mds", ".mds.zstd", ".mds.gz", ".mds.bz2", ".tfrecord", ".tfrecords"),
+    *(".tfrecord.gz", ".tfrecords.gz"),
+)
+LINE_SUFFIXES = tuple(
+    suffix + packed for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst", ".zstd")
+)
+"""Files that often lie beside shards, with notes about them: alone they are shards."""
+NUMBERED = re.compile(r"-\d{5}-of-\d{5}(\.gz)?$")
+"""How TensorFlow names TFRecord shards, with any suffix before, or none."""
+CHUNK = re.compile(r"(^|/)chunk-\d+-\d+(\.zstd)?\.bin$")
+"""How LitData names its chunks."""
 MAGIC = frozenset("*?[")
 
 
@@ -47,6 +60,18 @@ def expand(pattern: str | Sequence[str], storage: Storage | None = None) -> list
     return paths
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file with this name is a shard wherever it lies."""
+    return name.endswith(SHARD_SUFFIXES) or NUMBERED.search(name) is not None
+
+
+def _shards_among(names: Iterable[str]) -> list[str]:
+    """Choose the shards of a directory: JSON lines only where there is nothing else."""
+    listed = list(names)
+    found = [name for name in listed if is_shard(name)]
+    return found or [name for name in listed if name.endswith(LINE_SUFFIXES)]
+
+
 def _braces(pattern: str) -> list[str]:
     try:
         return list(braceexpand.braceexpand(pattern))
@@ -63,16 +88,28 @@ def _matches(name: str, storage: Storage) -> list[str]:
     if not found:
         raise SourceError(
             f"{name}: the {kind} holds no shard, expected files "
-            f"ending in {' or '.join(SHARD_SUFFIXES)}; check the path, and that this node sees it"
+            f"ending in {' or '.join([*SHARD_SUFFIXES, *LINE_SUFFIXES])}; "
+            f"{_splits_in(name) or 'check the path, and that this node sees it'}"
         )
     return sorted(found)
+
+
+def _splits_in(name: str) -> str:
+    """Advise to name one of the splits that a dataset was written in; "" if there is none."""
+    path = Path(name).expanduser()
+    if "://" in name or not path.is_dir():
+        return ""
+    splits = sorted(str(index.parent) for index in path.glob("*/index.json"))
+    return f"name one of its splits: {', '.join(splits[:4])}" if splits else ""
 
 
 def _local(name: str, storage: Storage) -> tuple[list[str], str]:
     path = Path(name).expanduser()
     if path.is_dir():
-        found = [str(child) for child in path.iterdir() if child.name.endswith(SHARD_SUFFIXES)]
-        return found, "directory"
+        return _shards_among(map(str, path.iterdir())), "directory"
+    if not path.exists() and Path(f"{path}.bin").is_file() and Path(f"{path}.idx").is_file():
+        # Megatron names a dataset by what its two files have in common.
+        return [f"{path}.bin"], "path"
     if path.exists() or MAGIC.isdisjoint(name):
         return [str(path)], "path"
     root = Path(path.anchor)
@@ -85,7 +122,6 @@ def _remote(name: str, storage: Storage) -> tuple[list[str], str]:
     if not MAGIC.isdisjoint(url):
         return remote.glob(url), "glob"
     # A name that ends like a shard costs no request: there may be thousands.
-    if url.endswith(SHARD_SUFFIXES) or remote.is_file(url):
+    if is_shard(url) or remote.is_file(url):
         return [url], "path"
-    children = remote.children(url)
-    return [child for child in children if child.endswith(SHARD_SUFFIXES)], "directory"
+    return _shards_among(remote.children(url)), "directory"

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import numpy as np
 import xxhash
@@ -18,18 +19,27 @@ from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
-from dataio.source.expand import SHARD_SUFFIXES, expand
+from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, expand, is_shard
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.io.files import Storage
 from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
-from dataio.source.pipeline import Pipeline, PipelineFormat
+from dataio.source.pipeline import Pipeline, PipelineFormat, is_pipeline
+from dataio.source.records.indexes import indexed_shards
+from dataio.source.records.json_lines import JsonLinesFormat
+from dataio.source.records.litdata import LitDataFormat
+from dataio.source.records.mds import MdsFormat
+from dataio.source.records.megatron import MegatronFormat
+from dataio.source.records.tfrecord import TfRecordFormat
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
+from dataio.source.torch_dataset import MapDataset
+from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
-GZIP, ARROW = GzipTarFormat(), ArrowFormat()
+GZIP, ARROW, MDS, TFRECORD = GzipTarFormat(), ArrowFormat(), MdsFormat(), TfRecordFormat()
+LITDATA, JSON_LINES = LitDataFormat(), JsonLinesFormat()
 FORMATS: dict[str, ShardFormat] = {
     ".tar": TarFormat(),
     ".tar.gz": GZIP,
@@ -38,13 +48,29 @@ FORMATS: dict[str, ShardFormat] = {
     ".arrow": ARROW,
     ".feather": ARROW,
     ".ipc": ARROW,
+    **dict.fromkeys((".mds", ".mds.zstd", ".mds.gz", ".mds.bz2"), MDS),
+    **dict.fromkeys((".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"), TFRECORD),
+    **dict.fromkeys(LINE_SUFFIXES, JSON_LINES),
+    "chunk.bin": LITDATA,
+    ".bin": MegatronFormat(),
 }
-"""How the shards of each suffix are read."""
+"""How the shards of each suffix are read; LitData's chunks are known by more, see `CHUNK`."""
 
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
+AS_PARQUET = "pyarrow.parquet.write_table(table, 'x.parquet')"
+ADVICE = {
+    ".csv": f"convert it: table = pyarrow.csv.read_csv('x.csv'); {AS_PARQUET}",
+    ".json": f"convert it: table = pyarrow.Table.from_pylist(json.load(file)); {AS_PARQUET}; or "
+    "write one object a line, as x.jsonl",
+    ".lance": f"convert it: table = lance.dataset('x.lance').to_table(); {AS_PARQUET}",
+    ".zip": "unpack it, and give the directory",
+    ".idx": "give the .bin beside it, or the path without a suffix",
+}
+"""What to do with files that are not read, by their suffix."""
+ANY_ADVICE = "write a class with __len__ and __getitem__ that reads it, and give an object of it"
 FOLDER = b"folder"
 MAX_MARKS = 1 << 16
-"""Of all shards: every rank is told all. Where shards are many, few ranks read parts of them."""
+"""Of all shards: every rank receives all. Where shards are many, few ranks read parts of them."""
 COUNT_THREADS = 4
 """Shards that a rank counts at once: most of the time goes into waiting for the filesystem."""
 
@@ -70,7 +96,12 @@ class Shards:
 
 @checked_call
 def open_source(
-    spec: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline,
+    spec: str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Pipeline
+    | Arrays
+    | MapDataset,
     *,
     world: World | None = None,
     storage: Storage | None = None,
@@ -80,10 +111,12 @@ def open_source(
     """Open shards of samples. Collective: the ranks share the work of counting.
 
     Args:
-        spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet`` or Arrow shards, see
-            `expand`; or a directory: of shards, of a Hugging Face dataset, or of one directory of
-            images for each class; or a `webdataset.WebDataset`, whose decoders, maps and filters
-            run once over each sample as it is counted, and once as it is staged.
+        spec: Paths of ``.tar`` (WebDataset, also gzipped), ``.parquet``, Arrow, MDS, TFRecord,
+            JSON lines or Megatron shards, see `expand`; or a directory: of shards, of a Hugging
+            Face, MDS or LitData dataset, or of one directory of images for each class; or a
+            `webdataset.WebDataset`, whose decoders, maps and filters run once over each sample as
+            it is counted, and once as it is staged. A dict of arrays becomes a `NumpySource`, a
+            map-style dataset a `DatasetSource`.
         world: The ranks that open it; by default this process alone.
         storage: Reads, with its own limits; by default without any.
         index_cache: A directory of this node, made where it is not there, that keeps how many
@@ -93,16 +126,19 @@ def open_source(
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
     """
+    check_openable(spec)
+    if not names_shards(spec) and not is_pipeline(spec):
+        return wrapped(spec)
     named: str | list[str]
     pipeline: PipelineFormat | None = None
     if isinstance(spec, (str, os.PathLike)):
         named = os.fspath(spec)
-    elif not isinstance(spec, Sequence):
+    elif is_pipeline(spec):
         pipeline = PipelineFormat(spec, version=version)
         named = pipeline.urls
         index_cache = index_cache / pipeline.fingerprint if index_cache is not None else None
     else:
-        named = [os.fspath(path) for path in spec]
+        named = [os.fspath(path) for path in cast("Sequence[str]", spec)]
     if named == []:
         raise ValueError("open_source: spec is empty, expected shards; name them, or a directory")
     world = world if world is not None else single_world()
@@ -181,7 +217,7 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
     if pipeline is not None:
         return json.dumps([pipeline.fingerprint, expand(spec, storage), None]).encode()
     directory = _directory(spec)
-    paths = None if directory is None else dataset_shards(directory)
+    paths = None if directory is None else dataset_shards(directory) or indexed_shards(directory)
     if directory is not None and paths is None and not _holds_shards(directory):
         root = str(directory)
         if is_image_folder(root):
@@ -193,14 +229,14 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
 
 
 def _directory(spec: str | Sequence[str]) -> Path | None:
-    """Say which directory the pattern names, if it is one and no more."""
+    """Find the directory that the pattern names, if it is one and no more."""
     name = spec if isinstance(spec, str) else spec[0] if len(spec) == 1 else ""
     path = Path(name).expanduser()
     return path if name and "://" not in name and path.is_dir() else None
 
 
 def _holds_shards(directory: Path) -> bool:
-    return any(child.name.endswith(SHARD_SUFFIXES) for child in directory.iterdir())
+    return any(is_shard(child.name) for child in directory.iterdir())
 
 
 def _suffix(paths: Sequence[str]) -> str:
@@ -215,18 +251,22 @@ def _suffix(paths: Sequence[str]) -> str:
 
 
 def _known_suffix(path: str) -> str:
+    if CHUNK.search(path):
+        return "chunk.bin"
     for suffix in FORMATS:
         if path.endswith(suffix):
             return suffix
+    if NUMBERED.search(path):
+        return ".tfrecord"
     suffix = PurePosixPath(path).suffix
     if suffix in COMPRESSED:
         raise SourceError(
             f"{path}: shards compressed with {suffix} are not supported, expected one of "
-            f"{', '.join(FORMATS)}; decompress it, or pack it with `tonari pack`"
+            f"{', '.join(FORMATS)}; decompress it"
         )
     raise SourceError(
-        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; bring the "
-        "data to one of these with `tonari pack`"
+        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; "
+        f"{ADVICE.get(suffix, ANY_ADVICE)}"
     )
 
 

@@ -39,7 +39,7 @@ class DatasetSource:
 
     Args:
         dataset: Has ``len(dataset)`` and ``dataset[i]``.
-        name: Names the cache.
+        name: Names the cache; defaults to the dataset's class and fingerprint.
         version: Whatever changes when the samples do: of the samples themselves only a few are
             looked at.
 
@@ -50,9 +50,11 @@ class DatasetSource:
     made_as = "DatasetSource"
     total_bytes = 0
 
-    def __init__(self, dataset: MapDataset, *, name: str, version: str = "") -> None:
+    def __init__(self, dataset: MapDataset, *, name: str | None = None, version: str = "") -> None:
         _check_map_style(dataset)
-        self.name = name if "://" in name else f"dataset://{name}"
+        self._is_named = name is not None
+        name = name if name is not None else type(dataset).__qualname__
+        self._label = name if "://" in name else f"dataset://{name}"
         self.num_samples = len(dataset)
         self.bytes_read = 0
         self.shard_starts = np.zeros(1, np.int64)
@@ -60,9 +62,13 @@ class DatasetSource:
         self._version = version
         if self.num_samples < 1:
             raise SourceError(
-                f"{self.name}: the dataset is empty, expected at least one sample; check its "
+                f"{self._label}: the dataset is empty, expected at least one sample; check its "
                 "arguments"
             )
+
+    @property
+    def name(self) -> str:
+        return self._label if self._is_named else f"{self._label}-{self.fingerprint}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -73,7 +79,7 @@ class DatasetSource:
             digests = [_digest(self._sample(number)) for _ in range(2)]
             if digests[0] != digests[1]:
                 raise SourceError(
-                    f"{self.name}: sample {number} is another one each time it is asked for, "
+                    f"{self._label}: sample {number} is another one each time it is asked for, "
                     "expected the same; take random transforms out of the dataset and give them "
                     "to the loader: Loader(transform=...)"
                 )
@@ -88,7 +94,7 @@ class DatasetSource:
     def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         block = RowBlock(fields)
         for number in sample_ids.tolist():
-            where = f"{self.name}: sample {number}"
+            where = f"{self._label}: sample {number}"
             raw = fields_of(self._sample(number), fields, where)
             block.add(number, raw, where)
             self.bytes_read += sum(_num_bytes(value) for value in raw.values())
@@ -102,7 +108,7 @@ class DatasetSource:
             sample = self._dataset[number]
         except Exception as error:
             raise SourceError(
-                f"{self.name}: dataset[{number}] failed ({type(error).__name__}: {error}), "
+                f"{self._label}: dataset[{number}] failed ({type(error).__name__}: {error}), "
                 f"expected sample {number} of {self.num_samples}; repair the dataset, or leave "
                 "the sample out with torch.utils.data.Subset"
             ) from error
@@ -117,8 +123,8 @@ def _check_map_style(dataset: object) -> None:
         raise TypeError(
             f"DatasetSource: {type(dataset).__name__} is iterable-style: its samples have no "
             "numbers; expected a map-style dataset with len(dataset) and dataset[i]. Hand a "
-            "pipeline of webdataset to the loader itself; write the samples of others to shards "
-            "(`tonari pack`), or wrap list(dataset) where they fit in memory"
+            "pipeline of webdataset to the loader itself; write the samples of others with "
+            "pyarrow.parquet.write_table, or wrap list(dataset) where they fit in memory"
         )
 
 

@@ -1,7 +1,7 @@
 """A source whose samples are decoded and changed once, while they are staged."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -100,12 +100,18 @@ class TransformedSource:
     @property
     def fingerprint(self) -> str:
         """Hash the inner fingerprint and fields, the function's name and code, and the version."""
+        return _hashed([self._source.fingerprint, *self._marks()])
+
+    @property
+    def variant(self) -> str:
+        """Hash all of that but the inner fingerprint: each function has a cache of its own."""
+        return _hashed(self._marks())
+
+    def _marks(self) -> list[str]:
         declared = [declarations(self._fields), row_schema(self._fields)]
         # What images are decoded to, the function gets.
         declared += [str(f) for f in self._fields.values() if isinstance(f, Image | Mask)]
-        function = describe_function(self._transform)
-        marks = [self._source.fingerprint, str(declared), function, self._version]
-        return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
+        return [str(declared), describe_function(self._transform), self._version]
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -202,6 +208,10 @@ class TransformedSource:
             f"expected {expected.get(name, 'nothing')} as sample 0 has; let the transform return "
             "the same fields, shapes and dtypes for all"
         )
+
+
+def _hashed(marks: Sequence[str]) -> str:
+    return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
 
 
 def _field_of(name: str, value: Raw, before: Field | None) -> Field:

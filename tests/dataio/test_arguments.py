@@ -120,7 +120,10 @@ WRONG_FOR_A_LOADER = {
     "shuffle": (shuffle.Partial, r"shuffle is the class Partial, .*Partial\("),
     "importance": ("kakurenbo", r"importance is .kakurenbo., .*importance\.Kakurenbo"),
     "fields": ({"image": "jpg"}, r"fields is \{'image': 'jpg'\}, .*dataio\.Image"),
-    "source": (TensorDataset(torch.ones(3)), r"source is .*DatasetSource\(dataset, name="),
+    "source": (
+        5,
+        "source is 5, expected .*; give shards by their names, a dataset that has __len__",
+    ),
     "transform": (3, "transform is 3, expected a function"),
     "seed": ("0", "seed is '0', expected a whole number"),
     "workers": (2, r"workers is 2, expected .*Workers"),

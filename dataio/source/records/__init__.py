@@ -1,0 +1,1 @@
+"""Files of records that other libraries write: MDS, LitData, TFRecord, JSON lines, Megatron."""

@@ -1,0 +1,300 @@
+"""What files of records hold beyond the table of sources, and what is refused in them."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataio.base.errors import DataioError
+from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
+from dataio.source import open_source
+from dataio.source.records.example import _varints, read_example
+from dataio.world import World, run_threads, thread_worlds
+from tests.dataio.source.records.cases import (
+    GOLDEN,
+    RECORDS,
+    copied,
+    framed,
+    large_json_lines,
+    large_tfrecord,
+    megatron,
+    truncated,
+    write_megatron,
+)
+from tests.dataio.source.records.samples import NUM_SAMPLES, sample
+from tests.dataio.source.shards import forget_survey, ids, read_all, rows_of, write_tar
+
+Spec = Callable[[Path], str]
+
+
+@pytest.mark.parametrize("case", RECORDS, ids=lambda case: case.name)
+def test_ranks_read_what_one_reads(case: Any, tmp_path: Path) -> None:
+    spec = case.write(tmp_path)
+    alone = open_source(spec)
+    whole = read_all(alone, case.fields)
+    assert len(whole) == alone.num_samples == case.num_samples
+
+    def work(world: World) -> list[tuple[int, list[bytes]]]:
+        source = open_source(spec, world=world)
+        assert source.fingerprint == alone.fingerprint
+        mine = np.arange(world.rank, source.num_samples, world.world_size)
+        return rows_of(source.read(mine, case.fields))
+
+    ranks = run_threads(thread_worlds([2, 1]), work)
+    assert sorted(row for rows in ranks for row in rows) == whole
+
+
+@pytest.mark.parametrize("large", [large_tfrecord(), large_json_lines()], ids=["tfrecord", "jsonl"])
+def test_any_choice_of_samples_is_read_by_the_marks(large: Any, tmp_path: Path) -> None:
+    spec, fields = large(tmp_path)
+    source = open_source(spec)
+    whole = read_all(source, fields)
+    rng = np.random.default_rng(0)
+    for count in (1, 3, 50):
+        chosen = np.sort(rng.choice(source.num_samples, count, replace=False))
+        assert rows_of(source.read(chosen, fields)) == [whole[i] for i in chosen.tolist()]
+    before = source.bytes_read
+    assert rows_of(source.read(ids(0, 599), fields)) == [whole[0], whole[599]]
+    # Two samples of the ends, of some MB between.
+    assert source.bytes_read - before < 1 << 20
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_arrays_of_every_form_are_read(name: str, tmp_path: Path) -> None:
+    source = open_source(copied(name)(tmp_path))
+    (row,) = rows_of(source.read(ids(4), {"free": Array("free", (2, 2), "int16")}))
+    assert row[1] == [sample(4)["free"].tobytes()]
+
+
+def test_a_jpeg_of_litdata_is_kept_as_it_is(tmp_path: Path) -> None:
+    source = open_source(copied("litdata")(tmp_path))
+    for _, (data,) in read_all(source, {"jpeg": Image("jpeg")}):
+        assert data.startswith(b"\xff\xd8")
+
+
+def test_packed_numbers_are_read_as_single_ones() -> None:
+    # Written by hand: tfrecord packs, other writers repeat.
+    single = b"\x08\x05\x08\xac\x02\x08" + b"\xff" * 9 + b"\x01"
+    packed = b"\x0a\x0d\x05\xac\x02" + b"\xff" * 9 + b"\x01"
+
+    def example(values: bytes) -> memoryview:
+        feature = b"\x1a" + bytes([len(values)]) + values
+        entry = b"\x0a\x01n\x12" + bytes([len(feature)]) + feature
+        features = b"\x0a" + bytes([len(entry)]) + entry
+        return memoryview(b"\x0a" + bytes([len(features)]) + features)
+
+    for values in (single, packed):
+        assert read_example(example(values), "n")["n"].tolist() == [5, 300, -1]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="end within field 1"):
+        read_example(example(single)[:-1], "n")
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60))
+def test_any_numbers_are_read(numbers: list[int]) -> None:
+    """Few are decoded one by one, many together."""
+    data = b""
+    for number in numbers:
+        number &= 2**64 - 1
+        while number > 127:
+            data += bytes([number & 127 | 128])
+            number >>= 7
+        data += bytes([number])
+    assert _varints(data).tolist() == numbers
+
+
+def test_documents_without_sequences_have_none(tmp_path: Path) -> None:
+    sequences = [np.arange(3, dtype="<i4"), np.arange(0, dtype="<i4"), np.arange(2, dtype="<i4")]
+    name = write_megatron(tmp_path / "x", sequences, [0, 1, 1, 3], code=4)
+    rows = read_all(open_source(name), {"tokens": Tokens("tokens"), "d": Int("document")})
+    assert [(np.frombuffer(d, "<i8")[0], len(t) // 4) for _, (d, t) in rows] == [
+        (0, 3),
+        (2, 0),
+        (2, 2),
+    ]
+
+
+def test_tensorflow_names_need_no_suffix(tmp_path: Path) -> None:
+    data = (GOLDEN / "train.tfrecord-00000-of-00001").read_bytes()
+    for number in range(2):
+        (tmp_path / f"train-0000{number}-of-00002").write_bytes(data)
+    source = open_source(str(tmp_path))
+    assert source.num_samples == 2 * NUM_SAMPLES
+    fields: dict[str, Field] = {"label": Int("label")}
+    labels = [int(np.frombuffer(row[0], "<i8")[0]) for _, row in read_all(source, fields)]
+    assert labels == [7 * number for number in range(NUM_SAMPLES)] * 2
+
+
+def test_lines_beside_shards_are_notes(tmp_path: Path) -> None:
+    copied("train.tfrecord-00000-of-00001")(tmp_path)
+    (tmp_path / "metadata.jsonl").write_text('{"a": 1}\n')
+    assert open_source(str(tmp_path)).num_samples == NUM_SAMPLES
+
+
+def test_mds_shards_open_without_their_index(tmp_path: Path) -> None:
+    copied("mds")(tmp_path)
+    (tmp_path / "index.json").unlink()
+    assert open_source(f"{tmp_path}/shard.*.mds").num_samples == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_shards_are_read_by_their_urls(name: str, tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for path in (GOLDEN / name).iterdir():
+        files.pipe(f"/{name}/{path.name}", path.read_bytes())
+    fields: dict[str, Field] = {"label": Int("label"), "text": Text("text")}
+    pattern = {"mds": "memory://mds", "litdata": "memory://litdata/chunk-*.bin"}[name]
+    local = open_source(copied(name)(tmp_path))
+    assert read_all(open_source(pattern), fields) == read_all(local, fields)
+
+
+def test_the_splits_of_a_directory_are_named(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        copied("mds")(tmp_path / split)
+    with pytest.raises(DataioError, match=r"name one of its splits: .*/train, .*/val$"):
+        open_source(str(tmp_path))
+
+
+def test_members_of_json_and_npy_in_a_tar_are_read(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(3, dtype=np.int16))
+    members = [("0.json", b'{"a": 1}'), ("0.x.npy", file.getvalue())]
+    source = open_source(write_tar(tmp_path / "x.tar", members))
+    fields: dict[str, Field] = {"json": Text("json"), "x": Array("x.npy", (3,), "int16")}
+    ((_, (array, text)),) = read_all(source, fields)
+    assert text == b'{"a": 1}'
+    assert np.frombuffer(array, "<i2").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"shards": ["a", "b"]}, None),
+        ({"shards": [{"name": "a.tar"}]}, None),
+        (
+            {"shards": [{"format": "json", "version": 2}]},
+            "the format 'json', version 2, expected mds",
+        ),
+        ({"shards": [{"format": "mds", "version": 2}]}, r"index\.json: does not read as the index"),
+        ({"chunks": [{}], "config": {}}, r"index\.json: does not read as the index of a dataset"),
+        ({"chunks": [], "config": {}}, r"index\.json: names 0 shards"),
+    ],
+)
+def test_only_their_own_indexes_are_read(index: Any, message: str | None, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    write_tar(tmp_path / "x.tar", [("0.cls", b"1")])
+    if message is None:
+        assert open_source(str(tmp_path)).num_samples == 1
+    else:
+        with pytest.raises(DataioError, match=message):
+            open_source(str(tmp_path))
+
+
+def lines(*documents: object) -> Spec:
+    def write(directory: Path) -> str:
+        path = directory / "x.jsonl"
+        path.write_text("\n".join(map(json.dumps, documents)))
+        return str(path)
+
+    return write
+
+
+def tfrecord(data: bytes) -> Spec:
+    def write(directory: Path) -> str:
+        path = directory / "x.tfrecord"
+        path.write_bytes(data)
+        return str(path)
+
+    return write
+
+
+def without(write: Spec, name: str) -> Spec:
+    def left(directory: Path) -> str:
+        spec = write(directory)
+        (directory / name).unlink()
+        return spec
+
+    return left
+
+
+@pytest.mark.parametrize(
+    ("write", "field", "message"),
+    [
+        (copied("mds"), Int("cls"), r"shard\.00000\.mds holds .*label.*, expected 'cls' for field"),
+        (copied("mds"), Int("meta.x"), r"column 'meta' holds id, tags, deep, expected 'x'"),
+        (copied("mds"), Int("text"), r"sample 0, field 'x': found b's.*expected a whole number"),
+        (
+            copied("mds_pickle"), Bytes("b"),
+            r"column 'b' has the encoding 'pkl': pickles, which are never loaded; expected one of",
+        ),
+        (truncated("mds", "shard.00001.mds", 3200), Int("label"), r"ends in the middle of its 6"),
+        (copied("litdata"), Bytes("any"), r"'any' has the serializer 'pickle': pickles, which are"),
+        (copied("litdata"), Int("cls"), r"chunk-0-0\.bin holds .*meta\.id.*, expected 'cls'"),
+        (
+            without(copied("litdata"), "index.json"), Int("label"),
+            r"the directory holds no shard, expected files",
+        ),
+        (
+            tfrecord(b"x" * 100), Int("label"),
+            r"x\.tfrecord: record 0 at byte 0: found a length that its checksum does not match",
+        ),
+        (
+            tfrecord(framed(b"abc") + framed(b"d" * 99)[:-5]), Bytes("__record__"),
+            r"record 1 at byte 19: found the end of the file within 99 bytes",
+        ),
+        (tfrecord(framed(b"abc")), Int("label"), r"record 0 .*no tf\.train\.Example"),
+        (
+            copied("train.tfrecord-00000-of-00001"), Int("cls"),
+            r"sample 0 holds .*label.*, expected 'cls' for field 'x'",
+        ),
+        (lines({"a": 1}, {"b": 1}), Int("a"), r"x\.jsonl: sample 1 holds b, expected 'a'"),
+        (lines({"a": None}), Int("a"), r"sample 0, key 'a': found NoneType, expected a number"),
+        (lines({"a": [1, 2]}), Array("a", (3,), "int8"), r"found int64\[2\], expected int8\[3\]"),
+        (lines({"a": [300]}), Array("a", (1,), "int8"), r"found int64\[1\], expected int8\[1\]"),
+        (lines(), Text("a"), r"x\.jsonl: holds no samples \(0 bytes\)"),
+        (
+            without(megatron, "my_text.v2_document.idx"), Tokens("tokens"),
+            r"my_text\.v2_document: no such file",
+        ),
+        (megatron, Int("label"), r"\.bin holds tokens, document, expected 'label'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_message(
+    write: Spec, field: Field, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataioError, match=message):
+        read_all(open_source(write(tmp_path)), {"x": field})
+
+
+def test_a_bin_without_its_index_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"x" * 10)
+    with pytest.raises(DataioError, match=r"x\.bin: there is no .*x\.idx beside it"):
+        open_source(str(tmp_path / "x.bin"))
+
+
+@pytest.mark.parametrize("case", RECORDS, ids=lambda case: case.name)
+def test_a_shard_that_lost_samples_is_noticed(case: Any, tmp_path: Path) -> None:
+    """It was counted, then replaced by one of another name's bytes: never other rows."""
+    source = open_source(case.write(tmp_path))
+    for path in tmp_path.iterdir():
+        if path.name != "index.json":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    forget_survey(source)
+    with pytest.raises(DataioError):
+        read_all(source, case.fields)
+
+
+def test_the_library_that_checks_records_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(DataioError, match=r"TFRecord: google-crc32c .* 'tonari\[tfrecord\]'"):
+        open_source(copied("train.tfrecord-00000-of-00001")(tmp_path))
