@@ -26,6 +26,7 @@ from dataio.base.errors import (
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from dataio.source import (
+    ArrayFiles,
     DatasetSource,
     NumpySource,
     Retry,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array",
+    "ArrayFiles",
     "Bytes",
     "CacheBusyError",
     "CacheError",

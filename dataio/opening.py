@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import cast
 
 from dataio.rows.fields import Field
-from dataio.source import Shards, Source, Storage, TransformedSource, open_source
+from dataio.source import ArrayFiles, Shards, Source, Storage, TransformedSource, open_source
 from dataio.source.counts import own_directory
 from dataio.source.pipeline import Pipeline, is_pipeline
 from dataio.source.transformed import StageTransform
 from dataio.world import World
 
-Openable = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Shards | Pipeline | Source
-"""What a loader opens: shards by their names, a pipeline of webdataset, or a finished source."""
+Openable = (
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Shards
+    | ArrayFiles
+    | Pipeline
+    | Source
+)
+"""What a loader opens: shards by their names, array files, a pipeline, or a finished source."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class Opener:
         return transformed, transformed.fields
 
     def _open(self, source: Openable) -> Source:
+        if isinstance(source, ArrayFiles):
+            return source.open(self.world)
         if isinstance(source, (str, os.PathLike, Sequence)) or is_pipeline(source):
             source = Shards(source)
         if not isinstance(source, Shards):

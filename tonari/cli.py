@@ -47,6 +47,8 @@ EXTRAS = {
     "matplotlib": "report",
     "jinja2": "report",
     "safetensors": "export",
+    "h5py": "hdf5",
+    "zarr": "zarr",
 }
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130
