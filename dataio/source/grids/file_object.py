@@ -5,16 +5,18 @@ from collections import OrderedDict
 
 from dataio.source.io.files import StorageFile
 
-PAGE_BYTES = 64 << 10
-NUM_PAGES = 64
+PAGE_BYTES = 16 << 10
+SMALL_BYTES = 4 << 10
+"""Longer reads are made as they are: chunks that lie beside this one may not be wanted."""
+NUM_PAGES = 256
 """Pages that are kept: libraries come back to the same few places of a file for its index."""
 
 
 class FileObject(io.RawIOBase):
     """Reads through `StorageFile`, so that all is counted, throttled and retried.
 
-    Small reads take whole pages of 64 KiB. A library may turn an error of a read into one of its
-    own: ``error`` keeps the first.
+    Reads of less than 4 KiB take whole pages of 16 KiB. A library may turn an error of a read into
+    one of its own: ``error`` keeps the first.
     """
 
     def __init__(self, file: StorageFile) -> None:
@@ -50,7 +52,7 @@ class FileObject(io.RawIOBase):
         return len(data)
 
     def _read(self, start: int, length: int) -> bytes:
-        if length >= PAGE_BYTES:
+        if length >= SMALL_BYTES:
             return self._file.read_at(start, length)
         stop = min(start + length, self._file.size)
         pages = range(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
