@@ -54,7 +54,7 @@ class ArrayFiles:
     axis: str | int | None = 0
     tiles: Mapping[str | int, int] = field(default_factory=dict)
     edge: Literal["refuse", "drop"] = "refuse"
-    dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     retry: Retry | None = None
     throttle: Throttle | None = None
 

@@ -15,6 +15,7 @@ from dataio import (
     Array,
     ArrayFiles,
     Bytes,
+    Field,
     FieldError,
     Float,
     Int,
@@ -147,7 +148,7 @@ def test_values_of_any_length_and_text_are_read(tmp_path: Path) -> None:
         file["short"] = np.array([b"a", b"bc", b""])
         file["group/label"] = np.arange(3, dtype=np.int16)
         file["big"] = np.arange(3, dtype=">f4")
-    fields = {
+    fields: dict[str, Field] = {
         "label": Int("group/label"), "big": Float("big"), "tokens": Tokens("ragged"),
         "packed": Bytes("packed"), "text": Text("text"), "short": Text("short"),
     }  # fmt: skip
