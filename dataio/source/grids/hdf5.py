@@ -65,7 +65,7 @@ class Hdf5File:
                 "in this one; name those files as the source"
             )
         start = None if dataset.chunks or dataset.compression else dataset.id.get_offset()
-        if start is not None and dataset.dtype.kind in "iuf" and _is_plain(dataset):
+        if start is not None and dataset.dtype.kind in "iuf" and self._is_plain(dataset):
             return RawArray(self._file, start, dataset.shape, dataset.dtype).read(box)
         values = np.asarray(dataset[box])
         if self._library.check_vlen_dtype(dataset.dtype) == np.uint8:
@@ -75,6 +75,10 @@ class Hdf5File:
                 whole[place] = value.tobytes()
             return whole
         return values
+
+    def _is_plain(self, dataset: "h5py.Dataset") -> bool:
+        """Whether the numbers lie in the file as NumPy has them."""
+        return bool(dataset.id.get_type() == self._library.h5t.py_create(dataset.dtype))
 
     def _visit(self, name: str, found: object) -> None:
         if isinstance(found, self._library.Dataset) and found.shape is not None:
@@ -96,12 +100,6 @@ def _dims(dataset: "h5py.Dataset") -> tuple[str, ...]:
 
 def _last(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _is_plain(dataset: "h5py.Dataset") -> bool:
-    """Whether the numbers lie in the file as NumPy has them."""
-    stored = dataset.id.get_type()
-    return bool(stored.get_size() == dataset.dtype.itemsize and stored.dtype == dataset.dtype)
 
 
 def _h5py(path: str) -> Any:

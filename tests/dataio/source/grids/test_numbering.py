@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.source.grids.numbering import Axis, Numbering, number_samples, region, take_samples
+from dataio.source.grids.numbering import (
+    LARGE_CELL_BYTES,
+    Axis,
+    Numbering,
+    number_samples,
+    region,
+    take_samples,
+)
 from dataio.source.grids.raw import RawArray
 from dataio.source.grids.variables import Variable, contiguous_chunks
 
@@ -115,3 +122,14 @@ def test_what_is_read_together_of_a_contiguous_array_is_whole_rows(shape: list[i
     partial = [i for i in range(len(shape)) if chunks[i] < shape[i]]
     assert prod(chunks) * 4 <= 1 << 20
     assert all(length == 1 for length in chunks[: partial[-1] if partial else 0])
+
+
+@given(data=st.data())
+def test_a_cell_takes_a_bounded_part_of_memory(data: st.DataObject) -> None:
+    sides = st.integers(1, 100_000)
+    shape = (data.draw(sides), data.draw(sides))
+    chunks = tuple(data.draw(st.integers(1, length)) for length in shape)
+    variable = Variable(("a", "b"), shape, "<f8", chunks)
+    axes = (Axis("a", is_row=True), Axis("b", data.draw(st.integers(1, shape[1]))))
+    numbers = number_samples({"x": variable}, axes, drop_edge=True, path="a")
+    assert prod(numbers.cell) * axes[1].length * 8 <= LARGE_CELL_BYTES

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import netCDF4
 import numpy as np
@@ -232,3 +233,43 @@ def test_no_library_is_imported_before_it_is_needed() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((40, 3))
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
+    group.create_array("x", data=values, chunks=(10, 3))
+    chunk = tmp_path / "a.zarr/x/c/2/0"
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", data=values, chunks=(10, 3), compression="gzip")
+        start = made.id.get_chunk_info(2).byte_offset
+    with (tmp_path / "a.h5").open("r+b") as raw:
+        raw.seek(start)
+        raw.write(b"damaged, as a bad disk does it")
+    np.savez_compressed(tmp_path / "a.npz", x=values)
+    packed = bytearray((tmp_path / "a.npz").read_bytes())
+    packed[200:230] = bytes(30)
+    (tmp_path / "a.npz").write_bytes(packed)
+    fields: dict[str, Field] = {"x": Array("x", (3,), "float64")}
+    for name in ("a.zarr", "a.h5", "a.npz"):
+        with pytest.raises(SourceError, match=rf"{name}.* cannot .*read .*write it again"):
+            read_all(ArrayFiles(tmp_path / name).open(), fields)
+
+
+def test_files_and_stores_behind_urls_are_read(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    h5(tmp_path / "a.h5", x=np.full((4, 3), 2, "f4"))
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=np.full((4, 3), 2, "f4"))
+    np.savez(tmp_path / "a.npz", x=np.full((4, 3), 2, "f4"))
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            memory.pipe_file(f"/grids/{path.relative_to(tmp_path)}", path.read_bytes())
+    try:
+        for name in ("a.h5", "a.zarr", "a.npz", "*.h5"):
+            source = ArrayFiles(f"memory://grids/{name}").open()
+            assert [x for _, (x,) in read_all(source, X)] == [np.full(3, 2, "f4").tobytes()] * 4
+            assert source.bytes_read > 48
+    finally:
+        memory.rm("/grids", recursive=True)
