@@ -45,6 +45,12 @@ class Axis:
         num_dims = len(variable.shape)
         return self.key % num_dims if -num_dims <= self.key < num_dims else None
 
+    def place(self, at: int) -> str:
+        """Describe a place along it, for a message."""
+        name = self.key if isinstance(self.key, str) else f"axis {self.key}"
+        start = at * self.length
+        return f"{name} {start}" if self.is_row else f"{name} {start}:{start + self.length}"
+
 
 @dataclass(frozen=True)
 class Numbering:

@@ -1,6 +1,7 @@
 """Samples of array files, read cell by cell."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -128,6 +129,14 @@ class ArrayFilesSource:
     @property
     def bytes_read(self) -> int:
         return self.storage.bytes_read
+
+    def place_of(self, sample_id: int) -> str:
+        """Name a sample's file, and where in it the sample lies along each axis."""
+        file = self._files[bisect_right(self._files, sample_id, key=lambda file: file.first) - 1]
+        numbers = np.array([sample_id - file.first])
+        _, places = file.numbering.locate(numbers, file.numbering.cell_starts())
+        parts = [axis.place(at) for axis, at in zip(self._axes, places[0].tolist(), strict=True)]
+        return f"{file.found.path}[{', '.join(parts)}]" if parts else file.found.path
 
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read samples; see `Source.read`.

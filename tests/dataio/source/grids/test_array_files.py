@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import Array, ArrayFiles, FieldError, SourceError
+from dataio import Array, ArrayFiles, FieldError, NodeCache, SourceError, Staging
 from dataio.base.errors import OtherDatasetError
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make, train
@@ -86,6 +86,36 @@ def test_any_samples_are_those_of_a_full_read(
     assert [sample_id for sample_id, _ in every] == list(range(NUM_SAMPLES))
     some = rows_of(source.read(ids(*chosen), written.fields))
     assert some == [every[i] for i in chosen]
+
+
+@FEW
+def test_a_sample_can_say_where_it_lies(tmp_path: Path, kind: str) -> None:
+    written = WRITTEN[kind].make(tmp_path)
+    source = written.declared(tmp_path).open()
+    for sample_id, (tile, *_) in read_all(source, written.fields):
+        time, row, column = np.unravel_index(int(np.frombuffer(tile, "f4")[0]), VALUES.shape)
+        place = f"[time {time}, lat {row}:{row + TILE}, lon {column}:{column + TILE}]"
+        assert source.place_of(sample_id) == f"{tmp_path / written.name}{place}"
+    whole = written.declared(tmp_path, axis=None, tiles={}).open()
+    assert whole.place_of(0) == str(tmp_path / written.name)
+
+
+@FEW
+@pytest.mark.parametrize("when", ["overlap", "quota"])
+def test_rows_are_read_beside_training_too(tmp_path: Path, kind: str, when: str) -> None:
+    written = WRITTEN[kind].make(tmp_path)
+    quota = when == "quota"
+    cache = NodeCache(tmp_path / "cache", quota="200KiB") if quota else tmp_path / "cache"
+    seen = []
+    with make(
+        single_world(), cache, source=written.declared(tmp_path), fields=written.fields,
+        exchange=0.0 if quota else 0.3, staging=Staging(when="before" if quota else "overlap"),
+    ) as loader:  # fmt: skip
+        for _ in loader.epochs(2):
+            for batch in loader:
+                seen += [tile.numpy().tobytes() for tile in batch["tile"]]
+    assert len(seen) == 2 * NUM_SAMPLES
+    assert set(seen) == tiles_of(VALUES)
 
 
 @EACH
