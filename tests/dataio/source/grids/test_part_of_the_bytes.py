@@ -92,6 +92,27 @@ def test_each_of_two_nodes_reads_its_half(tmp_path: Path, case: str) -> None:
     assert sum(share) < 2 * most, share
 
 
+def test_far_samples_cost_their_own_chunks(tmp_path: Path) -> None:
+    hdf5(tmp_path / "a.h5", (1, 256, 256))
+    source = ArrayFiles(tmp_path / "a.h5").open()
+    before = source.bytes_read
+    fields = {"x": Array("x", SHAPE[1:], "float32")}
+    # All in one cell of 4 MiB.
+    rows = sum(len(rows) for rows in source.read(np.array([0, 7, 14]), fields))
+    assert rows == 3
+    assert source.bytes_read - before < 4 * 256 * 256 * 4
+
+
+def test_readers_are_offered_cuts_between_cells_of_enough_bytes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=numbers())
+    np.savez(tmp_path / "b.npz", x=numbers())
+    source = ArrayFiles(tmp_path / "*.npz").open()
+    starts = source.shard_starts
+    assert starts[0] == 0
+    assert 3 <= len(starts) <= 5
+    assert (np.diff(starts) * 256 * 256 * 4 >= 4 << 20).all()
+
+
 def test_one_read_opens_each_chunk_once(tmp_path: Path) -> None:
     hdf5(tmp_path / "a.h5")
     source = ArrayFiles(tmp_path / "a.h5", axis=0, tiles={1: 64, 2: 64}).open()
