@@ -13,14 +13,9 @@ NUM_PAGES = 256
 
 
 class FileObject(io.RawIOBase):
-    """Reads through `StorageFile`, so that all is counted, throttled and retried.
-
-    Reads of less than 4 KiB take whole pages of 16 KiB. A library may turn an error of a read into
-    one of its own: ``error`` keeps the first.
-    """
+    """Reads by `StorageFile`, counted, throttled and retried; less than 4 KiB by whole pages."""
 
     def __init__(self, file: StorageFile) -> None:
-        self.error: BaseException | None = None
         self._file = file
         self._position = 0
         self._pages: OrderedDict[int, bytes] = OrderedDict()
@@ -42,11 +37,7 @@ class FileObject(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill the buffer as far as the file goes."""
         memory = memoryview(buffer).cast("B")
-        try:
-            data = self._read(self._position, len(memory))
-        except BaseException as error:
-            self.error = self.error or error
-            raise
+        data = self._read(self._position, len(memory))
         memory[: len(data)] = data
         self._position += len(data)
         return len(data)

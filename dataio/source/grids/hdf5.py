@@ -31,17 +31,24 @@ class Hdf5Format(PlainFormat):
         """Open a file; nothing of it stays open behind the context."""
         library = _h5py(path)
         with storage.open(path) as file:
-            source = FileObject(file)
-            try:
-                with library.File(source, "r", rdcc_nbytes=CACHE_BYTES) as opened:
-                    yield Hdf5File(opened, file, library)
-            except (OSError, RuntimeError, KeyError, ValueError) as error:
-                if source.error is not None:
-                    raise source.error from error
-                raise SourceError(
-                    f"{path}: h5py cannot read it ({error}), expected a whole HDF5 or NetCDF-4 "
-                    "file; it is truncated, damaged or still being written: copy or write it again"
-                ) from error
+            with _explained(path):
+                opened = library.File(FileObject(file), "r", rdcc_nbytes=CACHE_BYTES)
+            with opened:
+                with _explained(path):
+                    found = Hdf5File(opened, file, library)
+                yield found
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Name the file where h5py fails; errors of the storage stay as they are."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise SourceError(
+            f"{path}: h5py cannot read it ({error}), expected a whole HDF5 or NetCDF-4 file; it is "
+            "truncated, damaged or still being written: copy or write it again"
+        ) from error
 
 
 class Hdf5File:
@@ -51,10 +58,9 @@ class Hdf5File:
         self._library, self._file = library, file
         self._datasets: dict[str, h5py.Dataset] = {}
         opened.visititems(self._visit)
-
-    @property
-    def variables(self) -> Mapping[str, Variable]:
-        return {name: self._variable(dataset) for name, dataset in self._datasets.items()}
+        self.variables: Mapping[str, Variable] = {
+            name: self._variable(dataset) for name, dataset in self._datasets.items()
+        }
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """Read a region; what is stored in one piece without a filter is read past h5py."""
@@ -67,7 +73,8 @@ class Hdf5File:
         start = None if dataset.chunks or dataset.compression else dataset.id.get_offset()
         if start is not None and dataset.dtype.kind in "iuf" and self._is_plain(dataset):
             return RawArray(self._file, start, dataset.shape, dataset.dtype).read(box)
-        values = np.asarray(dataset[box])
+        with _explained(self._file.path):
+            values = np.asarray(dataset[box])
         if self._library.check_vlen_dtype(dataset.dtype) == np.uint8:
             # Bytes of any length, such as a compressed image.
             whole = np.empty(values.shape, object)

@@ -39,23 +39,29 @@ class NpzFormat(PlainFormat):
     @contextmanager
     def opened(self, storage: Storage, path: str) -> Iterator["NumpyFile"]:
         with storage.open(path) as file:
-            source = FileObject(file)
-            try:
-                with zipfile.ZipFile(source) as archive:
-                    yield NumpyFile(
-                        {
-                            member.filename.removesuffix(".npy"): _member(file, archive, member)
-                            for member in archive.infolist()
-                            if member.filename.endswith(".npy")
-                        }
-                    )
-            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-                if source.error is not None:
-                    raise source.error from error
-                raise SourceError(
-                    f"{path}: cannot be read as an .npz ({error}), expected what numpy.savez "
-                    "writes; it is truncated or damaged: copy or write it again"
-                ) from error
+            with _explained(path):
+                archive = zipfile.ZipFile(FileObject(file))
+                found = NumpyFile(
+                    {
+                        member.filename.removesuffix(".npy"): _member(file, archive, member)
+                        for member in archive.infolist()
+                        if member.filename.endswith(".npy")
+                    }
+                )
+            with archive:
+                yield found
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Name the file where unpacking fails; errors of the storage stay as they are."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise SourceError(
+            f"{path}: cannot be read as an .npz ({error}), expected what numpy.savez writes; it is "
+            "truncated or damaged: copy or write it again"
+        ) from error
 
 
 class NumpyFile:
@@ -73,7 +79,7 @@ class PackedArray:
     """A compressed member: it is unpacked from its beginning to its end, once while it is open."""
 
     def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str) -> None:
-        self._archive, self._member = archive, member
+        self._archive, self._member, self._path = archive, member, path
         self._where = f"{path}: {member.filename}"
         self._values: NDArray[np.generic] | None = None
         with archive.open(member) as file:
@@ -83,7 +89,8 @@ class PackedArray:
     def read(self, box: Box) -> NDArray[np.generic]:
         """Cut out a region."""
         if self._values is None:
-            data = self._archive.read(self._member)
+            with _explained(self._path):
+                data = self._archive.read(self._member)
             values = np.frombuffer(data, self.dtype, offset=self._start)
             self._values = values[: int(np.prod(self.shape))].reshape(self.shape)
         return np.asarray(self._values[box])

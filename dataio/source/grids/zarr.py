@@ -32,15 +32,10 @@ class ZarrFormat:
     @contextmanager
     def opened(self, storage: Storage, path: str) -> Iterator["ZarrFile"]:
         library = _zarr(path)
-        store = _store_class()(storage, path)
-        try:
-            yield ZarrFile(library.open(store=store, mode="r"), library)
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            raise SourceError(
-                f"{path}: zarr cannot read it ({type(error).__name__}: {error}), expected a whole "
-                "store of version 2 or 3; files of it are missing or damaged: copy or write it "
-                "again"
-            ) from error
+        with _explained(path):
+            store = _store_class()(storage, path)
+            found = ZarrFile(library.open(store=store, mode="r"), library, path)
+        yield found
 
     def marks(self, storage: Storage, path: str) -> list[int | str]:
         """Hash the names of its files, and size and time of change of 1,000 of them.
@@ -62,10 +57,23 @@ class ZarrFormat:
         return [len(names), digest.hexdigest()]
 
 
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Name the store where zarr fails; errors of the storage stay as they are."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise SourceError(
+            f"{path}: zarr cannot read it ({type(error).__name__}: {error}), expected a whole "
+            "store of version 2 or 3; files of it are missing or damaged: copy or write it again"
+        ) from error
+
+
 class ZarrFile:
     """An open store."""
 
-    def __init__(self, node: Any, library: Any) -> None:
+    def __init__(self, node: Any, library: Any, path: str) -> None:
+        self._path = path
         self._arrays: dict[str, Any] = {}
         if isinstance(node, library.Array):
             self._arrays[ONE_ARRAY] = node
@@ -77,7 +85,8 @@ class ZarrFile:
         }
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
-        values = np.asarray(self._arrays[name][box])
+        with _explained(self._path):
+            values = np.asarray(self._arrays[name][box])
         return values.astype(object) if values.dtype.kind == "T" else values
 
 

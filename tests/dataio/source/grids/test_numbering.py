@@ -71,7 +71,7 @@ def test_along_one_axis_samples_are_in_its_order(data: st.DataObject) -> None:
 class _Memory:
     """A file whose bytes are at hand; counts what is read."""
 
-    path, error = "memory", None
+    path = "memory"
 
     def __init__(self, data: bytes) -> None:
         self.data, self.size, self.num_read = data, len(data), 0

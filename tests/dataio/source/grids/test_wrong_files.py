@@ -298,6 +298,26 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
             read_all(ArrayFiles(tmp_path / name).open(), fields)
 
 
+@pytest.mark.parametrize("name", ["a.h5", "a.npz", "a.zarr"])
+def test_an_error_of_a_field_is_not_taken_for_a_damaged_file(tmp_path: Path, name: str) -> None:
+    class Strict:
+        key = "x"
+
+        def column(self, name: str) -> None:
+            return None
+
+        def encode(self, raw: object, where: str) -> bytes:
+            raise ValueError("of its own")
+
+    # More than a block: rows are made while the file is open.
+    values = np.zeros((1 << 20, 3), "f4")
+    h5(tmp_path / "a.h5", x=values)
+    np.savez_compressed(tmp_path / "a.npz", x=values)
+    zarr.open_group(tmp_path / "a.zarr", mode="w").create_array("x", data=values)
+    with pytest.raises(ValueError, match=r"^of its own$"):
+        read_all(ArrayFiles(tmp_path / name).open(), {"x": Strict()})
+
+
 def test_files_and_stores_behind_urls_are_read(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     h5(tmp_path / "a.h5", x=np.full((4, 3), 2, "f4"))
