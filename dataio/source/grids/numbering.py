@@ -2,7 +2,7 @@
 
 The samples of a file form a grid: along the row axis one index each, along a tiled axis one tile
 each. They are numbered *cell* by cell, and a cell is as many neighbours as share chunks of the
-file, so that who reads samples in the order of their numbers reads each chunk once.
+file, so that reading samples in the order of their numbers reads each chunk once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class Numbering:
         cell: Samples of a cell along each axis; cells at the far edges may hold fewer.
         lengths: Of the file's dimension along each axis.
         sample_bytes: Of the largest variable.
-        apart: Places along the first axis that are as far apart as a chunk is long share none.
+        apart: Samples that share chunks along the first axis; farther ones share none.
     """
 
     counts: tuple[int, ...]
@@ -184,7 +184,7 @@ def region(
         variable: Whole along each dimension that no axis divides.
         axes: What divides it.
         low: The first place along each axis.
-        high: The last place along each axis, and one.
+        high: The place behind the last along each axis.
     """
     box = [slice(0, length) for length in variable.shape]
     for axis, start, stop in zip(axes, low, high, strict=True):

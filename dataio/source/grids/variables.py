@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dataio.source.io.files import Storage
 
 Box = tuple[slice, ...]
-"""A region of an array: for each dimension its first and its last index but one, step 1."""
+"""A region of an array: for each dimension the first index and the one behind the last."""
 
 CONTIGUOUS_BYTES = 1 << 20
 """Rows of an array that is stored in one piece are read together up to this many bytes."""
@@ -25,7 +25,7 @@ class Variable(NamedTuple):
         dims: The name of each dimension; "" where the file gives none.
         shape: The length of each dimension.
         dtype: As NumPy writes it, such as "<f4"; "|O" for values of different lengths.
-        chunks: The region that is stored in one piece, and costs as much to read as a part of it.
+        chunks: The shape of the regions that are stored in one piece each, and read as a whole.
     """
 
     dims: tuple[str, ...]

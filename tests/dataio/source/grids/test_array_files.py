@@ -89,7 +89,7 @@ def test_any_samples_are_those_of_a_full_read(
 
 
 @FEW
-def test_a_sample_can_say_where_it_lies(tmp_path: Path, kind: str) -> None:
+def test_the_place_of_a_sample_is_its_file_and_region(tmp_path: Path, kind: str) -> None:
     written = WRITTEN[kind].make(tmp_path)
     source = written.declared(tmp_path).open()
     for sample_id, (tile, *_) in read_all(source, written.fields):

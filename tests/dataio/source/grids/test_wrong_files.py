@@ -101,7 +101,7 @@ def test_every_rank_raises_what_one_found(tmp_path: Path) -> None:
     assert "truncated, damaged or still being written: copy or write it again" in first
 
 
-def test_variables_of_other_lengths_are_told_apart_by_names(tmp_path: Path) -> None:
+def test_variables_of_other_lengths_need_named_dimensions(tmp_path: Path) -> None:
     path = h5(tmp_path / "a.h5", x=np.zeros((5, 3), "f4"), mask=np.zeros(3, "f4"))
     source = ArrayFiles(path).open()
     assert source.num_samples == 5
@@ -296,6 +296,17 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     for name in ("a.zarr", "a.h5", "a.npz"):
         with pytest.raises(SourceError, match=rf"{name}.* cannot .*read .*write it again"):
             read_all(ArrayFiles(tmp_path / name).open(), fields)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_store_may_be_one_array_with_chunks_of_fill(tmp_path: Path, version: Any) -> None:
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(4, 3), chunks=(2, 3), dtype="f4", fill_value=7,
+        zarr_format=version,
+    )  # fmt: skip
+    array[:2] = 1
+    rows = read_all(ArrayFiles(tmp_path / "a.zarr").open(), {"x": Array("arr_0", (3,), "float32")})
+    assert [np.frombuffer(x, "f4")[0] for _, (x,) in rows] == [1, 1, 7, 7]
 
 
 @pytest.mark.parametrize("name", ["a.h5", "a.npz", "a.zarr"])
