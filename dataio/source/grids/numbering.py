@@ -128,6 +128,11 @@ def number_samples(
             'dimensions: dims={"variable": ("time", "lat", "lon")}'
         )
     main = max(having, key=lambda variable: variable.num_bytes)
+    if len({axis.of(main) for axis in axes}) < len(axes):
+        raise SourceError(
+            f"{path}: of the axes {', '.join(repr(axis.key) for axis in axes)} two are one "
+            f"dimension of {describe({'the largest variable': main})}; name each dimension once"
+        )
     counts, cells, lengths = [], [], []
     for axis in axes:
         at = axis.of(main)
