@@ -114,6 +114,8 @@ def test_variables_of_other_lengths_need_named_dimensions(tmp_path: Path) -> Non
         SourceError, match=r"'x' has the shape \[5, 3\], expected the dimensions t;"
     ):
         ArrayFiles(path, dims={"x": ("t",)}).open()
+    with pytest.raises(SourceError, match=r"of the axes 0, 't' two are one dimension of the larg"):
+        ArrayFiles(path, axis=0, tiles={"t": 5}, dims=dims).open()
     with pytest.raises(
         SourceError, match=r"no variable has the axis 't', found mask\[3\], x\[5, 3"
     ):
