@@ -36,6 +36,7 @@ from dataio.rows.views import (
     ResizeShort,
 )
 from dataio.source import (
+    ArrayFiles,
     DatasetSource,
     NumpySource,
     Retry,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array",
+    "ArrayFiles",
     "ByStep",
     "Bytes",
     "CacheBusyError",

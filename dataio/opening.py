@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from dataio.rows.fields import Field
-from dataio.source import Shards, Source, Storage, TransformedSource, open_source
+from dataio.source import ArrayFiles, Shards, Source, Storage, TransformedSource, open_source
 from dataio.source.counts import own_directory
 from dataio.source.pipeline import Pipeline, is_pipeline
 from dataio.source.torch_dataset import MapDataset
@@ -21,12 +21,13 @@ Openable = (
     | Sequence[str | os.PathLike[str]]
     | Arrays
     | Shards
+    | ArrayFiles
     | Pipeline
     | MapDataset
     | Source
 )
-"""What a loader opens: shards by their names, a pipeline of webdataset, arrays by their names, a
-map-style dataset of torch or Hugging Face, or a finished source."""
+"""What a loader opens: shards by their names, array files, a pipeline of webdataset, arrays by
+their names, a map-style dataset of torch or Hugging Face, or a finished source."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Opener:
         return transformed, transformed.fields
 
     def _open(self, source: Openable) -> Source:
+        if isinstance(source, ArrayFiles):
+            return source.open(self.world)
         check_openable(source)
         if names_shards(source) or is_pipeline(source):
             source = Shards(cast("str", source))

@@ -48,6 +48,8 @@ EXTRAS = {
     "jinja2": "report",
     "safetensors": "export",
     "google_crc32c": "tfrecord",
+    "h5py": "hdf5",
+    "zarr": "zarr",
 }
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130

@@ -3,6 +3,7 @@
 from dataio.source.arrays import NumpySource
 from dataio.source.base import Source
 from dataio.source.expand import expand
+from dataio.source.grids import ArrayFiles
 from dataio.source.image_folder import ImageFolderSource
 from dataio.source.io.files import Storage, StorageFile
 from dataio.source.io.retry import Retry
@@ -13,6 +14,7 @@ from dataio.source.torch_dataset import DatasetSource
 from dataio.source.transformed import TransformedSource
 
 __all__ = [
+    "ArrayFiles",
     "DatasetSource",
     "ImageFolderSource",
     "NumpySource",

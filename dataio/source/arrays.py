@@ -102,39 +102,50 @@ class NumpySource:
             for start in range(0, len(sample_ids), num_rows):
                 ids = sample_ids[start : start + num_rows]
                 values = {key: read(ids) for key, read in rows.items()}
-                yield self._rows(ids, values, fields)
+                yield array_rows(ids, values, fields, self.name)
 
-    def _rows(
-        self,
-        ids: NDArray[np.int64],
-        values: Mapping[str, NDArray[np.generic]],
-        fields: Mapping[str, Field],
-    ) -> Rows:
-        fixed: list[NDArray[np.uint8]] = []
-        lengths: list[list[int]] = []
-        variable: list[NDArray[np.uint8]] = []
-        for name, field in fields.items():
-            rows, column = values[field.key], field.column(name)
-            if column is not None and _is_stored(field, column, rows):
-                stored = np.ascontiguousarray(rows.astype(column.dtype, copy=False))
-                fixed.append(stored.view(np.uint8).reshape(len(ids), column.width_bytes))
-                continue
-            where = f"{self.name}: array {field.key!r}, sample"
-            # Rows of one dimension are values, of more are arrays.
-            each = rows.tolist() if rows.ndim == 1 else rows
-            parts = [
-                field.encode(row, f"{where} {sample_id}")
-                for sample_id, row in zip(ids.tolist(), each, strict=True)
-            ]
-            data = np.frombuffer(b"".join(parts), np.uint8)
-            if column is not None:
-                fixed.append(data.reshape(len(ids), column.width_bytes))
-            else:
-                lengths.append([len(part) for part in parts])
-                variable.append(data)
-        # int64[num_rows, num_variable]
-        widths = np.array(lengths, np.int64).reshape(-1, len(ids)).T
-        return make_rows(row_schema(fields), ids, fixed, np.ascontiguousarray(widths), variable)
+
+def array_rows(
+    ids: NDArray[np.int64],
+    values: Mapping[str, NDArray[np.generic]],
+    fields: Mapping[str, Field],
+    where: str,
+) -> Rows:
+    """Turn arrays that have one row for each sample into rows.
+
+    Args:
+        ids: int64[n]: The samples.
+        values: By key, dtype[n, ...].
+        fields: What to keep of a sample.
+        where: The source, for the message.
+
+    Raises:
+        FieldError: If a value is not what its field declares.
+    """
+    fixed: list[NDArray[np.uint8]] = []
+    lengths: list[list[int]] = []
+    variable: list[NDArray[np.uint8]] = []
+    for name, field in fields.items():
+        rows, column = values[field.key], field.column(name)
+        if column is not None and _is_stored(field, column, rows):
+            stored = np.ascontiguousarray(rows.astype(column.dtype, copy=False))
+            fixed.append(stored.view(np.uint8).reshape(len(ids), column.width_bytes))
+            continue
+        # Rows of one dimension are values, of more are arrays.
+        each = rows.tolist() if rows.ndim == 1 else rows
+        parts = [
+            field.encode(row, f"{where}: array {field.key!r}, sample {sample_id}")
+            for sample_id, row in zip(ids.tolist(), each, strict=True)
+        ]
+        data = np.frombuffer(b"".join(parts), np.uint8)
+        if column is not None:
+            fixed.append(data.reshape(len(ids), column.width_bytes))
+        else:
+            lengths.append([len(part) for part in parts])
+            variable.append(data)
+    # int64[num_rows, num_variable]
+    widths = np.array(lengths, np.int64).reshape(-1, len(ids)).T
+    return make_rows(row_schema(fields), ids, fixed, np.ascontiguousarray(widths), variable)
 
 
 def _opened(

@@ -46,7 +46,7 @@ def expand(pattern: str | Sequence[str], storage: Storage | None = None) -> list
             f"source: the shard pattern {pattern!r} is empty, expected one such as "
             f'"shards/train-{{000000..000127}}.tar"'
         )
-    names = [name for part in patterns for name in _braces(part)]
+    names = [name for part in patterns for name in braces(part)]
     paths = [path for name in names for path in _matches(name, storage)]
     local = [path for path in paths if "://" not in path]
     missing = storage.ask(
@@ -72,7 +72,12 @@ def _shards_among(names: Iterable[str]) -> list[str]:
     return found or [name for name in listed if name.endswith(LINE_SUFFIXES)]
 
 
-def _braces(pattern: str) -> list[str]:
+def braces(pattern: str) -> list[str]:
+    """Expand the braces of a pattern.
+
+    Raises:
+        SourceError: If they do not match.
+    """
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:

@@ -62,7 +62,11 @@ class NpyFile:
         self._path = path
         self._storage = storage
         with storage.open(path) as file:
-            self.shape, self.dtype, self._start = _read_header(file)
+            head = file.read_at(0, HEADER_BYTES)
+            self.shape, self.dtype, self._start = read_header(path, head, file.size)
+            if not self.shape:
+                found = f"{file.size} bytes for the shape []"
+                raise _refused(path, found, "one row a sample, all of them there")
             self._marks = f"{file.size} {file.mtime_ns} {self.dtype.str} {self.shape}"
             self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
 
@@ -96,9 +100,20 @@ class NpyFile:
         return out
 
 
-def _read_header(file: StorageFile) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
-    """Find shape, dtype and where the data begins."""
-    head = io.BytesIO(file.read_at(0, HEADER_BYTES))
+def read_header(
+    where: str, data: bytes, num_bytes: int
+) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
+    """Find shape, dtype and where the data begins.
+
+    Args:
+        where: The file, for the message.
+        data: Its first `HEADER_BYTES`, fewer if it is shorter.
+        num_bytes: Length of the file.
+
+    Raises:
+        SourceError: If it is no ``.npy``, or holds objects, or is truncated.
+    """
+    head = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(head)
         read = (
@@ -109,20 +124,20 @@ def _read_header(file: StorageFile) -> tuple[tuple[int, ...], np.dtype[np.generi
         with NPY_LOCK:
             shape, in_columns, dtype = read(head)
     except (ValueError, EOFError) as error:
-        raise _refused(file, f"no header of an .npy ({error})", "an .npy file") from error
+        raise _refused(where, f"no header of an .npy ({error})", "an .npy file") from error
     if dtype.hasobject or dtype.itemsize == 0:
-        raise _refused(file, f"the dtype {dtype}", "numbers or bytes; objects are never unpickled")
+        raise _refused(where, f"the dtype {dtype}", "numbers or bytes; objects are never unpickled")
     if in_columns and len(shape) > 1:
-        raise _refused(file, "columns one by one", "rows; write np.ascontiguousarray of it")
+        raise _refused(where, "columns one by one", "rows; write np.ascontiguousarray of it")
     start = head.tell()
-    if not shape or file.size < start + dtype.itemsize * math.prod(shape):
-        found = f"{file.size} bytes for the shape {list(shape)}"
-        raise _refused(file, found, "one row a sample, all of them there")
+    if num_bytes < start + dtype.itemsize * math.prod(shape):
+        found = f"{num_bytes} bytes for the shape {list(shape)}"
+        raise _refused(where, found, "one row a sample, all of them there")
     return shape, dtype, start
 
 
-def _refused(file: StorageFile, found: str, expected: str) -> SourceError:
+def _refused(where: str, found: str, expected: str) -> SourceError:
     return SourceError(
-        f"{file.path}: found {found}, expected {expected}; check the path, or save the array again "
+        f"{where}: found {found}, expected {expected}; check the path, or save the array again "
         "with numpy.save"
     )

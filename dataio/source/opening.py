@@ -67,6 +67,10 @@ ADVICE = {
     ".idx": "give the .bin beside it, or the path without a suffix",
 }
 """What to do with files that are not read, by their suffix."""
+ADVICE |= dict.fromkeys(
+    (".h5", ".hdf5", ".nc", ".nc4", ".cdf", ".zarr", ".npz", ".npy"),
+    "give dataio.ArrayFiles(...) of it, which says what a sample is: see docs/grids.md",
+)
 ANY_ADVICE = "write a class with __len__ and __getitem__ that reads it, and give an object of it"
 FOLDER = b"folder"
 MAX_MARKS = 1 << 16

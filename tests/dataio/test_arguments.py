@@ -63,6 +63,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         dataio.NodeCache: {},
         dataio.Reports: {},
         dataio.Shards: {"names": "train.tar"},
+        dataio.ArrayFiles: {"names": "a.h5"},
         dataio.Staging: {},
         dataio.Workers: {},
         dataio.World: {"transport": SingleTransport(), "topology": Topology((0,))},

@@ -1,0 +1,96 @@
+"""A pattern -> the array files that it names, and the format of each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dataio.base.errors import SourceError
+from dataio.source.expand import MAGIC, braces
+from dataio.source.grids.hdf5 import Hdf5Format
+from dataio.source.grids.netcdf3 import NetCdf3Format
+from dataio.source.grids.npz import NpyFormat, NpzFormat
+from dataio.source.grids.variables import Format
+from dataio.source.grids.zarr import ZarrFormat, is_store
+from dataio.source.io.files import Storage
+
+SUFFIXES = (".h5", ".hdf5", ".he5", ".hdf", ".nc", ".nc4", ".cdf", ".zarr", ".npz", ".npy")
+"""What is taken of a directory; a file that is named itself may have any name."""
+
+FORMATS: dict[str, Format] = {
+    "hdf5": Hdf5Format(),
+    "netcdf3": NetCdf3Format(),
+    "npy": NpyFormat(),
+    "npz": NpzFormat(),
+    "zarr": ZarrFormat(),
+}
+FIRST_BYTES = {b"\x89HDF": "hdf5", b"CDF": "netcdf3", b"\x93NUMPY": "npy", b"PK": "npz"}
+USER_BLOCKS = (512, 1024, 2048, 4096)
+"""Where HDF5 may begin behind bytes of the user's own."""
+
+
+def list_files(names: Sequence[str], storage: Storage) -> list[str]:
+    """List the files and stores that patterns name.
+
+    Args:
+        names: Paths, brace patterns, globs, directories, and URLs of single files.
+        storage: Asks for what there is.
+
+    Returns:
+        Paths: patterns in their order, what one names sorted.
+
+    Raises:
+        SourceError: If a pattern names nothing.
+    """
+    return [path for name in names for part in braces(name) for path in _matches(part, storage)]
+
+
+def _matches(name: str, storage: Storage) -> list[str]:
+    if "://" in name:
+        remote = storage.remote(name)
+        url = remote.canonical(name).rstrip("/")
+        found = [url] if MAGIC.isdisjoint(url) else storage.ask(url, lambda: remote.glob(url))
+    else:
+        found = storage.ask(name, lambda: _local(name), doing="listing it")
+    if not found:
+        raise SourceError(
+            f"{name}: names no array file, expected files or directories ending in "
+            f"{', '.join(SUFFIXES)}; check the path, and that this node sees it"
+        )
+    return sorted(found)
+
+
+def _local(name: str) -> list[str]:
+    path = Path(name).expanduser()
+    if path.is_dir() and not is_store(Storage(), str(path)):
+        return [str(child) for child in path.iterdir() if child.name.endswith(SUFFIXES)]
+    if path.exists() or MAGIC.isdisjoint(name):
+        return [str(path)] if path.exists() else []
+    root = Path(path.anchor)
+    return [str(match) for match in root.glob(str(path.relative_to(root)))]
+
+
+def format_of(path: str, storage: Storage) -> str:
+    """Find the format of a file by its first bytes.
+
+    Raises:
+        SourceError: If it is none that is known.
+    """
+    is_directory = path.rstrip("/").endswith(".zarr") if "://" in path else Path(path).is_dir()
+    if is_directory:
+        if is_store(storage, path):
+            return "zarr"
+        raise SourceError(
+            f"{path}: the directory holds neither zarr.json nor .zgroup nor .zarray, expected a "
+            "Zarr store or a file; name the store itself"
+        )
+    with storage.open(path) as file:
+        first = file.read_at(0, 8)
+        for begin, name in FIRST_BYTES.items():
+            if first.startswith(begin):
+                return name
+        for start in USER_BLOCKS:
+            if file.read_at(start, 4) == b"\x89HDF":
+                return "hdf5"
+    raise SourceError(
+        f"{path}: begins with {first!r}, expected a file of HDF5, NetCDF, .npz or .npy, or a Zarr "
+        "store; check that it is whole, or convert it to one of these"
+    )

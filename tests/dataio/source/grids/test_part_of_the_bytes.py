@@ -1,0 +1,127 @@
+"""A node that stages half of the samples reads half of the bytes, and each chunk once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+import zarr
+
+from dataio import Array, ArrayFiles, Staging
+from dataio.world import World, run_threads, thread_worlds
+from tests.dataio.loaders import make
+
+SHAPE = (48, 256, 256)
+DIMS = ("time", "lat", "lon")
+TILES: dict[str | int, int] = {"lat": 64, "lon": 64}
+FIELDS = {"tile": Array("x", (64, 64), "float32")}
+Chunks = tuple[int, int, int]
+
+
+def numbers() -> np.ndarray:
+    """Random, so that they take as many bytes packed as unpacked."""
+    return np.random.default_rng(0).random(SHAPE, np.float32)
+
+
+def hdf5(path: Path, chunks: Chunks | None = (12, 64, 64)) -> None:
+    with h5py.File(path, "w") as file:
+        packed: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if chunks else {}
+        file.create_dataset("x", data=numbers(), chunks=chunks, **packed)
+
+
+def netcdf(path: Path, kind: Any) -> None:
+    with netCDF4.Dataset(path, "w", format=kind) as file:
+        for name, length in zip(DIMS, (None, *SHAPE[1:]), strict=True):
+            file.createDimension(name, length)
+        file.createVariable("step", "f8", ("time",))[:] = np.arange(SHAPE[0])
+        file.createVariable("x", "f4", DIMS)[:] = numbers()
+
+
+def zarr_store(path: Path) -> None:
+    group = zarr.open_group(path, mode="w")
+    group.create_array("x", data=numbers(), chunks=(12, 64, 64))
+
+
+def npz(path: Path) -> None:
+    np.savez(path, x=numbers())
+
+
+CASES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "hdf5": ("a.h5", hdf5),
+    "hdf5, chunks of many tiles": ("a.h5", lambda path: hdf5(path, (5, 128, 256))),
+    "hdf5, chunks smaller than a tile": ("a.h5", lambda path: hdf5(path, (4, 16, 32))),
+    "hdf5, contiguous": ("a.h5", lambda path: hdf5(path, None)),
+    "netcdf4": ("a.nc", lambda path: netcdf(path, "NETCDF4")),
+    "netcdf3, records": ("a.nc", lambda path: netcdf(path, "NETCDF3_64BIT_OFFSET")),
+    "zarr": ("a.zarr", zarr_store),
+    "npz": ("a.npz", npz),
+}
+
+
+def bytes_of(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_of_two_nodes_reads_its_half(tmp_path: Path, case: str) -> None:
+    name, write = CASES[case]
+    path = tmp_path / name
+    write(path)
+    source = ArrayFiles(path, axis="time", tiles=TILES, dims={"x": DIMS})
+
+    def work(world: World) -> int:
+        staging = Staging(readers=2)
+        with make(
+            world, tmp_path / "cache", source=source, fields=FIELDS, staging=staging
+        ) as loader:
+            for _ in loader.epochs(1):
+                for _ in loader:
+                    pass
+            return int(loader.stats()["source_bytes"])
+
+    nodes = run_threads(thread_worlds([1, 1]), work)
+    share = [node / bytes_of(path) for node in nodes]
+    # Readers' parts may begin inside a large chunk; of many small chunks, h5py reads a long index
+    # each time it opens the file.
+    most = 0.65 if "chunks" in case else 0.51
+    assert max(share) < most, share
+    assert sum(share) < 2 * most, share
+
+
+def test_far_samples_cost_their_own_chunks(tmp_path: Path) -> None:
+    hdf5(tmp_path / "a.h5", (1, 256, 256))
+    source = ArrayFiles(tmp_path / "a.h5").open()
+    before = source.bytes_read
+    fields = {"x": Array("x", SHAPE[1:], "float32")}
+    # All in one cell of 4 MiB.
+    rows = sum(len(rows) for rows in source.read(np.array([0, 7, 14]), fields))
+    assert rows == 3
+    assert source.bytes_read - before < 4 * 256 * 256 * 4
+
+
+def test_readers_are_offered_cuts_between_cells_of_enough_bytes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=numbers())
+    np.savez(tmp_path / "b.npz", x=numbers())
+    source = ArrayFiles(tmp_path / "*.npz").open()
+    starts = source.shard_starts
+    assert starts[0] == 0
+    assert 3 <= len(starts) <= 5
+    assert (np.diff(starts) * 256 * 256 * 4 >= 4 << 20).all()
+
+
+def test_one_read_opens_each_chunk_once(tmp_path: Path) -> None:
+    hdf5(tmp_path / "a.h5")
+    source = ArrayFiles(tmp_path / "a.h5", axis=0, tiles={1: 64, 2: 64}).open()
+    before = source.bytes_read
+    blocks = [len(rows) for rows in source.read(np.arange(source.num_samples), FIELDS)]
+    assert source.bytes_read - before < 1.02 * bytes_of(tmp_path / "a.h5")
+    assert max(blocks) * 64 * 64 * 4 <= 16 << 20
+    before = source.bytes_read
+    (rows,) = source.read(np.arange(12), FIELDS)
+    assert len(rows) == 12
+    # Twelve times of one tile are one chunk.
+    assert source.bytes_read - before < 2 * rows.fixed[0].nbytes
