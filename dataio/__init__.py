@@ -38,11 +38,13 @@ from dataio.source import (
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
+    from dataio.batch.values import AsList
     from dataio.loader import Loader
     from dataio.mixture import Mixture
 
 __all__ = [
     "Array",
+    "AsList",
     "Bytes",
     "CacheBusyError",
     "CacheError",
@@ -84,6 +86,7 @@ __all__ = [
 
 
 _NEED_TORCH = {
+    "AsList": "dataio.batch.values",
     "Loader": "dataio.loader",
     "Mixture": "dataio.mixture",
 }

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dataio.arguments import Arguments, check_agreement, check_batch_size, find_device
@@ -23,6 +24,7 @@ from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
 from dataio.source import Source
+from dataio.source.place import place_of
 from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback
 from dataio.state.reported import Reported
@@ -134,7 +136,7 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
         delivery = Delivery(find_device(arguments.device))
-        gather = _start_gather(arguments, pool, fields, delivery, world)
+        gather = _start_gather(arguments, source, pool, fields, delivery, world)
         undo.callback(gather.close)
         first_tag = world.open_channel()
         moves = Moves(pool, placements, first_tag=first_tag)
@@ -181,6 +183,7 @@ def _open_pool(
 
 def _start_gather(
     arguments: Arguments,
+    source: Source,
     pool: Pool,
     fields: Mapping[str, Field],
     delivery: Delivery,
@@ -202,4 +205,5 @@ def _start_gather(
         on_error=arguments.on_error,
         repair=pool.repair,
         pinned=delivery.pinned,
+        place_of=partial(place_of, source),
     )

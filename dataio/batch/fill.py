@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError
 from dataio.batch.job import Job, Work
-from dataio.batch.values import Array, OnError, Value
+from dataio.batch.values import Array, AsList, OnError, Value
 from dataio.cache.files.reader import RowReader
 from dataio.rows.decode import decode_image, image_shape
-from dataio.rows.fields import Field, Image, Text, Tokens
+from dataio.rows.fields import Decodes, Field, Image, Text, Tokens
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""
@@ -55,7 +55,14 @@ class Filler:
             for name, kind in fields.items()
             if isinstance(kind, Image) and name not in schema.variable
         ]
-        self.decodes = any(isinstance(fields[name], Image) for name in schema.variable)
+        self.own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
+        self.varying = self.own + [
+            name
+            for name in schema.variable
+            if isinstance(kind := fields[name], Tokens) and kind.length is None
+        ]
+        images = any(isinstance(fields[name], Image) for name in schema.variable)
+        self.decodes = images or bool(self.own)
 
     def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
@@ -70,7 +77,7 @@ class Filler:
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
-        job = Job(work, dict(work.small), [], [])
+        job = Job(work, dict(work.small), [], [], [])
         for number, name in self._large:
             column = self._reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
@@ -90,6 +97,9 @@ class Filler:
             return self._tokens(kind, data)
         if isinstance(kind, Text):
             return self._text(job, name, data)
+        if isinstance(kind, Decodes):
+            job.decodes.append((name, kind, data))
+            return [None] * len(data)
         return [piece.tobytes() for piece in data]
 
     def _text(self, job: Job, name: str, data: list[memoryview]) -> list[str]:
@@ -99,13 +109,13 @@ class Filler:
                 texts.append(str(piece, "utf-8"))
             except UnicodeDecodeError as error:
                 texts.append("")
-                where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
-                self._bad(
+                told = f"{len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 ({error})"
+                self.refuse(
                     job,
                     row,
                     FieldError(
-                        f"{where}: {len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 "
-                        f"({error}), expected text; repair the sample, or declare Bytes"
+                        f"{_where(job, row, name)}: {told}, expected text; repair the sample, or "
+                        "declare Bytes"
                     ),
                 )
         return texts
@@ -129,27 +139,30 @@ class Filler:
         return out
 
     def _image(self, job: Job, name: str, kind: Image, data: list[memoryview]) -> Array:
-        shape = self._image_shape(name, kind, data)
+        shape = self._image_shape(job, name, kind, data)
         out = self._ring.take((len(data), *shape), np.uint8).view(np.uint8)
         job.images.append((name, kind, data, out))
         # uint8[batch, channels, height, width], channels last in memory
         return out.transpose(0, 3, 1, 2)
 
-    def _image_shape(self, name: str, kind: Image, data: list[memoryview]) -> tuple[int, int, int]:
+    def _image_shape(
+        self, job: Job, name: str, kind: Image, data: list[memoryview]
+    ) -> tuple[int, int, int]:
         if name not in self._image_shapes:
             size = (kind.size, kind.size) if isinstance(kind.size, int) else kind.size
             if size is None:
-                size = self._first_shape(name, data)
+                size = self._first_shape(job, name, data)
             self._image_shapes[name] = (*size, kind.channels)
         return self._image_shapes[name]
 
-    def _first_shape(self, name: str, data: list[memoryview]) -> tuple[int, int]:
+    def _first_shape(self, job: Job, name: str, data: list[memoryview]) -> tuple[int, int]:
         for row, piece in enumerate(data):
             try:
-                return image_shape(piece, where=f"field {name!r}")
-            except FieldError:
-                if self._on_error == "raise" or row + 1 == len(data):
+                return image_shape(piece, where=_where(job, row, name))
+            except FieldError as error:
+                if row + 1 == len(data):
                     raise
+                self.refuse(job, row, error)
         raise AssertionError("a batch has rows")
 
     def fill(self, job: Job, start: int, stop: int) -> None:
@@ -162,17 +175,43 @@ class Filler:
             for row in range(start, stop):
                 if row not in job.work.bad:
                     self._decode(job, row, name, kind, data[row], out[row])
+        for name, own, data in job.decodes:
+            for row in range(start, stop):
+                if row not in job.work.bad:
+                    job.values[name][row] = self._decoded(job, row, name, own, data[row])  # type: ignore[assignment]
+
+    def _decoded(self, job: Job, row: int, name: str, kind: Decodes, data: memoryview) -> object:
+        where = _where(job, row, name)
+        try:
+            value = kind.decode(data.toreadonly(), where)
+        except FieldError as error:
+            self.refuse(job, row, error)
+            return None
+        except Exception as error:
+            told = FieldError(
+                f"{where}: {type(kind).__name__}.decode raised {type(error).__name__} ({error}) "
+                f"on {len(data)} bytes beginning {bytes(data[:8])!r}, expected a value; repair the "
+                'sample, or go on without such samples with on_error="skip"'
+            )
+            told.__cause__ = error
+            self.refuse(job, row, told)
+            return None
+        if isinstance(value, AsList):
+            return AsList(_kept(value.value))
+        return _kept(value)
 
     def _decode(
         self, job: Job, row: int, name: str, kind: Image, data: memoryview, out: NDArray[np.uint8]
     ) -> None:
-        where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
+        where = _where(job, row, name)
         try:
             decode_image(data, out, where=where, resize=kind.size is not None)
         except FieldError as error:
-            self._bad(job, row, error)
+            self.refuse(job, row, error)
 
-    def _bad(self, job: Job, row: int, error: FieldError) -> None:
+    def refuse(self, job: Job, row: int, error: FieldError) -> None:
+        """Raise what is wrong with a row, or leave the row to become padding."""
+        error.sample_id = int(job.work.located.sample_id[row])
         if self._on_error == "raise":
             raise error
         with self._lock:
@@ -187,3 +226,13 @@ class Filler:
             # [batch, channels, height, width], channels last in memory
             values[name] = stored.transpose(0, 3, 1, 2)
         return values
+
+
+def _where(job: Job, row: int, name: str) -> str:
+    return f"sample {job.work.located.sample_id[row]}, field {name!r}"
+
+
+def _kept(value: object) -> object:
+    # What shows the cache's own memory would be gone with it.
+    shows = isinstance(value, np.ndarray) and not value.flags.writeable
+    return value.copy() if shows else value  # type: ignore[attr-defined]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.batch.stack import Columns
 from dataio.batch.values import Array, Sample, Value
 from dataio.cache.files.reader import Located
-from dataio.rows.fields import Image
+from dataio.rows.fields import Decodes, Image
 
 
 @dataclass(slots=True)
@@ -32,10 +33,10 @@ class Work:
 
 @dataclass(slots=True)
 class Job:
-    """A batch being made: `copies` and `images` list what `run` fills.
+    """A batch being made: `copies`, `images` and `decodes` list what `run` fills.
 
     Attributes:
-        results: What the transform's samples go into.
+        results: What the transform's samples go into, or what fields with a ``decode`` return.
         samples: The samples themselves, for a collate.
         done: The first rows, which `prepare` has transformed already.
         here: Whether all others are transformed by `complete`, on the loader's own thread.
@@ -45,7 +46,8 @@ class Job:
     values: dict[str, Value]
     copies: list[tuple[Array, Array]]
     images: list[tuple[str, Image, Sequence[memoryview], NDArray[np.uint8]]]
-    results: dict[str, Value] | None = None
+    decodes: list[tuple[str, Decodes, Sequence[memoryview]]]
+    results: Columns | None = None
     samples: list[Sample | None] | None = None
     done: int = 0
     here: bool = False

@@ -13,6 +13,7 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import (
     Array,
     Bytes,
+    Decodes,
     Field,
     Float,
     Image,
@@ -26,6 +27,7 @@ from dataio.rows.fields import (
 from dataio.rows.rows import Rows, row_offsets
 from dataio.source.base import Source
 from dataio.source.function_hash import describe_function
+from dataio.source.place import place_of
 from dataio.source.row_block import RowBlock
 from dataio.source.values import raw_value
 from dataio.world import World, single_world
@@ -89,6 +91,10 @@ class TransformedSource:
     @property
     def bytes_read(self) -> int:
         return self._source.bytes_read
+
+    def place_of(self, sample_id: int) -> str:
+        """Name a sample's place in the source that is transformed."""
+        return place_of(self._source, sample_id)
 
     @property
     def fingerprint(self) -> str:
@@ -256,5 +262,7 @@ def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
         return pixels
     if isinstance(field, Tokens):
         return np.frombuffer(data.tobytes(), np.dtype(field.dtype).newbyteorder("<")).copy()
+    if isinstance(field, Decodes):
+        return field.decode(data.data.toreadonly(), where)  # type: ignore[return-value]
     raw = data.tobytes()
     return raw.decode() if isinstance(field, Text) else raw
