@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from dataio.batch.epoch_line import EpochLine
 from dataio.batch.feed import Feed
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
-from dataio.evaluation import Evaluation
+from dataio.evaluation import Evaluation, Transforms
 from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import SamplingGroups, find_sampling_groups
@@ -80,13 +80,18 @@ class Parts:
     figures: Figures
     line: EpochLine
 
-    def open_evaluation(self, source: Openable) -> Evaluation:
-        """Open another dataset with the same fields. Collective."""
-        opened, _ = self.opener.open(source)
+    def open_evaluation(
+        self, source: Openable, fields: Mapping[str, Field] | None, transforms: Transforms
+    ) -> Evaluation:
+        """Open another dataset, with the loader's fields or its own. Collective."""
+        given = self.opener.fields if fields is None else fields
+        opened, stored = replace(self.opener, fields=given).open(source)
         arguments = self.arguments
         return Evaluation(
             opened,
-            self.fields,
+            self.fields if fields is None else stored,
+            seed=arguments.seed,
+            transforms=transforms,
             batch_size=arguments.batch_size,
             world=self.world,
             root=self.opener.root,

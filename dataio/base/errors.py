@@ -12,9 +12,11 @@ class DataioError(Exception):
 
     Attributes:
         sample_id: The sample that it is about, until the message says where the source has it.
+        key: Its key or path, where that is one of its fields.
     """
 
     sample_id: int | None = None
+    key: str = ""
 
     def __init__(self, *message: object, on_all_ranks: bool = False) -> None:
         super().__init__(*message)

@@ -75,7 +75,8 @@ class Assembler:
         if self._keep_samples:
             job.samples = [None] * num_rows(job)
         elif self._transform is not None or self._filler.own:
-            job.results = Columns(self._ring, work.located.sample_id)
+            maker = "transform" if self._transform is not None else "decode"
+            job.results = Columns(self._ring, work.located.sample_id, maker=maker)
         if self._transform is not None:
             self._look(job)
         return job
@@ -173,7 +174,7 @@ class Assembler:
                 f"{error}, expected the sample; mend it, or let it raise FieldError, which "
                 'on_error="skip" passes over'
             )
-            raised.sample_id = sample_id
+            self._filler.name_sample(job, row, raised)
             raise raised from error
         if not isinstance(changed, Mapping):
             raise FieldError(

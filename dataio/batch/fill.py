@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import FieldError
+from dataio.base.errors import DataioError, FieldError
 from dataio.batch.job import Job, Work
 from dataio.batch.values import Array, AsList, OnError, Value
 from dataio.cache.files.reader import RowReader
@@ -55,6 +55,8 @@ class Filler:
             for name, kind in fields.items()
             if isinstance(kind, Image) and name not in schema.variable
         ]
+        texts = [name for name, kind in fields.items() if isinstance(kind, Text)]
+        self._key = next((name for name in texts if fields[name].key in ("__key__", "path")), None)
         self.own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
         self.varying = self.own + [
             name
@@ -211,11 +213,16 @@ class Filler:
 
     def refuse(self, job: Job, row: int, error: FieldError) -> None:
         """Raise what is wrong with a row, or leave the row to become padding."""
-        error.sample_id = int(job.work.located.sample_id[row])
+        self.name_sample(job, row, error)
         if self._on_error == "raise":
             raise error
         with self._lock:
             job.work.bad |= {row}
+
+    def name_sample(self, job: Job, row: int, error: DataioError) -> None:
+        """Note which sample an error is about."""
+        error.sample_id = int(job.work.located.sample_id[row])
+        error.key = "" if self._key is None else str(job.values[self._key][row])
 
     def values(self, job: Job) -> dict[str, Value]:
         """Give the filled fields by name, images with their channels first."""

@@ -168,7 +168,8 @@ class Gather:
             yield from batches
         except DataioError as error:
             if error.sample_id is not None and self._place_of is not None:
-                error.args = (f"{self._place_of(error.sample_id)}: {error}",)
+                named = f", key {error.key!r}" if error.key else ""
+                error.args = (f"{self._place_of(error.sample_id)}{named}: {error}",)
                 error.sample_id = None
             raise
 

@@ -50,12 +50,13 @@ class Failure:
     Attributes:
         kind: Its class.
         text: Its message, and the traceback of what the transform raised.
-        sample_id: See `DataioError`.
+        sample_id: As the next: see `DataioError`.
     """
 
     kind: type[DataioError]
     text: str
     sample_id: int | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,12 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
 
 def _described(error: Exception) -> Failure:
     if isinstance(error, FieldError):
-        return Failure(FieldError, str(error), error.sample_id)
+        return Failure(FieldError, str(error), error.sample_id, error.key)
     cause = error.__cause__
     if isinstance(error, WorkerError) and cause is not None:
         # The user's own frames alone.
         told = "".join(traceback.format_exception(cause))
-        return Failure(WorkerError, f"{error}:\n{told}", error.sample_id)
+        return Failure(WorkerError, f"{error}:\n{told}", error.sample_id, error.key)
     told = "".join(traceback.format_exception(error))
     return Failure(WorkerError, f"transform: its process failed, expected a batch:\n{told}")
 
@@ -235,7 +236,7 @@ class WorkerProcesses:
         while (made := self._next()) is not None:
             if made.failure is not None:
                 failed = made.failure.kind(made.failure.text)
-                failed.sample_id = made.failure.sample_id
+                failed.sample_id, failed.key = made.failure.sample_id, made.failure.key
                 raise failed
             yield self._feed.sent.popleft(), _turned_back(made)  # type: ignore[misc]
 

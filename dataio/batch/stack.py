@@ -38,14 +38,15 @@ class Columns:
     Args:
         ring: Where buffers come from.
         sample_id: int64[batch]: Whose rows they are, for messages.
+        maker: What returns the values, for messages.
 
     Attributes:
         values: By name; empty before the first row.
     """
 
-    def __init__(self, ring: BufferRing, sample_id: NDArray[np.int64]) -> None:
+    def __init__(self, ring: BufferRing, sample_id: NDArray[np.int64], *, maker: str) -> None:
         self.values: dict[str, Value] = {}
-        self._ring, self._sample_id = ring, sample_id
+        self._ring, self._sample_id, self._maker = ring, sample_id, maker
         self._first = 0
         self._lock = threading.Lock()
 
@@ -71,8 +72,10 @@ class Columns:
                 column[row] = self._listed(row, name, value)
                 continue
             # The usual case needs no look at what else it could be.
-            usual = type(value) is np.ndarray and value.dtype == column.dtype
-            array = value if usual else as_array(value)
+            if type(value) is np.ndarray and value.dtype == column.dtype:
+                array: Array | None = value
+            else:
+                array = as_array(value)
             if array is None or array.shape != column.shape[1:] or array.dtype != column.dtype:
                 self._refuse(
                     row, f"field {name!r}", _shown(value), _form(column.dtype, column.shape[1:])
@@ -108,10 +111,10 @@ class Columns:
     def _refuse(self, row: int, what: str, found: str, expected: str) -> NoReturn:
         first, this = self._sample_id[[self._first, row]].tolist()
         error = FieldError(
-            f"transform: sample {this}, {what}: returned {found}, expected {expected} like sample "
-            f"{first} of its batch; to get one tensor bring all to one shape and dtype (resize, "
-            "crop, pad), to get a list return dataio.AsList(value), or put batches together with "
-            "collate"
+            f"{self._maker}: sample {this}, {what}: returned {found}, expected {expected} like "
+            f"sample {first} of its batch; to get one tensor bring all to one shape and dtype "
+            "(resize, crop, pad), to get a list return dataio.AsList(value), or put batches "
+            "together with collate"
         )
         error.sample_id = this
         raise error

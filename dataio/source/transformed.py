@@ -120,7 +120,7 @@ class TransformedSource:
                 return b""
             first = np.zeros(1, np.int64)
             rows = next(iter(self._source.read(first, self._fields)))
-            (_, sample), *_ = _samples(rows, self._fields)
+            _, sample = next(self._samples(rows))
             made = self._made(0, sample)
             return _packed(self._fields_of(0, made))
 
@@ -149,7 +149,7 @@ class TransformedSource:
         block = RowBlock(fields)
         keys = {name: field.key for name, field in fields.items()}
         for rows in self._source.read(sample_ids, self._fields):
-            for sample_id, sample in _samples(rows, self._fields):
+            for sample_id, sample in self._samples(rows):
                 made = self._made(sample_id, sample)
                 self._check_same(sample_id, made)
                 raw = {name: made[key] for name, key in keys.items()}
@@ -158,6 +158,23 @@ class TransformedSource:
                     yield block.take()
         if len(block):
             yield block.take()
+
+    def _samples(self, rows: Rows) -> Iterator[tuple[int, SourceSample]]:
+        """Take rows apart into samples, decoded."""
+        fixed = {
+            column.name: np.ascontiguousarray(data)
+            .view(column.dtype)
+            .reshape(len(rows), *column.shape)
+            for column, data in zip(rows.schema.fixed, rows.fixed, strict=True)
+        }
+        bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
+        for row, sample_id in enumerate(rows.sample_id.tolist()):
+            # Copies: the function may write to what it gets.
+            sample: SourceSample = {name: values[row].copy() for name, values in fixed.items()}
+            for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
+                where = f"{self.place_of(sample_id)}: sample {sample_id}, field {name!r}"
+                sample[name] = _decoded(self._fields[name], data[cuts[row] : cuts[row + 1]], where)
+            yield sample_id, {name: sample[name] for name in self._fields}
 
     def _where(self, sample_id: int) -> str:
         return f"{self.name}: sample {sample_id}, transformed"
@@ -233,22 +250,6 @@ def _unpacked(data: bytes) -> dict[str, Field]:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         fields[name] = FIELDS[kind](**values)
     return fields
-
-
-def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, SourceSample]]:
-    """Take rows apart into samples, decoded."""
-    fixed = {
-        column.name: np.ascontiguousarray(data).view(column.dtype).reshape(len(rows), *column.shape)
-        for column, data in zip(rows.schema.fixed, rows.fixed, strict=True)
-    }
-    bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
-    for row, sample_id in enumerate(rows.sample_id.tolist()):
-        # Copies: the function may write to what it gets.
-        sample: SourceSample = {name: values[row].copy() for name, values in fixed.items()}
-        for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
-            where = f"sample {sample_id}, field {name!r}"
-            sample[name] = _decoded(fields[name], data[cuts[row] : cuts[row + 1]], where)
-        yield sample_id, {name: sample[name] for name in fields}
 
 
 def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
