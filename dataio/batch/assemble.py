@@ -154,13 +154,14 @@ class Assembler:
         assert self._transform is not None
         epoch, sample_id = job.work.epoch, int(job.work.located.sample_id[row])
         stream = key(self._seed, "transform", epoch=epoch, sample_id=sample_id)
-        # What of these comes back as it is goes into a list. The sample may be changed in place.
-        names = self._filler.varying if job.results is not None else ()
-        varying = {
-            name: sample[name]
-            for name in names
-            if name not in self._filler.own or isinstance(job.values[name][row], AsList)
-        }
+        varying: dict[str, object] = {}
+        if self._filler.varying and job.results is not None:
+            # What of these comes back as it is goes into a list. It may be changed in place.
+            varying = {
+                name: sample[name]
+                for name in self._filler.varying
+                if name not in self._filler.own or isinstance(job.values[name][row], AsList)
+            }
         try:
             changed = self._watch.call(self._transform, sample, stream, how)
         except FieldError as error:

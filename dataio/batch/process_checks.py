@@ -1,11 +1,13 @@
 """Whether worker processes can find what they are to run; if they ended, why, and what to do."""
 
+import copyreg
+import io
 import multiprocessing
 import os
-import pickle  # noqa: TID251
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 THREADS = "or use threads: Workers(processes=0)"
@@ -35,8 +37,7 @@ def check_sendable(functions: Mapping[str, object]) -> None:
         )
     for what, function in functions.items():
         try:
-            # Only to see whether it can: the processes are sent it by torch.
-            data = pickle.dumps(function)
+            data = _sent(function)
         except Exception as error:
             raise ValueError(
                 f"{what}: {function!r:.80} cannot be sent to processes ({error}), expected what is "
@@ -49,6 +50,15 @@ def check_sendable(functions: Mapping[str, object]) -> None:
                 "processes cannot read it; write it into a file beside it, such as mine.py, and "
                 f"import it from there, {THREADS}"
             )
+
+
+def _sent(function: object) -> bytes:
+    """Write what a process would be sent, without what moves tensors to shared memory."""
+    data = io.BytesIO()
+    pickler = ForkingPickler(data)
+    pickler.dispatch_table = copyreg.dispatch_table
+    pickler.dump(function)
+    return data.getvalue()
 
 
 def end_if_unguarded() -> None:

@@ -72,8 +72,8 @@ class Columns:
                 column[row] = self._listed(row, name, value)
                 continue
             # The usual case needs no look at what else it could be.
-            if type(value) is np.ndarray and value.dtype == column.dtype:
-                array: Array | None = value
+            if isinstance(value, (np.ndarray, np.generic)) and value.dtype == column.dtype:
+                array: Array | np.generic | None = value
             else:
                 array = as_array(value)
             if array is None or array.shape != column.shape[1:] or array.dtype != column.dtype:

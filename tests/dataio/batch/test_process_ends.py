@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dataio import Loader, Reports, WorkerError, Workers
-from dataio.batch.process_checks import UNGUARDED, why_ended
+from dataio.batch.process_checks import UNGUARDED, check_sendable, why_ended
 from dataio.world import single_world
 from tests.dataio.batch.gather_pool import gathered, open_pool
 from tests.dataio.batch.test_gather import PLAIN
@@ -170,3 +171,9 @@ def test_an_error_of_the_script_as_it_is_imported_is_pointed_to(tmp_path):
     done = run([str(script), str(tmp_path / "cache")], tmp_path)
     assert re.search("WorkerError: .*failed as it started.*above", last_line(done))
     assert "AssertionError: imported" in done.stderr
+
+
+def test_looking_whether_a_transform_can_be_sent_leaves_its_tensors_where_they_are():
+    weights = torch.ones(3)
+    check_sendable({"transform": partial(end_by, number=weights)})
+    assert not weights.is_shared()
