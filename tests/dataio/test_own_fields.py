@@ -201,6 +201,21 @@ def test_a_batch_outlives_the_loader(tmp_path, shards):
                 assert np.array_equal(batch["points"][row].numpy(), cloud(i))
 
 
+def double(sample, rng):
+    sample["points"] *= 2
+    return sample
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_a_transform_may_write_into_what_it_decodes(tmp_path, shards, workers):
+    options = {"on_error": "skip", "transform": double, "workers": workers}
+    with make(shards, tmp_path, {"points": Points("xyz")}, **options) as loader:
+        for batch in loader:
+            for row, i in enumerate(batch["sample_id"].tolist()):
+                if i >= 0:
+                    assert np.array_equal(batch["points"][row].numpy(), 2 * cloud(i))
+
+
 def loudest(sample):
     return {"loudest": sample["audio"].abs().max(), "label": sample["label"]}
 
