@@ -49,12 +49,14 @@ from dataio.source import (
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
+    from dataio.batch.values import AsList
     from dataio.loader import Loader
     from dataio.mixture import Mixture
 
 __all__ = [
     "Array",
     "ArrayFiles",
+    "AsList",
     "ByStep",
     "Bytes",
     "CacheBusyError",
@@ -106,6 +108,7 @@ __all__ = [
 
 
 _NEED_TORCH = {
+    "AsList": "dataio.batch.values",
     "Loader": "dataio.loader",
     "Mixture": "dataio.mixture",
 }

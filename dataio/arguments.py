@@ -10,6 +10,7 @@ import torch
 
 from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
+from dataio.batch.process_checks import end_if_unguarded
 from dataio.batch.values import BatchTransform, Collate, OnError, Transform
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
@@ -48,6 +49,7 @@ class Arguments:
     reports: Reports
 
     def __post_init__(self) -> None:
+        end_if_unguarded()
         check_openable(self.source)
         check_least("Loader", batch_size=(self.batch_size, 1))
         find_device(self.device)

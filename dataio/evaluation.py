@@ -1,13 +1,15 @@
 """A dataset to evaluate on: every sample exactly once, in the same order each time."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dataio.batch.deliver import Delivery
 from dataio.batch.gather import Gather
-from dataio.batch.values import Batch
+from dataio.batch.values import Batch, BatchTransform, Collate, Transform
 from dataio.cache.files.reader import Verify
 from dataio.options import Reports, Staging, Workers
 from dataio.plan.order import PADDING, Block, Order, num_steps
@@ -15,7 +17,23 @@ from dataio.plan.placement import Placement
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
 from dataio.source.base import Source
+from dataio.source.place import place_of
 from dataio.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transforms:
+    """What is made of the samples of an evaluation; see `Loader`.
+
+    Attributes:
+        transform: Changes a sample; its randomness is that of epoch 0, in every pass.
+        batch_transform: Changes a batch.
+        collate: Makes a batch of a list of samples.
+    """
+
+    transform: Transform | None = None
+    batch_transform: BatchTransform | None = None
+    collate: Collate | None = None
 
 
 class Evaluation:
@@ -39,6 +57,8 @@ class Evaluation:
         reports: Reports,
         verify: Verify,
         delivery: Delivery,
+        seed: int = 0,
+        transforms: Transforms,
     ) -> None:
         self.num_samples = source.num_samples
         layout = lay_out(source, world)
@@ -79,10 +99,18 @@ class Evaluation:
             self._pool.cache,
             fields,
             num_threads=workers.num_threads(local_size=world.local_size),
+            # Without a transform of its own there is nothing that would hold the interpreter.
+            num_processes=workers.processes if transforms.transform is not None else 0,
+            transform=transforms.transform,
+            batch_transform=transforms.batch_transform,
+            collate=transforms.collate,
+            seed=seed,
+            replica=world.replica,
             prefetch=workers.prefetch,
             timeout_s=world.timeout_s,
             verify=verify,
             pinned=delivery.pinned,
+            place_of=partial(place_of, source),
         )
         self._delivery = delivery
 
@@ -94,7 +122,10 @@ class Evaluation:
         """Yield all batches."""
         batches = self._gather.batches(self._block, range(len(self)), epoch=0)
         for batch in self._delivery(batches):
-            yield batch | {"valid": batch["slot"] != PADDING}
+            # A collate may return something else.
+            if isinstance(batch, dict):
+                batch |= {"valid": batch["slot"] != PADDING}
+            yield batch
 
     def _block(self, first_step: int, num_steps: int) -> Block:
         slots, num_valid = self._order.block(first_step, num_steps)

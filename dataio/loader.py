@@ -18,7 +18,7 @@ from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
 from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.epochs import Epochs
-from dataio.evaluation import Evaluation
+from dataio.evaluation import Evaluation, Transforms
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import build_parts
@@ -53,9 +53,9 @@ class Loader:
             TONARI_CACHE, else a node-local directory.
         shuffle: Which node holds which row; by default `Local`.
         importance: Which rows an epoch leaves out, or how often they come; by default each once.
-        transform: ``(sample, rng) -> sample`` on arrays; rng depends on (seed, epoch, sample_id)
-            alone. Where it draws from torch's, NumPy's or Python's global generator instead, these
-            are seeded alike for each sample, and it is called on the loader's own thread.
+        transform: ``(sample, rng) -> sample``; what it returns decides the batch, see
+            docs/transforms.md; rng depends on (seed, epoch, sample_id) alone. Where it draws from a
+            global generator instead, this is seeded for each sample, on the loader's own thread.
         batch_transform: ``(batch, rng) -> batch`` on tensors.
         device: Where batches are delivered.
         seed: Of every random choice.
@@ -253,12 +253,26 @@ class Loader:
             )
 
     @checked_call
-    def evaluation(self, source: Openable) -> Evaluation:
-        """Open another dataset with the same fields, every sample exactly once. Collective.
+    def evaluation(
+        self,
+        source: Openable,
+        *,
+        fields: Mapping[str, Field] | None = None,
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        collate: Collate | None = None,
+    ) -> Evaluation:
+        """Open another dataset, every sample exactly once. Collective; closed with the loader.
 
-        It is closed with the loader, if not before.
+        Args:
+            source: The dataset.
+            fields: Its fields; None: the loader's own.
+            transform: Its own, as the next two: those of training are not used.
+            batch_transform: Changes a batch; ``valid`` is added behind it.
+            collate: Makes a batch of a list of samples.
         """
-        evaluation = self._parts.open_evaluation(source)
+        own = Transforms(transform=transform, batch_transform=batch_transform, collate=collate)
+        evaluation = self._parts.open_evaluation(source, fields, own)
         self._evaluations.append(evaluation)
         return evaluation
 

@@ -3,7 +3,8 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dataio.arguments import (
@@ -19,7 +20,7 @@ from dataio.batch.epoch_line import EpochLine
 from dataio.batch.feed import Feed
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
-from dataio.evaluation import Evaluation
+from dataio.evaluation import Evaluation, Transforms
 from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import SamplingGroups, find_sampling_groups
@@ -30,6 +31,7 @@ from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
 from dataio.source import Source
+from dataio.source.place import place_of
 from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback
 from dataio.state.reported import Reported
@@ -85,13 +87,18 @@ class Parts:
     figures: Figures
     line: EpochLine
 
-    def open_evaluation(self, source: Openable) -> Evaluation:
-        """Open another dataset with the same fields. Collective."""
-        opened, _ = self.opener.open(source)
+    def open_evaluation(
+        self, source: Openable, fields: Mapping[str, Field] | None, transforms: Transforms
+    ) -> Evaluation:
+        """Open another dataset, with the loader's fields or its own. Collective."""
+        given = self.opener.fields if fields is None else fields
+        opened, stored = replace(self.opener, fields=given).open(source)
         arguments = self.arguments
         return Evaluation(
             opened,
-            self.fields,
+            self.fields if fields is None else stored,
+            seed=arguments.seed,
+            transforms=transforms,
             batch_size=arguments.batch_size,
             world=self.world,
             root=self.opener.root,
@@ -139,7 +146,7 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
         delivery = Delivery(find_device(arguments.device))
-        gather = _start_gather(arguments, pool, fields, delivery, world)
+        gather = _start_gather(arguments, source, pool, fields, delivery, world)
         undo.callback(gather.close)
         first_tag = world.open_channel()
         moves = Moves(pool, placements, first_tag=first_tag)
@@ -186,6 +193,7 @@ def _open_pool(
 
 def _start_gather(
     arguments: Arguments,
+    source: Source,
     pool: Pool,
     fields: Mapping[str, Field],
     delivery: Delivery,
@@ -207,4 +215,5 @@ def _start_gather(
         on_error=arguments.on_error,
         repair=pool.repair,
         pinned=delivery.pinned,
+        place_of=partial(place_of, source),
     )

@@ -9,7 +9,14 @@ class DataioError(Exception):
     Args:
         message: The four parts that a message has: where, found, expected, what to do.
         on_all_ranks: Whether every rank raises the same error. Then rank 0 alone prints it.
+
+    Attributes:
+        sample_id: The sample that it is about, until the message says where the source has it.
+        key: Its key or path, where that is one of its fields.
     """
+
+    sample_id: int | None = None
+    key: str = ""
 
     def __init__(self, *message: object, on_all_ranks: bool = False) -> None:
         super().__init__(*message)
@@ -73,7 +80,7 @@ class ExchangeError(DataioError):
 
 
 class WorkerError(DataioError):
-    """A process that transforms samples died, or the transform raised there."""
+    """A transform raised, or a process that transforms samples ended or cannot be started."""
 
 
 class StateError(DataioError):

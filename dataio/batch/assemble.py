@@ -6,21 +6,21 @@ rows; nothing else is shared but the list of bad rows.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import FieldError
+from dataio.base.errors import FieldError, WorkerError
 from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.job import Job, Work, num_rows
-from dataio.batch.values import Array, OnError, Sample, Transform, Value
+from dataio.batch.stack import Columns, Form, blank, forms
+from dataio.batch.values import Array, AsList, OnError, Sample, Transform, Value
 from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
 from dataio.cache.files.reader import RowReader
 from dataio.rows.fields import Field
-
-Form = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 
 class Assembler:
@@ -71,50 +71,26 @@ class Assembler:
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
         job = self._filler.prepare(work)
-        count = num_rows(job)
         if self._keep_samples:
-            job.samples = [None] * count
-        elif self._forms is not None:
-            job.results = self._columns(self._forms, count)
+            job.samples = [None] * num_rows(job)
+        elif self._transform is not None or self._filler.own:
+            maker = "transform" if self._transform is not None else "decode"
+            job.results = Columns(self._ring, work.located.sample_id, maker=maker)
         if self._transform is not None:
             self._look(job)
         return job
 
     def _look(self, job: Job) -> None:
-        """Transform the first rows here: what does it draw from; at first, what does it return?"""
+        """Transform the first rows of some batches here: what does the transform draw from?"""
         how = self._watch.plan()
-        wanted = ROWS_LOOKED_AT if how == "look" else 0
-        describes = job.results is None and job.samples is None
-        for row in range(num_rows(job)):
-            if not describes and (row >= wanted or how == "seeded"):
-                break
+        for row in range(min(ROWS_LOOKED_AT, num_rows(job)) if how == "look" else 0):
             self._filler.fill(job, row, row + 1)
             job.done = row + 1
-            if row in job.work.bad:
-                continue
-            sample = self._transformed(job, row, how)
-            if describes:
-                self._forms = {
-                    # A field of varying length stays a list.
-                    name: None if isinstance(job.values.get(name), list) else _form(value)
-                    for name, value in sample.items()
-                }
-                job.results = self._columns(self._forms, num_rows(job))
-                describes = False
-            self._keep(job, row, sample)
+            self._add_rows(job, row, row + 1, "look")
             if self._watch.draws:
                 how = "seeded"
-        if describes:
-            raise self._nothing_decodes(job, "to see what the transform returns")
+                break
         job.here = how == "seeded"
-
-    def _columns(self, forms: Mapping[str, Form | None], num_rows: int) -> dict[str, Value]:
-        return {
-            name: [b""] * num_rows
-            if form is None
-            else self._ring.take((num_rows, *form[0]), form[1])
-            for name, form in forms.items()
-        }
 
     def _nothing_decodes(self, job: Job, why: str) -> FieldError:
         return FieldError(
@@ -128,82 +104,107 @@ class Assembler:
         if start < stop:
             self._filler.fill(job, start, stop)
             if not job.here:
-                self._transform_rows(job, start, stop, "free")
+                self._add_rows(job, start, stop, "free")
 
     def complete(self, job: Job) -> None:
         """Transform what `run` has left to the loader's own thread; when all rows are filled."""
         if job.here:
             with globals_kept():
-                self._transform_rows(job, job.done, num_rows(job), "seeded")
+                self._add_rows(job, job.done, num_rows(job), "seeded")
 
-    def _transform_rows(self, job: Job, start: int, stop: int, how: How) -> None:
+    def _add_rows(self, job: Job, start: int, stop: int, how: How) -> None:
+        """Make samples of rows that are filled, and write them where the batch has them."""
         if job.samples is None and job.results is None:
             return
         for row in range(start, stop):
-            if row not in job.work.bad:
-                self._keep(job, row, self._transformed(job, row, how))
+            if row in job.work.bad:
+                continue
+            sample = self._made(job, row, how)
+            if sample is None:
+                continue
+            if job.results is not None:
+                job.results.add(row, sample)
+            elif job.samples is not None:
+                job.samples[row] = cast("Sample", sample)
 
-    def _keep(self, job: Job, row: int, sample: Sample) -> None:
-        if job.samples is not None:
-            job.samples[row] = sample
-        else:
-            self._store(job, row, sample)
+    def _made(self, job: Job, row: int, how: How) -> Mapping[str, object] | None:
+        """Make a row's sample, or what of it is not in the batch yet; None if it is refused."""
+        if self._transform is None and not self._keep_samples:
+            return {name: job.values[name][row] for name in self._filler.own}
+        sample = self._sample(job, row)
+        return sample if self._transform is None else self._transformed(job, row, sample, how)
 
-    def _transformed(self, job: Job, row: int, how: How) -> Sample:
-        sample: Sample = {name: job.values[name][row] for name in self._fields}  # type: ignore[misc]
+    def _sample(self, job: Job, row: int) -> Sample:
+        sample: Sample = {name: job.values[name][row] for name in self._fields}
         for name in self._filler.decoded:
             value = sample[name]
             assert isinstance(value, np.ndarray)
             sample[name] = value.transpose(2, 0, 1)
-        if self._transform is None:
-            return sample
-        sample_id = int(job.work.located.sample_id[row])
+        for name in self._filler.own:
+            value = sample[name]
+            if isinstance(value, AsList):
+                sample[name] = value.value  # type: ignore[assignment]
+        return sample
+
+    def _transformed(
+        self, job: Job, row: int, sample: Sample, how: How
+    ) -> Mapping[str, object] | None:
+        """Transform a sample; None if the transform refuses it, and it becomes padding."""
+        assert self._transform is not None
+        epoch, sample_id = job.work.epoch, int(job.work.located.sample_id[row])
         stream = job.work.key_of(row, self._seed)
+        varying: dict[str, object] = {}
+        if self._filler.varying and job.results is not None:
+            # What of these comes back as it is goes into a list. It may be changed in place.
+            varying = {
+                name: sample[name]
+                for name in self._filler.varying
+                if name not in self._filler.own or isinstance(job.values[name][row], AsList)
+            }
         try:
             changed = self._watch.call(self._transform, sample, stream, how)
+        except FieldError as error:
+            refused = FieldError(f"transform: sample {sample_id}, epoch {epoch}: {error}")
+            refused.__cause__ = error
+            self._filler.refuse(job, row, refused)
+            return None
         except Exception as error:
-            error.add_note(f"in the transform of sample {sample_id}, epoch {job.work.epoch}")
-            raise
-        if not isinstance(changed, dict):
+            raised = WorkerError(
+                f"transform: sample {sample_id}, epoch {epoch}: raised {type(error).__name__}: "
+                f"{error}, expected the sample; mend it, or let it raise FieldError, which "
+                'on_error="skip" passes over'
+            )
+            self._filler.name_sample(job, row, raised)
+            raise raised from error
+        if not isinstance(changed, Mapping):
             raise FieldError(
                 f"transform: returned {type(changed).__name__} for sample {sample_id}, expected "
                 "the sample as a dict; return it at the end of the transform"
             )
-        return changed
-
-    def _store(self, job: Job, row: int, sample: Sample) -> None:
-        results = job.results
-        assert results is not None
-        if sample.keys() != results.keys():
-            self._refuse(job, row, "fields", sorted(sample), sorted(results))
-        for name, column in results.items():
-            value = sample[name]
-            if isinstance(column, list):
-                column[row] = value  # type: ignore[assignment]
-                continue
-            array = np.asarray(value)
-            if array.shape != column.shape[1:] or array.dtype != column.dtype:
-                found = f"{array.dtype}{list(array.shape)}"
-                self._refuse(
-                    job, row, f"field {name!r}", found, f"{column.dtype}{list(column.shape[1:])}"
-                )
-            column[row] = array
-
-    def _refuse(self, job: Job, row: int, what: str, found: object, expected: object) -> None:
-        raise FieldError(
-            f"transform: sample {job.work.located.sample_id[row]}, {what}: returned {found}, "
-            f"expected {expected} like the first; return one form, or put batches together with "
-            "collate"
-        )
+        if not varying:
+            return changed
+        return {
+            name: AsList(value) if name in varying and value is varying[name] else value
+            for name, value in changed.items()
+        }
 
     def finish(self, job: Job) -> dict[str, Value]:
         """Give the values by field; bad rows hold what a good one holds."""
-        values = job.results
-        if values is None:
-            values = self._filler.values(job)
+        values = {} if self._transform is not None else self._filler.values(job)
+        if job.results is not None:
+            values |= self._results(job, job.results)
         if job.work.bad:
             _cover(values, job.work.bad, num_rows(job))
         return values
+
+    def _results(self, job: Job, results: Columns) -> dict[str, Value]:
+        """Give what the rows were made into; of a batch without any, as of the batch before it."""
+        if results.values or not len(job.work.bad):
+            self._forms = forms(results.values)
+            return results.values
+        if self._forms is None:
+            raise self._nothing_decodes(job, "to see what becomes of it")
+        return blank(self._forms, num_rows(job))
 
     def samples(self, job: Job) -> list[Sample]:
         """Give the samples that decoded, for a collate; padding repeats the first of them."""
@@ -214,19 +215,12 @@ class Assembler:
         return [good if sample is None else sample for sample in job.samples]
 
 
-def _form(value: object) -> Form | None:
-    if isinstance(value, (bytes, str)):
-        return None
-    array = np.asarray(value)
-    return array.shape, array.dtype
-
-
 def _cover(values: dict[str, Value], bad: frozenset[int], num_rows: int) -> None:
     # A good row's values, so that a label stays in range and an image looks like one.
     good = next((row for row in range(num_rows) if row not in bad), None)
     for value in values.values():
         for row in bad:
             if good is not None:
-                value[row] = value[good]  # type: ignore[assignment]
+                value[row] = value[good]
             elif isinstance(value, np.ndarray):
                 value[row] = 0

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import FieldError
+from dataio.base.errors import DataioError, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import Job, Pictures, Work
-from dataio.batch.values import Array, OnError, Value
+from dataio.batch.values import Array, AsList, OnError, Value
 from dataio.cache.files.reader import RowReader
 from dataio.rows.decode import decode_image, image_shape, store_pixels
-from dataio.rows.fields import Field, Text, Tokens
+from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.views import MIDDLE, NUM_DRAWS, Size
 
@@ -60,7 +60,16 @@ class Filler:
         self._large = [(i, column.name) for i, column in kept if column.width_bytes > SMALL_BYTES]
         self._small = [(i, column.name) for i, column in kept if column.width_bytes <= SMALL_BYTES]
         self._draws = any(kind.draws for kind in pictures.values())
-        self.decodes = bool(self._anew) or any(name in pictures for name in schema.variable)
+        texts = [name for name, kind in fields.items() if isinstance(kind, Text)]
+        self._key = next((name for name in texts if fields[name].key in ("__key__", "path")), None)
+        self.own = [name for name in schema.variable if isinstance(fields[name], Decodes)]
+        self.varying = self.own + [
+            name
+            for name in schema.variable
+            if isinstance(kind := fields[name], Tokens) and kind.length is None
+        ]
+        compressed = any(name in pictures for name in schema.variable)
+        self.decodes = compressed or bool(self._anew) or bool(self.own)
 
     def gather_small(self, position: NDArray[np.int64]) -> dict[str, Array]:
         """Copy the small fixed fields of positions of any shape: dtype[*position.shape, *shape]."""
@@ -75,7 +84,7 @@ class Filler:
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
-        job = Job(work, dict(work.small), [], [])
+        job = Job(work, dict(work.small), [], [], [])
         for number, name in self._large:
             column = self._reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
@@ -105,6 +114,9 @@ class Filler:
             return self._tokens(kind, data)
         if isinstance(kind, Text):
             return self._text(job, name, data)
+        if isinstance(kind, Decodes):
+            job.decodes.append((name, kind, data))
+            return [None] * len(data)
         return [piece.tobytes() for piece in data]
 
     def _text(self, job: Job, name: str, data: list[memoryview]) -> list[str]:
@@ -114,13 +126,13 @@ class Filler:
                 texts.append(str(piece, "utf-8"))
             except UnicodeDecodeError as error:
                 texts.append("")
-                where = f"sample {job.work.located.sample_id[row]}, field {name!r}"
-                self._bad(
+                told = f"{len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 ({error})"
+                self.refuse(
                     job,
                     row,
                     FieldError(
-                        f"{where}: {len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 "
-                        f"({error}), expected text; repair the sample, or declare Bytes"
+                        f"{_where(job, row, name)}: {told}, expected text; repair the sample, or "
+                        "declare Bytes"
                     ),
                 )
         return texts
@@ -146,19 +158,20 @@ class Filler:
     def _image(self, job: Job, name: str, kind: Image | Mask, data: list[memoryview]) -> Array:
         size = kind.out if kind.out is not None else self._sizes.get(name)
         if size is None:
-            size = self._sizes[name] = self._first_size(name, kind, data)
+            size = self._sizes[name] = self._first_size(job, name, kind, data)
         out = self._ring.take((len(data), *size, kind.channels), np.uint8).view(np.uint8)
         job.images.append(Pictures(name, kind, data, out))
         # uint8[batch, channels, height, width], channels last in memory
         return out[..., 0] if isinstance(kind, Mask) else out.transpose(0, 3, 1, 2)
 
-    def _first_size(self, name: str, kind: Image | Mask, data: list[memoryview]) -> Size:
+    def _first_size(self, job: Job, name: str, kind: Image | Mask, data: list[memoryview]) -> Size:
         for row, piece in enumerate(data):
             try:
-                return image_shape(piece, where=f"field {name!r}", upright=kind.upright)
-            except FieldError:
-                if self._on_error == "raise" or row + 1 == len(data):
+                return image_shape(piece, where=_where(job, row, name), upright=kind.upright)
+            except FieldError as error:
+                if row + 1 == len(data):
                     raise
+                self.refuse(job, row, error)
         raise AssertionError("a batch has rows")
 
     def fill(self, job: Job, start: int, stop: int) -> None:
@@ -171,25 +184,57 @@ class Filler:
             for row in range(start, stop):
                 if row not in job.work.bad:
                     self._decode(job, row, pictures)
+        for name, own, data in job.decodes:
+            for row in range(start, stop):
+                if row not in job.work.bad:
+                    job.values[name][row] = self._decoded(job, row, name, own, data[row])  # type: ignore[assignment]
+
+    def _decoded(self, job: Job, row: int, name: str, kind: Decodes, data: memoryview) -> object:
+        where = _where(job, row, name)
+        try:
+            value = kind.decode(data.toreadonly(), where)
+        except FieldError as error:
+            self.refuse(job, row, error)
+            return None
+        except Exception as error:
+            told = FieldError(
+                f"{where}: {type(kind).__name__}.decode raised {type(error).__name__} ({error}) "
+                f"on {len(data)} bytes beginning {bytes(data[:8])!r}, expected a value; repair the "
+                'sample, or go on without such samples with on_error="skip"'
+            )
+            told.__cause__ = error
+            self.refuse(job, row, told)
+            return None
+        if isinstance(value, AsList):
+            return AsList(_kept(value.value))
+        return _kept(value)
 
     def _decode(self, job: Job, row: int, pictures: Pictures) -> None:
         name, kind, data, out = pictures
-        located = job.work.located
-        where = f"sample {located.sample_id[row]}, field {name!r}"
+        where = _where(job, row, name)
         draws = job.draws[row] if job.draws is not None else MIDDLE
         try:
             if isinstance(data, np.ndarray):
-                store_pixels(data[located.position[row]], out[row], kind, draws, where=where)
+                store_pixels(
+                    data[job.work.located.position[row]], out[row], kind, draws, where=where
+                )
             else:
                 decode_image(data[row], out[row], kind, draws, where=where)
         except FieldError as error:
-            self._bad(job, row, error)
+            self.refuse(job, row, error)
 
-    def _bad(self, job: Job, row: int, error: FieldError) -> None:
+    def refuse(self, job: Job, row: int, error: FieldError) -> None:
+        """Raise what is wrong with a row, or leave the row to become padding."""
+        self.name_sample(job, row, error)
         if self._on_error == "raise":
             raise error
         with self._lock:
             job.work.bad |= {row}
+
+    def name_sample(self, job: Job, row: int, error: DataioError) -> None:
+        """Note which sample an error is about."""
+        error.sample_id = int(job.work.located.sample_id[row])
+        error.key = "" if self._key is None else str(job.values[self._key][row])
 
     def values(self, job: Job) -> dict[str, Value]:
         """Give the filled fields by name, images with their channels first."""
@@ -200,3 +245,13 @@ class Filler:
             # [batch, channels, height, width], channels last in memory
             values[name] = stored.transpose(0, 3, 1, 2)
         return values
+
+
+def _where(job: Job, row: int, name: str) -> str:
+    return f"sample {job.work.located.sample_id[row]}, field {name!r}"
+
+
+def _kept(value: object) -> object:
+    # What shows the cache's own memory would be gone with it.
+    shows = isinstance(value, np.ndarray) and not value.flags.writeable
+    return value.copy() if shows else value  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
+from dataio.base.errors import DataioError
 from dataio.batch.assemble import Assembler
 from dataio.batch.job import Job
 from dataio.batch.lookup import Lookup, Pending, Pick
@@ -66,6 +67,7 @@ class Gather:
         prefetch: Batches made ahead on threads or processes.
         timeout_s: Longest wait for one batch.
         pinned: Make batches in memory that a GPU copies from without waiting.
+        place_of: Says where the source has a sample, for messages; None: nobody knows.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class Gather:
         prefetch: int = 2,
         timeout_s: float = 600.0,
         pinned: bool = False,
+        place_of: Callable[[int], str] | None = None,
     ) -> None:
         self._cache = cache
+        self._place_of = place_of
         self._fields = fields
         self._batch_transform = batch_transform
         self._collate = collate
@@ -156,6 +160,20 @@ class Gather:
             int64[batch]; the last two are PADDING on rows that only keep the shape.
         """
         self.stop()
+        return self._placed(self._begun(pick, steps, epoch))
+
+    def _placed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Say in an error about a sample where the source has it."""
+        try:
+            yield from batches
+        except DataioError as error:
+            if error.sample_id is not None and self._place_of is not None:
+                named = f", key {error.key!r}" if error.key else ""
+                error.args = (f"{self._place_of(error.sample_id)}{named}: {error}",)
+                error.sample_id = None
+            raise
+
+    def _begun(self, pick: Pick, steps: range, epoch: int) -> Iterator[Batch]:
         if self._readahead is None and is_needed(self._reader):
             self._readahead = Readahead(self._reader)
             self._cache.read_ahead_by(self._readahead)

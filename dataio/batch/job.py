@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import Key, key
+from dataio.batch.stack import Columns
 from dataio.batch.values import Array, Sample, Value
 from dataio.cache.files.reader import Located
+from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
 from dataio.rows.views import Draws
 
@@ -71,11 +73,11 @@ class Pictures(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """A batch being made: `copies` and `images` list what `run` fills.
+    """A batch being made: `copies`, `images` and `decodes` list what `run` fills.
 
     Attributes:
         draws: Numbers of each sample for its pictures; None where nothing is drawn.
-        results: What the transform's samples go into.
+        results: What the transform's samples go into, or what fields with a ``decode`` return.
         samples: The samples themselves, for a collate.
         done: The first rows, which `prepare` has transformed already.
         here: Whether all others are transformed by `complete`, on the loader's own thread.
@@ -85,8 +87,9 @@ class Job:
     values: dict[str, Value]
     copies: list[tuple[Array, Array]]
     images: list[Pictures]
+    decodes: list[tuple[str, Decodes, Sequence[memoryview]]]
     draws: list[Draws] | None = None
-    results: dict[str, Value] | None = None
+    results: Columns | None = None
     samples: list[Sample | None] | None = None
     done: int = 0
     here: bool = False

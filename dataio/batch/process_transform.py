@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
@@ -23,9 +23,11 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import FieldError, StallError, WorkerError
+from dataio.base.errors import DataioError, FieldError, StallError, WorkerError
 from dataio.batch.assemble import Assembler
 from dataio.batch.job import Work
+from dataio.batch.process_checks import STARTED, check_sendable, why_ended
+from dataio.batch.stack import packed, unpacked
 from dataio.batch.values import OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
 from dataio.cache.files.readahead import SinglePages, is_needed
@@ -34,11 +36,27 @@ from dataio.cache.files.store import FixedFile
 from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
 
-ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0"}
+ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0", STARTED: "1"}
 """A user's module that imports mpi4py must not join the job a second time."""
 
 CHECK_S = 5.0
 """How often a wait for a batch looks whether the processes live."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error in a process. Most errors cannot be made again from what a pipe takes.
+
+    Attributes:
+        kind: Its class.
+        text: Its message, and the traceback of what the transform raised.
+        sample_id: As the next: see `DataioError`.
+    """
+
+    kind: type[DataioError]
+    text: str
+    sample_id: int | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,14 +65,14 @@ class Made:
 
     Attributes:
         channels_last: Values that travel as they lie in memory, [batch, height, width, channels].
-        error: The kind of error and its text; None if there was none.
+        failure: The error, if there was one.
     """
 
     values: Mapping[str, Value] | None = None
     samples: list[Sample] | None = None
     bad: frozenset[int] = frozenset()
     channels_last: tuple[str, ...] = ()
-    error: tuple[bool, str] | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -84,9 +102,8 @@ class RecipeRows(Dataset[Made]):
     def __getitem__(self, work: Work) -> Made:
         try:
             return self._made(work)
-        # Torch would rebuild the error from its message alone, which most errors do not survive.
         except Exception as error:
-            return Made(error=_described(error))
+            return Made(failure=_described(error))
 
     def _made(self, work: Work) -> Made:
         most = int(work.located.position.max())
@@ -101,7 +118,7 @@ class RecipeRows(Dataset[Made]):
         job = assembler.prepare(work)
         assembler.run(job, 0, len(work.located.position))
         if self._recipe.keep_samples:
-            return Made(samples=assembler.samples(job), bad=work.bad)
+            return Made(samples=packed(assembler.samples(job)), bad=work.bad)
         values = assembler.finish(job)
         turned = {
             # A strided array would be packed into plain order: slowly, and then lie otherwise.
@@ -109,7 +126,8 @@ class RecipeRows(Dataset[Made]):
             for name, value in values.items()
             if isinstance(value, np.ndarray) and value.ndim == 4 and not value.flags.c_contiguous
         }
-        return Made(values=values | turned, bad=work.bad, channels_last=tuple(turned))
+        lists = {name: packed(value) for name, value in values.items() if isinstance(value, list)}
+        return Made(values=values | turned | lists, bad=work.bad, channels_last=tuple(turned))
 
 
 def _reader(recipe: Recipe) -> RowReader:
@@ -135,10 +153,16 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
     )
 
 
-def _described(error: Exception) -> tuple[bool, str]:
+def _described(error: Exception) -> Failure:
     if isinstance(error, FieldError):
-        return True, str(error)
-    return False, "".join(traceback.format_exception(error))
+        return Failure(FieldError, str(error), error.sample_id, error.key)
+    cause = error.__cause__
+    if isinstance(error, WorkerError) and cause is not None:
+        # The user's own frames alone.
+        told = "".join(traceback.format_exception(cause))
+        return Failure(WorkerError, f"{error}:\n{told}", error.sample_id, error.key)
+    told = "".join(traceback.format_exception(error))
+    return Failure(WorkerError, f"transform: its process failed, expected a batch:\n{told}")
 
 
 class HasWork(Protocol):
@@ -175,11 +199,16 @@ class WorkerProcesses:
         num_processes: How many.
         prefetch: Batches under way beside the one asked for.
         timeout_s: Longest wait for one batch.
+
+    Raises:
+        ValueError: If a process would not find the transform, or a field.
     """
 
     def __init__(
         self, recipe: Recipe, *, num_processes: int, prefetch: int, timeout_s: float
     ) -> None:
+        sent: dict[str, object] = {f"field {name!r}": f for name, f in recipe.fields.items()}
+        check_sendable(sent | {"transform": recipe.transform})
         self._recipe = recipe
         self._num_processes = num_processes
         self._depth = -(-max(prefetch, 1) // num_processes)
@@ -193,15 +222,22 @@ class WorkerProcesses:
 
         Raises:
             FieldError: If a row does not decode, or the transform returned what it may not.
-            WorkerError: If the transform raised, or a process died.
+            WorkerError: If the transform raised, or a process ended.
             StallError: If a batch took too long.
         """
         self._finish_abandoned()
         self._feed.pending, self._feed.sent = pending, deque()
-        self._coming = iter(self._started())
+        try:
+            self._coming = iter(self._started())
+        except (OSError, EOFError) as error:
+            # One ended before it had read what it was sent.
+            self.close()
+            raise self._ended([1]) from error
         while (made := self._next()) is not None:
-            if made.error is not None:
-                raise _rebuilt(made.error)
+            if made.failure is not None:
+                failed = made.failure.kind(made.failure.text)
+                failed.sample_id, failed.key = made.failure.sample_id, made.failure.key
+                raise failed
             yield self._feed.sent.popleft(), _turned_back(made)  # type: ignore[misc]
 
     def _finish_abandoned(self) -> None:
@@ -220,19 +256,19 @@ class WorkerProcesses:
                 self._coming = None
             except RuntimeError as error:
                 if "timed out" not in str(error):
+                    statuses = [one.exitcode for one in getattr(self._coming, "_workers", [])]
                     self.close()
-                    raise self._ended(error) from error
+                    raise self._ended(statuses) from None
                 # No batch, but all processes live.
                 if time.monotonic() > deadline:
                     self.close()
                     raise self._stalled() from error
         return None
 
-    def _ended(self, error: RuntimeError) -> WorkerError:
+    def _ended(self, statuses: Sequence[int | None]) -> WorkerError:
         return WorkerError(
-            f"transform: a process ended while it made batches ({error}), expected all "
-            f"{self._num_processes} to run on; was it killed for lack of memory (dmesg), or does "
-            "the transform crash? Try Workers(processes=0)"
+            f"transform: of {self._num_processes} processes not all run on, as they should until "
+            f"the loader is closed: {why_ended(statuses)}"
         )
 
     def _stalled(self) -> StallError:
@@ -269,25 +305,16 @@ class WorkerProcesses:
 
 
 def _turned_back(made: Made) -> Made:
-    if not made.channels_last:
-        return made
-    values = dict(made.values or {})
+    if made.samples is not None:
+        return replace(made, samples=unpacked(made.samples))
+    values = {
+        name: unpacked(value) if isinstance(value, list) else value
+        for name, value in (made.values or {}).items()
+    }
     for name in made.channels_last:
-        value = values[name]
-        assert isinstance(value, np.ndarray)
         # [batch, channels, height, width]
-        values[name] = value.transpose(0, 3, 1, 2)
+        values[name] = values[name].transpose(0, 3, 1, 2)
     return replace(made, values=values)
-
-
-def _rebuilt(error: tuple[bool, str]) -> Exception:
-    of_field, text = error
-    if of_field:
-        return FieldError(text)
-    return WorkerError(
-        "transform: raised in its process, expected a sample back; mend it, or see it with a "
-        f"debugger with Workers(processes=0):\n{text}"
-    )
 
 
 def _end_with_parent(worker_id: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from dataio.base.seeding import key
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.lookup import Pending
+from dataio.batch.stack import as_tensor
 from dataio.batch.values import Batch, BatchTransform, Collate, Sample, Value
 from dataio.batch.watch import How, Watch
 from dataio.plan.order import PADDING
@@ -77,7 +78,7 @@ class Shaper:
             "slot": torch.from_numpy(pending.slot),
         }
         if self._collate is None and self._batch_transform is None:
-            return {name: _tensor(value) for name, value in (values or {}).items()} | known
+            return {name: as_tensor(value) for name, value in (values or {}).items()} | known
         stream = key(
             self._seed, "batch_transform", epoch=work.epoch, replica=self._replica, step=work.step
         )
@@ -85,7 +86,7 @@ class Shaper:
         def shape(parts: tuple[Batch, list[Sample]], rng: np.random.Generator) -> Batch:
             return self._shaped(*parts, known, rng)
 
-        parts = ({name: _tensor(value) for name, value in (values or {}).items()}, list(samples))
+        parts = ({name: as_tensor(value) for name, value in (values or {}).items()}, list(samples))
         with globals_kept() if how == "seeded" else nullcontext():
             return self._watch.call(shape, parts, stream, how)
 
@@ -106,12 +107,3 @@ class Shaper:
         pending.slot[bad] = PADDING
         pending.sample_id[bad] = PADDING
         pending.weight[bad] = 0
-
-
-def _tensor(value: Value) -> torch.Tensor:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    # Bytes and text have no tensor form: they stay a list, the one exception.
-    if value and isinstance(value[0], np.ndarray):
-        return [torch.from_numpy(row) for row in value]  # type: ignore[return-value]
-    return value  # type: ignore[return-value]

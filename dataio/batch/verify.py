@@ -130,8 +130,10 @@ class RowVerifier:
     def _error(self, slot: int, sample_id: int) -> CorruptRowError:
         expected = int(self._cache.entries.checksum[np.array([slot])][0])
         again = "also after it was read from the source again; " if self._repair is not None else ""
-        return CorruptRowError(
+        error = CorruptRowError(
             f"{self._cache.directory}: the row of slot {slot} (sample {sample_id}) does "
             f"not match its checksum, expected {expected:#018x}; {again}run `tonari cache verify`, "
             'look at the disk, or go on without such rows with on_error="skip"'
         )
+        error.sample_id = sample_id
+        return error

@@ -12,9 +12,11 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image as Pillow
 
 from dataio.base.seeding import Key, generator
 from dataio.batch.global_generators import global_states, globals_kept, seed_globals
+from dataio.batch.values import AsList
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -116,6 +118,10 @@ def _is_same(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, AsList) and isinstance(other, AsList):
+        return _is_same(one.value, other.value)
+    if isinstance(one, Pillow.Image) and isinstance(other, Pillow.Image):
+        return one == other
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         same_form = one.shape == other.shape and one.dtype == other.dtype
         # A nan is like another.

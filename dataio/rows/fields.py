@@ -6,7 +6,7 @@ import operator
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,30 @@ class Field(Protocol):
 
         Raises:
             FieldError: If the value is not what the field declares.
+        """
+        ...
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A field that says itself what is delivered of the bytes that are kept.
+
+    For fields whose ``column`` is None.
+    """
+
+    def decode(self, data: memoryview, where: str) -> object:
+        """Turn kept bytes into what is delivered, on any of the loader's threads or processes.
+
+        Args:
+            data: What ``encode`` returned. It is read-only, and gone after the call.
+            where: Sample and field, for the message.
+
+        Returns:
+            An array, a tensor or a number: stacked, so of one shape and dtype in all rows of a
+            batch; or these in an `AsList`, bytes, text or any other object: delivered in a list.
+
+        Raises:
+            FieldError: If the bytes are not what the field declares; so is every other exception.
         """
         ...
 
@@ -274,6 +298,12 @@ def row_schema(fields: Mapping[str, Field]) -> RowSchema:
                 f"{', '.join(RESERVED_NAMES)}); choose another name"
             )
     columns = {name: field.column(name) for name, field in fields.items()}
+    for name, field in fields.items():
+        if isinstance(field, Decodes) and columns[name] is not None:
+            raise ValueError(
+                f"fields: {name!r} is {type(field).__name__}, which has a decode and a column, "
+                "expected one of them; let column return None, or change samples in a transform"
+            )
     return RowSchema(
         tuple(column for column in columns.values() if column is not None),
         tuple(name for name, column in columns.items() if column is None),

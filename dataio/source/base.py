@@ -1,5 +1,6 @@
 """A source: shards in their order, their samples numbered from 0 through all of them."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -190,6 +191,12 @@ class ShardedSource:
     @property
     def bytes_read(self) -> int:
         return self.storage.bytes_read
+
+    def place_of(self, sample_id: int) -> str:
+        """Name a sample's shard, and its number there."""
+        number = bisect_right(self.shards, sample_id, key=lambda shard: shard.first) - 1
+        shard = self.shards[number]
+        return f"{shard.path}, sample {sample_id - shard.first} of {shard.num_samples}"
 
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read samples; see `Source.read`."""

@@ -88,7 +88,7 @@ class ImageFolderSource:
                         "path": self._path(sample_id),
                     }
                     raw = {name: values[key] for name, key in keys.items()}
-                    block.add(sample_id, raw, f"{self._full_path(sample_id)}: sample {sample_id}")
+                    block.add(sample_id, raw, f"{self.place_of(sample_id)}: sample {sample_id}")
                     if block.full:
                         yield block.take()
         if len(block):
@@ -97,11 +97,12 @@ class ImageFolderSource:
     def _path(self, sample_id: int) -> bytes:
         return self._names[self._bounds[sample_id] + 1 : self._bounds[sample_id + 1]]
 
-    def _full_path(self, sample_id: int) -> str:
+    def place_of(self, sample_id: int) -> str:
+        """Name a sample's file."""
         return f"{self._root}/{os.fsdecode(self._path(sample_id))}"
 
     def _file(self, sample_id: int) -> bytes:
-        with self.storage.open(self._full_path(sample_id)) as file:
+        with self.storage.open(self.place_of(sample_id)) as file:
             return file.read_at(0, file.size)
 
 

@@ -14,6 +14,7 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import (
     Array,
     Bytes,
+    Decodes,
     Field,
     Float,
     Image,
@@ -29,6 +30,7 @@ from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.views import Crop, Resize, Resizing
 from dataio.source.base import Source
 from dataio.source.function_hash import describe_function
+from dataio.source.place import place_of
 from dataio.source.row_block import RowBlock
 from dataio.source.values import raw_value
 from dataio.world import World, single_world
@@ -97,6 +99,10 @@ class TransformedSource:
     def bytes_read(self) -> int:
         return self._source.bytes_read
 
+    def place_of(self, sample_id: int) -> str:
+        """Name a sample's place in the source that is transformed."""
+        return place_of(self._source, sample_id)
+
     @property
     def fingerprint(self) -> str:
         """Hash the inner fingerprint and fields, the function's name and code, and the version."""
@@ -127,7 +133,7 @@ class TransformedSource:
                 return b""
             first = np.zeros(1, np.int64)
             rows = next(iter(self._source.read(first, self._fields)))
-            (_, sample), *_ = _samples(rows, self._fields)
+            _, sample = next(self._samples(rows))
             made = self._made(0, sample)
             return _packed(self._fields_of(0, made))
 
@@ -156,7 +162,7 @@ class TransformedSource:
         block = RowBlock(fields)
         keys = {name: field.key for name, field in fields.items()}
         for rows in self._source.read(sample_ids, self._fields):
-            for sample_id, sample in _samples(rows, self._fields):
+            for sample_id, sample in self._samples(rows):
                 made = self._made(sample_id, sample)
                 self._check_same(sample_id, made)
                 raw = {name: made[key] for name, key in keys.items()}
@@ -165,6 +171,23 @@ class TransformedSource:
                     yield block.take()
         if len(block):
             yield block.take()
+
+    def _samples(self, rows: Rows) -> Iterator[tuple[int, SourceSample]]:
+        """Take rows apart into samples, decoded."""
+        fixed = {
+            column.name: np.ascontiguousarray(data)
+            .view(column.dtype)
+            .reshape(len(rows), *column.shape)
+            for column, data in zip(rows.schema.fixed, rows.fixed, strict=True)
+        }
+        bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
+        for row, sample_id in enumerate(rows.sample_id.tolist()):
+            # Copies: the function may write to what it gets.
+            sample: SourceSample = {name: values[row].copy() for name, values in fixed.items()}
+            for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
+                where = f"{self.place_of(sample_id)}: sample {sample_id}, field {name!r}"
+                sample[name] = _decoded(self._fields[name], data[cuts[row] : cuts[row + 1]], where)
+            yield sample_id, {name: sample[name] for name in self._fields}
 
     def _where(self, sample_id: int) -> str:
         return f"{self.name}: sample {sample_id}, transformed"
@@ -259,22 +282,6 @@ def _value(value: Any) -> Any:
     return tuple(value)
 
 
-def _samples(rows: Rows, fields: Mapping[str, Field]) -> Iterator[tuple[int, SourceSample]]:
-    """Take rows apart into samples, decoded."""
-    fixed = {
-        column.name: np.ascontiguousarray(data).view(column.dtype).reshape(len(rows), *column.shape)
-        for column, data in zip(rows.schema.fixed, rows.fixed, strict=True)
-    }
-    bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
-    for row, sample_id in enumerate(rows.sample_id.tolist()):
-        # Copies: the function may write to what it gets.
-        sample: SourceSample = {name: values[row].copy() for name, values in fixed.items()}
-        for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
-            where = f"sample {sample_id}, field {name!r}"
-            sample[name] = _decoded(fields[name], data[cuts[row] : cuts[row + 1]], where)
-        yield sample_id, {name: sample[name] for name in fields}
-
-
 def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
     if isinstance(field, Image | Mask):
         from dataio.rows.decode import decode_image, image_shape
@@ -286,5 +293,7 @@ def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
         return pixels
     if isinstance(field, Tokens):
         return np.frombuffer(data.tobytes(), np.dtype(field.dtype).newbyteorder("<")).copy()
+    if isinstance(field, Decodes):
+        return field.decode(data.data.toreadonly(), where)  # type: ignore[return-value]
     raw = data.tobytes()
     return raw.decode() if isinstance(field, Text) else raw

@@ -201,7 +201,7 @@ def test_a_process_that_decodes_reads_no_page_beside_its_rows_either(tmp_path, b
         rows = RecipeRows(recipe)
         with patch("dataio.batch.process_transform.is_needed", lambda reader: beyond_memory):
             made = rows[work]
-        assert made.error is None
+        assert made.failure is None
         told = {"heap-0.bin", "fixed-0.npy"} if beyond_memory else set()
         assert read_at_random(tmp_path) >= told
         assert bool(read_at_random(tmp_path)) == beyond_memory

@@ -1,5 +1,6 @@
 """Batches hold what the samples held, however they are made; rows that do not are dealt with."""
 
+import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import CorruptRowError, FieldError, StallError
+from dataio import CorruptRowError, FieldError, StallError, WorkerError
 from dataio.batch.gather import Gather
 from dataio.batch.prefetch import Prefetcher
 from dataio.plan.order import PADDING
@@ -166,9 +167,13 @@ def test_an_error_in_a_transform_names_the_sample(tmp_path):
         raise ArithmeticError("no")
 
     with open_pool(tmp_path, PLAIN) as pool:
-        with pytest.raises(ArithmeticError) as caught:
+        with pytest.raises(
+            WorkerError, match=r"sample \d+, epoch 1: .*ArithmeticError: no"
+        ) as caught:
             gathered(pool, PLAIN, transform=fail, num_threads=2)
-    assert any("sample" in note for note in caught.value.__notes__)
+    cause = caught.value.__cause__
+    assert isinstance(cause, ArithmeticError)
+    assert traceback.extract_tb(cause.__traceback__)[-1].name == "fail", "the user's own frame"
 
 
 def flip(pool, slot, field=0):
