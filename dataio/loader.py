@@ -247,12 +247,16 @@ class Loader:
             )
 
     @checked_call
-    def evaluation(self, source: Openable) -> Evaluation:
-        """Open another dataset with the same fields, every sample exactly once. Collective.
+    def evaluation(
+        self, source: Openable, *, fields: Mapping[str, Field] | None = None
+    ) -> Evaluation:
+        """Open another dataset, every sample exactly once. Collective; closed with the loader.
 
-        It is closed with the loader, if not before.
+        Args:
+            source: The dataset.
+            fields: Its fields; None: the loader's own.
         """
-        evaluation = self._parts.open_evaluation(source)
+        evaluation = self._parts.open_evaluation(source, fields)
         self._evaluations.append(evaluation)
         return evaluation
 

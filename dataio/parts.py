@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataio.arguments import Arguments, check_agreement, check_batch_size, find_device
@@ -78,13 +78,16 @@ class Parts:
     figures: Figures
     line: EpochLine
 
-    def open_evaluation(self, source: Openable) -> Evaluation:
-        """Open another dataset with the same fields. Collective."""
-        opened, _ = self.opener.open(source)
+    def open_evaluation(
+        self, source: Openable, fields: Mapping[str, Field] | None = None
+    ) -> Evaluation:
+        """Open another dataset, with the loader's fields or its own. Collective."""
+        given = self.opener.fields if fields is None else fields
+        opened, stored = replace(self.opener, fields=given).open(source)
         arguments = self.arguments
         return Evaluation(
             opened,
-            self.fields,
+            self.fields if fields is None else stored,
             batch_size=arguments.batch_size,
             world=self.world,
             root=self.opener.root,
