@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import Bytes, Int, Staging, Workers
+from dataio import Bytes, CenterCrop, Image, Int, Staging, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from tests.dataio.loaders import (
     IMAGES,
@@ -156,6 +156,15 @@ def test_a_staged_transform_is_applied_once_and_its_arrays_are_delivered(tmp_pat
             evaluation = loader.evaluation(ImageSource(7, name="other"))
             assert {tuple(batch["image"].shape) for batch in evaluation} == {(5, 3, 3, 2)}
         assert run == 0 or len(source.rows_read) == 0
+
+
+def test_an_evaluation_may_have_fields_of_its_own(tmp_path):
+    with make(single_world(), tmp_path, source=ImageSource(60), fields=IMAGES) as loader:
+        small = IMAGES | {"image": Image("png", crop=CenterCrop((2, 4)))}
+        batches = list(loader.evaluation(ImageSource(7, name="other"), fields=small))
+        assert {tuple(batch["image"].shape) for batch in batches} == {(5, 3, 2, 4)}
+        assert sum(int(batch["valid"].sum()) for batch in batches) == 7
+        assert tuple(next(iter(loader))["image"].shape) == (5, 3, 6, 5)
 
 
 def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
