@@ -42,8 +42,8 @@ class Loader:
 
     Args:
         source: Pattern of shards, such as ``"shards/train-{000000..000127}.tar"``, or a path, a
-            list of them, `Shards` with limits of their own, a map-style dataset of torch or Hugging
-            Face, a dict of arrays, or a `Source`.
+            list of them, `Shards` with limits of their own, `ArrayFiles`, a map-style dataset of
+            torch or Hugging Face, a dict of arrays, or a `Source`.
         batch_size: Rows a batch and replica. Every batch has this many; the last may hold padding
             of weight 0.
         drop_last: Leave out the batches that some replica could not fill, instead of padding them;
@@ -182,8 +182,7 @@ class Loader:
     def max_steps(self, epochs: int) -> int:
         """Count the steps of some epochs with every row visible: the bound of a schedule.
 
-        With a policy that draws, such as `importance.Weighted`, of as many rows as it draws, shared
-        out evenly; `importance.Weighted` says where an epoch takes more.
+        A policy that draws has its rows shared out evenly; see `importance.Weighted` for more.
         """
         policy, num_rows = self._parts.arguments.importance, self.num_samples
         if isinstance(policy, Drawing):
@@ -267,9 +266,7 @@ class Loader:
         Args:
             source: The dataset.
             fields: Its fields; None: the loader's own.
-            transform: Its own, as the next two: those of training are not used.
-            batch_transform: Changes a batch; ``valid`` is added behind it.
-            collate: Makes a batch of a list of samples.
+            transform, batch_transform, collate: Its own: those of training are not used.
         """
         own = Transforms(transform=transform, batch_transform=batch_transform, collate=collate)
         evaluation = self._parts.open_evaluation(source, fields, own)
