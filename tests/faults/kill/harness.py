@@ -255,6 +255,7 @@ class Harness:
                 "place": str(place),
                 "attempt": str(attempt),
                 "kill": asdict(interruption.kill) if interruption.kill else None,
+                "slow": asdict(interruption.slow) if interruption.slow else None,
                 "stop": interruption.stop,
                 "saves_at_stop": interruption.saves,
                 "traced": traced,

@@ -275,13 +275,14 @@ def run(argument: dict[str, Any]) -> None:
 
     Args:
         argument: ``rank``, ``options``, ``data``, ``place``, ``attempt`` (a directory), ``kill``,
-            ``stop``, ``saves_at_stop``, ``traced``.
+            ``slow``, ``stop``, ``saves_at_stop``, ``traced``.
     """
     attempt, rank = Path(argument["attempt"]), int(argument["rank"])
     (attempt / f"{rank}.pid").write_text(str(os.getpid()))
     log = Log(attempt / f"{rank}.log")
     kill = Kill(**argument["kill"]) if argument["kill"] else None
-    points = Points(log, rank=rank, pids=attempt, kill=kill)
+    slow = Kill(**argument["slow"]) if argument["slow"] else None
+    points = Points(log, rank=rank, pids=attempt, kill=kill, slow=slow)
     assert hasattr(dataio.pool.staging, "SEAL_BYTES"), "name what says here how often staging seals"
     dataio.pool.staging.SEAL_BYTES = SEAL_BYTES
     points.install()
