@@ -52,8 +52,8 @@ class Kill:
         number: For which time in this process, from 1 on.
         after: Whether that is done first.
         how: ``"one"``: this rank alone is killed; ``"all"``: all at once; ``"error"``: the call
-            fails as by a broken disk; ``"term"``: this rank gets a SIGTERM; ``"slow"``: the call takes
-            long, and the job goes on.
+            fails as by a broken disk; ``"term"``: this rank gets a SIGTERM; ``"slow"``: the call
+            takes long, and the job goes on.
         part: Of the run, for the count of what was tested.
     """
 

@@ -192,9 +192,9 @@ def _behind_a_slow_call(rng: np.random.Generator, traces: Sequence[Trace]) -> In
         numbered.append((name, part, counts[name]))
     first = next((n for n, (_, part, _) in enumerate(numbered) if part == END_OF_EPOCH), 0)
     changes = {
-        name: [n for n in range(first, len(numbered)) if numbered[n][0] == name]
-        for name, _, _ in numbered[first:]
-        if name.split()[0] in (*TO_NAME, *ON_FILE)
+        name: [n for n in range(first, len(numbered)) if numbered[n][:2] == (name, part)]
+        for name, part, _ in numbered[first:]
+        if name.split()[0] in (*TO_NAME, *ON_FILE) and part in (END_OF_EPOCH, "train")
     }
     if not changes:
         return Interruption(kill=_moment(rng, traces, fresh=True, what="loader"))
