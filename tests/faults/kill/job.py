@@ -61,6 +61,7 @@ class Options:
     num_processes: int = 0
     saves: Literal["own", "same", "turns"] = "same"
     save_steps: int = 3
+    save_ends: bool = True
     epochs: int = 3
     batch_size: int = 5
 
@@ -210,7 +211,8 @@ class Training:
                 self.points.part = "refresh"
                 for number, batch in enumerate(self.loader.refresh()):
                     self._take("refresh", batch, epoch, number)
-            self._save()
+            if self.options.save_ends or epoch + 1 == self.options.epochs:
+                self._save()
             self.points.part = "epoch end"
         self.log.write("end", state=self.loader.state_dict(), **self._told())
 

@@ -120,6 +120,8 @@ def _plain(number: int, *, on_mpi: bool) -> Configuration:
         num_threads=int(rng.choice([0, 0, 2])),
         saves=str(rng.choice(["own", "same", "turns"])),  # type: ignore[arg-type]
         save_steps=int(rng.choice([2, 3, 5])),
+        # Else an epoch may end and be committed with no save since the one before.
+        save_ends=bool(rng.random() < 0.6),
     )
     return Configuration(options, ranks, per_node)
 
