@@ -47,7 +47,8 @@ class Options:
         importance: ``"full"`` keeps scores and hides nothing.
         mixed: Whether it draws from two datasets.
         saves: ``"own"``: each into a directory of its own; ``"same"``; ``"turns"``: two by turns.
-        save_steps: Steps between two saves within an epoch; one more ends each epoch.
+        save_steps: Steps between two saves within an epoch.
+        save_ends: Whether one more ends each epoch; else the last alone.
     """
 
     shuffle: Literal["local", "partial", "scores", "global", "dealt"] = "partial"
