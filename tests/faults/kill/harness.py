@@ -226,6 +226,8 @@ class Harness:
         shutil.copytree(place, saved, ignore=shutil.ignore_patterns("cache", "start-*"))
         coda = self.start(_longer(chosen), place, Interruption(), traced=True)
         faults += self._faults_of_start(coda, place)
+        if faults:
+            return Whole(saved, start, coda, (), (), [f"undisturbed: {fault}" for fault in faults])
         faults += compare.faults_of_whole(start, shows_all=_shows_all(chosen.options))
         faults += compare.litter(chosen.options, place, [start, coda])
         first, later = (
@@ -255,6 +257,7 @@ class Harness:
                 "place": str(place),
                 "attempt": str(attempt),
                 "kill": asdict(interruption.kill) if interruption.kill else None,
+                "slow": asdict(interruption.slow) if interruption.slow else None,
                 "stop": interruption.stop,
                 "saves_at_stop": interruption.saves,
                 "traced": traced,

@@ -47,7 +47,8 @@ class Options:
         importance: ``"full"`` keeps scores and hides nothing.
         mixed: Whether it draws from two datasets.
         saves: ``"own"``: each into a directory of its own; ``"same"``; ``"turns"``: two by turns.
-        save_steps: Steps between two saves within an epoch; one more ends each epoch.
+        save_steps: Steps between two saves within an epoch.
+        save_ends: Whether one more ends each epoch; else the last alone.
     """
 
     shuffle: Literal["local", "partial", "scores", "global", "dealt"] = "partial"
@@ -61,6 +62,7 @@ class Options:
     num_processes: int = 0
     saves: Literal["own", "same", "turns"] = "same"
     save_steps: int = 3
+    save_ends: bool = True
     epochs: int = 3
     batch_size: int = 5
 
@@ -210,7 +212,8 @@ class Training:
                 self.points.part = "refresh"
                 for number, batch in enumerate(self.loader.refresh()):
                     self._take("refresh", batch, epoch, number)
-            self._save()
+            if self.options.save_ends or epoch + 1 == self.options.epochs:
+                self._save()
             self.points.part = "epoch end"
         self.log.write("end", state=self.loader.state_dict(), **self._told())
 
@@ -275,13 +278,14 @@ def run(argument: dict[str, Any]) -> None:
 
     Args:
         argument: ``rank``, ``options``, ``data``, ``place``, ``attempt`` (a directory), ``kill``,
-            ``stop``, ``saves_at_stop``, ``traced``.
+            ``slow``, ``stop``, ``saves_at_stop``, ``traced``.
     """
     attempt, rank = Path(argument["attempt"]), int(argument["rank"])
     (attempt / f"{rank}.pid").write_text(str(os.getpid()))
     log = Log(attempt / f"{rank}.log")
     kill = Kill(**argument["kill"]) if argument["kill"] else None
-    points = Points(log, rank=rank, pids=attempt, kill=kill)
+    slow = Kill(**argument["slow"]) if argument["slow"] else None
+    points = Points(log, rank=rank, pids=attempt, kill=kill, slow=slow)
     assert hasattr(dataio.pool.staging, "SEAL_BYTES"), "name what says here how often staging seals"
     dataio.pool.staging.SEAL_BYTES = SEAL_BYTES
     points.install()

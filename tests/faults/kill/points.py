@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +19,10 @@ from typing import Any, Literal
 
 from dataio.world import World
 
-How = Literal["one", "all", "error", "term"]
+How = Literal["one", "all", "error", "term", "slow"]
+
+SLOW_S = 0.4
+"""What a slow call takes: longer than a job of the schedules takes for some batches and a save."""
 
 TO_NAME = ("replace", "rename")
 ON_FILE = (
@@ -48,7 +52,8 @@ class Kill:
         number: For which time in this process, from 1 on.
         after: Whether that is done first.
         how: ``"one"``: this rank alone is killed; ``"all"``: all at once; ``"error"``: the call
-            fails as by a broken disk; ``"term"``: this rank gets a SIGTERM.
+            fails as by a broken disk; ``"term"``: this rank gets a SIGTERM; ``"slow"``: the call
+            takes long, and the job goes on.
         part: Of the run, for the count of what was tested.
     """
 
@@ -82,15 +87,18 @@ class Points:
         rank: Of this process.
         pids: Files named ``<rank>.pid``, of all ranks.
         kill: When; None: never.
+        slow: A call that takes long before that; None: none does.
 
     Attributes:
         part: Of the run: what the moments to come belong to.
         trace: Name and part of every moment so far.
     """
 
-    def __init__(self, log: Log, *, rank: int, pids: Path, kill: Kill | None) -> None:
+    def __init__(
+        self, log: Log, *, rank: int, pids: Path, kill: Kill | None, slow: Kill | None = None
+    ) -> None:
         self._log, self._rank, self._pids = log, rank, pids
-        self._kill = kill if kill is not None and kill.rank == rank else None
+        self._events = [event for event in (slow, kill) if event is not None and event.rank == rank]
         self._counts: Counter[str] = Counter()
         # Threads of the loader pass too.
         self._lock = threading.Lock()
@@ -135,10 +143,15 @@ class Points:
             return self._counts[name]
 
     def _end_if(self, number: int, name: str, *, after: bool) -> None:
-        kill = self._kill
-        if kill is None or (kill.name, kill.number, kill.after) != (name, number, after):
+        for event in self._events:
+            if (event.name, event.number, event.after) == (name, number, after):
+                self._happen(event)
+
+    def _happen(self, kill: Kill) -> None:
+        self._log.write("slow" if kill.how == "slow" else "kill", **asdict(kill))
+        if kill.how == "slow":
+            time.sleep(SLOW_S)
             return
-        self._log.write("kill", **asdict(kill))
         if kill.how == "error":
             raise OSError(5, "drawn by the schedule")
         if kill.how == "term":

@@ -18,6 +18,11 @@ Trace = Sequence[tuple[str, str]]
 END_OF_EPOCH = "epoch end"
 """The part of a run between the last batch of an epoch and the first of the next."""
 
+SLOW_SHARE = 0.3
+"""Of the kills: those that come behind a call that takes long."""
+SOON = 60
+"""Moments of a rank after a slow call in which the kill comes."""
+
 SHUFFLES = ("local", "partial", "scores", "global", "dealt")
 STAGES = ("before", "overlap")
 POLICIES = ("none", "kakurenbo", "infobatch", "selective", "random")
@@ -55,11 +60,14 @@ class Interruption:
 
     Attributes:
         kill: The moment; None: it stops by itself, as before a time limit.
+        slow: A call that takes long before that, so that what comes after it in another thread
+            comes first.
         stop: Batches after which it does.
         saves: Whether it saves then.
     """
 
     kill: Kill | None = None
+    slow: Kill | None = None
     stop: int | None = None
     saves: bool = False
 
@@ -70,7 +78,7 @@ class Interruption:
 
     def __str__(self) -> str:
         if self.kill:
-            return str(self.kill)
+            return f"{self.slow}, then {self.kill}" if self.slow else str(self.kill)
         return f"clean stop after batch {self.stop}, {'' if self.saves else 'not '}saved"
 
 
@@ -112,6 +120,8 @@ def _plain(number: int, *, on_mpi: bool) -> Configuration:
         num_threads=int(rng.choice([0, 0, 2])),
         saves=str(rng.choice(["own", "same", "turns"])),  # type: ignore[arg-type]
         save_steps=int(rng.choice([2, 3, 5])),
+        # Else an epoch may end and be committed with no save since the one before.
+        save_ends=bool(rng.random() < 0.6),
     )
     return Configuration(options, ranks, per_node)
 
@@ -167,8 +177,37 @@ def draw(
         else:
             fresh = number == 0
             traces = first if fresh or rng.random() < 0.5 else later
-            found.append(Interruption(kill=_moment(rng, traces, fresh=fresh, what=what)))
+            if what == "loader" and rng.random() < SLOW_SHARE:
+                found.append(_behind_a_slow_call(rng, traces))
+            else:
+                found.append(Interruption(kill=_moment(rng, traces, fresh=fresh, what=what)))
     return found
+
+
+def _behind_a_slow_call(rng: np.random.Generator, traces: Sequence[Trace]) -> Interruption:
+    """Draw a change of a file between or after epochs that takes long, and what soon follows."""
+    rank = int(rng.integers(len(traces)))
+    counts: Counter[str] = Counter()
+    numbered: list[tuple[str, str, int]] = []
+    for name, part in parts(traces[rank]):
+        counts[name] += 1
+        numbered.append((name, part, counts[name]))
+    first = next((n for n, (_, part, _) in enumerate(numbered) if part == END_OF_EPOCH), 0)
+    changes = {
+        name: [n for n in range(first, len(numbered)) if numbered[n][:2] == (name, part)]
+        for name, part, _ in numbered[first:]
+        if name.split()[0] in (*TO_NAME, *ON_FILE) and part in (END_OF_EPOCH, "train")
+    }
+    if not changes:
+        return Interruption(kill=_moment(rng, traces, fresh=True, what="loader"))
+    at = int(rng.choice(changes[_pick(rng, changes)]))
+    slow = Kill(rank=rank, name=numbered[at][0], number=numbered[at][2],
+                after=False, how="slow", part=numbered[at][1])  # fmt: skip
+    soon = numbered[at + 1 : at + 1 + SOON] or numbered[-1:]
+    name, part, number = soon[int(rng.integers(len(soon)))]
+    how = str(rng.choice(["one", "all"]))
+    kill = Kill(rank=rank, name=name, number=number, after=False, how=how, part=part)  # type: ignore[arg-type]
+    return Interruption(kill=kill, slow=slow)
 
 
 def _moment(rng: np.random.Generator, traces: Sequence[Trace], *, fresh: bool, what: What) -> Kill:
