@@ -194,7 +194,10 @@ def test_a_torn_picture_is_raised_or_skipped(tmp_path, expected, workers) -> Non
     source.torn = 13
     fields = {name: FIELDS[name] for name in ("image", "mask", "label")}
     one = open_loader(single_world(), tmp_path, source=source, fields=fields, workers=workers)
-    with one as loader, pytest.raises(FieldError, match=r"^sample 13, field '(image|mask)'"):
+    with (
+        one as loader,
+        pytest.raises(FieldError, match=r"^memory: sample 13, field '(image|mask)'"),
+    ):
         list(loader)
     two = open_loader(
         single_world(), tmp_path, source=source, fields=fields, workers=workers, on_error="skip"

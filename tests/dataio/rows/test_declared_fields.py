@@ -8,7 +8,7 @@ import pytest
 from PIL import Image as Picture
 
 from dataio import Bytes, Float, Image, Int, Loader, Reports, Resize, Staging, Text, Tokens, Workers
-from dataio.base.errors import FieldError, OtherDatasetError
+from dataio.base.errors import FieldError
 from dataio.world import single_world
 from tests.dataio.source.shards import write_tar
 from tonari import cli
@@ -118,8 +118,11 @@ def test_a_stage_transform_of_another_member_is_another_dataset(tmp_path, shard)
     assert kept == [2 * i for i in range(SAMPLES)]
     _, again = first_epoch(shard, root, Int("a"), staging=Staging(transform=doubled))
     assert again["staging_s"] == 0
-    with pytest.raises(OtherDatasetError, match="or other fields; remove the directory"):
-        first_epoch(shard, root, Int("b"), staging=Staging(transform=doubled))
+    other, stats = first_epoch(shard, root, Int("b"), staging=Staging(transform=doubled))
+    plain, _ = first_epoch(shard, tmp_path / "plain", Int("b"))
+    assert other == [2 * value for value in plain] != kept
+    assert stats["source_bytes"] > 0
+    assert len(list(root.glob("train-*"))) == 2
 
 
 def test_staging_a_key_that_no_sample_has_fails_over_a_warm_cache(tmp_path, shard, capsys):
