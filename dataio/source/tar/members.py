@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.source.io.window import MANY_BYTES, Window, skip_piece_bytes
+from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, Window, skip_piece_bytes
 from dataio.source.tar.blocks import BLOCK, Headers, plain_headers
 from dataio.source.tar.headers import META_NAME, HeaderReader, Member
 
 MEMBERS_AT_ONCE = 512
+RECENT_MEMBERS = 8
+"""By so many it is chosen whether to read around the members that follow."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Members:
     def extents(self) -> list[tuple[int, int]]:
         """(offset, num_bytes) of each."""
         return list(zip(self.offset.tolist(), self.num_bytes.tolist(), strict=True))
+
+    def bytes_per_request(self) -> int:
+        """Mean bytes that one request for a header passes over: small members come with another."""
+        small = self.num_bytes < HEADER_BYTES
+        small_bytes = int(self.num_bytes[small].sum())
+        num_requests = int(np.count_nonzero(~small)) + small_bytes // HEADER_BYTES
+        return int(self.num_bytes.sum()) // max(num_requests, 1)
 
     def names(self) -> list[bytes]:
         """The names as bytes."""
@@ -111,7 +120,9 @@ class MemberWalk:
         while not self._reader.ended and len(members) < most:
             for member in self._reader.step():
                 members.append(member)
-                self._window.pace(skip_piece_bytes(member.num_bytes))
+                # By the largest of the last: small ones often stand beside a large one.
+                largest = max(recent.num_bytes for recent in members[-RECENT_MEMBERS:])
+                self._window.pace(skip_piece_bytes(largest))
         return _columns(members)
 
 

@@ -168,7 +168,7 @@ def walk_samples(
             window.pace(wanted.ahead_bytes(first))
         found = walk.take(following - first if following > first else MEMBERS_AT_ONCE)
         if following != first and len(found):
-            piece_bytes = skip_piece_bytes(int(found.num_bytes.mean()))
+            piece_bytes = skip_piece_bytes(found.bytes_per_request())
             # Where small members are only counted, nobody else reads what comes next.
             whole = wanted is None and piece_bytes >= MANY_BYTES
             window.pace(READ_BYTES if whole else piece_bytes)

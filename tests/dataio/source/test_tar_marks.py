@@ -244,3 +244,26 @@ def test_groups_of_a_small_set_are_staged_beside_training_for_little_more_than_i
 
     staged = sum(run_threads(thread_worlds([ranks]), stage))
     assert set_bytes * 0.95 <= staged <= set_bytes * 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_first_start_passes_over_large_members_that_have_small_ones_beside_them(
+    tmp_path: Path, form: int
+) -> None:
+    rng = np.random.default_rng(0)
+    members = [
+        part
+        for number, num_bytes in enumerate(rng.integers(50_000, 150_000, 200).tolist())
+        for part in [
+            (f"{number}.bin", rng.bytes(num_bytes)),
+            (f"{number}.json", bytes(300)),
+            (f"{number}.cls", str(number).encode()),
+        ]
+    ]
+    shard = write_tar(tmp_path / "a.tar", members, form=form)
+    source = opened(shard)
+    assert source.num_samples == 200
+    assert source.bytes_read < 0.15 * shard.stat().st_size
+    rows = rows_of(source.read(np.arange(200), FIELDS))
+    assert len(rows) == 200
+    assert source.bytes_read < 1.15 * shard.stat().st_size
