@@ -259,7 +259,8 @@ class HeapFile:
             capacity = min(capacity, self._limit_bytes)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, capacity)
+            # From where it ends: a tmpfs visits every page of what is asked for, claimed or not.
+            os.posix_fallocate(descriptor, self._capacity, capacity - self._capacity)
         finally:
             os.close(descriptor)
         self._capacity = capacity

@@ -1,11 +1,12 @@
 """Where the rows of a fixed field lie in their file, which grows under them."""
 
 import mmap
+import os
 
 import numpy as np
 import pytest
 
-from dataio.cache.files.store import ALIGN_BYTES, FixedFile
+from dataio.cache.files.store import ALIGN_BYTES, FixedFile, HeapFile
 from dataio.rows.rows import FixedColumn
 
 
@@ -49,3 +50,20 @@ def test_a_header_that_is_not_what_the_size_says_is_written_anew(tmp_path):
     assert np.array_equal(file.rows, rows_of(8)), "rows do not depend on it"
     file.mend_header()
     assert file.path.read_bytes() == whole
+
+
+def test_a_heap_that_grows_claims_only_what_is_new(tmp_path, monkeypatch):
+    claimed, fallocate = [], os.posix_fallocate
+
+    def recorded(descriptor, offset, length):
+        claimed.append((offset, offset + length))
+        fallocate(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", recorded)
+    heap = HeapFile(tmp_path / "heap")
+    for end in (1000, 500_000, 90 << 20):
+        heap.reserve(end)
+    # On a tmpfs each call visits all pages that it names: no page may be named twice.
+    assert claimed[0][0] == 0
+    assert [start for start, _ in claimed[1:]] == [stop for _, stop in claimed[:-1]]
+    assert heap.path.stat().st_size == claimed[-1][1] >= 90 << 20
