@@ -9,7 +9,6 @@ READ_BYTES = 8 << 20
 IN_ORDER_BYTES = 4 << 20
 """Where all before is read in any case, a part is not to cost much behind its end."""
 SKIP_BYTES = 1 << 20
-SMALL_MEMBER_BYTES = 64 << 10
 HEADER_BYTES = 4096
 """Enough for a header and the small members that often stand beside a large one."""
 MANY_BYTES = 64 << 10
@@ -32,6 +31,11 @@ class File(Protocol):
     @property
     def in_order(self) -> bool:
         """Whether what is passed over is read all the same."""
+        ...
+
+    @property
+    def request_bytes(self) -> int:
+        """How many bytes take as long to read as a request takes: fewer are not passed over."""
         ...
 
     def view_at(self, offset: int, length: int) -> memoryview:
@@ -62,6 +66,10 @@ class Window:
     def pace(self, piece_bytes: int) -> None:
         """Choose how much to read at once; no matter where a file is read in order alone."""
         self.piece_bytes = IN_ORDER_BYTES if self.file.in_order else piece_bytes
+
+    def skip_piece_bytes(self, member_bytes: int) -> int:
+        """Choose how much to read at the next header while skipping members of about this size."""
+        return SKIP_BYTES if member_bytes < self.file.request_bytes else HEADER_BYTES
 
     def rest(self, offset: int, *, least: int = 1) -> memoryview:
         """View what is held from ``offset`` on; a piece is read if less than ``least`` is."""
@@ -104,11 +112,6 @@ class Window:
 
 def _joined(parts: list[memoryview]) -> memoryview:
     return memoryview(b"".join(parts))
-
-
-def skip_piece_bytes(member_bytes: int) -> int:
-    """Choose how much to read at the next header while skipping members of about this size."""
-    return SKIP_BYTES if member_bytes < SMALL_MEMBER_BYTES else HEADER_BYTES
 
 
 def merge_extents(extents: NDArray[np.int64]) -> NDArray[np.int64]:

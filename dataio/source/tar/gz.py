@@ -51,9 +51,11 @@ class GunzippedFile:
         path: Of the file.
         size: Length of what it holds; more than any file's until the end was seen.
         in_order: Whatever is passed over is decompressed all the same.
+        request_bytes: Without meaning, as nothing can be passed over.
     """
 
     in_order = True
+    request_bytes = 0
 
     def __init__(self, file: StorageFile) -> None:
         self.path = file.path

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, Window, skip_piece_bytes
+from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, Window
 from dataio.source.tar.blocks import BLOCK, Headers, plain_headers
 from dataio.source.tar.headers import META_NAME, HeaderReader, Member
 
@@ -122,7 +122,7 @@ class MemberWalk:
                 members.append(member)
                 # By the largest of the last: small ones often stand beside a large one.
                 largest = max(recent.num_bytes for recent in members[-RECENT_MEMBERS:])
-                self._window.pace(skip_piece_bytes(largest))
+                self._window.pace(self._window.skip_piece_bytes(largest))
         return _columns(members)
 
 

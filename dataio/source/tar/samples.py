@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, READ_BYTES, Window, skip_piece_bytes
+from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, READ_BYTES, Window
 from dataio.source.tar.headers import as_extension, as_text
 from dataio.source.tar.members import MEMBERS_AT_ONCE, Members, MemberWalk, join, no_members
 
@@ -161,14 +161,14 @@ def walk_samples(
     walk, extensions = MemberWalk(window, offset), Extensions()
     # The last sample of a window may go on in the next: its members wait for it here.
     waiting, kept = no_members(), list[memoryview]()
-    window.pace(HEADER_BYTES if wanted is None else skip_piece_bytes(wanted.mean_bytes))
+    window.pace(HEADER_BYTES if wanted is None else window.skip_piece_bytes(wanted.mean_bytes))
     while not walk.ended:
         following = -1 if wanted is None else wanted.first_from(first)
         if wanted is not None and following == first:
             window.pace(wanted.ahead_bytes(first))
         found = walk.take(following - first if following > first else MEMBERS_AT_ONCE)
         if following != first and len(found):
-            piece_bytes = skip_piece_bytes(found.bytes_per_request())
+            piece_bytes = window.skip_piece_bytes(found.bytes_per_request())
             # Where small members are only counted, nobody else reads what comes next.
             whole = wanted is None and piece_bytes >= MANY_BYTES
             window.pace(READ_BYTES if whole else piece_bytes)
