@@ -33,9 +33,11 @@ class DecompressedFile:
         path: Of the file.
         size: Length of what it holds; more than any file's until the end was seen.
         in_order: Whatever is passed over is decompressed all the same.
+        request_bytes: Without meaning, as nothing can be passed over.
     """
 
     in_order = True
+    request_bytes = 0
 
     def __init__(self, file: StorageFile, codec: str) -> None:
         self.path = file.path

@@ -17,7 +17,7 @@ from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Mark, Shard
 from dataio.source.io.files import Storage
-from dataio.source.io.window import File, Window, skip_piece_bytes
+from dataio.source.io.window import File, Window
 from dataio.source.records.compressed import decompressed
 from dataio.source.records.example import Features, read_example
 from dataio.source.records.marked import count_and_mark, read_marked
@@ -111,7 +111,7 @@ def _walk(
     number, begin = start
     window = Window(file, np.array([[begin, stop]]))
     if not reads_all:
-        window.pace(skip_piece_bytes(0))
+        window.pace(window.skip_piece_bytes(0))
     while begin < stop and (head := window.view(begin, HEAD_BYTES)):
         length = int.from_bytes(head[:8], "little")
         crc = int.from_bytes(head[8:], "little")
@@ -123,7 +123,7 @@ def _walk(
             data = window.view(begin + HEAD_BYTES, length + CRC_BYTES)
             is_whole = len(data) == length + CRC_BYTES
         else:
-            window.pace(skip_piece_bytes(length))
+            window.pace(window.skip_piece_bytes(length))
             data, is_whole = memoryview(b""), end <= file.size
         if not is_whole:
             _refuse(file.path, number, begin, f"the end of the file within {length} bytes of it")

@@ -4,6 +4,7 @@ import io
 import tarfile
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -267,3 +268,19 @@ def test_a_first_start_passes_over_large_members_that_have_small_ones_beside_the
     rows = rows_of(source.read(np.arange(200), FIELDS))
     assert len(rows) == 200
     assert source.bytes_read < 1.15 * shard.stat().st_size
+
+
+@pytest.mark.parametrize(("num_bytes", "share"), [(100_000, (0.9, 1.0)), (2 << 20, (0.0, 0.02))])
+def test_an_object_store_is_asked_for_headers_only_where_a_request_costs_less(
+    tmp_path: Path, num_bytes: int, share: tuple[float, float]
+) -> None:
+    shard = write_tar(tmp_path / "a.tar", numbered(32, num_bytes=num_bytes))
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/marks/a.tar", shard.read_bytes())
+    try:
+        source = opening.open_source("memory://marks/a.tar")
+        assert source.num_samples == 32
+        least, most = (part * shard.stat().st_size for part in share)
+        assert least <= source.bytes_read <= most
+    finally:
+        memory.rm("/marks", recursive=True)
