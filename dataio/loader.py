@@ -265,7 +265,7 @@ class Loader:
 
         Args:
             source: The dataset.
-            fields: Its fields; None: the loader's own.
+            fields: Its fields; None: the loader's own, if these draw no crops or flips.
             transform, batch_transform, collate: Its own: those of training are not used.
         """
         own = Transforms(transform=transform, batch_transform=batch_transform, collate=collate)

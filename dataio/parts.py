@@ -30,6 +30,7 @@ from dataio.pool.field_reader import FieldReader
 from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
+from dataio.rows.image import Image, Mask
 from dataio.source import Source
 from dataio.source.place import place_of
 from dataio.state.metrics import check_metrics
@@ -90,7 +91,19 @@ class Parts:
     def open_evaluation(
         self, source: Openable, fields: Mapping[str, Field] | None, transforms: Transforms
     ) -> Evaluation:
-        """Open another dataset, with the loader's fields or its own. Collective."""
+        """Open another dataset, with the loader's fields or its own. Collective.
+
+        Raises:
+            ValueError: If the loader's fields draw crops or flips.
+        """
+        own = self.opener.fields.items()
+        drawn = [name for name, field in own if isinstance(field, Image | Mask) and field.draws]
+        if fields is None and drawn:
+            raise ValueError(
+                f"evaluation: field {drawn[0]!r} of the loader draws a crop or a flip, expected "
+                "none where a model is measured; give fields=, such as Image(..., "
+                "resize=ResizeShort(256), crop=CenterCrop(224)), or these fields themselves"
+            )
         given = self.opener.fields if fields is None else fields
         opened, stored = replace(self.opener, fields=given).open(source)
         arguments = self.arguments

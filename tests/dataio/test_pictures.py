@@ -223,3 +223,15 @@ def test_a_row_that_comes_twice_is_cut_in_two_ways(tmp_path) -> None:
         ]
     assert sorted(i for i, _ in seen) == sorted([*range(5)] * 3)
     assert len(set(seen)) == 15
+
+
+def test_an_evaluation_is_not_cropped_at_random_unless_it_is_told_to_be(tmp_path) -> None:
+    other = Pictures(NUM_SAMPLES, name="other")
+    with open_loader(single_world(), tmp_path) as loader:
+        with pytest.raises(ValueError, match=r"^evaluation: field 'image' .* draws .*give fields="):
+            loader.evaluation(other)
+        whole = {"image": Image("jpg", resize=Resize(8))}
+        plain = [batch["image"] for batch in loader.evaluation(other, fields=whole)]
+        drawn = list(loader.evaluation(other, fields={"image": FIELDS["image"]}))
+    assert plain[0].shape == (4, 3, 8, 8)
+    assert drawn[0]["image"].shape == (4, 3, 20, 24)

@@ -40,6 +40,7 @@ def run(
     return {int(epoch): (float(loss), float(score)) for epoch, loss, score in LINE.findall(output)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["imagenet", "segmentation"])
 def test_the_example_learns_and_goes_on_with_the_same_losses(tmp_path, pictures, example):
     saved, killed = tmp_path / "whole", tmp_path / "killed"
