@@ -25,6 +25,9 @@ from tests.multirank import ROOT
 
 
 def end_by(sample, rng, *, number):
+    if number == signal.SIGINT:
+        # What a shell starts in the background ignores it.
+        signal.signal(number, signal.default_int_handler)
     os.kill(os.getpid(), number)
     return sample
 
