@@ -204,7 +204,9 @@ def _behind_a_slow_call(rng: np.random.Generator, traces: Sequence[Trace]) -> In
     slow = Kill(rank=rank, name=numbered[at][0], number=numbered[at][2],
                 after=False, how="slow", part=numbered[at][1])  # fmt: skip
     soon = numbered[at + 1 : at + 1 + SOON] or numbered[-1:]
-    name, part, number = soon[int(rng.integers(len(soon)))]
+    # By name, so that what is seldom done, such as writing a new base, comes too.
+    named = _pick(rng, {name for name, _, _ in soon})
+    name, part, number = next(moment for moment in soon if moment[0] == named)
     how = str(rng.choice(["one", "all"]))
     kill = Kill(rank=rank, name=name, number=number, after=False, how=how, part=part)  # type: ignore[arg-type]
     return Interruption(kill=kill, slow=slow)
