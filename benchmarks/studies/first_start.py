@@ -12,7 +12,7 @@ else the machine does meets all of them:
 
 Before each, the page cache lets go of the shards (``cold``), or has just read them (``warm``).
 
-    python -m benchmarks.studies.first_start --directory /tmp/somewhere [--sizes 100000]
+    python -m benchmarks.studies.first_start --directory SCRATCH [--sizes 100000]
 """
 
 import argparse

@@ -126,12 +126,12 @@ class Filler:
                 texts.append(str(piece, "utf-8"))
             except UnicodeDecodeError as error:
                 texts.append("")
-                told = f"{len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 ({error})"
+                found = f"{len(piece)} bytes beginning {bytes(piece[:8])!r} are not UTF-8 ({error})"
                 self.refuse(
                     job,
                     row,
                     FieldError(
-                        f"{_where(job, row, name)}: {told}, expected text; repair the sample, or "
+                        f"{_where(job, row, name)}: {found}, expected text; repair the sample, or "
                         "declare Bytes"
                     ),
                 )
@@ -197,13 +197,13 @@ class Filler:
             self.refuse(job, row, error)
             return None
         except Exception as error:
-            told = FieldError(
+            refused = FieldError(
                 f"{where}: {type(kind).__name__}.decode raised {type(error).__name__} ({error}) "
                 f"on {len(data)} bytes beginning {bytes(data[:8])!r}, expected a value; repair the "
                 'sample, or go on without such samples with on_error="skip"'
             )
-            told.__cause__ = error
-            self.refuse(job, row, told)
+            refused.__cause__ = error
+            self.refuse(job, row, refused)
             return None
         if isinstance(value, AsList):
             return AsList(_kept(value.value))

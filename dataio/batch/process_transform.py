@@ -159,10 +159,10 @@ def _described(error: Exception) -> Failure:
     cause = error.__cause__
     if isinstance(error, WorkerError) and cause is not None:
         # The user's own frames alone.
-        told = "".join(traceback.format_exception(cause))
-        return Failure(WorkerError, f"{error}:\n{told}", error.sample_id, error.key)
-    told = "".join(traceback.format_exception(error))
-    return Failure(WorkerError, f"transform: its process failed, expected a batch:\n{told}")
+        frames = "".join(traceback.format_exception(cause))
+        return Failure(WorkerError, f"{error}:\n{frames}", error.sample_id, error.key)
+    frames = "".join(traceback.format_exception(error))
+    return Failure(WorkerError, f"transform: its process failed, expected a batch:\n{frames}")
 
 
 class HasWork(Protocol):

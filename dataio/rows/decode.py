@@ -1,8 +1,12 @@
 """Compressed pictures -> pixels in a given buffer, without the GIL: threads decode side by side."""
 
+import ctypes
+import functools
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -144,6 +148,11 @@ def _put(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
     if pixels.shape == out.shape and not flipped:
         out[...] = pixels
         return
+    with _one_thread():
+        _resize(pixels, out, flipped, how)
+
+
+def _resize(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
     # Those who only name fields need no torch.
     import torch
 
@@ -166,6 +175,38 @@ def _put(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
         aten._upsample_bilinear2d_aa.out(source, size, False, out=resized)
     if flipped:
         target.copy_(torch.flip(resized, [3]))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch from starting OpenMP's threads: the pictures of a batch have threads already."""
+    import torch
+
+    set_num_threads = _openmp_setter()
+    before = torch.get_num_threads()
+    if set_num_threads is None or before == 1:
+        yield
+        return
+    # Of the calling thread alone, unlike `torch.set_num_threads`.
+    set_num_threads(1)
+    try:
+        yield
+    finally:
+        set_num_threads(before)
+
+
+@functools.cache
+def _openmp_setter() -> Callable[[int], object] | None:
+    """Find ``omp_set_num_threads`` of the OpenMP that torch is linked with; None: it has none."""
+    import torch
+
+    try:
+        # PyDLL: a call this short is not worth letting go of the interpreter.
+        library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found: Callable[[int], object] = library.omp_set_num_threads
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 def _channels_first(tensor: "torch.Tensor") -> "torch.Tensor":

@@ -2,6 +2,9 @@
 
 import io
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from dataio.rows.views import (
     ResizeLong,
     ResizeShort,
 )
+from tests.multirank import ROOT
 
 BILINEAR = Pillow.Resampling.BILINEAR
 
@@ -247,3 +251,32 @@ def test_pixels_kept_while_staging_are_cropped_anew() -> None:
     assert fixed.column("x").shape == (40, 40, 3)  # type: ignore[union-attr]
     plain = Image("png", resize=ResizeShort(50), crop=CenterCrop(40))
     assert fixed.encode(data, "here") == delivered(data, plain).tobytes()
+
+
+RESIZING = """
+import os
+import numpy as np
+import torch
+from dataio.rows.decode import store_pixels
+from dataio.rows.image import Image
+from dataio.rows.views import CenterCrop, RandomResizedCrop
+
+torch.set_num_threads(2)
+out = np.empty((224, 224, 3), np.uint8)
+before = len(os.listdir("/proc/self/task"))
+for crop in (RandomResizedCrop(224), CenterCrop(224)):
+    for flip in (0.0, 1.0):
+        how = Image("x", crop=crop, flip=flip)
+        store_pixels(np.zeros((400, 500, 3), np.uint8), out, how, where="here")
+assert len(os.listdir("/proc/self/task")) == before, "resizing a picture started threads"
+assert torch.get_num_threads() == 2, "the threads of the model are its own"
+"""
+
+
+def test_resizing_a_picture_starts_no_threads_beside_the_loaders() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", RESIZING], env=environment, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
