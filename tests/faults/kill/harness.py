@@ -228,7 +228,9 @@ class Harness:
         faults += self._faults_of_start(coda, place)
         if faults:
             return Whole(saved, start, coda, (), (), [f"undisturbed: {fault}" for fault in faults])
-        faults += compare.faults_of_whole(start, shows_all=_shows_all(chosen.options))
+        faults += compare.faults_of_whole(
+            start, shows_all=_shows_all(chosen.options), repeats=_repeats(chosen.options)
+        )
         faults += compare.litter(chosen.options, place, [start, coda])
         first, later = (
             [json.loads((directory / f"{rank}.trace").read_text()) for rank in range(chosen.ranks)]
@@ -334,7 +336,11 @@ class Harness:
 def _shows_all(options: Options | TrainOptions) -> bool:
     if isinstance(options, TrainOptions):
         return not any("importance" in override for override in options.overrides)
-    return options.importance in ("none", "full") and not options.mixed
+    return options.importance in ("none", "full", "weighted") and not options.mixed
+
+
+def _repeats(options: Options | TrainOptions) -> bool:
+    return isinstance(options, Options) and options.importance in ("weighted", "pooled")
 
 
 def _longer(chosen: Configuration) -> Configuration:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import shuffle
 from dataio import Array, Bytes, Field, Int, Loader, Mixture, NodeCache, Reports, Staging, Workers
 from dataio.plan.policies import Importance, Shuffle
 from dataio.world import World, discover_world
-from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop, Weighted
 from tests.dataio.source.shards import write_tar
 from tests.faults.kill.points import Kill, Log, Points
 
@@ -44,7 +45,8 @@ class Options:
 
     Attributes:
         shuffle: ``"scores"``: partial, rows and partners by scores. ``"dealt"``: all dealt anew.
-        importance: ``"full"`` keeps scores and hides nothing.
+        importance: ``"full"`` keeps scores and hides nothing. ``"weighted"``: rows come as often as
+            they weigh, other ones in each epoch; ``"pooled"``: each node draws from its own rows.
         mixed: Whether it draws from two datasets.
         saves: ``"own"``: each into a directory of its own; ``"same"``; ``"turns"``: two by turns.
         save_steps: Steps between two saves within an epoch.
@@ -52,7 +54,9 @@ class Options:
     """
 
     shuffle: Literal["local", "partial", "scores", "global", "dealt"] = "partial"
-    importance: Literal["none", "full", "kakurenbo", "infobatch", "selective", "random"] = "none"
+    importance: Literal[
+        "none", "full", "kakurenbo", "infobatch", "selective", "random", "weighted", "pooled"
+    ] = "none"
     stage: Literal["before", "overlap"] = "before"
     exchange: float = 0.1
     kind: Literal["fixed", "variable", "both"] = "both"
@@ -106,8 +110,13 @@ def transform(sample: Any, rng: np.random.Generator) -> Any:
     return {**sample, "drawn": np.array(rng.integers(1 << 30))}
 
 
-def policies(options: Options) -> tuple[Shuffle, Importance | None]:
-    """Make what the loader is handed."""
+def weights(name: str, epoch: int) -> NDArray[np.int64]:
+    """What the samples of a dataset weigh in an epoch: some come several times, some not at all."""
+    return (np.arange(NUM_SAMPLES[name]) * 37 + epoch * 5) % 11
+
+
+def policies(options: Options, name: str) -> tuple[Shuffle, Importance | None]:
+    """Make what the loader of a dataset is handed."""
     by_scores = shuffle.Partial(options.exchange, rows="scores", partners="scores")
     shuffles: dict[str, Any] = {
         "local": shuffle.Local(), "partial": shuffle.Partial(options.exchange), "scores": by_scores,
@@ -120,13 +129,15 @@ def policies(options: Options) -> tuple[Shuffle, Importance | None]:
         "none": None, "full": Full(columns=("loss", "forgotten")), "kakurenbo": kakurenbo,
         "infobatch": InfoBatch(0.5, delta=delta), "selective": SelectiveBackprop(0.4),
         "random": RandomPrune(0.3, delta=delta),
+        "weighted": Weighted(partial(weights, name)),
+        "pooled": Weighted(weights(name, 0), over="pool"),
     }  # fmt: skip
     return shuffles[options.shuffle], importances[options.importance]
 
 
 def make_loader(options: Options, name: str, *, data: Path, place: Path, world: World) -> Loader:
     """Make one dataset's loader."""
-    shuffled, policy = policies(options)
+    shuffled, policy = policies(options, name)
     with_transform = options.num_threads > 0 or options.num_processes > 0
     return Loader(
         str(data / f"{name}-*.tar"),

@@ -25,7 +25,8 @@ SOON = 60
 
 SHUFFLES = ("local", "partial", "scores", "global", "dealt")
 STAGES = ("before", "overlap")
-POLICIES = ("none", "kakurenbo", "infobatch", "selective", "random")
+POLICIES = ("none", "kakurenbo", "infobatch", "selective", "random", "weighted", "pooled")
+WITHOUT_SCORES = ("none", "random", "weighted", "pooled")
 NUM_PLAIN = len(SHUFFLES) * len(STAGES) * len(POLICIES)
 MPI_EVERY = 23
 PROCESSES_EVERY = 40
@@ -99,8 +100,8 @@ def _plain(number: int, *, on_mpi: bool) -> Configuration:
     rng = np.random.default_rng([number, 1])
     shuffle = SHUFFLES[number % 5]
     stage = STAGES[number // 5 % 2]
-    importance = POLICIES[(number // 10 + number) % 5]
-    if shuffle == "scores" and importance in ("none", "random"):
+    importance = POLICIES[(number // 10 + number) % len(POLICIES)]
+    if shuffle == "scores" and importance in WITHOUT_SCORES:
         importance = "full"
     kind = str(rng.choice(["fixed", "variable", "both", "both"]))
     mixed = bool(rng.random() < 0.15)
