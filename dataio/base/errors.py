@@ -80,7 +80,7 @@ class ExchangeError(DataioError):
 
 
 class WorkerError(DataioError):
-    """A transform raised, or a process that transforms samples ended or cannot be started."""
+    """A user's function raised, or a process that transforms samples ended or cannot be started."""
 
 
 class StateError(DataioError):

@@ -103,7 +103,11 @@ class Gather:
             cache, self._reader, verify=verify, on_error=on_error, repair=repair
         )
         self._shaper = Shaper(
-            collate=collate, batch_transform=batch_transform, seed=seed, replica=replica
+            collate=collate,
+            batch_transform=batch_transform,
+            seed=seed,
+            replica=replica,
+            place_of=place_of,
         )
         speaks = replica == 0
         self._assembler = Assembler(

@@ -1,12 +1,13 @@
 """Values or samples -> the batch that the user gets: padded, collated, transformed as a whole."""
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 
+from dataio.base.errors import WorkerError
 from dataio.base.seeding import key
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.lookup import Pending
@@ -14,6 +15,9 @@ from dataio.batch.stack import as_tensor
 from dataio.batch.values import Batch, BatchTransform, Collate, Sample, Value
 from dataio.batch.watch import How, Watch
 from dataio.plan.order import PADDING
+
+SAMPLES_NAMED = 3
+"""Of a batch, in an error about it."""
 
 
 class Shaper:
@@ -24,6 +28,7 @@ class Shaper:
         batch_transform: Changes a batch.
         seed: The run's seed.
         replica: This rank's replica.
+        place_of: Says where the source has a sample, for messages; None: nobody knows.
 
     Attributes:
         num_skipped: Rows that became padding because they could not be repaired or decoded.
@@ -36,9 +41,11 @@ class Shaper:
         batch_transform: BatchTransform | None,
         seed: int,
         replica: int,
+        place_of: Callable[[int], str] | None = None,
     ) -> None:
         self._collate, self._batch_transform = collate, batch_transform
         self._seed, self._replica = seed, replica
+        self._place_of = place_of
         self._watch = Watch(
             "batch_transform" if collate is None else "collate" if batch_transform is None
             else "collate or batch_transform",
@@ -68,6 +75,9 @@ class Shaper:
             how: Its ``collate`` and ``batch_transform`` are called.
             values: The fields, where there is no ``collate``.
             samples: For ``collate``.
+
+        Raises:
+            WorkerError: If ``collate`` or ``batch_transform`` raises; it names step and samples.
         """
         work = pending.work
         if work.bad:
@@ -84,21 +94,48 @@ class Shaper:
         )
 
         def shape(parts: tuple[Batch, list[Sample]], rng: np.random.Generator) -> Batch:
-            return self._shaped(*parts, known, rng)
+            return self._shaped(*parts, known, rng, pending)
 
         parts = ({name: as_tensor(value) for name, value in (values or {}).items()}, list(samples))
         with globals_kept() if how == "seeded" else nullcontext():
             return self._watch.call(shape, parts, stream, how)
 
     def _shaped(
-        self, values: Batch, samples: list[Sample], known: Batch, rng: np.random.Generator
+        self,
+        values: Batch,
+        samples: list[Sample],
+        known: Batch,
+        rng: np.random.Generator,
+        pending: Pending,
     ) -> Batch:
         batch = dict(values)
         if self._collate is not None:
-            batch = self._collate(samples)  # type: ignore[assignment]
+            with self._named("collate", pending):
+                batch = self._collate(samples)  # type: ignore[assignment]
         if isinstance(batch, dict):
             batch.update(known)
-        return batch if self._batch_transform is None else self._batch_transform(batch, rng)
+        if self._batch_transform is None:
+            return batch
+        with self._named("batch_transform", pending):
+            return self._batch_transform(batch, rng)
+
+    @contextmanager
+    def _named(self, what: str, pending: Pending) -> Iterator[None]:
+        """Name the step and its first samples in what a user's function raises."""
+        try:
+            yield
+        except Exception as error:
+            place_of, work = self._place_of, pending.work
+            ids = [number for number in pending.sample_id.tolist() if number != PADDING]
+            shown = [
+                f"{number} ({place_of(number)})" if place_of is not None else str(number)
+                for number in ids[:SAMPLES_NAMED]
+            ]
+            more = f" and {len(ids) - len(shown)} more" if len(ids) > len(shown) else ""
+            raise WorkerError(
+                f"{what}: epoch {work.epoch}, step {work.step}, samples {', '.join(shown)}{more}: "
+                f"raised {type(error).__name__}: {error}, expected the batch; mend it"
+            ) from error
 
     def _pad(self, pending: Pending, bad: list[int]) -> None:
         # Nobody would have trained on padding that is bad too.

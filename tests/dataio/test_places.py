@@ -93,6 +93,26 @@ def test_what_a_transform_raises_is_named_with_its_shard(tmp_path, shards, worke
             list(loader)
 
 
+def fail_batch(batch, rng=None):
+    raise ArithmeticError(f"{len(batch)} are too many")
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+@pytest.mark.parametrize("name", ["collate", "batch_transform"])
+def test_what_is_raised_of_a_batch_is_named_with_its_step_and_samples(
+    tmp_path, shards, name, workers
+):
+    options = {"source": shards, "fields": {"label": Int("cls")}, "workers": workers}
+    with make(single_world(), tmp_path / "c", **options) as loader:
+        first = next(iter(loader))["sample_id"].tolist()
+    named = ", ".join(rf"{i} \(.*t-{i // 8}\.tar, sample {i % 8} of 8\)" for i in first[:3])
+    message = f"^{name}: epoch 0, step 0, samples {named} and 2 more: raised Arithmetic"
+    with make(single_world(), tmp_path / "c", **options, **{name: fail_batch}) as loader:
+        with pytest.raises(WorkerError, match=message) as raised:
+            list(loader)
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+
+
 def test_a_row_that_stays_corrupt_is_named_with_its_source(tmp_path, shards):
     fields = {"label": Int("cls")}
     with make(single_world(), tmp_path / "c", source=shards, fields=fields) as loader:
