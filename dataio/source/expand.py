@@ -7,6 +7,7 @@ from pathlib import Path
 import braceexpand
 
 from dataio.base.errors import SourceError
+from dataio.source.advice import directory_advice
 from dataio.source.io.files import Storage
 
 SHARD_SUFFIXES = (
@@ -94,18 +95,9 @@ def _matches(name: str, storage: Storage) -> list[str]:
         raise SourceError(
             f"{name}: the {kind} holds no shard, expected files "
             f"ending in {' or '.join([*SHARD_SUFFIXES, *LINE_SUFFIXES])}; "
-            f"{_splits_in(name) or 'check the path, and that this node sees it'}"
+            f"{directory_advice(name)}"
         )
     return sorted(found)
-
-
-def _splits_in(name: str) -> str:
-    """Advise to name one of the splits that a dataset was written in; "" if there is none."""
-    path = Path(name).expanduser()
-    if "://" in name or not path.is_dir():
-        return ""
-    splits = sorted(str(index.parent) for index in path.glob("*/index.json"))
-    return f"name one of its splits: {', '.join(splits[:4])}" if splits else ""
 
 
 def _local(name: str, storage: Storage) -> tuple[list[str], str]:

@@ -14,12 +14,14 @@ import xxhash
 
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import SourceError
+from dataio.source.advice import advice
 from dataio.source.base import Contents, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
 from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, expand, is_shard
+from dataio.source.grids import name_arrays, open_rows
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.io.files import Storage
 from dataio.source.io.retry import Retry
@@ -57,22 +59,7 @@ FORMATS: dict[str, ShardFormat] = {
 """How the shards of each suffix are read; LitData's chunks are known by more, see `CHUNK`."""
 
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
-AS_PARQUET = "pyarrow.parquet.write_table(table, 'x.parquet')"
-ADVICE = {
-    ".csv": f"convert it: table = pyarrow.csv.read_csv('x.csv'); {AS_PARQUET}",
-    ".json": f"convert it: table = pyarrow.Table.from_pylist(json.load(file)); {AS_PARQUET}; or "
-    "write one object a line, as x.jsonl",
-    ".lance": f"convert it: table = lance.dataset('x.lance').to_table(); {AS_PARQUET}",
-    ".zip": "unpack it, and give the directory",
-    ".idx": "give the .bin beside it, or the path without a suffix",
-}
-"""What to do with files that are not read, by their suffix."""
-ADVICE |= dict.fromkeys(
-    (".h5", ".hdf5", ".nc", ".nc4", ".cdf", ".zarr", ".npz", ".npy"),
-    "give dataio.ArrayFiles(...) of it, which says what a sample is: see docs/grids.md",
-)
-ANY_ADVICE = "write a class with __len__ and __getitem__ that reads it, and give an object of it"
-FOLDER = b"folder"
+FOLDER, ARRAYS = b"folder", b"arrays"
 MAX_MARKS = 1 << 16
 """Of all shards: every rank receives all. Where shards are many, few ranks read parts of them."""
 COUNT_THREADS = 4
@@ -119,7 +106,8 @@ def open_source(
             JSON lines or Megatron shards, see `expand`; or a directory: of shards, of a Hugging
             Face, MDS or LitData dataset, or of one directory of images for each class; or a
             `webdataset.WebDataset`, whose decoders, maps and filters run once over each sample as
-            it is counted, and once as it is staged. A dict of arrays becomes a `NumpySource`, a
+            it is counted, and once as it is staged. Array files all of whose arrays have one row
+            a sample open as `ArrayFiles` of them. A dict of arrays becomes a `NumpySource`, a
             map-style dataset a `DatasetSource`.
         world: The ranks that open it; by default this process alone.
         storage: Reads, with its own limits; by default without any.
@@ -155,6 +143,8 @@ def open_source(
     )[0]
     if listing.startswith(FOLDER):
         return ImageFolderSource(_name(named), listing.removeprefix(FOLDER), storage=storage)
+    if listing == ARRAYS:
+        return open_rows(_names(named), world=world, storage=storage)
     suffix, paths, counts = json.loads(listing)
     shard_format = pipeline if pipeline is not None else FORMATS[suffix]
 
@@ -226,10 +216,16 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
         root = str(directory)
         if is_image_folder(root):
             return FOLDER + list_images(root, storage)
+    if paths is None and name_arrays(_names(spec)):
+        return ARRAYS
     paths = expand(spec, storage) if paths is None else paths
     suffix = _suffix(paths)
     counts = FORMATS[suffix].known_counts(storage, paths)
     return json.dumps([suffix, paths, counts]).encode()
+
+
+def _names(spec: str | Sequence[str]) -> list[str]:
+    return [spec] if isinstance(spec, str) else list(spec)
 
 
 def _directory(spec: str | Sequence[str]) -> Path | None:
@@ -269,8 +265,7 @@ def _known_suffix(path: str) -> str:
             f"{', '.join(FORMATS)}; decompress it"
         )
     raise SourceError(
-        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; "
-        f"{ADVICE.get(suffix, ANY_ADVICE)}"
+        f"{path}: found the suffix {suffix!r}, expected one of {', '.join(FORMATS)}; {advice(path)}"
     )
 
 

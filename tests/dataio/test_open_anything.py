@@ -1,19 +1,19 @@
 """A loader takes what people have: datasets, arrays, files that were converted as advised."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 import dataio
 from dataio import Array, Float, Int, Loader, Reports, Staging, Workers
-from dataio.world import single_world
+from dataio.world import World, run_threads, single_world, thread_worlds
 
 
 def make(source: Any, cache: Path, fields: dict[str, Any], **options: Any) -> Loader:
@@ -105,14 +105,130 @@ def test_two_stage_transforms_share_a_cache_root(tmp_path: Path) -> None:
             assert rows(loader, "x") == expected
 
 
-def test_the_advice_for_csv_works(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("label,score\n" + "".join(f"{i},0.5\n" for i in range(8)))
-    with pytest.raises(dataio.DataioError, match=r"pyarrow\.csv\.read_csv\('x\.csv'\)"):
-        make(tmp_path / "x.csv", tmp_path / "cache", {"label": Int("label")})
-    table = pa.csv.read_csv(tmp_path / "x.csv")
-    pa.parquet.write_table(table, tmp_path / "x.parquet")
-    loader = make(tmp_path / "x.parquet", tmp_path / "cache", {"label": Int("label")})
-    assert rows(loader, "label") == {i: i for i in range(8)}
+def save_rows(path: Path, **others: Any) -> None:
+    values: dict[str, Any] = {
+        "x": np.arange(24, dtype=np.float32).reshape(8, 3),
+        "label": np.arange(8),
+    } | others
+    if path.suffix == ".npz":
+        np.savez(path, **values)
+        return
+    with h5py.File(path, "w") as file:
+        for name, value in values.items():
+            file[name] = value
+
+
+ROWS = {"x": Array("x", (3,), "float32"), "label": Int("label")}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize("given", ["file", "list", "glob", "directory"])
+def test_arrays_of_one_row_a_sample_need_no_declaration(
+    suffix: str, given: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    save_rows(data / f"a{suffix}")
+    source: Any = data / f"a{suffix}"
+    if given != "file":
+        save_rows(data / f"b{suffix}")
+        source = {"list": [source, data / f"b{suffix}"], "glob": str(data / f"*{suffix}")}.get(
+            given, data
+        )
+    found = rows(make(source, tmp_path / "cache", ROWS), "label")
+    assert found == {i: i % 8 for i in range(8 if given == "file" else 16)}
+    declared = rows(make(dataio.ArrayFiles(source), tmp_path / "cache", ROWS), "label")
+    assert declared == found
+
+
+def test_an_npy_is_rows(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(24, dtype=np.float32).reshape(8, 3))
+    found = rows(
+        make(tmp_path / "x.npy", tmp_path / "c", {"x": Array("arr_0", (3,), "float32")}), "x"
+    )
+    assert found[7] == [21, 22, 23]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize("other", [np.arange(3), np.float32(1)], ids=["another length", "scalar"])
+def test_arrays_that_differ_are_refused_with_advice_that_works(
+    suffix: str, other: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    save_rows(path, other=other)
+
+    def work(world: World) -> str:
+        with pytest.raises(dataio.SourceError, match="expected arrays that all have") as error:
+            dataio.open_source(path, world=world)
+        return str(error.value)
+
+    said = run_threads(thread_worlds([2]), work)
+    assert said[0] == said[1]
+    call = re.search(r"dataio\.ArrayFiles\(.*?axis=0\)", said[0])
+    assert call is not None
+    source = eval(call[0], {"dataio": dataio})
+    assert rows(make(source, tmp_path / "cache", ROWS), "label") == {i: i for i in range(8)}
+
+
+def test_several_arrays_without_names_may_be_samples_or_rows(tmp_path: Path) -> None:
+    for i in range(2):
+        np.save(tmp_path / f"{i}.npy", np.zeros((8, 3)))
+    with pytest.raises(dataio.SourceError, match=r"of 2 files, .*axis=None for whole files"):
+        dataio.open_source(tmp_path)
+
+
+def test_shards_are_opened_whatever_arrays_lie_beside_them(tmp_path: Path) -> None:
+    np.save(tmp_path / "mean.npy", np.zeros(3))
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"label": {i}}}\n' for i in range(8)))
+    assert dataio.open_source(tmp_path).num_samples == 8
+
+
+def write_csv(path: Path) -> None:
+    path.write_text("label,score\n" + "".join(f"{i},0.5\n" for i in range(8)))
+
+
+def write_tsv(path: Path) -> None:
+    path.write_text("label\tscore\n" + "".join(f"{i}\t0.5\n" for i in range(8)))
+
+
+def write_json(path: Path) -> None:
+    path.write_text(json.dumps([{"label": i} for i in range(8)]))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write", "in_directory"),
+    [
+        (".csv", write_csv, False),
+        (".csv", write_csv, True),
+        (".tsv", write_tsv, False),
+        (".json", write_json, False),
+    ],
+)
+def test_the_advice_for_tables_works(
+    suffix: str, write: Any, in_directory: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "data" / f"x.v1{suffix}"
+    path.parent.mkdir()
+    write(path)
+    with pytest.raises(dataio.SourceError) as error:
+        make(path.parent if in_directory else path, tmp_path / "cache", {"label": Int("label")})
+    advice = re.search(r"`(import .*)`, and give '(.*)'", str(error.value))
+    assert advice is not None, error.value
+    exec(advice[1], {})
+    assert rows(make(advice[2], tmp_path / "cache", {"label": Int("label")}), "label") == {
+        i: i for i in range(8)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("x.lance", "pip install pylance"), ("nothing", "check the path, and")]
+)
+def test_a_directory_that_holds_no_shard_gets_advice(
+    name: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name / "data").mkdir(parents=True)
+    with pytest.raises(dataio.SourceError, match=message):
+        dataio.open_source(tmp_path / name)
 
 
 class Endless(IterableDataset[int]):

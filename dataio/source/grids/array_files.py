@@ -82,18 +82,21 @@ class ArrayFiles:
         rows = () if self.axis is None else (Axis(self.axis, is_row=True),)
         return (*rows, *(Axis(key, length) for key, length in self.tiles.items()))
 
-    def open(self, world: World | None = None) -> ArrayFilesSource:
+    def open(
+        self, world: World | None = None, *, storage: Storage | None = None
+    ) -> ArrayFilesSource:
         """Find what the files hold. Collective: one rank lists them, each looks into a part.
 
         Args:
             world: The ranks that open it; by default this process alone.
+            storage: Reads, with its own limits; by default with those of this object.
 
         Raises:
             SourceError: On every rank, if a pattern names nothing, a file is damaged or unknown, or
                 it lacks an axis.
         """
         world = world if world is not None else single_world()
-        storage = Storage(self.throttle, retry=self.retry)
+        storage = storage if storage is not None else Storage(self.throttle, retry=self.retry)
 
         def listing() -> bytes:
             return b"" if world.rank else json.dumps(list_files(self._names, storage)).encode()

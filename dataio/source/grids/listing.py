@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dataio.base.errors import SourceError
-from dataio.source.expand import MAGIC, braces
+from dataio.source.advice import ARRAY_SUFFIXES
+from dataio.source.expand import LINE_SUFFIXES, MAGIC, braces, is_shard
 from dataio.source.grids.hdf5 import Hdf5Format
 from dataio.source.grids.netcdf3 import NetCdf3Format
 from dataio.source.grids.npz import NpyFormat, NpzFormat
 from dataio.source.grids.variables import Format
 from dataio.source.grids.zarr import ZarrFormat, is_store
 from dataio.source.io.files import Storage
-
-SUFFIXES = (".h5", ".hdf5", ".he5", ".hdf", ".nc", ".nc4", ".cdf", ".zarr", ".npz", ".npy")
-"""What is taken of a directory; a file that is named itself may have any name."""
 
 FORMATS: dict[str, Format] = {
     "hdf5": Hdf5Format(),
@@ -43,6 +41,25 @@ def list_files(names: Sequence[str], storage: Storage) -> list[str]:
     return [path for name in names for part in braces(name) for path in _matches(part, storage)]
 
 
+def name_arrays(names: Sequence[str]) -> bool:
+    """Whether all names are, by their suffixes, those of array files or stores.
+
+    A directory is one if it holds array files, and no shards.
+    """
+    return bool(names) and all(
+        name.rstrip("/").endswith(ARRAY_SUFFIXES) or _holds_arrays(name) for name in names
+    )
+
+
+def _holds_arrays(name: str) -> bool:
+    path = Path(name).expanduser()
+    if "://" in name or not path.is_dir():
+        return False
+    found = [child.name for child in path.iterdir()]
+    has_shards = any(is_shard(child) or child.endswith(LINE_SUFFIXES) for child in found)
+    return not has_shards and any(child.endswith(ARRAY_SUFFIXES) for child in found)
+
+
 def _matches(name: str, storage: Storage) -> list[str]:
     if "://" in name:
         remote = storage.remote(name)
@@ -53,7 +70,7 @@ def _matches(name: str, storage: Storage) -> list[str]:
     if not found:
         raise SourceError(
             f"{name}: names no array file, expected files or directories ending in "
-            f"{', '.join(SUFFIXES)}; check the path, and that this node sees it"
+            f"{', '.join(ARRAY_SUFFIXES)}; check the path, and that this node sees it"
         )
     return sorted(found)
 
@@ -61,7 +78,8 @@ def _matches(name: str, storage: Storage) -> list[str]:
 def _local(name: str) -> list[str]:
     path = Path(name).expanduser()
     if path.is_dir() and not is_store(Storage(), str(path)):
-        return [str(child) for child in path.iterdir() if child.name.endswith(SUFFIXES)]
+        # What is taken of a directory; a file that is named itself may have any name.
+        return [str(child) for child in path.iterdir() if child.name.endswith(ARRAY_SUFFIXES)]
     if path.exists() or MAGIC.isdisjoint(name):
         return [str(path)] if path.exists() else []
     root = Path(path.anchor)

@@ -75,8 +75,8 @@ class _File(NamedTuple):
 class ArrayFilesSource:
     """A `Source` of regions of array files; made by `ArrayFiles.open`.
 
-    ``bytes_read`` counts all that is asked of the storage, as it is stored: compressed chunks,
-    indexes and headers included.
+    ``files`` are those that were found, in the order of their samples. ``bytes_read`` counts all
+    that is asked of the storage, as it is stored: compressed chunks, indexes and headers included.
 
     Args:
         name: The pattern as it was given.
@@ -107,6 +107,7 @@ class ArrayFilesSource:
         self.storage = storage
         self._axes = tuple(axes)
         self._checked: Mapping[str, Field] = {}
+        self.files = tuple(files)
         numberings = [
             number_samples(file.variables, axes, drop_edge=drop_edge, path=file.path)
             for file in files

@@ -89,9 +89,13 @@ def test_an_error_of_one_rank_is_raised_by_all(tmp_path: Path) -> None:
     [
         (["a.tar.zst"], r"a\.tar\.zst: shards compressed with \.zst are not supported.*decompress"),
         (["a.zip"], r"found the suffix '\.zip', expected one of \.tar, .*; unpack it, and give"),
-        (["a.csv"], r"suffix '\.csv'.* table = pyarrow\.csv\.read_csv\('x\.csv'\); pyarrow\.parq"),
-        (["a.h5"], r"suffix '\.h5'.* give dataio\.ArrayFiles\(\.\.\.\) of it"),
-        (["a.lance"], r"suffix '\.lance'.* lance\.dataset\('x\.lance'\)\.to_table\(\)"),
+        (["a.csv"], r"suffix '\.csv'.* table = pyarrow\.csv\.read_csv\('.*a\.csv'\); pyarrow\.pa"),
+        (["a.h5", "b.tar"], r"suffix '\.h5'.* give dataio\.ArrayFiles\('.*a\.h5', axis=0\), where"),
+        (["a.lance"], r"suffix '\.lance'.*`pip install pylance`, then .* lance\.dataset\('.*a\.la"),
+        (
+            ["a.vortex"],
+            r"suffix '\.vortex'.*`pip install vortex-data`, .* vortex\.open\('.*a\.vort",
+        ),
         (["a.v1.other"], r"suffix '\.other'.* write a class with __len__ and __getitem__ that"),
         (["a.tar", "b.parquet"], r"found together with .*a\.tar, expected shards of one format"),
     ],
