@@ -67,7 +67,7 @@ class Opener:
             source.names,
             world=self.world,
             # One for each source: it counts what is read of it.
-            storage=Storage(source.throttle, retry=source.retry),
+            storage=Storage(source.throttle, retry=source.retry, hashes=source.hashes),
             index_cache=own_directory(self.root) if keeps else None,
             version=source.version,
         )

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,15 @@ class ShardFormat(Protocol):
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
         """Read samples of one shard; ``numbers`` count from its first."""
+        ...
+
+
+@runtime_checkable
+class HasIndexes(Protocol):
+    """A format whose shards each have a file beside them that says what they hold. Optional."""
+
+    def index_of(self, path: str) -> str:
+        """Name the file beside a shard."""
         ...
 
 

@@ -14,12 +14,16 @@ log = logging.getLogger(__name__)
 
 
 class Surveyed(NamedTuple):
-    """A shard: the samples of its pieces, its bytes and time of change; its marks, flat."""
+    """A shard: the samples of its pieces, its bytes and time of change; its marks, flat.
+
+    ``beside`` are bytes and time of change of the file that lies beside it, if it has one.
+    """
 
     counts: list[int]
     num_bytes: int
     mtime_ns: int
     marks: list[int]
+    beside: Sequence[int] = ()
 
 
 def own_directory(root: Path) -> Path:

@@ -15,7 +15,7 @@ import xxhash
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import SourceError
 from dataio.source.advice import advice
-from dataio.source.base import Contents, Shard, ShardedSource, ShardFormat, Source
+from dataio.source.base import Contents, HasIndexes, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
@@ -76,6 +76,8 @@ class Shards:
         retry: How long a request may last, and be repeated.
         throttle: Slows down every read.
         version: Of a pipeline: whatever changes when functions that its own functions call do.
+        hashes: Whether shards of MDS are checked by the hashes that their index has of them, if
+            any: each is then read whole the first time that a process reads any of it.
     """
 
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline
@@ -83,6 +85,7 @@ class Shards:
     retry: Retry | None = None
     throttle: Throttle | None = None
     version: str = ""
+    hashes: bool = True
 
 
 @checked_call
@@ -174,6 +177,9 @@ def open_source(
         # Another node's copy may have another time.
         own = cuts[world.rank] <= i < cuts[world.rank + 1]
         storage.expect(path, shard.num_bytes, shard.mtime_ns if own else None)
+        if shard.beside and isinstance(shard_format, HasIndexes):
+            num_bytes, mtime_ns = shard.beside
+            storage.expect(shard_format.index_of(path), num_bytes, mtime_ns if own else None)
     if pipeline is not None:
         # A filter may leave nothing of a shard.
         filled = [i for i, shard in enumerate(found) if sum(shard.counts)]
@@ -192,8 +198,8 @@ def open_source(
         )
     ]
     marks = [
-        [PurePosixPath(path).name, count, num_bytes, mtime_ns]
-        for path, count, (_, num_bytes, mtime_ns, _) in zip(paths, totals, found, strict=True)
+        [PurePosixPath(path).name, count, shard.num_bytes, shard.mtime_ns, *shard.beside]
+        for path, count, shard in zip(paths, totals, found, strict=True)
     ]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
     return ShardedSource(
@@ -277,11 +283,13 @@ def _survey(
     kept: Surveyed | None,
 ) -> Surveyed:
     """Find a shard's samples, piece by piece, its bytes and time of change."""
-    size, mtime_ns = storage.stat(path)
-    if kept is not None and (kept.num_bytes, kept.mtime_ns) == (size, mtime_ns):
+    now = storage.stat(path)
+    index = shard_format.index_of(path) if isinstance(shard_format, HasIndexes) else ""
+    beside = storage.stat(index) if index and storage.exists(index) else ()
+    if kept is not None and (kept.num_bytes, kept.mtime_ns, *kept.beside) == (*now, *beside):
         return kept
     counts, marks = known if known is not None else shard_format.survey(storage, path)
-    return Surveyed(counts, size, mtime_ns, marks.ravel().tolist())
+    return Surveyed(counts, *now, marks.ravel().tolist(), beside)
 
 
 def _refuse_empty(path: str, found: Surveyed) -> None:

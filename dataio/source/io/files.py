@@ -169,11 +169,14 @@ class Storage:
         retry: How long a request may last, and be repeated.
         watch: Whether reads of local paths are watched for the deadline too; by default where
             they lie on a shared filesystem.
+        hashes: Whether shards are checked by the hashes that their dataset has of them.
 
     Attributes:
         bytes_read: Bytes so far.
         num_opens: Files opened so far.
         buffers: Memory for what is read; it goes when no file is open.
+        checks_hashes: Whether shards are checked.
+        checked: Paths of those that were, and are as they should be.
     """
 
     def __init__(
@@ -182,7 +185,10 @@ class Storage:
         *,
         retry: Retry | None = None,
         watch: bool | None = None,
+        hashes: bool = True,
     ) -> None:
+        self.checks_hashes = hashes
+        self.checked: set[str] = set()
         self._throttle = throttle
         self._retry = retry if retry is not None else Retry()
         self._watch = watch

@@ -2,11 +2,11 @@
 
 import io
 from pathlib import PurePosixPath
+from typing import Protocol
 
 import pyarrow as pa
 
 from dataio.base.errors import SourceError
-from dataio.source.io.files import StorageFile
 from dataio.source.io.window import IN_ORDER_BYTES, File
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
@@ -15,7 +15,15 @@ COMPRESSED_BYTES = 1 << 20
 UNKNOWN_SIZE = 1 << 62
 
 
-def decompressed(file: StorageFile, *, codec: str | None = None) -> File:
+class ReadFile(File, Protocol):
+    """A file whose bytes can be had as such."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read, fewer bytes only at the end of the file."""
+        ...
+
+
+def decompressed(file: ReadFile, *, codec: str | None = None) -> File:
     """Read what a file holds: its own bytes, or what they decompress to.
 
     Args:
@@ -39,7 +47,7 @@ class DecompressedFile:
     in_order = True
     request_bytes = 0
 
-    def __init__(self, file: StorageFile, codec: str) -> None:
+    def __init__(self, file: ReadFile, codec: str) -> None:
         self.path = file.path
         self.size = UNKNOWN_SIZE
         self._codec = codec
@@ -84,7 +92,7 @@ class DecompressedFile:
 class _Compressed(io.RawIOBase):
     """The compressed bytes, as Arrow expects a Python file."""
 
-    def __init__(self, file: StorageFile) -> None:
+    def __init__(self, file: ReadFile) -> None:
         self._file = file
         self._position = 0
 

@@ -56,11 +56,8 @@ def _entries(directory: Path) -> list[tuple[str, int]] | None:
             return None
         if "chunks" in document and "config" in document:
             return [(entry["filename"], entry["chunk_size"]) for entry in document["chunks"]]
-        shards = document.get("shards")
-        # Others name shards, too; MosaicML's say what each is.
-        if not isinstance(shards, list) or not all(_is_described(entry) for entry in shards):
-            return None
-        return [_mds_entry(path, entry) for entry in shards]
+        shards = described_shards(document)
+        return None if shards is None else [_mds_entry(path, entry) for entry in shards]
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(
             f"{path}: does not read as the index of a dataset ({error!r}), expected what MDSWriter "
@@ -68,8 +65,14 @@ def _entries(directory: Path) -> list[tuple[str, int]] | None:
         ) from error
 
 
-def _is_described(entry: object) -> bool:
-    return isinstance(entry, dict) and "format" in entry
+def described_shards(document: object) -> list[dict[str, Any]] | None:
+    """Find what MosaicML's index says of each shard; None where it is another's."""
+    shards = document.get("shards") if isinstance(document, dict) else None
+    # Others name shards, too; MosaicML's say what each is.
+    is_described = isinstance(shards, list) and all(
+        isinstance(entry, dict) and "format" in entry for entry in shards
+    )
+    return shards if is_described else None
 
 
 def _mds_entry(path: Path, entry: dict[str, Any]) -> tuple[str, int]:

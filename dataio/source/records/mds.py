@@ -19,6 +19,7 @@ from dataio.source.base import Contents, Shard
 from dataio.source.io.files import Storage
 from dataio.source.io.window import File
 from dataio.source.records.compressed import decompressed
+from dataio.source.records.hashes import checked
 from dataio.source.records.indexes import indexed_counts
 from dataio.source.records.packed import WIDTH, cut_values, read_count, read_packed, read_table
 from dataio.source.records.samples import Sample, check_keys, refuse_key, sample_rows
@@ -57,9 +58,12 @@ class MdsFormat:
         numbers: NDArray[np.int64],
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
-        """Read samples of a shard; those between far ones are not read."""
+        """Read samples of a shard; those between far ones are not read.
+
+        Where the index has hashes, the shard is read and checked whole the first time.
+        """
         with storage.open(shard.path) as opened:
-            file = decompressed(opened)
+            file = decompressed(checked(opened, storage))
             offsets = read_table(file, shard)
             columns = _read_columns(file, shard, int(offsets[0]))
             wanted = [columns.find(shard.path, name, field) for name, field in fields.items()]

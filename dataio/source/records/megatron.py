@@ -37,12 +37,16 @@ class MegatronFormat:
     ``document`` is the number, in the file, of the document that the sequence belongs to.
     """
 
+    def index_of(self, path: str) -> str:
+        """Name the ``.idx`` of a ``.bin``."""
+        return f"{path.removesuffix('.bin')}.idx"
+
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
         return None
 
     def survey(self, storage: Storage, path: str) -> Contents:
         """Read the count in the index."""
-        with _open_index(storage, path) as file:
+        with _open_index(storage, path, self.index_of(path)) as file:
             index = _read_head(file)
         return Contents([index.num_sequences])
 
@@ -55,7 +59,7 @@ class MegatronFormat:
     ) -> Iterator[Rows]:
         """Read samples of a shard: of the index what is about them, and their tokens."""
         check_keys(shard.path, (TOKENS, DOCUMENT), fields)
-        with _open_index(storage, shard.path) as file:
+        with _open_index(storage, shard.path, self.index_of(shard.path)) as file:
             index = _read_head(file)
             if index.num_sequences != shard.num_samples:
                 raise disagree(shard, f"{index.num_sequences} sequences in its index")
@@ -80,8 +84,7 @@ class _Index:
     num_documents: int
 
 
-def _open_index(storage: Storage, path: str) -> StorageFile:
-    index = f"{path.removesuffix('.bin')}.idx"
+def _open_index(storage: Storage, path: str, index: str) -> StorageFile:
     if not storage.exists(index):
         raise SourceError(
             f"{path}: there is no {index} beside it, expected the index of a Megatron dataset; "

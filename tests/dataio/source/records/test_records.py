@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataio import Loader, Reports, Workers
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
-from dataio.source import open_source
+from dataio.source import Shards, Source, open_source
 from dataio.source.records.example import _varints, read_example
-from dataio.world import World, run_threads, thread_worlds
+from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
     GOLDEN,
     RECORDS,
@@ -28,11 +31,19 @@ from tests.dataio.source.records.cases import (
     megatron,
     truncated,
     write_megatron,
+    zstd,
 )
 from tests.dataio.source.records.samples import NUM_SAMPLES, sample
 from tests.dataio.source.shards import forget_survey, ids, read_all, rows_of, write_tar
 
 Spec = Callable[[Path], str]
+
+
+def make(source: Any, cache: Path, fields: dict[str, Field]) -> Loader:
+    return Loader(
+        source, batch_size=4, fields=fields, cache=cache, world=single_world(),
+        workers=Workers(threads=0), reports=Reports(progress=False),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RECORDS, ids=lambda case: case.name)
@@ -272,6 +283,95 @@ def test_what_is_wrong_is_one_message(
 ) -> None:
     with pytest.raises(DataioError, match=message):
         read_all(open_source(write(tmp_path)), {"x": field})
+
+
+HASHED = pytest.mark.parametrize("name", ["mds_hashes", "mds_zstd_hashes"])
+
+
+def damaged(directory: Path) -> Path:
+    """Change a letter of the second shard that its format does not notice."""
+    (shard,) = directory.glob("*00001.mds*")
+    data = bytearray(shard.read_bytes())
+    if shard.suffix == ".zstd":
+        # As damaged on its way into the archive: it decompresses to other bytes.
+        with pa.CompressedInputStream(pa.BufferReader(bytes(data)), "zstd") as packed:
+            data = bytearray(zstd(packed.read()[:-1] + b"?"))
+    else:
+        data[-1] ^= 1
+    shard.write_bytes(data)
+    return shard
+
+
+@HASHED
+def test_a_shard_that_its_hash_does_not_match_is_refused(name: str, tmp_path: Path) -> None:
+    spec = copied(name)(tmp_path)
+    fields: dict[str, Field] = {"text": Text("text")}
+    whole = read_all(open_source(spec), fields)
+    assert [row[1] for row in whole] == [[f"text {i}".encode()] for i in range(NUM_SAMPLES)]
+    shard = damaged(tmp_path)
+    message = (
+        rf"{shard.name}: has the xxh64 \w+, expected \w+ by index\.json beside it; .*hashes=Fa"
+    )
+    for numbers in (np.arange(NUM_SAMPLES), ids(NUM_SAMPLES - 2)):
+        source = open_source(spec)
+        for _ in range(2):
+            with pytest.raises(DataioError, match=message):
+                rows_of(source.read(numbers, fields))
+    # What does not touch it is read.
+    assert rows_of(open_source(spec).read(ids(0), fields)) == whole[:1]
+    with make(Shards(spec, hashes=False), tmp_path / "cache", fields) as loader:
+        assert len(list(loader)) == NUM_SAMPLES // 4
+    with pytest.raises(DataioError, match=message):
+        make(Shards(spec), tmp_path / "other", fields)
+
+
+@HASHED
+def test_a_shard_with_a_hash_is_read_whole_once(name: str, tmp_path: Path) -> None:
+    spec = copied(name)(tmp_path)
+    source, fields = open_source(spec), {"text": Text("text")}
+    sizes = sorted(path.stat().st_size for path in tmp_path.iterdir())
+    before = source.bytes_read
+    rows = read_all(source, fields)
+    assert source.bytes_read - before == sum(sizes)
+    again = source.bytes_read
+    assert rows_of(source.read(ids(3), fields)) == rows[3:4]
+    assert source.bytes_read - again <= sizes[1]
+
+
+def test_a_hash_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    spec = copied("mds_hashes")(tmp_path)
+    index = tmp_path / "index.json"
+    index.write_text(index.read_text().replace("sha1", "blink").replace("xxh64", "crc9"))
+    with pytest.raises(DataioError, match=r"has hashes by blink, crc9, expected one that xxhash"):
+        read_all(open_source(spec), {"text": Text("text")})
+
+
+def test_another_index_of_a_bin_is_noticed(tmp_path: Path) -> None:
+    """Of as many sequences and bytes: the .bin alone does not show it."""
+    fields: dict[str, Field] = {"tokens": Tokens("tokens")}
+    tokens = np.arange(8, dtype="<u2")
+
+    def write(first: int) -> str:
+        return write_megatron(tmp_path / "x", [tokens[:first], tokens[first:]], [0, 2])
+
+    def lengths(source: Source) -> list[int]:
+        return [len(data) // 4 for _, (data,) in read_all(source, fields)]
+
+    name, kept = write(3), tmp_path / "kept"
+    source = open_source(name, index_cache=kept)
+    assert lengths(source) == [3, 5]
+    mtime_ns = Path(f"{name}.bin").stat().st_mtime_ns
+    write(6)
+    os.utime(f"{name}.bin", ns=(mtime_ns, mtime_ns))
+    os.utime(f"{name}.idx", ns=(1, 1))
+    with pytest.raises(DataioError, match=r"x\.idx: was written to at .*when surveyed"):
+        lengths(source)
+    changed = open_source(name, index_cache=kept)
+    assert lengths(changed) == [6, 2]
+    assert changed.fingerprint != source.fingerprint
+    write_megatron(tmp_path / "x", [tokens[:2], tokens[2:4], tokens[4:]], [0, 3])
+    os.utime(f"{name}.bin", ns=(mtime_ns, mtime_ns))
+    assert lengths(open_source(name, index_cache=kept)) == [2, 2, 4]
 
 
 def test_a_bin_without_its_index_is_refused(tmp_path: Path) -> None:

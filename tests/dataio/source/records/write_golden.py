@@ -34,6 +34,13 @@ def write_mds(directory: Path) -> None:
             for number in range(NUM_SAMPLES):
                 values = sample(number) | {"picture": picture(number), "png": picture(number)}
                 writer.write({key: values[key] for key in MDS})
+    for name, compression in (("mds_hashes", None), ("mds_zstd_hashes", "zstd")):
+        with MDSWriter(
+            out=str(directory / name), columns={"text": "str"}, compression=compression,
+            hashes=["sha1", "xxh64"], size_limit=300,
+        ) as writer:  # fmt: skip
+            for number in range(NUM_SAMPLES):
+                writer.write({"text": f"text {number}"})
     with MDSWriter(out=str(directory / "mds_pickle"), columns={"a": "int", "b": "pkl"}) as writer:
         for number in range(3):
             writer.write({"a": number, "b": [number]})
