@@ -248,11 +248,16 @@ def image_shape(data: memoryview | Pixels, *, where: str = "image", upright: boo
 def jpeg_orientation(data: memoryview | Pixels) -> int:
     """Read from a JPEG's EXIF how the picture lies: 1 (upright) to 8; 1 where it does not say.
 
-    Source: Exif 2.32, section 4.6.4; the segments before the first scan.
+    Source: Exif 2.32, section 4.6.4; the segments before the first scan, and ITU-T T.81, B.1.1.2:
+    the bytes that fill the space before these.
     """
     place, end = 2, len(data)
     while place + 4 <= end and data[place] == 0xFF:
         marker, length = data[place + 1], (int(data[place + 2]) << 8) + int(data[place + 3])
+        # Any number of bytes 0xFF may fill the space before a marker.
+        if marker == 0xFF:
+            place += 1
+            continue
         if marker == 0xE1:
             found = _exif_orientation(bytes(data[place + 4 : place + 2 + length]))
             if found:

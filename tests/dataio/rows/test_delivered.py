@@ -160,6 +160,29 @@ def test_a_turned_picture_is_delivered_upright(orientation: int, form: str) -> N
         assert jpeg_orientation(memoryview(data)) == orientation
 
 
+def filled(data: bytes, num_bytes: int) -> bytes:
+    """Put bytes 0xFF before every segment of a JPEG, as its standard allows."""
+    place, parts = 2, [data[:2]]
+    while data[place + 1] != 0xDA:
+        stop = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        parts += [b"\xff" * num_bytes, data[place:stop]]
+        place = stop
+    return b"".join([*parts, b"\xff" * num_bytes, data[place:]])
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3, 1000])
+def test_a_jpeg_whose_segments_have_filled_space_before_them_is_turned_too(num_bytes: int) -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    data = encoded(photo(40, 60), exif=exif)
+    with_space = filled(data, num_bytes)
+    assert len(with_space) > len(data) + 5 * num_bytes
+    assert jpeg_orientation(memoryview(with_space)) == 6
+    assert image_shape(memoryview(with_space)) == (60, 40)
+    assert (delivered(with_space, Image("x")) == delivered(data, Image("x"))).all()
+    assert jpeg_orientation(memoryview(data[:2] + b"\xff" * 10)) == 1
+
+
 def test_a_jpeg_with_damaged_exif_is_taken_as_upright() -> None:
     exif = Pillow.Exif()
     exif[0x0112] = 6
