@@ -90,11 +90,11 @@ class Samples:
         """A sample's key, for a message."""
         return as_text(self.keys(np.flatnonzero(self.number == number)[:1])[0])
 
-    def held_by(self, number: int) -> str:
-        """A sample's extensions, for a message."""
+    def held_by(self, number: int) -> list[str]:
+        """A sample's extensions."""
         names = list(self.extensions.codes)
         codes = self.code[self.number == number].tolist()
-        return ", ".join(sorted(names[code] for code in codes))
+        return [names[code] for code in codes]
 
     def payloads(self, members: NDArray[np.int64]) -> list[memoryview]:
         """View the bytes of some members, given in their order."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import FieldError, SourceError
+from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Mark, Shard
@@ -20,6 +20,13 @@ from dataio.source.tar.index import (
     indexed_count,
     listed_counts,
     read_index,
+)
+from dataio.source.tar.keys import (
+    MemberKey,
+    extensions_of,
+    member_keys,
+    missing_member,
+    value_within,
 )
 from dataio.source.tar.marks import count_and_mark, cut_at_marks
 from dataio.source.tar.samples import Samples, Wanted, walk_samples
@@ -53,18 +60,16 @@ class TarFormat:
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
         """Read samples: a part of a shard by its index if it has one, else by its headers."""
-        extensions = {name: field.key.lower() for name, field in fields.items()}
         index = read_index(storage, shard.path) if len(numbers) < shard.num_samples else None
         with storage.open(shard.path) as file:
             if index is None:
                 yield from read_in_order(file, shard, numbers, fields, storage.buffers)
                 return
             block = RowBlock(fields, storage.buffers)
-            needed = frozenset(extensions.values())
-            for number, key, members in _seek(file, shard, index, numbers, needed):
-                where = f"{shard.path}: sample {key!r}"
-                members[KEY] = memoryview(key.encode(errors="surrogateescape"))
-                block.add(shard.first + number, _fields(members, extensions, where), where)
+            keys = member_keys(fields)
+            for sample in _seek(file, shard, index, numbers, extensions_of(keys)):
+                where = f"{shard.path}: sample {sample[1]!r}"
+                block.add(shard.first + sample[0], _fields(shard.path, sample, keys, fields), where)
                 if block.full:
                     yield block.take()
             if len(block):
@@ -79,11 +84,11 @@ def read_in_order(
     buffers: BufferRing,
 ) -> Iterator[Rows]:
     """Read samples by the headers of their shard, from its beginning or the marks before them."""
-    extensions = {name: field.key.lower() for name, field in fields.items()}
+    keys = member_keys(fields)
     block = RowBlock(fields, buffers)
     for start, run in cut_at_marks(numbers, shard.marks):
-        for samples, chosen in _walk(file, shard, start, run, frozenset(extensions.values())):
-            _add(block, samples, shard, chosen, extensions)
+        for samples, chosen in _walk(file, shard, start, run, extensions_of(keys)):
+            _add(block, samples, shard, chosen, keys, fields)
             if block.full:
                 yield block.take()
     if len(block):
@@ -111,39 +116,63 @@ def _add(
     samples: Samples,
     shard: Shard,
     numbers: NDArray[np.int64],
-    extensions: Mapping[str, str],
+    keys: Mapping[str, MemberKey],
+    fields: Mapping[str, Field],
 ) -> None:
     """Add some of the samples to a block."""
+
+    def where(row: int) -> str:
+        return f"{shard.path}: sample {samples.key(int(numbers[row]))!r}"
+
     raws: dict[str, Sequence[Raw]] = {}
-    for name, extension in extensions.items():
-        if extension == KEY:
+    for name, key in keys.items():
+        if key.extension == KEY:
             raws[name] = samples.keys(samples.first_members()[numbers - samples.start])
             continue
-        chosen = np.flatnonzero(samples.code == samples.extensions.codes.get(extension, -1))
-        if len(numbers) < samples.stop - samples.start:
-            chosen = chosen[np.isin(samples.number[chosen], numbers)]
+        chosen, is_within = _members(samples, numbers, key.extension), False
+        if not len(chosen) and key.json_extension:
+            chosen, is_within = _members(samples, numbers, key.json_extension), True
         if len(chosen) < len(numbers):
             lacking = int(np.setdiff1d(numbers, samples.number[chosen])[0])
-            where = f"{shard.path}: sample {samples.key(lacking)!r}"
-            raise _missing(where, samples.held_by(lacking), extension, name)
-        raws[name] = samples.payloads(chosen)
-    block.extend(
-        shard.first + numbers,
-        raws,
-        lambda row: f"{shard.path}: sample {samples.key(int(numbers[row]))!r}",
-    )
+            held, extension = samples.held_by(lacking), key.json_extension or key.extension
+            raise missing_member(shard.path, samples.key(lacking), held, extension, name)
+        found = samples.payloads(chosen)
+        raws[name] = found
+        if is_within:
+            raws[name] = [
+                value_within(data, key, fields[name], name, where(row))
+                for row, data in enumerate(found)
+            ]
+    block.extend(shard.first + numbers, raws, where)
+
+
+def _members(samples: Samples, numbers: NDArray[np.int64], extension: str) -> NDArray[np.int64]:
+    """Find the members of one extension that samples have."""
+    chosen = np.flatnonzero(samples.code == samples.extensions.codes.get(extension, -1))
+    if len(numbers) < samples.stop - samples.start:
+        chosen = chosen[np.isin(samples.number[chosen], numbers)]
+    return chosen
 
 
 def _fields(
-    members: Mapping[str, memoryview | None], extensions: Mapping[str, str], where: str
-) -> dict[str, memoryview]:
-    """Find each field's bytes by its name."""
-    found = {}
-    for name, extension in extensions.items():
-        data = members.get(extension)
-        if data is None:
-            raise _missing(where, ", ".join(sorted(set(members) - {KEY})), extension, name)
-        found[name] = data
+    path: str, sample: TarSample, keys: Mapping[str, MemberKey], fields: Mapping[str, Field]
+) -> dict[str, Raw]:
+    """Find each field's value by its name."""
+    _, own_key, members = sample
+    found: dict[str, Raw] = {}
+    for name, key in keys.items():
+        data = members.get(key.extension)
+        document = members.get(key.json_extension) if key.json_extension else None
+        if key.extension == KEY:
+            found[name] = memoryview(own_key.encode(errors="surrogateescape"))
+        elif data is not None:
+            found[name] = data
+        elif document is not None:
+            where = f"{path}: sample {own_key!r}"
+            found[name] = value_within(document, key, fields[name], name, where)
+        else:
+            extension = key.json_extension or key.extension
+            raise missing_member(path, own_key, members, extension, name)
     return found
 
 
@@ -179,13 +208,6 @@ def _seek(
                 raise _disagree(shard, f"no member of {num_bytes} bytes at {offset}", "one")
             found[extension] = view[BLOCK:]
         yield number, index.keys[number], found
-
-
-def _missing(where: str, held: str, extension: str, name: str) -> FieldError:
-    return FieldError(
-        f"{where} holds {held or 'nothing'}, expected {extension!r} for field {name!r}; every "
-        "sample needs every field: name a member that it has, or repair the shard"
-    )
 
 
 def _disagree(shard: Shard, found: str, expected: str) -> SourceError:
