@@ -66,11 +66,17 @@ def is_shard(name: str) -> bool:
     return name.endswith(SHARD_SUFFIXES) or NUMBERED.search(name) is not None
 
 
-def _shards_among(names: Iterable[str]) -> list[str]:
-    """Choose the shards of a directory: JSON lines only where there is nothing else."""
+def shards_among(names: Iterable[str]) -> list[str]:
+    """Choose the shards of a directory: others than the first kind where there is nothing else."""
     listed = list(names)
     found = [name for name in listed if is_shard(name)]
-    return found or [name for name in listed if name.endswith(LINE_SUFFIXES)]
+    found = found or [name for name in listed if name.endswith(LINE_SUFFIXES)]
+    indexes = {name for name in listed if name.endswith(".idx")}
+    return found or [
+        name
+        for name in listed
+        if name.endswith(".bin") and f"{name.removesuffix('.bin')}.idx" in indexes
+    ]
 
 
 def braces(pattern: str) -> list[str]:
@@ -103,7 +109,7 @@ def _matches(name: str, storage: Storage) -> list[str]:
 def _local(name: str, storage: Storage) -> tuple[list[str], str]:
     path = Path(name).expanduser()
     if path.is_dir():
-        return _shards_among(map(str, path.iterdir())), "directory"
+        return shards_among(map(str, path.iterdir())), "directory"
     if not path.exists() and Path(f"{path}.bin").is_file() and Path(f"{path}.idx").is_file():
         # Megatron names a dataset by what its two files have in common.
         return [f"{path}.bin"], "path"
@@ -121,4 +127,4 @@ def _remote(name: str, storage: Storage) -> tuple[list[str], str]:
     # A name that ends like a shard costs no request: there may be thousands.
     if is_shard(url) or remote.is_file(url):
         return [url], "path"
-    return _shards_among(remote.children(url)), "directory"
+    return shards_among(remote.children(url)), "directory"

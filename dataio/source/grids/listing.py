@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dataio.base.errors import SourceError
 from dataio.source.advice import ARRAY_SUFFIXES
-from dataio.source.expand import LINE_SUFFIXES, MAGIC, braces, is_shard
+from dataio.source.expand import MAGIC, braces, shards_among
 from dataio.source.grids.hdf5 import Hdf5Format
 from dataio.source.grids.netcdf3 import NetCdf3Format
 from dataio.source.grids.npz import NpyFormat, NpzFormat
@@ -56,8 +56,7 @@ def _holds_arrays(name: str) -> bool:
     if "://" in name or not path.is_dir():
         return False
     found = [child.name for child in path.iterdir()]
-    has_shards = any(is_shard(child) or child.endswith(LINE_SUFFIXES) for child in found)
-    return not has_shards and any(child.endswith(ARRAY_SUFFIXES) for child in found)
+    return not shards_among(found) and any(child.endswith(ARRAY_SUFFIXES) for child in found)
 
 
 def _matches(name: str, storage: Storage) -> list[str]:

@@ -19,6 +19,7 @@ from dataio import Loader, Reports, Workers
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import Shards, Source, open_source
+from dataio.source.place import place_of
 from dataio.source.records.example import _varints, read_example
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
@@ -372,6 +373,16 @@ def test_another_index_of_a_bin_is_noticed(tmp_path: Path) -> None:
     write_megatron(tmp_path / "x", [tokens[:2], tokens[2:4], tokens[4:]], [0, 3])
     os.utime(f"{name}.bin", ns=(mtime_ns, mtime_ns))
     assert lengths(open_source(name, index_cache=kept)) == [2, 2, 4]
+
+
+def test_a_directory_of_megatron_datasets_is_opened(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_megatron(tmp_path / name, [np.arange(3, dtype="<u2")], [0, 1])
+    np.save(tmp_path / "counts.npy", np.arange(3))
+    (tmp_path / "alone.bin").write_bytes(b"no dataset")
+    source = open_source(tmp_path)
+    assert source.num_samples == 2
+    assert place_of(source, 0).startswith(f"{tmp_path}/a.bin")
 
 
 def test_a_bin_without_its_index_is_refused(tmp_path: Path) -> None:
