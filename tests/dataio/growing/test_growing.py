@@ -21,6 +21,7 @@ from tests.dataio.growing.shards import (
 )
 from tests.dataio.loaders import digest, loss_of
 
+pytestmark = pytest.mark.thorough
 WORLDS = [(1,), (1, 1), (2, 1), (2, 2), (1, 1, 1, 1)]
 
 
@@ -235,6 +236,7 @@ def test_scores_of_old_rows_stay(tmp_path):
     run_threads(thread_worlds([1, 1], timeout_s=20), run)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["local", "partial"])
 def test_a_growth_reads_and_moves_new_rows_alone(tmp_path, name):
     """Old rows stay in their slots, none comes from another node or from the source again."""
