@@ -57,7 +57,9 @@ FORMATS: dict[str, ShardFormat] = {
     ".bin": MegatronFormat(),
 }
 """How the shards of each suffix are read; LitData's chunks are known by more, see `CHUNK`."""
-GROWING = tuple(suffix for suffix in FORMATS if not suffix.startswith((".mds", "chunk", ".bin")))
+GROWING = tuple(
+    suffix for suffix in FORMATS if not suffix.startswith((".mds", ".tfrecord", "chunk", ".bin"))
+)
 """What shards may be appended of."""
 
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
@@ -279,12 +281,12 @@ def _growing(
 
 
 def _refuse_growth(name: str, listing: bytes) -> None:
-    """Refuse to grow what is known by an index of all, or by its directories."""
+    """Refuse to grow what is not known shard by shard, or was never tried."""
     suffix = "" if listing.startswith(FOLDER) else json.loads(listing)[0]
     if suffix not in GROWING:
+        found = f"shards that end in {suffix}" if suffix else "a folder of images"
         raise SourceError(
-            f"{name}: cannot grow, as {'its shards are listed in an index' if suffix else 'it is'}"
-            f"{'' if suffix else ' a folder of images'}; expected shards that end in "
+            f"{name}: cannot grow, found {found}, expected shards that end in "
             f"{', '.join(GROWING)}; convert it, or give grows=False"
         )
 

@@ -1,14 +1,29 @@
 """What is no growth: shards that change, vanish, sort between, or are still being written."""
 
+import json
 import os
 import tarfile
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
 
 import shuffle
-from dataio import Loader, OtherDatasetError, QuotaError, Shards, SourceError, Staging, StateError
+from dataio import (
+    Int,
+    Loader,
+    OtherDatasetError,
+    QuotaError,
+    Shards,
+    SourceError,
+    Staging,
+    StateError,
+)
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, Weighted
 from tests.dataio.growing.shards import FIELDS, Directory, make, samples_of, write_shard
@@ -171,3 +186,42 @@ def test_nothing_is_lost_by_a_warning_alone(tmp_path):
     directory = Directory(tmp_path / "shards")
     results = two_epochs(tmp_path, directory, lambda: None)
     assert samples_of(results, 1) == list(range(61))
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], object]] = {
+    "parquet": lambda table, path: pq.write_table(table, path),
+    "arrow": lambda table, path: feather.write_feather(table, path, compression="uncompressed"),
+    "jsonl": lambda table, path: path.write_text(
+        "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_other_formats_grow_too(tmp_path, suffix):
+    """Of those with an end of their own, a shard without it is not taken."""
+
+    def write(number, first, count):
+        path = tmp_path / f"shard-{number}.{suffix}"
+        WRITERS[suffix](pa.table({"cls": list(range(first, first + count))}), path)
+        return path
+
+    write(0, 0, 20)
+    with Loader(
+        Shards(tmp_path / f"*.{suffix}", grows=True), world=single_world(), batch_size=5,
+        cache=tmp_path / "cache", fields={"label": Int("cls")},
+    ) as loader:  # fmt: skip
+        lengths = []
+        for number in (1, 2):
+            found = [i for batch in loader for i in batch["label"].tolist()]
+            assert sorted(found) == list(range(len(found)))
+            lengths.append(len(found))
+            whole = write(number, 20 * number, 20)
+        if suffix != "jsonl":
+            whole.write_bytes(whole.read_bytes()[:-30])
+            list(loader)
+            assert loader.num_samples == 40
+            write(2, 40, 20)
+        list(loader)
+        assert lengths == [20, 40]
+        assert loader.num_samples == 60
