@@ -335,3 +335,17 @@ def test_shards_that_another_job_added_while_none_ran_come_with_the_next_epoch(t
         # What was staged and counted is not read again.
         shard = tmp_path / "shards" / "shard-002.tar"
         assert loader.stats()["source_bytes"] <= 4 * shard.stat().st_size
+
+
+def test_a_quota_that_keeps_no_row_reads_old_and_new_ones_in_each_epoch(tmp_path):
+    directory = Directory(tmp_path / "shards")
+    with make(single_world(), tmp_path / "cache", directory.path, quota="150kB") as loader:
+        for epoch, count in enumerate((61, 71)):
+            before = loader.stats()["streamed_rows"]
+            ids = [i for batch in loader for i in batch["sample_id"].tolist() if i >= 0]
+            assert sorted(ids) == list(range(count))
+            resident = loader.stats()["resident_fraction"]
+            assert resident < 1, f"epoch {epoch}"
+            # Padding repeats rows.
+            assert loader.stats()["streamed_rows"] - before >= round((1 - resident) * count)
+            directory.append(10)
