@@ -17,7 +17,7 @@ from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Drawing, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
-from dataio.source import Source
+from dataio.source import Shards, Source
 from dataio.source.wrapping import check_openable
 from dataio.world import World
 
@@ -137,6 +137,33 @@ def check_drawing(arguments: Arguments, source: Source, fields: Mapping[str, Fie
                 'caches before the first epoch, expected no quota and staging when="before"; give '
                 "an array of values by sample id instead"
             )
+
+
+def check_growth(arguments: Arguments, source: Source) -> None:
+    """Refuse what cannot go on with more samples, if the source grows."""
+    given, policy = arguments.source, arguments.importance
+    if not isinstance(given, Shards) or not given.grows:
+        return
+    found = cure = ""
+    if arguments.staging.transform is not None:
+        found, cure = "Staging(transform=...)", "give it as transform="
+    elif not arguments.shuffle_or_local.traced:
+        found, cure = str(arguments.shuffle), 'shuffle with rows="uniform", partners="uniform"'
+    elif isinstance(policy, Drawing) and not _draws_from(policy, source.num_samples + 1):
+        found, cure = f"{policy}, which has one weight a sample", "name a field that is the weight"
+    if found:
+        raise ValueError(
+            f"{source.name}: Shards(grows=True) and {found} exclude one another, expected what "
+            f"goes on with more samples than now; {cure}, or give grows=False"
+        )
+
+
+def _draws_from(policy: Drawing, num_samples: int) -> bool:
+    try:
+        policy.num_drawn(num_samples)
+    except ValueError:
+        return False
+    return True
 
 
 def check_batch_size(batch_size: int, layout: Layout) -> None:

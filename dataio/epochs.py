@@ -32,9 +32,12 @@ class Epochs:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
         self._iterations = Iterations("Loader")
         self.run = RunState(parts, self._iterations)
+
+    @property
+    def _parts(self) -> Parts:
+        return self.run.parts
 
     def stats(self) -> dict[str, float]:
         """Collect the figures of `Loader.stats`."""
@@ -74,13 +77,13 @@ class Epochs:
         parts.gather.forget(end_epoch(parts.pool, parts.moves, position, agree=agree))
         if parts.placements.shuffle.holds_all and parts.pool.keeps_scores:
             spread_scores(parts.pool.scores, epoch=run.epoch, world=parts.world)
-        run.begin(run.start_of(run.epoch + 1, position.running.first_epoch))
+        run.begin(run.next_position())
         run.begin_exchange()
         parts.figures.turn_s += time.perf_counter() - started
 
     def up_to(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective between two epochs."""
-        run, parts = self.run, self._parts
+        run = self.run
         run.num_epochs = num_epochs
         run.ensure_running()
         run.begin_waiting_exchange()
@@ -92,6 +95,7 @@ class Epochs:
             while run.epoch < num_epochs:
                 yield run.epoch
                 if run.epoch + 1 >= num_epochs:
+                    parts = self._parts
                     parts.feedback.flush()
                     parts.line.write(parts.line.end(), "end the epoch", stats=self.stats)
                     return
@@ -144,8 +148,7 @@ class Epochs:
         if epoch == run.epoch + 1:
             self.end_and_begin()
         elif epoch != run.epoch:
-            first_epoch = min(run.position.running.first_epoch, epoch)
-            run.choose(run.start_of(epoch, first_epoch))
+            run.choose(run.start_of(epoch, run.position.running))
             run.ensure_running()
         self._iterations.ask()
 
@@ -155,7 +158,7 @@ class Epochs:
         Raises:
             StateError: If it is the second whole loop in one epoch of `up_to`.
         """
-        run, parts = self.run, self._parts
+        run = self.run
         is_used_up = self.is_used_up()
         start = self._iterations.start(run.epoch, is_used_up=is_used_up)
         if start == "next epoch":
@@ -163,6 +166,8 @@ class Epochs:
         elif start == "again":
             run.step = 0
         run.begin_waiting_exchange()
+        # Here, not above: others from an epoch on in which the dataset grew.
+        parts = self._parts
         parts.feed.stop()
         plan = run.running.plan
         steps = range(run.step, plan.order.steps)

@@ -21,10 +21,9 @@ from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation, Transforms
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
-from dataio.parts import build_parts
+from dataio.parts import Parts, build_parts, release
 from dataio.plan.order import deal, num_steps
 from dataio.plan.policies import Drawing, Importance, Shuffle
-from dataio.plan.segment import Position
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
 from dataio.state.resume import find_num_hidden, warn_without_scores
@@ -111,13 +110,23 @@ class Loader:
         self.seed = seed
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
-        self._parts = parts = build_parts(arguments, self.world)
-        self.num_samples = parts.source.num_samples
+        parts = build_parts(arguments, self.world)
         self.fields = parts.fields
-        self.layout = parts.layout
         self._epochs = Epochs(parts)
         self._run = self._epochs.run
         self._evaluations: list[Evaluation] = []
+
+    @property
+    def _parts(self) -> Parts:
+        return self._run.parts
+
+    @property
+    def num_samples(self) -> int:
+        return self._parts.source.num_samples
+
+    @property
+    def grows(self) -> bool:
+        return self._parts.grows
 
     @property
     def epoch(self) -> int:
@@ -187,7 +196,7 @@ class Loader:
         policy, num_rows = self._parts.arguments.importance, self.num_samples
         if isinstance(policy, Drawing):
             num_rows = policy.num_drawn(num_rows)
-        dealt = deal(num_rows, self.layout.num_replicas)[[0, -1]]
+        dealt = deal(num_rows, self._parts.layout.num_replicas)[[0, -1]]
         return epochs * num_steps(dealt, self.batch_size, drop_last=self._parts.arguments.drop_last)
 
     @checked_call
@@ -292,7 +301,7 @@ class Loader:
                 shuffle goes by scores, and placed the rows of that epoch. When the epoch
                 begins: if it hid another number of rows than a policy without scores now does.
         """
-        position = self._position_in(state)
+        position = self._run.find_position(state)
         num_hidden = find_num_hidden(
             state, position, hides=self._parts.arguments.importance is not None
         )
@@ -300,12 +309,6 @@ class Loader:
         if self._parts.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
         self._run.choose(position, num_hidden=num_hidden)
-
-    def _position_in(self, state: dict[str, object]) -> Position:
-        """Check a saved state, and find where this loader goes on from it."""
-        return self._parts.identity.find_position(
-            state, layout=self.layout, batch_size=self.batch_size
-        )
 
     @checked_call
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -345,7 +348,7 @@ class Loader:
                 made otherwise.
         """
         saved = find_state(Path(path), self.world)
-        self._run.restore(saved, self._position_in(saved.state))
+        self._run.restore(saved, self._run.find_position(saved.state))
         self._run.ensure_running()
         if self.world.rank == 0:
             clear(saved.path.parent)
@@ -353,9 +356,8 @@ class Loader:
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._run.ensure_running()
-        slots = self._run.running.plan.order.slots_at(
-            np.arange(self._run.running.plan.order.num_rows)
-        )
+        order = self._run.running.plan.order
+        slots = order.slots_at(np.arange(order.num_rows))
         return digest(self._parts.pool.sample_ids[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
@@ -375,12 +377,9 @@ class Loader:
             self._release()
 
     def _release(self) -> None:
-        self._parts.feed.stop()
-        self._parts.moves.stop()
         for evaluation in self._evaluations:
             evaluation.close()
-        self._parts.gather.close()
-        self._parts.pool.close()
+        release(self._parts)
         if self._owns_world:
             self.world.close()
 

@@ -48,7 +48,8 @@ class Mixture:
         loaders: By name; closed with the mixture.
         weights: Share of the steps that each loader gets, in any scale; or a function of the
             epoch, the same on all ranks; or `ByStep`, where they change within an epoch.
-        steps: Steps of an epoch; by default as many as one lap of all loaders.
+        steps: Steps of an epoch; by default as many as one lap of all loaders; to be given where
+            the data of one of them grows.
         seed: Of the order in which they take turns.
 
     Raises:
@@ -66,6 +67,12 @@ class Mixture:
         if not loaders:
             raise ValueError('Mixture: no loaders given; name some, such as {"web": loader}')
         self.loaders = dict(loaders)
+        growing = [name for name, loader in loaders.items() if loader.grows]
+        if growing and steps is None:
+            raise ValueError(
+                f"Mixture: the data of {growing[0]!r} grows, so a lap of all loaders is not as "
+                "long at every start; give steps="
+            )
         self._weights = weights
         self._steps = steps if steps is not None else sum(map(len, self.loaders.values()))
         if self._steps < 1:

@@ -70,4 +70,5 @@ class Opener:
             storage=Storage(source.throttle, retry=source.retry, hashes=source.hashes),
             index_cache=own_directory(self.root) if keeps else None,
             version=source.version,
+            grows=source.grows,
         )

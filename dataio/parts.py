@@ -12,6 +12,7 @@ from dataio.arguments import (
     check_agreement,
     check_batch_size,
     check_drawing,
+    check_growth,
     find_device,
 )
 from dataio.base.filesystem import cache_directory
@@ -26,12 +27,14 @@ from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import SamplingGroups, find_sampling_groups
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placements
+from dataio.plan.policies import Shuffle
 from dataio.pool.field_reader import FieldReader
 from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.source import Source
+from dataio.source.growing import GrowingSource
 from dataio.source.place import place_of
 from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback
@@ -88,6 +91,11 @@ class Parts:
     figures: Figures
     line: EpochLine
 
+    @property
+    def grows(self) -> bool:
+        """Whether samples may come to the source."""
+        return isinstance(self.source, GrowingSource)
+
     def open_evaluation(
         self, source: Openable, fields: Mapping[str, Field] | None, transforms: Transforms
     ) -> Evaluation:
@@ -142,14 +150,89 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
     check_drawing(arguments, source, fields)
+    check_growth(arguments, source)
     check_agreement(arguments.agreed(source, fields), world)
+    identity = identify(source, seed=seed, shuffle=shuffle)
+    parts = _assemble(
+        arguments, world, opener, source, fields, layout, identity,
+        first_tag=world.open_channel(), figures=(figures := Figures()),
+        delivery=Delivery(find_device(arguments.device)),
+        line=EpochLine(figures, source, world=world, metrics=metrics),
+    )  # fmt: skip
+    # Of one that grows, nobody knows yet how many samples the first epoch has.
+    if arguments.staging.when == "before" and not parts.grows:
+        with contextlib.ExitStack() as undo:
+            undo.callback(release, parts)
+            parts.moves.stage()
+            undo.pop_all()
+    return parts
+
+
+def identify(source: Source, *, seed: int, shuffle: Shuffle) -> RunIdentity:
+    """Tell what a run over a source keeps, whoever goes on with it."""
+    shards = source.digest if isinstance(source, GrowingSource) else ""
+    return RunIdentity(seed, source.num_samples, shuffle, shards)
+
+
+def with_layout(parts: Parts, source: Source, layout: Layout) -> Parts:
+    """Make the parts anew for a source that has become longer, or is cut. Collective.
+
+    The old ones are released. Pool and scores are empty until they are filled.
+
+    Args:
+        parts: Of the same source, while it had other samples.
+        source: The source.
+        layout: Of its samples.
+
+    Raises:
+        ValueError: If a batch is more than a replica's rows.
+        DataioError: If the cache cannot be used.
+    """
+    arguments, old = parts.arguments, parts.pool
+    check_batch_size(arguments.batch_size, layout)
+    release(parts)
+    identity = identify(source, seed=arguments.seed, shuffle=arguments.shuffle_or_local)
+    made = _assemble(
+        arguments, parts.world, parts.opener, source, parts.fields, layout, identity,
+        first_tag=parts.first_tag, figures=parts.figures, delivery=parts.delivery, line=parts.line,
+    )  # fmt: skip
+    made.pool.go_on_from(old)
+    made.reported.go_on_from(parts.reported)
+    made.feedback.num_lost = parts.feedback.num_lost
+    return made
+
+
+def release(parts: Parts) -> None:
+    """Stop the parts' threads and let go of the cache; idempotent."""
+    parts.feed.stop()
+    parts.moves.stop()
+    parts.gather.close()
+    parts.pool.close()
+
+
+def _assemble(
+    arguments: Arguments,
+    world: World,
+    opener: Opener,
+    source: Source,
+    fields: dict[str, Field],
+    layout: Layout,
+    identity: RunIdentity,
+    *,
+    first_tag: int,
+    figures: Figures,
+    delivery: Delivery,
+    line: EpochLine,
+) -> Parts:
+    """Open the cache, and put together what depends on the number of samples. Collective."""
+    shuffle, seed = arguments.shuffle_or_local, arguments.seed
     sampling = find_sampling_groups(layout, replica=world.replica, holds_all=shuffle.holds_all)
     placements = Placements(
         shuffle, layout, world.node, sampling.num_rows, seed, shuffle.num_leaving(layout)
     )
     # Whoever catches an error may try again in this process: the cache must not stay locked.
     with contextlib.ExitStack() as undo:
-        pool = _open_pool(arguments, source, fields, root, placements, world)
+        pool = _open_pool(arguments, source, fields, opener.root, placements, world)
         undo.callback(pool.close)
         dealer = Dealer(
             sampling, world=world, importance=arguments.importance, seed=seed,
@@ -158,21 +241,14 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         )  # fmt: skip
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
-        delivery = Delivery(find_device(arguments.device))
         gather = _start_gather(arguments, source, pool, fields, delivery, world)
         undo.callback(gather.close)
-        first_tag = world.open_channel()
-        moves = Moves(pool, placements, first_tag=first_tag)
-        figures = Figures()
         parts = Parts(
-            arguments, world, opener, source, fields, layout,
-            RunIdentity(seed, source.num_samples, shuffle), sampling, dealer, placements, pool,
-            moves, first_tag, feedback, reported, gather, delivery,
-            Feed(pool, gather, delivery, figures=figures), figures,
-            EpochLine(figures, source, world=world, metrics=metrics),
+            arguments, world, opener, source, fields, layout, identity, sampling, dealer,
+            placements, pool, Moves(pool, placements, first_tag=first_tag), first_tag, feedback,
+            reported, gather, delivery, Feed(pool, gather, delivery, figures=figures), figures,
+            line,
         )  # fmt: skip
-        if arguments.staging.when == "before":
-            moves.stage()
         undo.pop_all()
     return parts
 

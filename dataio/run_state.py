@@ -6,23 +6,28 @@
 Whatever the state, the run may be left for a position that was chosen or restored.
 """
 
+import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.errors import StateError
+from dataio.base.errors import SourceError, StateError
 from dataio.iterations import Iterations
-from dataio.parts import Parts
+from dataio.parts import Parts, identify, with_layout
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.history import unscored
+from dataio.plan.layout import Layout
 from dataio.plan.order import Order
 from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
+from dataio.source.growing import GrowingSource
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved
 from dataio.world.agree import together
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,12 +104,13 @@ class RunState:
         step: Batches of it delivered.
         lr_factor: What the policy multiplies the learning rate by in it.
         num_epochs: Length of the run; None: nobody said.
+        parts: What it is carried out with: others as the dataset grows.
     """
 
     state: New | Chosen | Restored | Running
 
     def __init__(self, parts: Parts, iterations: Iterations) -> None:
-        self._parts = parts
+        self.parts = parts
         self._iterations = iterations
         self.state = New(self.start_of(0))
         self.epoch = self.step = 0
@@ -144,11 +150,44 @@ class RunState:
             return self.state.plan.num_hidden
         return self.state.num_hidden if isinstance(self.state, Chosen) else None
 
-    def start_of(self, epoch: int, first_epoch: int = 0) -> Position:
-        """Tell where an epoch begins, under a layout that began in ``first_epoch``."""
-        arguments, replicas = self._parts.arguments, self._parts.layout.replicas
+    def start_of(self, epoch: int, after: Segment | None = None) -> Position:
+        """Find where an epoch begins.
+
+        Args:
+            epoch: The epoch.
+            after: A segment of the run, whose layout goes on; None: none ran yet.
+        """
+        arguments, replicas = self.parts.arguments, self.parts.layout.replicas
         grouped = arguments.staging.when == "overlap" and epoch == 0
-        segment = Segment(replicas, arguments.batch_size, first_epoch, grouped=grouped)
+        first_epoch = min(after.first_epoch, epoch) if after is not None else 0
+        grown: tuple[tuple[int, int], ...] = ()
+        if isinstance(source := self.parts.source, GrowingSource):
+            known = after.grown if after is not None else ((0, source.num_samples),)
+            # Of an epoch before all that is known: as many samples as were known first.
+            grown = tuple(pair for pair in known if pair[0] <= epoch) or ((epoch, known[0][1]),)
+            first_epoch = grown[-1][0]
+        segment = Segment(replicas, arguments.batch_size, first_epoch, grouped=grouped, grown=grown)
+        return Position(epoch, (segment,))
+
+    def next_position(self) -> Position:
+        """Find where the next epoch begins, over the shards that are there by now.
+
+        Collective, if the source grows.
+
+        Raises:
+            SourceError: If a shard changed or vanished, or a new one is not behind the last.
+        """
+        parts, epoch, running = self.parts, self.epoch + 1, self.position.running
+        position, source = self.start_of(epoch, running), parts.source
+        if not isinstance(source, GrowingSource):
+            return position
+        known = source.look(parts.world)
+        self.parts = replace(parts, source=known.cut(source.num_samples))
+        if known.num_samples == source.num_samples:
+            return position
+        if parts.world.rank == 0:
+            log.info("[rank 0] %s, from epoch %d on", known.describe_growth(source), epoch)
+        segment = position.running.has_grown(epoch, known.num_samples)
         return Position(epoch, (segment,))
 
     def start_with(self, epoch: int) -> None:
@@ -172,7 +211,8 @@ class RunState:
             StateError: On all ranks, if what was saved of the rows is damaged, or of others.
         """
         self.abandon()
-        parts, first_epoch = self._parts, position.running.first_epoch
+        self._go_to_samples_of(position)
+        parts, first_epoch = self.parts, position.running.first_epoch
         wanted = None
         if parts.placements.knows(position.epoch, first_epoch=first_epoch):
             wanted = parts.placements.sample_ids(position.epoch, first_epoch=first_epoch)
@@ -201,10 +241,12 @@ class RunState:
         Raises:
             StateError: If it does not hide as many rows as when its state was taken.
         """
-        state, parts = self.state, self._parts
+        state = self.state
         if isinstance(state, Running):
             return state
         position = state.position
+        self._go_to_samples_of(position)
+        parts = self.parts
         parts.pool.finish_staging()
         groups = None
         if position.running.grouped and not position.running.steps:
@@ -224,13 +266,50 @@ class RunState:
             self.begin_exchange()
         return running
 
+    def find_position(self, state: dict[str, object]) -> Position:
+        """Check a saved state, and find where this run goes on from it.
+
+        Raises:
+            StateError: If it is of another run, or damaged.
+        """
+        parts = self.parts
+        source, identity, layout = parts.source, parts.identity, parts.layout
+        num_samples = state.get("num_samples")
+        if isinstance(source, GrowingSource) and isinstance(num_samples, int):
+            try:
+                source = source.cut(num_samples)
+            except SourceError as error:
+                raise StateError(f"checkpoint: {error}") from error
+            identity = identify(source, seed=identity.seed, shuffle=identity.shuffle)
+            layout = Layout(layout.replicas, num_samples)
+        return identity.find_position(state, layout=layout, batch_size=parts.arguments.batch_size)
+
+    def _go_to_samples_of(self, position: Position) -> None:
+        """Have the parts that a position's samples need. Collective where these are others."""
+        parts = self.parts
+        layout = position.running.layout(parts.layout.num_samples)
+        if layout == parts.layout:
+            return
+        assert isinstance(parts.source, GrowingSource), "no other dataset's length changes"
+        parts.pool.finish_staging()
+        self.parts = with_layout(parts, parts.source.cut(layout.num_samples), layout)
+
     def begin(self, position: Position) -> None:
-        """Begin an epoch whose rows and scores are there already. Collective."""
+        """Begin an epoch whose rows and scores are there already, but for new ones. Collective."""
+        before = self.parts.pool
+        self._go_to_samples_of(position)
+        parts = self.parts
+        if parts.pool is not before:
+            parts.pool.ensure(parts.moves.take_placement(position))
+            if parts.pool.keeps_scores:
+                if parts.world.local_rank == 0:
+                    parts.pool.take_scores(before.scores)
+                parts.world.barrier(doing="take over the scores")
         self._enter(self._deal(position, None), None)
 
     def begin_exchange(self) -> None:
         """Begin the running epoch's exchange, unless it is the last epoch. Collective."""
-        running, parts = self.running, self._parts
+        running, parts = self.running, self.parts
         running.exchange_waits = False
         is_last = self.num_epochs is not None and self.epoch + 1 >= self.num_epochs
         if parts.placements.num_leaving and not is_last and not parts.pool.is_staging:
@@ -243,24 +322,24 @@ class RunState:
 
     def abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
-        self._parts.feed.stop()
-        self._parts.feedback.forget()
-        self._parts.moves.abandon()
+        self.parts.feed.stop()
+        self.parts.feedback.forget()
+        self.parts.moves.abandon()
         if isinstance(self.state, Running):
-            self._parts.line.end()  # of an epoch that has no line
+            self.parts.line.end()  # of an epoch that has no line
             self.state = Chosen(self.state.position)
 
     def snapshot(self) -> NodeSnapshot:
         """Tell what a save keeps of this node's rows; the scores are not copied."""
-        running, pool = self.running, self._parts.pool
-        num_rows = self._parts.sampling.num_rows
+        running, pool = self.running, self.parts.pool
+        num_rows = self.parts.sampling.num_rows
         before = running.seen if running.seen is not None else np.zeros(num_rows, np.int64)
         now = np.bincount(trained_slots(running.plan.order, self.step), minlength=num_rows)
-        selection, losses = running.plan.selection, self._parts.moves.losses
+        selection, losses = running.plan.selection, self.parts.moves.losses
         return NodeSnapshot(pool.sample_ids, pool.scores, selection, before, now, losses)
 
     def _begin_scores(self, state: New | Chosen | Restored) -> None:
-        pool, world = self._parts.pool, self._parts.world
+        pool, world = self.parts.pool, self.parts.world
         if world.local_rank or not pool.keeps_scores:
             return
         if isinstance(state, Restored):
@@ -270,7 +349,7 @@ class RunState:
 
     def _deal(self, position: Position, restored: Restored | None) -> Running:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
-        parts, node = self._parts, restored.node if restored is not None else None
+        parts, node = self.parts, restored.node if restored is not None else None
         seen = self._seen_before(position, node)
         parts.moves.keep_losses(node.losses if node is not None else None)
         plan, refresh_order = parts.dealer.deal(
@@ -289,7 +368,7 @@ class RunState:
         self.epoch, self.step = position.epoch, position.running.steps
         self.lr_factor = running.plan.selection.lr_factor
         earlier = restored.figures if restored is not None else None
-        self._parts.line.begin(position.epoch, num_steps=position.num_steps, earlier=earlier)
+        self.parts.line.begin(position.epoch, num_steps=position.num_steps, earlier=earlier)
         self._iterations.begin_epoch()
 
     def _seen_before(
@@ -300,7 +379,7 @@ class RunState:
             return None
         if node is not None:
             return trained_before(position, node)
-        parts = self._parts
+        parts = self.parts
         seen = trained_samples(
             position.ended,
             num_samples=parts.source.num_samples,

@@ -14,7 +14,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import Exchange, ExchangeContext
 from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal
-from shuffle.plan import leaving_slots, num_leaving, placement
+from shuffle.plan import leaving_slots, num_leaving, placement, trace_homes
 from shuffle.relocation import begin_moves
 from shuffle.ring import Ring, crossing_fraction, make_ring
 from shuffle.schedule import plan_legs
@@ -79,6 +79,19 @@ class Partial:
         return placement(
             layout,
             node=node,
+            exchange=self.exchange,
+            seed=seed,
+            epoch=epoch,
+            first_epoch=first_epoch,
+        )
+
+    def trace(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Trace rows back from where uniform exchanges brought them."""
+        return trace_homes(
+            layout,
+            homes,
             exchange=self.exchange,
             seed=seed,
             epoch=epoch,
@@ -206,6 +219,14 @@ class Global:
         if not self.moves:
             return np.arange(layout.num_samples, dtype=np.int64)
         homes = layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
+        return self.trace(layout, homes, epoch=epoch, seed=seed, first_epoch=first_epoch)
+
+    def trace(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Ask the epoch's dealing; where nothing moves, every row stays."""
+        if not self.moves:
+            return homes
         return deal(layout, seed=seed, epoch=epoch, first_epoch=first_epoch).samples(homes)
 
     def begin(self, context: ExchangeContext) -> Exchange | None:

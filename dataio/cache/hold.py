@@ -106,7 +106,13 @@ class Hold:
         else:
             found = read_meta(self._directory)
         # The source's name is for messages: what it holds is in the fingerprint.
-        if {**found, "source": expected["source"]} == expected:
+        named = {**found, "source": expected["source"]}
+        if named == expected:
+            return False
+        is_shorter = found["fingerprint"] in identity.prefixes
+        if is_shorter and {**named, "fingerprint": identity.fingerprint} == expected:
+            if not self.shared:
+                self.sign()
             return False
         if self.shared:
             raise self.busy(f"holds {found['fingerprint']}, not this dataset, and is in use")

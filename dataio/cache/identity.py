@@ -22,17 +22,21 @@ class Identity:
         fingerprint: Of the source's content.
         schema: Stored form of the fields.
         fields: What they are read from, and as what; see `declarations`.
+        prefixes: Fingerprints that the source had when it was shorter, of one that grows: what was
+            begun for these is this source's too.
     """
 
     source: str
     fingerprint: str
     schema: RowSchema
     fields: Mapping[str, Mapping[str, object]]
+    prefixes: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, object]:
         """What `meta.json` keeps."""
-        stored = json.loads(json.dumps(asdict(self)))
-        return {"format": FORMAT_VERSION, **stored}
+        stored = asdict(self)
+        del stored["prefixes"]
+        return {"format": FORMAT_VERSION, **json.loads(json.dumps(stored))}
 
 
 def read_meta(directory: Path) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 Replicas are numbered node by node. Replica r's share of the dataset is floor or ceil of N/R rows; a
 node's pool is its replicas' shares side by side, so slot s of a node holds sample
-``pool_start(node) + s`` at first.
+``pool_start(node) + s`` at first. Where the dataset grew, see `growth.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,10 +19,13 @@ class Layout:
     Attributes:
         replicas: Number of replicas on each node, node by node; each >= 1.
         num_samples: Samples of the dataset, at least one a replica.
+        earlier: What the dataset was before it grew: pairs of an epoch and of the samples that it
+            had from there on, the first one first; fewer each than `num_samples`.
     """
 
     replicas: tuple[int, ...]
     num_samples: int
+    earlier: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not self.replicas or min(self.replicas) < 1:
@@ -34,6 +37,11 @@ class Layout:
                 f"layout: the dataset has {self.num_samples} samples, but there are "
                 f"{self.num_replicas} replicas and each needs at least one; start fewer ranks"
             )
+
+    def before_growth(self) -> tuple["Layout", int]:
+        """Return the layout of the dataset before it last grew, and the epoch that it began in."""
+        first_epoch, num_samples = self.earlier[-1]
+        return replace(self, num_samples=num_samples, earlier=self.earlier[:-1]), first_epoch
 
     @property
     def num_nodes(self) -> int:
@@ -83,6 +91,11 @@ class Layout:
         """Bound the slots [start, stop) of a replica's share in its node's pool."""
         start = self.share_start(replica) - self.pool_start(self.node_of(replica))
         return start, start + self.share_rows(replica)
+
+    @cached_property
+    def pool_starts(self) -> NDArray[np.int64]:
+        """int64[num_nodes]: `pool_start` of every node."""
+        return np.cumsum(self.pool_sizes) - self.pool_sizes
 
     @cached_property
     def pool_sizes(self) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.base.seeding import ORDER_VERSION
+from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Shuffle
 from dataio.plan.segment import Position
@@ -60,6 +61,8 @@ class Placements:
     def of(self, epoch: int, *, first_epoch: int) -> Placement:
         """Name an epoch's placement; ``first_epoch`` is the one in which the layout began."""
         function_of: tuple[object, ...] = (self.shuffle.holds_all, self.layout, self.node)
+        if self.layout.earlier and not self.shuffle.holds_all:
+            function_of += self.layout.earlier
         if self.num_leaving:
             function_of += (self.shuffle, self.seed, first_epoch)
         else:
@@ -79,7 +82,8 @@ class Placements:
         """
         if self.shuffle.holds_all:
             return np.arange(self.layout.num_samples, dtype=np.int64)
-        return self.shuffle.placement(
+        return samples_in(
+            self.shuffle,
             self.layout,
             node=self.node,
             epoch=epoch,

@@ -233,6 +233,15 @@ class Shuffle(Protocol):
         """
         ...
 
+    def trace(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """int64[len(homes)]: Where the rows stood in ``first_epoch`` that are here in ``epoch``.
+
+        Pure, as ``placement``, for homes of any nodes; asked where the dataset grew.
+        """
+        ...
+
     def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start an epoch's exchange, spread over the steps that remain; None if nothing moves."""
         ...
@@ -263,6 +272,12 @@ class Local:
     ) -> NDArray[np.int64]:
         """Every slot holds the sample it was staged with."""
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
+
+    def trace(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Every row stays."""
+        return homes
 
     def begin(self, context: ExchangeContext) -> None:
         """Nothing moves."""

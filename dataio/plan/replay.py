@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.epoch import Counts, SamplingGroups, find_sampling_groups, plan_epoch
+from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
 from dataio.plan.order import Groups, Order, stage_groups
 from dataio.plan.policies import Selection, Shuffle
@@ -50,7 +51,7 @@ def trained_samples(
     """
     seen = np.zeros(num_samples, np.bool_)
     for segment in segments:
-        layout = Layout(segment.replicas, num_samples)
+        layout = segment.layout(num_samples)
         leaders = [0] if shuffle.holds_all else layout.first_replica[:-1].tolist()
         mine = []
         for leader in leaders[world.rank :: world.world_size]:
@@ -80,8 +81,13 @@ def _group_samples(
 ) -> NDArray[np.int64]:
     if shuffle.holds_all:
         return np.arange(layout.num_samples, dtype=np.int64)
-    return shuffle.placement(
-        layout, node=sampling.mine, epoch=epoch, seed=seed, first_epoch=segment.first_epoch
+    return samples_in(
+        shuffle,
+        layout,
+        node=sampling.mine,
+        epoch=epoch,
+        seed=seed,
+        first_epoch=segment.first_epoch,
     )
 
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
 from typing import Any
 
+from dataio.plan.layout import Layout
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -18,9 +20,11 @@ class Segment:
     Attributes:
         replicas: Replicas on each node, node by node.
         batch_size: Rows a batch.
-        first_epoch: In which this layout began.
+        first_epoch: In which this layout began, or the dataset last grew.
         steps: Batches delivered, the same on every replica.
         grouped: Whether the rows were ordered as they were being staged.
+        grown: Of a dataset that grows: pairs of an epoch and of the samples from there on, since
+            the layout began; the last is of ``first_epoch``. Empty where it does not grow.
     """
 
     replicas: tuple[int, ...]
@@ -28,6 +32,17 @@ class Segment:
     first_epoch: int
     steps: int = 0
     grouped: bool = False
+    grown: tuple[tuple[int, int], ...] = ()
+
+    def layout(self, num_samples: int) -> Layout:
+        """Return the layout; ``num_samples`` are those of a dataset that does not grow."""
+        if not self.grown:
+            return Layout(self.replicas, num_samples)
+        return Layout(self.replicas, self.grown[-1][1], self.grown[:-1])
+
+    def has_grown(self, epoch: int, num_samples: int) -> "Segment":
+        """Return the segment that an epoch begins with as the dataset grew."""
+        return replace(self, first_epoch=epoch, grown=(*self.grown, (epoch, num_samples)))
 
     @property
     def step_rows(self) -> int:
@@ -37,13 +52,17 @@ class Segment:
     def to_json(self) -> dict[str, object]:
         """Small whatever the number of nodes: equal neighbours are counted."""
         runs = [[width, len(list(run))] for width, run in groupby(self.replicas)]
-        return {**asdict(self), "replicas": runs}
+        stored = {**asdict(self), "replicas": runs}
+        if not self.grown:
+            del stored["grown"]
+        return stored
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> "Segment":
         """Read back what `to_json` made."""
         runs = chain.from_iterable([width] * count for width, count in stored["replicas"])
-        return Segment(**{**stored, "replicas": tuple(runs)})
+        grown = tuple((int(epoch), int(count)) for epoch, count in stored.get("grown", ()))
+        return Segment(**{**stored, "replicas": tuple(runs), "grown": grown})
 
 
 @dataclass(frozen=True)
@@ -108,8 +127,11 @@ class Position:
         if same_steps:
             running = replace(old, replicas=tuple(replicas), batch_size=batch_size)
             return replace(self, segments=(*self.ended, running))
-        first_epoch = old.first_epoch if same_layout else self.epoch
-        new = Segment(tuple(replicas), batch_size, first_epoch)
+        first_epoch, grown = old.first_epoch, old.grown
+        if not same_layout:
+            first_epoch = self.epoch
+            grown = tuple((self.epoch, num_samples) for _, num_samples in old.grown[-1:])
+        new = Segment(tuple(replicas), batch_size, first_epoch, grown=grown)
         ended = self.segments if old.steps else self.ended
         return Position(self.epoch, (*ended, new))
 

@@ -74,6 +74,11 @@ class Filling:
         self._first_tag = -1
         self._staging: StagingRun | None = None
 
+    def go_on_from(self, earlier: "Filling") -> None:
+        """Count on from another one, with its messages' tags."""
+        self._first_tag, self.staging_s = earlier._first_tag, earlier.staging_s
+        self.pulled_rows, self.pulled_bytes = earlier.pulled_rows, earlier.pulled_bytes
+
     @property
     def is_staging(self) -> bool:
         """Whether rows still come in beside training."""

@@ -14,6 +14,7 @@ from dataio.pool.quota_agreement import agree_on_budget
 from dataio.pool.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source.base import Source
+from dataio.source.growing import GrowingSource
 from dataio.source.transformed import TransformedSource
 from dataio.world import World
 
@@ -50,6 +51,7 @@ def open_node_cache(
     identity += f"|{source.variant}" if isinstance(source, TransformedSource) else ""
     name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
     directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
+    prefixes = frozenset(source.prefixes if isinstance(source, GrowingSource) else ())
     num_arrivals = 2 * num_leaving * world.local_size
     num_positions = num_slots + num_arrivals
     budget = None
@@ -72,7 +74,7 @@ def open_node_cache(
     def cache_in(directory: Path) -> Cache:
         return Cache(
             directory,
-            Identity(origin, source.fingerprint, schema, declared),
+            Identity(origin, source.fingerprint, schema, declared, prefixes),
             num_slots=num_slots,
             num_positions=num_positions,
             local_rank=world.local_rank,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.cache.choice import scores_directory
-from dataio.plan.history import ScoreColumn, score_dtype
+from dataio.plan.history import ScoreColumn, Scores, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.pool.filling import Filling
@@ -279,6 +279,15 @@ class Pool:
         Arrivals of the running epoch stay.
         """
         self._filling.finish()
+
+    def go_on_from(self, earlier: "Pool") -> None:
+        """Count on from a pool that was closed, with its messages' tags; once, before use."""
+        self.streamed = earlier.streamed
+        self._filling.go_on_from(earlier._filling)
+
+    def take_scores(self, earlier: Scores) -> None:
+        """Take over the scores of rows that lie in the same slots as before. Leader only."""
+        self.scores[: len(earlier)] = earlier
 
     def make_room(self) -> None:
         """Claim the disk space that arrivals need, before the first exchange begins.

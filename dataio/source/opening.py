@@ -22,6 +22,7 @@ from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
 from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, expand, is_shard
 from dataio.source.grids import name_arrays, open_rows
+from dataio.source.growing import Counted, GrowingSource, check_tar_end
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
 from dataio.source.io.files import Storage
 from dataio.source.io.retry import Retry
@@ -42,8 +43,9 @@ from dataio.world.agree import agree
 
 GZIP, ARROW, MDS, TFRECORD = GzipTarFormat(), ArrowFormat(), MdsFormat(), TfRecordFormat()
 LITDATA, JSON_LINES = LitDataFormat(), JsonLinesFormat()
+TAR = TarFormat()
 FORMATS: dict[str, ShardFormat] = {
-    ".tar": TarFormat(),
+    ".tar": TAR,
     ".tar.gz": GZIP,
     ".tgz": GZIP,
     ".parquet": ParquetFormat(),
@@ -57,6 +59,10 @@ FORMATS: dict[str, ShardFormat] = {
     ".bin": MegatronFormat(),
 }
 """How the shards of each suffix are read; LitData's chunks are known by more, see `CHUNK`."""
+GROWING = tuple(
+    suffix for suffix in FORMATS if not suffix.startswith((".mds", ".tfrecord", "chunk", ".bin"))
+)
+"""What shards may be appended of."""
 
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
 FOLDER, ARRAYS = b"folder", b"arrays"
@@ -78,6 +84,11 @@ class Shards:
         version: Of a pipeline: whatever changes when functions that its own functions call do.
         hashes: Whether shards of MDS are checked by the hashes that their index has of them, if
             any: each is then read whole the first time that a process reads any of it.
+        grows: Whether shards are appended while a run trains: each epoch is of those that are there
+            when it begins. See docs/sources.md.
+
+    Raises:
+        ValueError: If it grows and is a pipeline.
     """
 
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline
@@ -86,6 +97,14 @@ class Shards:
     throttle: Throttle | None = None
     version: str = ""
     hashes: bool = True
+    grows: bool = False
+
+    def __post_init__(self) -> None:
+        if self.grows and is_pipeline(self.names):
+            raise ValueError(
+                "Shards: grows=True and a pipeline exclude one another; give the pattern of the "
+                "shards, or grows=False"
+            )
 
 
 @checked_call
@@ -101,6 +120,7 @@ def open_source(
     storage: Storage | None = None,
     index_cache: Path | None = None,
     version: str = "",
+    grows: bool = False,
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
@@ -117,6 +137,7 @@ def open_source(
         index_cache: A directory of this node, made where it is not there, that keeps how many
             samples each shard holds: the next start opens no shard that has not changed.
         version: Of a pipeline; see `Shards`.
+        grows: Whether shards may be appended; see `Shards`.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
@@ -144,6 +165,8 @@ def open_source(
         lambda: _listing(storage, named, pipeline) if world.rank == 0 else b"",
         doing="list the shards",
     )[0]
+    if grows:
+        _refuse_growth(_name(named), listing)
     if listing.startswith(FOLDER):
         return ImageFolderSource(_name(named), listing.removeprefix(FOLDER), storage=storage)
     if listing == ARRAYS:
@@ -151,7 +174,10 @@ def open_source(
     suffix, paths, counts = json.loads(listing)
     shard_format = pipeline if pipeline is not None else FORMATS[suffix]
 
-    kept = read_counts(index_cache, paths) if index_cache is not None else None
+    # More shards are the same source there.
+    known_by = [_name(named)] if grows else paths
+    kept = read_counts(index_cache, known_by) if index_cache is not None else None
+    found_before: Sequence[Surveyed | None] = [*(kept or ()), *([None] * len(paths))]
 
     # In the order that nodes stage them: this one's page cache may still hold what it counted.
     size = world.world_size
@@ -160,9 +186,11 @@ def open_source(
     def survey() -> bytes:
         def one(i: int) -> Surveyed:
             known = Contents([counts[i]]) if counts is not None else None
-            found = _survey(storage, shard_format, paths[i], known, kept[i] if kept else None)
+            found = _survey(storage, shard_format, paths[i], known, found_before[i])
             if pipeline is None:
                 _refuse_empty(paths[i], found)
+            if grows and FORMATS[suffix] is TAR and found != found_before[i]:
+                check_tar_end(storage, paths[i])
             return found._replace(marks=_thinned(found.marks, len(paths)))
 
         mine = range(*cuts[world.rank : world.rank + 2])
@@ -172,7 +200,7 @@ def open_source(
     parts = agree(world, survey, doing="count the samples of the shards")
     found = [Surveyed(*entry) for part in parts for entry in json.loads(part)]
     if index_cache is not None and found != kept and world.local_rank == 0:
-        write_counts(index_cache, paths, found)
+        write_counts(index_cache, known_by, found)
     for i, (path, shard) in enumerate(zip(paths, found, strict=True)):
         # Another node's copy may have another time.
         own = cuts[world.rank] <= i < cuts[world.rank + 1]
@@ -180,6 +208,11 @@ def open_source(
         if shard.beside and isinstance(shard_format, HasIndexes):
             num_bytes, mtime_ns = shard.beside
             storage.expect(shard_format.index_of(path), num_bytes, mtime_ns if own else None)
+    if grows:
+        return _growing(
+            named, shard_format, list(zip(paths, found, strict=True)), storage=storage,
+            own=range(*cuts[world.rank : world.rank + 2]), index_cache=index_cache,
+        )  # fmt: skip
     if pipeline is not None:
         # A filter may leave nothing of a shard.
         filled = [i for i, shard in enumerate(found) if sum(shard.counts)]
@@ -211,6 +244,47 @@ def open_source(
         piece_starts=np.cumsum(pieces) - pieces,
         total_bytes=sum(shard.num_bytes for shard in found),
     )
+
+
+def _growing(
+    named: str | list[str],
+    shard_format: ShardFormat,
+    counted: Sequence[tuple[str, Surveyed]],
+    *,
+    storage: Storage,
+    own: Sequence[int],
+    index_cache: Path | None,
+) -> GrowingSource:
+    def list_paths() -> list[str]:
+        return list(json.loads(_listing(storage, named, None))[1])
+
+    def survey(path: str) -> Surveyed:
+        found = _survey(storage, shard_format, path, None, None)
+        _refuse_empty(path, found)
+        if shard_format is TAR:
+            check_tar_end(storage, path)
+        return found._replace(marks=_thinned(found.marks, len(counted) + 1))
+
+    def keep(known: Sequence[Counted]) -> None:
+        if index_cache is not None:
+            write_counts(index_cache, [_name(named)], [shard.found for shard in known])
+
+    return GrowingSource(
+        _name(named), shard_format, [Counted(*shard) for shard in counted],
+        num_shards=len(counted), own=own, storage=storage, list_paths=list_paths, survey=survey,
+        keep=keep,
+    )  # fmt: skip
+
+
+def _refuse_growth(name: str, listing: bytes) -> None:
+    """Refuse to grow what is not known shard by shard, or was never tried."""
+    suffix = "" if listing.startswith(FOLDER) else json.loads(listing)[0]
+    if suffix not in GROWING:
+        found = f"shards that end in {suffix}" if suffix else "a folder of images"
+        raise SourceError(
+            f"{name}: cannot grow, found {found}, expected shards that end in "
+            f"{', '.join(GROWING)}; convert it, or give grows=False"
+        )
 
 
 def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineFormat | None) -> bytes:

@@ -37,6 +37,10 @@ class Reported:
         # Of all ranks: whether rows were reported, and whether it was reported that too few were.
         self._has_any = self._has_told_few = False
 
+    def go_on_from(self, earlier: "Reported") -> None:
+        """Remember what another one saw, of the same run."""
+        self._has_any, self._has_told_few = earlier._has_any, earlier._has_told_few
+
     def check(self, num_rows: int, *, epoch: int) -> None:
         """Refuse an epoch of which nothing was reported to a policy that keeps it. Collective.
 

@@ -59,11 +59,13 @@ class RunIdentity:
         seed: Of every random choice.
         num_samples: Of the dataset.
         shuffle: Which node holds which row.
+        shards: Digest of the shards that hold them, of a dataset that grows; "" of others.
     """
 
     seed: int
     num_samples: int
     shuffle: Shuffle
+    shards: str = ""
 
     def to_json(self) -> dict[str, object]:
         """For `state_dict`."""
@@ -73,6 +75,7 @@ class RunIdentity:
             "seed": self.seed,
             "num_samples": self.num_samples,
             "shuffle": digest(repr(self.shuffle)),
+            **({"shards": self.shards} if self.shards else {}),
         }
 
     def to_state(
@@ -110,13 +113,20 @@ class RunIdentity:
 
     def _has_same_steps(self, old: Segment, layout: Layout, batch_size: int) -> bool:
         """Whether every step trains what it would have under the saved layout, dealt otherwise."""
-        before = Layout(old.replicas, self.num_samples)
+        before = old.layout(self.num_samples)
         mine = np.array(layout.replicas) * batch_size
         theirs = np.array(old.replicas) * old.batch_size
         if self.shuffle.holds_all:
             return int(mine.sum()) == int(theirs.sum())
         moves = self.shuffle.num_leaving(before) + self.shuffle.num_leaving(layout) > 0
-        same_pools = np.array_equal(before.pool_sizes, layout.pool_sizes)
+        # Of each number of samples that the dataset had, as a slot's row follows from all of them.
+        same_pools = all(
+            np.array_equal(
+                Layout(old.replicas, num_samples).pool_sizes,
+                Layout(layout.replicas, num_samples).pool_sizes,
+            )
+            for num_samples in {self.num_samples, *dict(old.grown).values()}
+        )
         return same_pools and not moves and np.array_equal(mine, theirs)
 
 
