@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
+from trainer.models.hub import HubFormat
 
 
 class StagedModel(nn.Module, ABC):
@@ -91,6 +92,13 @@ class StagedModel(nn.Module, ABC):
             f"mesh.cp is {mesh.size()}, expected 1: {type(self).__name__} has no sequence to "
             f"divide; leave mesh.cp out, and use mesh.tp or mesh.dp_shard"
         )
+
+    def hub_format(self) -> HubFormat:
+        """Say how the whole model's weights lie in files of Hugging Face's layout.
+
+        Where this is not overridden, a file has our own names.
+        """
+        return HubFormat()
 
     def input_shape(self, batch_size: int) -> Tensor:
         """Describe what this part takes, as a meta tensor."""

@@ -20,6 +20,7 @@ from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
 from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
 from trainer.run.data import VOCABULARY, text_sources, token_field
+from trainer.run.language import make_llama
 from trainer.run.schedule import learning_rate
 from trainer.run.tasks import Classify, NextToken, Task
 from trainer.watch.launch import Job
@@ -96,6 +97,8 @@ def make_model(config: Config) -> StagedModel:
     settings = model.settings
     if model.kind == "gpt":
         return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
+    if model.kind == "llama":
+        return make_llama(config)
     kinds: dict[str, Callable[..., StagedModel]] = {
         "small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT,
     }  # fmt: skip
