@@ -62,24 +62,25 @@ class WeightFiles:
             form.stored(name).name: form.stored(name).shape_there(tuple(value.shape))
             for name, value in _kept(model, form)
         }
-        missing = [name for name in expected if name not in self._shapes]
-        if missing:
-            raise ConfigError(
-                f"{self.path}: {_some(missing)} missing, found {len(self._shapes)} tensors, "
-                f"expected the {len(expected)} of this {kind}; give the weights of a model of this "
-                "kind and depth, or complete the files"
-            )
         ignored = [re.compile(pattern) for pattern in form.ignored]
+        missing = [name for name in expected if name not in self._shapes]
         more = [
             name
             for name in self._shapes
             if name not in expected and not any(each.fullmatch(name) for each in ignored)
         ]
+        if missing:
+            others = f" and others, such as {more[0]}" if more else ""
+            raise ConfigError(
+                f"{self.path}: {_some(missing)} missing, found {len(expected) - len(missing)} of "
+                f"the {len(expected)} tensors of this {kind}{others}; set [model] as the model "
+                "that the files are of, or complete the files"
+            )
         if more:
             raise ConfigError(
-                f"{self.path}: {_some(more)} not expected, found {len(self._shapes)} tensors, "
-                f"expected the {len(expected)} of this {kind}; set [model] as the model that the "
-                "files are of, or give other model.weights"
+                f"{self.path}: {_some(more)} not expected, found the {len(expected)} tensors of "
+                f"this {kind} and {len(more)} more; set [model] as the model that the files are "
+                "of, or give other model.weights"
             )
         for name, shape in expected.items():
             if self._shapes[name] != shape:
@@ -127,8 +128,10 @@ def read_hub_config(path: Path) -> Mapping[str, object]:
     """Read the ``config.json`` of a directory; empty if there is none.
 
     Raises:
-        ConfigError: If it cannot be read.
+        ConfigError: If it cannot be read, or there is no such directory.
     """
+    if not path.exists():
+        raise _no_files(path)
     file = path / CONFIG
     return _read_object(file) if file.is_file() else {}
 
@@ -147,8 +150,12 @@ def _files_by_name(path: Path) -> dict[str, Path]:
         return {name: path / Path(file).name for name, file in names.items()}
     if (path / ONE_FILE).is_file():
         return dict.fromkeys(_shapes_in(path / ONE_FILE), path / ONE_FILE)
+    raise _no_files(path)
+
+
+def _no_files(path: Path) -> ConfigError:
     found = ", ".join(sorted(p.name for p in path.iterdir())[:MOST_NAMES]) if path.is_dir() else ""
-    raise ConfigError(
+    return ConfigError(
         f"model.weights is {path}, found {found or 'nothing'}, expected a .safetensors file, or a "
         f"directory with {ONE_FILE} or {INDEX}; give the path of one, or leave it out to begin "
         "with random weights"

@@ -366,12 +366,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         for override in overrides:
             apply_override(tables, override)
-        return _build(tables)
+        return build_config(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _build(tables: Mapping[str, object]) -> Config:
+def build_config(tables: Mapping[str, object]) -> Config:
+    """Check the tables of a file, one for each section.
+
+    Raises:
+        ConfigError: If a key is unknown or missing, or a value out of range.
+    """
     for section in tables:
         check_known(section, SECTIONS)
     made = {

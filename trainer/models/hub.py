@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,13 @@ class Stored:
     def shape_there(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Give the shape in the file of a tensor that has this one here."""
         return (1,) * self.leading + (shape[::-1] if self.transposed else shape)
+
+    def there(self, value: Tensor) -> Tensor:
+        """Lay out a whole tensor of ours as the file has it."""
+        if self.order is not None:
+            value = torch.empty_like(value).index_copy_(0, self.order, value)
+        value = value.T if self.transposed else value
+        return value.reshape((1,) * self.leading + tuple(value.shape)).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,14 +74,14 @@ def precise_norm(self: Any, hidden: Tensor) -> Tensor:
     return result
 
 
-def make_reference(**settings: Any) -> nn.Module:
+def make_reference(**settings: Any) -> Any:
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=SEQUENCE,
         attn_implementation="sdpa", **settings,
     )  # fmt: skip
     torch.manual_seed(3)
-    model: nn.Module = transformers.LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -129,6 +129,7 @@ class Reference:
         for number, case in enumerate(cases):
             reports: list[Any] = [ranks[number] for ranks in ended.reports]  # type: ignore[index]
             for report in reports:
+                assert report["numbers_read"] == report["numbers_kept"], case
                 assert report["norms"] == pytest.approx(self.norms, rel=1e-9), case
             for step, expected in enumerate(self.losses):
                 found = {r["replica"]: r["losses"][step] for r in reports if r["losses"][step]}
