@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -101,27 +100,28 @@ class WeightFiles:
             for name, value in _kept(part, form):
                 own, offsets = _own(value.detach())
                 if own.numel():
-                    own.copy_(self._read(form.stored(name), tuple(own.shape), offsets))
+                    self._fill(own, form.stored(name), offsets)
 
-    def _read(self, stored: Stored, shape: tuple[int, ...], offsets: tuple[int, ...]) -> Tensor:
-        """Read a part of a tensor as it lies here, given where that part begins here."""
+    def _fill(self, own: Tensor, stored: Stored, offsets: tuple[int, ...]) -> None:
+        """Copy a part of a tensor into its place here, given where that part begins here."""
         from safetensors import safe_open
 
         with safe_open(self._files[stored.name], framework="pt") as file:
-            if not shape:
-                whole: Tensor = file.get_tensor(stored.name)
-                return whole.reshape(())
+            if not own.dim():
+                own.copy_(file.get_tensor(stored.name).reshape(()))
+                return
             lazy = file.get_slice(stored.name)
-            ranges = [slice(a, a + n) for a, n in zip(offsets, shape, strict=True)]
-            pieces = []
+            ranges = [slice(a, a + n) for a, n in zip(offsets, own.shape, strict=True)]
+            num_filled = 0
             for rows in _runs(ranges[0], stored.order):
                 mine = [rows, *ranges[1:]]
                 there = [slice(0, 1)] * stored.leading + (mine[::-1] if stored.transposed else mine)
                 piece: Tensor = lazy[tuple(there)]
                 piece = piece.reshape(piece.shape[stored.leading :])
-                pieces.append(piece.T if stored.transposed else piece)
-            # The file is closed then: what is given back must not lie in it.
-            return torch.cat(pieces)
+                piece = piece.T if stored.transposed else piece
+                # The file's own memory, read as it is copied.
+                own[num_filled : num_filled + len(piece)].copy_(piece)
+                num_filled += len(piece)
 
 
 def read_hub_config(path: Path) -> Mapping[str, object]:
