@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of, tied
 from trainer.errors import ConfigError
-from trainer.models import GPT, Llama, ResNet, Rope, SmallCNN, StagedModel, ViT, seeded
+from trainer.models import GPT, Llama, ResNet, ResNet50, Rope, SmallCNN, StagedModel, ViT, seeded
 from trainer.models.llama import GroupedAttention
 
 IMAGES = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32).to(torch.uint8)
@@ -122,6 +122,8 @@ def test_operations_are_counted_without_computing_them() -> None:
         (lambda: tied(), {"num_stages": 2}, r"model.tied is true, .* one stage, found 2: .*tp"),
         (lambda: ResNet(4), {"tp": 3}, r"ResNet's 8 channel groups"),
         (lambda: ResNet(4, norm="batch"), {"tp": 2}, r'expected 1 .* "batch".* give model.norm='),
+        (lambda: ResNet50(4), {"tp": 2}, r"mesh.tp is 2, expected 1 for ResNet50: .*dp_shard"),
+        (lambda: ResNet50(4, 1), {}, r"data.channels is 1, expected 3 for .*resnet50"),
         (lambda: MAKERS["vit"](), {"num_stages": 4}, r"ViT has 3 blocks, fewer than 4 .* choose"),
     ],
 )

@@ -34,7 +34,10 @@ from trainer.models.rotary import Rope
 MODEL_KEYS = {
     "small_cnn": ("num_classes", "image_size"),
     "resnet": ("num_classes", "image_size", "depth", "norm"),
-    "vit": ("num_classes", "image_size", "patch", "width", "depth", "heads"),
+    "resnet50": ("num_classes", "image_size"),
+    "vit": (
+        "num_classes", "image_size", "patch", "width", "depth", "heads", "pooling", "norm_eps",
+    ),
     "gpt": ("width", "depth", "heads"),
     "llama": (
         "vocabulary", "width", "depth", "heads", "kv_heads", "inner_width", "head_width", "rope",
@@ -170,7 +173,7 @@ class ModelConfig(Section):
     layout; of its ``config.json`` a llama takes the sizes that are not given.
     """
 
-    kind: Literal["small_cnn", "resnet", "vit", "gpt", "llama"] = "small_cnn"
+    kind: Literal["small_cnn", "resnet", "resnet50", "vit", "gpt", "llama"] = "small_cnn"
     weights: str = ""
     num_classes: Count | None = None
     image_size: Count | None = None
@@ -179,6 +182,7 @@ class ModelConfig(Section):
     depth: Count | None = None
     heads: Count | None = None
     norm: Literal["batch", "group"] | None = None
+    pooling: Literal["mean", "token"] | None = None
     vocabulary: Count | None = None
     kv_heads: Count | None = None
     inner_width: Count | None = None

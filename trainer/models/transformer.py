@@ -47,11 +47,11 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention, then a network of four times the width; each beside what it adds to."""
 
-    def __init__(self, width: int, *, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, *, heads: int, causal: bool, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
+        self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
         self.attention = Attention(width, heads=heads, causal=causal)
-        self.up_norm = nn.LayerNorm(width)
+        self.up_norm = nn.LayerNorm(width, eps=norm_eps)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
@@ -61,14 +61,16 @@ class Block(nn.Module):
         return cast(Tensor, hidden + self.down(F.gelu(self.up(self.up_norm(hidden)))))
 
 
-def make_blocks(depth: int, width: int, *, heads: int, causal: bool) -> list[nn.Module]:
+def make_blocks(
+    depth: int, width: int, *, heads: int, causal: bool, norm_eps: float = 1e-5
+) -> list[nn.Module]:
     """Make the blocks of a transformer."""
     if width % heads:
         raise ConfigError(
             f"model.width is {width}, which model.heads = {heads} does not divide; choose a width "
             f"that is a multiple of the heads"
         )
-    return [Block(width, heads=heads, causal=causal) for _ in range(depth)]
+    return [Block(width, heads=heads, causal=causal, norm_eps=norm_eps) for _ in range(depth)]
 
 
 def init_weights(model: nn.Module, *, depth: int) -> None:

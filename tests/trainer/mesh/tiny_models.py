@@ -17,6 +17,9 @@ MAKERS: dict[str, Callable[[], StagedModel]] = {
     "cnn": lambda: SmallCNN(NUM_CLASSES, 3, 16),
     "resnet": lambda: ResNet(NUM_CLASSES, depth=8, image_size=16),
     "vit": lambda: ViT(NUM_CLASSES, image_size=16, width=16, depth=3, heads=4),
+    "token vit": lambda: ViT(
+        NUM_CLASSES, image_size=16, width=16, depth=3, heads=4, pooling="token", norm_eps=1e-6
+    ),
     "gpt": lambda: GPT(VOCABULARY, SEQUENCE, width=16, depth=3, heads=4),
     "llama": lambda: Llama(
         VOCABULARY, SEQUENCE, width=16, depth=3, heads=4, kv_heads=2, inner_width=24
