@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.weights import WeightFiles
-from trainer.config.config import load_config
+from trainer.config.config import Config, load_config
 from trainer.errors import ConfigError
 from trainer.models import GPT, HubFormat, Llama, StagedModel, Stored
+from trainer.run.dry_run import dry_run
 from trainer.run.loop import train
 
 save_file = pytest.importorskip("safetensors.torch", reason="tonari[export]").save_file
@@ -169,9 +170,9 @@ def test_a_directory_without_readable_files_is_refused(
         WeightFiles(tmp_path)
 
 
-def llama(directory: Path, **settings: Any) -> Llama:
+def llama(directory: Path, **sizes: Any) -> Llama:
     """Write the files of a model."""
-    model = Llama(depth=1, heads=2, **settings)
+    model = Llama(depth=1, heads=2, **sizes)
     directory.mkdir()
     names = model.hub_format()
     save_file(
@@ -183,7 +184,7 @@ def llama(directory: Path, **settings: Any) -> Llama:
 
 
 @pytest.mark.parametrize(
-    ("settings", "overrides", "message"),
+    ("sizes", "overrides", "message"),
     [
         ({"width": 24}, (), r"no such text"),
         (
@@ -195,9 +196,9 @@ def llama(directory: Path, **settings: Any) -> Llama:
     ],
 )
 def test_weights_are_read_before_the_data_and_config_json_gives_the_sizes(
-    tmp_path: Path, settings: dict[str, int], overrides: tuple[str, ...], message: str
+    tmp_path: Path, sizes: dict[str, int], overrides: tuple[str, ...], message: str
 ) -> None:
-    llama(tmp_path / "hub", **settings)
+    llama(tmp_path / "hub", **sizes)
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, *overrides)
 
@@ -221,10 +222,23 @@ def test_a_config_json_of_another_model_is_refused_before_the_data_is_opened(
         start(tmp_path)
 
 
+def test_a_dry_run_refuses_them_too(tmp_path: Path) -> None:
+    llama(tmp_path / "hub", width=32)
+    config = settings(tmp_path)
+    assert dry_run(config, world_size=2, num_nodes=1).parameters > 0
+    (tmp_path / "hub/model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model.weights is .*hub, found config.json, expected"):
+        dry_run(config, world_size=2, num_nodes=1)
+
+
 def start(directory: Path, *overrides: str) -> None:
+    train(settings(directory, *overrides))
+
+
+def settings(directory: Path, *overrides: str) -> Config:
     path = directory / "run.toml"
     path.write_text(RUN.format(weights=directory / "hub", directory=directory / "run"))
-    train(load_config(path, overrides))
+    return load_config(path, overrides)
 
 
 def test_plain_names_are_the_default(tmp_path: Path) -> None:
