@@ -47,6 +47,7 @@ EXTRAS = {
     "matplotlib": "report",
     "jinja2": "report",
     "safetensors": "export",
+    "transformers": "hf",
     "google_crc32c": "tfrecord",
     "h5py": "hdf5",
     "zarr": "zarr",

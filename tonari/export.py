@@ -15,14 +15,19 @@ SUFFIXES = (".safetensors", ".pt")
 class Export:
     """Write the weights of a checkpoint, of any mesh, as a plain state_dict.
 
-    model.load_state_dict takes it as it is. Open only checkpoints that you trust: torch's files can
-    run code.
+    model.load_state_dict takes it as it is. With --hub it is a directory in Hugging Face's layout:
+    of a llama, transformers' from_pretrained takes it. Open only checkpoints that you trust:
+    torch's files can run code.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
     """A step-NUMBER directory, or a run.directory for its newest."""
     out: Path
-    """model.safetensors (needs the extra tonari[export]) or model.pt."""
+    """model.safetensors (needs the extra tonari[export]) or model.pt; with --hub, a directory."""
+    hub: bool = False
+    """Write a directory: safetensors by the names that others know, and config.json."""
+    max_file_bytes: int = 5_000_000_000
+    """With --hub: of one file."""
     optimizer: bool = False
     """Write a .pt of two state_dicts, model and optimizer; the optimizer's is flat, by the names of
     parameters: torch.distributed.checkpoint.state_dict.set_optimizer_state_dict takes it, with
@@ -45,6 +50,8 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(
         Export, args=argv, prog="tonari export", config=(tyro.conf.FlagCreatePairsOff,)
     )
+    if given.hub:
+        return _export_hub(given)
     _check(given.out, optimizer=given.optimizer)
     # Only now: `--help` and wrong arguments should not wait for torch.
     from torch import Tensor
@@ -70,6 +77,55 @@ def main(argv: list[str]) -> int:
     sizes = [value.numel() for value in model.values() if isinstance(value, Tensor)]
     print(f"{given.out}: {len(sizes)} tensors, {sum(sizes):,} numbers, from {checkpoint}")
     return 0
+
+
+def _export_hub(given: Export) -> int:
+    _check_directory(given)
+    import torch
+
+    from trainer.checkpoint.directory import read_progress
+    from trainer.checkpoint.hub_export import write_hub
+    from trainer.checkpoint.weights import read_hub_config
+    from trainer.config.saved import read_settings
+    from trainer.run.build import make_model
+
+    checkpoint = _find(given.checkpoint)
+    config = read_settings(checkpoint.absolute().parents[1] / "config.json")
+    weights = config.model.weights
+    with torch.device("meta"):
+        model = make_model(config)
+    progress = read_progress(checkpoint)
+    try:
+        num_tensors, num_numbers = write_hub(
+            given.out, checkpoint, model, max_file_bytes=given.max_file_bytes,
+            published=read_hub_config(Path(weights)) if weights else {},
+            notes={"epochs": progress.epochs, "steps": progress.steps},
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandError(
+            f"{given.out}: cannot be written: {error}; give --out a directory beside others, with "
+            "room"
+        ) from error
+    print(f"{given.out}: {num_tensors} tensors, {num_numbers:,} numbers, from {checkpoint}")
+    return 0
+
+
+def _check_directory(given: Export) -> None:
+    out = given.out
+    if given.optimizer:
+        raise CommandError(
+            f"--hub writes weights alone to {out}, and --optimizer asks for more; leave one "
+            "of them out"
+        )
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise CommandError(
+            f"--out is {out}, which holds something, expected no directory yet, or an empty one; "
+            "give another --out"
+        )
+    if given.max_file_bytes < 1:
+        raise CommandError(
+            f"--max-file-bytes is {given.max_file_bytes}, expected at least 1; give a larger one"
+        )
 
 
 def _check(out: Path, *, optimizer: bool) -> None:

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of
+from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of, tied
 from trainer.errors import ConfigError
-from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
+from trainer.models import GPT, Llama, ResNet, ResNet50, Rope, SmallCNN, StagedModel, ViT, seeded
+from trainer.models.llama import GroupedAttention
 
 IMAGES = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32).to(torch.uint8)
 
@@ -38,12 +39,27 @@ def test_a_row_s_logits_do_not_depend_on_the_rest_of_the_batch(kind: str) -> Non
     torch.testing.assert_close(model(rows)[:1], model(rows[:1]))
 
 
-def test_a_token_s_logits_do_not_depend_on_those_after_it() -> None:
-    model, tokens = make("gpt"), task_of("gpt").input(batch_of("gpt"))
+@pytest.mark.parametrize("kind", ["gpt", "llama", "tied llama"])
+def test_a_token_s_logits_do_not_depend_on_those_after_it(kind: str) -> None:
+    model, tokens = make(kind), task_of(kind).input(batch_of(kind))
     changed = tokens.clone()
     changed[:, 5:] = 0
     torch.testing.assert_close(model(tokens)[:, :5], model(changed)[:, :5])
     assert not torch.allclose(model(tokens)[:, 5:], model(changed)[:, 5:])
+
+
+def test_documents_with_positions_and_a_mask_of_their_own_do_not_see_each_other() -> None:
+    attention = GroupedAttention(16, 4, 2, 4, rope=Rope()).double()
+    hidden = torch.randn(2, 8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    document = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    place = torch.arange(8)
+    mask = (document[:, None] == document) & (place[:, None] >= place)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4])
+    together = attention(hidden, positions=positions, mask=mask)
+    apart = torch.cat([attention(hidden[:, :3]), attention(hidden[:, 3:])], dim=1)
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-14)
+    each = attention(hidden, positions=positions.expand(2, 8), mask=mask)
+    assert torch.equal(each, together)
 
 
 def test_the_resnet_has_the_paper_s_size() -> None:
@@ -96,8 +112,18 @@ def test_operations_are_counted_without_computing_them() -> None:
         (lambda: ViT(4, image_size=30), {}, r"image_size is 30, .*patch = 4; choose"),
         (lambda: MAKERS["gpt"](), {"tp": 3}, r"mesh.tp is 3, .* GPT's 4 heads; choose"),
         (lambda: GPT(13, 8, width=8, heads=4), {"tp": 2}, r"GPT's 13 classes; choose"),
+        (
+            lambda: Llama(heads=4, kv_heads=3, width=16),
+            {},
+            r"heads is 4, model.kv_heads 3, .* expected heads that are a multiple of kv_heads",
+        ),
+        (lambda: Llama(heads=4, width=18), {}, r"width is 18, .*heads = 4 does not divide; choose"),
+        (lambda: MAKERS["llama"](), {"tp": 4}, r"mesh.tp is 4, .* Llama's 2 key and value heads;"),
+        (lambda: tied(), {"num_stages": 2}, r"model.tied is true, .* one stage, found 2: .*tp"),
         (lambda: ResNet(4), {"tp": 3}, r"ResNet's 8 channel groups"),
         (lambda: ResNet(4, norm="batch"), {"tp": 2}, r'expected 1 .* "batch".* give model.norm='),
+        (lambda: ResNet50(4), {"tp": 2}, r"mesh.tp is 2, expected 1 for ResNet50: .*dp_shard"),
+        (lambda: ResNet50(4, 1), {}, r"data.channels is 1, expected 3 for .*resnet50"),
         (lambda: MAKERS["vit"](), {"num_stages": 4}, r"ViT has 3 blocks, fewer than 4 .* choose"),
     ],
 )

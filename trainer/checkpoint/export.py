@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from trainer.checkpoint.sums import check_sums
 from trainer.errors import CheckpointError
 
 Value = Tensor | float | int | bool | None
+StoredTensor = TensorStorageMetadata | None
 
 
 def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[str, Value]]:
@@ -33,14 +34,53 @@ def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[st
     Raises:
         CheckpointError: If a file is missing or damaged, or a part of a tensor was never written.
     """
-    check_sums(path)
-    stored = FileSystemReader(path / "torch").read_metadata().state_dict_metadata
+    stored = stored_tensors(path)
     kinds = ("model", "optimizer") if optimizer else ("model",)
+    flat = read_tensors(path, [name for name in stored if name.split(".", 1)[0] in kinds], stored)
+    return {
+        kind: {
+            name.removeprefix(f"{kind}."): value
+            for name, value in flat.items()
+            if name.startswith(f"{kind}.")
+        }
+        for kind in kinds
+    }
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """List what a checkpoint holds, by name, ``model.`` or ``optimizer.`` before it.
+
+    Returns:
+        The shape and dtype of each tensor; None for another value.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged.
+    """
+    check_sums(path)
+    found = FileSystemReader(path / "torch").read_metadata().state_dict_metadata
+    return {
+        name: its if isinstance(its, TensorStorageMetadata) else None
+        for name, its in sorted(found.items())
+    }
+
+
+def read_tensors(
+    path: Path, names: Sequence[str], stored: Mapping[str, StoredTensor]
+) -> dict[str, Value]:
+    """Put the shards of some tensors together, on the CPU.
+
+    Args:
+        path: The checkpoint.
+        names: Of the values to read.
+        stored: What `stored_tensors` gave.
+
+    Raises:
+        CheckpointError: If a part of a tensor was never written.
+    """
     flat: dict[str, Value] = {}
-    for name, its in sorted(stored.items()):
-        if name.split(".", 1)[0] not in kinds:
-            continue
-        if not isinstance(its, TensorStorageMetadata):
+    for name in names:
+        its = stored[name]
+        if its is None:
             flat[name] = None
             continue
         held = sum(math.prod(chunk.sizes) for chunk in its.chunks)
@@ -55,14 +95,7 @@ def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[st
         # That there is one process is what is meant here.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         state_dict_loader.load(flat, checkpoint_id=path / "torch", no_dist=True)
-    return {
-        kind: {
-            name.removeprefix(f"{kind}."): value
-            for name, value in flat.items()
-            if name.startswith(f"{kind}.")
-        }
-        for kind in kinds
-    }
+    return flat
 
 
 def write_safetensors(out: Path, model: Mapping[str, Value], notes: Mapping[str, object]) -> None:

@@ -29,14 +29,25 @@ from trainer.config.settings import (
 )
 from trainer.errors import ConfigError
 from trainer.mesh.place import SPLIT, Schedule, Targets
+from trainer.models.rotary import Rope
 
 MODEL_KEYS = {
     "small_cnn": ("num_classes", "image_size"),
     "resnet": ("num_classes", "image_size", "depth", "norm"),
-    "vit": ("num_classes", "image_size", "patch", "width", "depth", "heads"),
+    "resnet50": ("num_classes", "image_size"),
+    "vit": (
+        "num_classes", "image_size", "patch", "width", "depth", "heads", "pooling", "norm_eps",
+    ),
     "gpt": ("width", "depth", "heads"),
-}
-"""What each kind of model takes."""
+    "llama": (
+        "vocabulary", "width", "depth", "heads", "kv_heads", "inner_width", "head_width", "rope",
+        "norm_eps", "tied",
+    ),
+}  # fmt: skip
+"""What each kind of model takes; all take ``weights``."""
+
+TEXT_MODELS = ("gpt", "llama")
+"""Kinds that read tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +167,14 @@ class ImportanceConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """What to train; what is left out is as the model has it. ``MODEL_KEYS``: who takes what."""
+    """What to train; what is left out is as the model has it. ``MODEL_KEYS``: who takes what.
 
-    kind: Literal["small_cnn", "resnet", "vit", "gpt"] = "small_cnn"
+    ``weights`` are those to start from: a ``.safetensors`` file, or a directory in Hugging Face's
+    layout; of its ``config.json`` a llama takes the sizes that are not given.
+    """
+
+    kind: Literal["small_cnn", "resnet", "resnet50", "vit", "gpt", "llama"] = "small_cnn"
+    weights: str = ""
     num_classes: Count | None = None
     image_size: Count | None = None
     patch: Count | None = None
@@ -166,6 +182,14 @@ class ModelConfig(Section):
     depth: Count | None = None
     heads: Count | None = None
     norm: Literal["batch", "group"] | None = None
+    pooling: Literal["mean", "token"] | None = None
+    vocabulary: Count | None = None
+    kv_heads: Count | None = None
+    inner_width: Count | None = None
+    head_width: Count | None = None
+    rope: Rope = field(default_factory=Rope)
+    norm_eps: Positive | None = None
+    tied: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,9 +211,10 @@ class ModelConfig(Section):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What was given beside the kind."""
+        """What was given beside the kind and the weights."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {k: v for k, v in given.items() if k != "kind" and v is not None}
+        beside = ("kind", "weights")
+        return {k: v for k, v in given.items() if k not in beside and v not in (None, Rope())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,10 +332,10 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        if (self.model.kind == "gpt") != (self.data.kind == "text"):
+        if (self.model.kind in TEXT_MODELS) != (self.data.kind == "text"):
             raise ConfigError(
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
-                'a gpt for text and another model for images; give data.kind="text" with '
+                'a gpt or llama for text and another model for images; give data.kind="text" with '
                 'model.kind="gpt"'
             )
         if self.shuffle.by_scores and not self.importance.keeps_losses:
@@ -345,12 +370,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         for override in overrides:
             apply_override(tables, override)
-        return _build(tables)
+        return build_config(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _build(tables: Mapping[str, object]) -> Config:
+def build_config(tables: Mapping[str, object]) -> Config:
+    """Check the tables of a file, one for each section.
+
+    Raises:
+        ConfigError: If a key is unknown or missing, or a value out of range.
+    """
     for section in tables:
         check_known(section, SECTIONS)
     made = {

@@ -2,9 +2,16 @@
 
 from trainer.models.cnn import SmallCNN
 from trainer.models.gpt import GPT
+from trainer.models.hub import HubFormat, Stored
+from trainer.models.llama import Llama
 from trainer.models.resnet import ResNet
+from trainer.models.resnet50 import ResNet50
+from trainer.models.rotary import Rope
 from trainer.models.seeded import seeded
 from trainer.models.staged import StagedModel
 from trainer.models.vit import ViT
 
-__all__ = ["GPT", "ResNet", "SmallCNN", "StagedModel", "ViT", "seeded"]
+__all__ = [
+    "GPT", "HubFormat", "Llama", "ResNet", "ResNet50", "Rope", "SmallCNN", "StagedModel", "Stored",
+    "ViT", "seeded",
+]  # fmt: skip

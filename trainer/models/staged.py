@@ -1,7 +1,7 @@
 """What the trainer asks of a model: a stem, numbered blocks and a head; any may be elsewhere."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
+from trainer.models.hub import HubFormat
 
 
 class StagedModel(nn.Module, ABC):
@@ -92,6 +93,13 @@ class StagedModel(nn.Module, ABC):
             f"divide; leave mesh.cp out, and use mesh.tp or mesh.dp_shard"
         )
 
+    def hub_format(self) -> HubFormat:
+        """Say how the whole model's weights lie in files of Hugging Face's layout.
+
+        Where this is not overridden, a file has our own names.
+        """
+        return HubFormat()
+
     def input_shape(self, batch_size: int) -> Tensor:
         """Describe what this part takes, as a meta tensor."""
         if self.stem is not None:
@@ -153,9 +161,15 @@ def scaled(images: Tensor, dtype: torch.dtype) -> Tensor:
 class Images(nn.Module):
     """A stem: scale bytes, then the layers."""
 
-    def __init__(self, layers: nn.Module, shape: tuple[int, int, int] | None = None) -> None:
+    def __init__(
+        self,
+        layers: nn.Module,
+        shape: tuple[int, int, int] | None = None,
+        *,
+        scale: Callable[[Tensor, torch.dtype], Tensor] = scaled,
+    ) -> None:
         super().__init__()
-        self.layers, self.shape = layers, shape
+        self.layers, self.shape, self.scale = layers, shape, scale
 
     def forward(self, images: Tensor) -> Tensor:
         """Map uint8[batch, channels, height, width] to what the first block takes."""
@@ -166,4 +180,4 @@ class Images(nn.Module):
                 "model.image_size, or data.image_size to resize"
             )
         dtype = next(self.layers.parameters()).dtype
-        return cast(Tensor, self.layers(scaled(images, dtype)))
+        return cast(Tensor, self.layers(self.scale(images, dtype)))

@@ -40,25 +40,18 @@ class Attention(nn.Module):
         qkv = self.qkv(hidden).unflatten(-1, (-1, 3, self.head_width))
         # 3 x floating[batch, heads here, places, head_width]
         q, k, v = qkv.permute(3, 0, 2, 1, 4)
-        mask = None
-        if self.cp is not None:
-            mask = _causal_mask(q.shape[2], self.cp, q.device)
-            # floating[2, batch, heads here, all places, head_width]
-            both = torch.stack([k, v])
-            k, v = redistribute(both, self.cp, Shard(3), Replicate(), Partial())
-        causal = self.causal and mask is None
-        looked = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        looked = attend(q, k, v, causal=self.causal, cp=self.cp)
         return cast(Tensor, self.out(looked.transpose(1, 2).flatten(2)))
 
 
 class Block(nn.Module):
     """Attention, then a network of four times the width; each beside what it adds to."""
 
-    def __init__(self, width: int, *, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, *, heads: int, causal: bool, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
+        self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
         self.attention = Attention(width, heads=heads, causal=causal)
-        self.up_norm = nn.LayerNorm(width)
+        self.up_norm = nn.LayerNorm(width, eps=norm_eps)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
@@ -68,14 +61,16 @@ class Block(nn.Module):
         return cast(Tensor, hidden + self.down(F.gelu(self.up(self.up_norm(hidden)))))
 
 
-def make_blocks(depth: int, width: int, *, heads: int, causal: bool) -> list[nn.Module]:
+def make_blocks(
+    depth: int, width: int, *, heads: int, causal: bool, norm_eps: float = 1e-5
+) -> list[nn.Module]:
     """Make the blocks of a transformer."""
     if width % heads:
         raise ConfigError(
             f"model.width is {width}, which model.heads = {heads} does not divide; choose a width "
             f"that is a multiple of the heads"
         )
-    return [Block(width, heads=heads, causal=causal) for _ in range(depth)]
+    return [Block(width, heads=heads, causal=causal, norm_eps=norm_eps) for _ in range(depth)]
 
 
 def init_weights(model: nn.Module, *, depth: int) -> None:
@@ -106,6 +101,34 @@ def blocks_plan(*, sequence_parallel: bool) -> dict[str, ParallelStyle]:
 def transformer_divides(heads: int, classes: int, places: int) -> Mapping[str, int]:
     """List what a tp size has to divide."""
     return {"heads": heads, "classes": classes, "places of a sequence": places}
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
+    cp: DeviceMesh | None = None,
+) -> Tensor:  # fmt: skip
+    """Let each place look at others, and take the mean of their values.
+
+    Args:
+        q: floating[batch, heads here, places, head_width].
+        k: The same; or fewer heads, each for as many consecutive heads of ``q``.
+        v: As ``k``.
+        causal: Whether no place looks at one after it; ignored if there is a mask.
+        mask: bool[..., places, all places]: Who looks at whom.
+        cp: Ranks that each hold consecutive places of the sequence, for a causal model.
+
+    Returns:
+        floating[batch, heads here, places, head_width].
+    """
+    if cp is not None:
+        mask = _causal_mask(q.shape[2], cp, q.device) if mask is None else mask
+        # floating[2, batch, heads here, all places, head_width]
+        both = torch.stack([k, v])
+        k, v = redistribute(both, cp, Shard(3), Replicate(), Partial())
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=grouped
+    )
 
 
 def _causal_mask(num_places: int, cp: DeviceMesh, device: torch.device) -> Tensor:

@@ -18,8 +18,9 @@ from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbat
 from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
-from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
+from trainer.models import GPT, ResNet, ResNet50, SmallCNN, StagedModel, ViT, seeded
 from trainer.run.data import VOCABULARY, text_sources, token_field
+from trainer.run.language import make_llama
 from trainer.run.schedule import learning_rate
 from trainer.run.tasks import Classify, NextToken, Task
 from trainer.watch.launch import Job
@@ -96,8 +97,10 @@ def make_model(config: Config) -> StagedModel:
     settings = model.settings
     if model.kind == "gpt":
         return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
+    if model.kind == "llama":
+        return make_llama(config)
     kinds: dict[str, Callable[..., StagedModel]] = {
-        "small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT,
+        "small_cnn": SmallCNN, "resnet": ResNet, "resnet50": ResNet50, "vit": ViT,
     }  # fmt: skip
     sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
     return kinds[model.kind](**sized)

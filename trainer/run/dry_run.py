@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.config.config import Config
+from trainer.checkpoint.weights import WeightFiles
+from trainer.config.config import TEXT_MODELS, Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
@@ -153,6 +155,8 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
     layout = lay_out(config, world_size)
     with torch.device("meta"):
         model = make_model(config)
+    if config.model.weights:
+        WeightFiles(Path(config.model.weights)).check(model)
     replica_ranks = math.prod(layout.sizes) // layout.sizes[0]
     held = tuple(
         _held(config, layout, model, build_place(config, layout, pp_rank * replica_ranks), pp_rank)
@@ -256,7 +260,7 @@ def _memory(
 
 
 def _share_of_tp(config: Config, tp: int) -> float:
-    if config.model.kind not in ("vit", "gpt"):
+    if config.model.kind not in ("vit", *TEXT_MODELS):
         return 1.0
     return 1 / tp if config.mesh.sequence_parallel else (10 + 24 / tp) / 34
 

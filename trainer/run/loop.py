@@ -25,6 +25,7 @@ from trainer.run.build import (
     build_parallel,
     build_schedule,
 )
+from trainer.run.pretrained import start_from_weights
 from trainer.run.step import evaluate, rescore, train_step
 from trainer.watch.launch import Job, join
 from trainer.watch.meter import Figures, Meter, combine_order_hashes
@@ -96,6 +97,8 @@ def train(
         place = parallel.pipeline.place
         job.watchdog.set_mesh(place.sizes)
         found = find(directory / "checkpoints", resume)
+        if not found:
+            start_from_weights(config, parallel.pipeline)
         if job.world.rank == 0:
             _check_outputs(config)
         loader, test = build_loader(config, job, place=place, task=parallel.task)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tests.trainer.mesh.tiny_models import NUM_ROWS, batch_of, make, one_process, task_of
+from tests.trainer.mesh.tiny_models import NUM_ROWS, TEXT, batch_of, make, one_process, task_of
 from trainer.mesh.average import average_gradients
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.parallelize import left_whole, parallelize
@@ -32,7 +32,7 @@ def main() -> None:
 def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, object]:
     mesh = make_mesh(tuple(sizes), device_type="cpu")
     (part,) = parallelize(make(kind), mesh, **options)
-    task = NextToken(cp=mesh["cp"]) if kind == "gpt" else task_of(kind)
+    task = NextToken(cp=mesh["cp"]) if kind in TEXT else task_of(kind)
     _, replicate, shard, cp, _ = sizes
     replica = mesh.get_local_rank("dp_replicate") * shard + mesh.get_local_rank("dp_shard")
     share = NUM_ROWS // (replicate * shard)

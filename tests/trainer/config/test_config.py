@@ -70,6 +70,11 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ),
         ("model.depth=21", r'model.depth is given, but model.kind "small_cnn" takes num_classes,'),
         ("model.kind=gpt", r'num_classes is given, but model.kind "gpt" takes width, depth, heads'),
+        ("model.norm_eps=0", r"model.norm_eps is 0, expected a number > 0 or leaving it out"),
+        ("model.rope={theta = 0}", r"model.rope.theta is 0, expected a number > 0; correct it"),
+        ("model.rope={factor = 2, low_freq_factor = 4}", r"is 4, expected less than high_freq_f"),
+        ("model.rope={thetta = 2}", r"model.rope.thetta is unknown; did you mean model.rope.theta"),
+        ("model.rope={theta = 2}", r'rope is given, but model.kind "small_cnn" takes num_classes'),
         ("mesh.schedule=2f2b", r"mesh.schedule is '2f2b', expected one of 'gpipe', '1f1b'"),
         ("mesh.dtype=float16", r"mesh.dtype is 'float16', expected one of 'float32', 'bfloat16'"),
         ("mesh.microbatches=0", r"mesh.microbatches is 0, expected a whole number >= 1 or leaving"),
@@ -241,7 +246,7 @@ def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
 
 
-@pytest.mark.parametrize("name", ["cifar10", "vit_cifar10", "gpt_shakespeare"])
+@pytest.mark.parametrize("name", ["cifar10", "vit_cifar10", "gpt_shakespeare", "llama_shakespeare"])
 def test_the_shipped_examples_are_valid_on_their_mesh(name: str) -> None:
     config = load_config(Path(__file__).parents[3] / "examples" / f"{name}.toml")
     assert lay_out(config, 4).sizes[1:3] == ((4, 1) if name == "cifar10" else (2, 1))

@@ -35,6 +35,13 @@ ON_TWO: list[Case] = [
     ("gpt", FSDP, {"checkpointing": "full"}),
     ("vit", FSDP, {"checkpointing": "selective", "offload": True}),
     ("gpt", CP, {}),
+    ("llama", TP, SPLIT),
+    ("llama", FSDP, {"checkpointing": "full"}),
+    ("llama", CP, {}),
+    ("tied llama", DP, {}),
+    ("tied llama", FSDP, {}),
+    ("tied llama", TP, {}),
+    ("tied llama", TP, SPLIT),
 ]
 HSDP, DP_TP, FSDP_TP = [1, 2, 2, 1, 1], [1, 2, 1, 1, 2], [1, 1, 2, 1, 2]
 ON_FOUR: list[Case] = [
@@ -46,6 +53,9 @@ ON_FOUR: list[Case] = [
     ("gpt", [1, 1, 2, 2, 1], {}),
     ("gpt", [1, 1, 1, 2, 2], SPLIT),
     ("gpt", [1, 1, 1, 1, 4], SPLIT),
+    ("llama", FSDP_TP, SPLIT | {"checkpointing": "selective"}),
+    ("llama", [1, 1, 1, 2, 2], SPLIT),
+    ("tied llama", FSDP_TP, SPLIT),
 ]
 HALF: list[Case] = [("gpt", FSDP_TP, SPLIT | {"dtype": "bfloat16"})]
 

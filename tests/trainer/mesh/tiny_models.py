@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
+from trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, seeded
 from trainer.run.tasks import Classify, NextToken, Task
 
 NUM_ROWS = 8
@@ -17,13 +17,28 @@ MAKERS: dict[str, Callable[[], StagedModel]] = {
     "cnn": lambda: SmallCNN(NUM_CLASSES, 3, 16),
     "resnet": lambda: ResNet(NUM_CLASSES, depth=8, image_size=16),
     "vit": lambda: ViT(NUM_CLASSES, image_size=16, width=16, depth=3, heads=4),
+    "token vit": lambda: ViT(
+        NUM_CLASSES, image_size=16, width=16, depth=3, heads=4, pooling="token", norm_eps=1e-6
+    ),
     "gpt": lambda: GPT(VOCABULARY, SEQUENCE, width=16, depth=3, heads=4),
+    "llama": lambda: Llama(
+        VOCABULARY, SEQUENCE, width=16, depth=3, heads=4, kv_heads=2, inner_width=24
+    ),
 }
+TEXT = ("gpt", "llama", "tied llama")
+"""Those that read tokens."""
+
+
+def tied() -> StagedModel:
+    """Make a model of one stage: its output layer is its embedding."""
+    return Llama(
+        VOCABULARY, SEQUENCE, width=16, depth=2, heads=4, kv_heads=2, inner_width=24, tied=True
+    )
 
 
 def make(kind: str) -> StagedModel:
     """Make the same model every time, large enough weights included: small ones hide errors."""
-    model = seeded(MAKERS[kind], seed=5).double()
+    model = seeded(tied if kind == "tied llama" else MAKERS[kind], seed=5).double()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).double()
@@ -32,14 +47,14 @@ def make(kind: str) -> StagedModel:
 
 def task_of(kind: str) -> Task:
     """Say what a kind of model learns, in one process."""
-    return NextToken() if kind == "gpt" else Classify()
+    return NextToken() if kind in TEXT else Classify()
 
 
 def batch_of(kind: str) -> dict[str, Tensor]:
     """Make a whole step's batch, weights included."""
     generator = torch.Generator().manual_seed(2)
     weight = torch.arange(NUM_ROWS) % 3 / 2 + 0.5
-    if kind == "gpt":
+    if kind in TEXT:
         tokens = torch.randint(VOCABULARY, (NUM_ROWS, SEQUENCE + 1), generator=generator)
         return {"tokens": tokens, "weight": weight}
     images = torch.randint(256, (NUM_ROWS, 3, 16, 16), generator=generator, dtype=torch.uint8)

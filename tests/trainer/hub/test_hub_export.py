@@ -1,0 +1,139 @@
+"""Transformers loads what `tonari export --hub` writes of a llama: the same weights and logits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import hub
+from tests.multirank import RunRanks
+from tonari.cli import main
+from trainer.checkpoint.export import read_checkpoint
+from trainer.config.config import load_config
+from trainer.config.saved import read_settings
+from trainer.models import Rope
+from trainer.run.build import make_model
+from trainer.run.loop import train
+
+transformers = hub.import_or_skip()
+
+TOML = """
+[data]
+kind = "text"
+train = "{root}/text"
+test_fraction = 0.2
+sequence_length = 16
+batch_size = 4
+workers.threads = 0
+[model]
+kind = "llama"
+width = 16
+depth = 2
+heads = 4
+kv_heads = 2
+[optimizer]
+kind = "adamw"
+lr = 0.02
+[run]
+epochs = 1
+directory = "{root}/run"
+device = "cpu"
+"""
+ROPE = "model.rope={theta = 500.0, factor = 4.0, original_length = 8}"
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    (tmp_path / "text").write_text(60 * "the cat sat. ")
+    path = tmp_path / "run.toml"
+    path.write_text(TOML.format(root=tmp_path))
+    return path
+
+
+def check(settings: Path, *overrides: str, files: int) -> None:
+    """Export the run, load the directory, and compare weights and logits, bit for bit."""
+    run, out = settings.parent / "run", settings.parent / "hub"
+    size = () if files == 1 else ("--max-file-bytes", "8000")
+    assert main(["export", str(run), "--out", str(out), "--hub", *size]) == 0
+    assert len(list(out.glob("*.safetensors"))) == files
+    loaded, info = transformers.LlamaForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    model: Any = make_model(load_config(settings, overrides))
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    weights: Any = read_checkpoint(checkpoint)["model"]
+    model.load_state_dict(weights)
+    theirs, form = loaded.state_dict(), model.hub_format()
+    names = [name for name in weights if name not in form.aliases]
+    for name in names:
+        assert torch.equal(theirs[form.stored(name).name], weights[name]), name
+    assert len(names) == sum(1 for _ in loaded.parameters())
+    tokens = torch.arange(32).view(2, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens))
+
+
+@pytest.mark.parametrize(("overrides", "files"), [((), 1), ((ROPE,), 8), (("model.tied=true",), 1)])
+def test_transformers_loads_what_export_writes(
+    settings: Path, overrides: tuple[str, ...], files: int
+) -> None:
+    train(load_config(settings, overrides))
+    check(settings, *overrides, files=files)
+
+
+@pytest.mark.multirank
+def test_so_it_does_of_a_run_on_a_mesh(settings: Path, run_ranks: RunRanks) -> None:
+    overrides = ("mesh.pp=2", "mesh.tp=2")
+    run_ranks("trainer/meshes", 4, "|".join([str(settings), *overrides]), timeout_s=200)
+    check(settings, files=1)
+
+
+def test_a_run_goes_on_from_what_was_exported(settings: Path, tmp_path: Path) -> None:
+    train(load_config(settings))
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "hub"), "--hub"]) == 0
+    path = tmp_path / "hub/config.json"
+    published = json.loads(path.read_text()) | {"eos_token_id": 7, "max_position_embeddings": 99}
+    path.write_text(json.dumps(published))
+    again = (f"model.weights={tmp_path}/hub", f"run.directory={tmp_path}/again")
+    unsized = TOML.split("width = 16")[0] + "[run]" + TOML.split("[run]")[1]
+    settings.write_text(unsized.format(root=tmp_path))
+    train(load_config(settings, (*again, "optimizer.lr=1e-30", "optimizer.weight_decay=0")))
+    assert main(["export", str(tmp_path / "again"), "--out", str(tmp_path / "b"), "--hub"]) == 0
+    first, second = (
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path / name) for name in ("hub", "b")
+    )
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert (second.config.eos_token_id, second.config.max_position_embeddings) == (7, 99)
+
+
+def test_what_a_run_left_is_read_back_as_its_settings(settings: Path, tmp_path: Path) -> None:
+    config = load_config(settings, (ROPE,))
+    assert config.model.rope == Rope(theta=500.0, factor=4.0, original_length=8)
+    train(config)
+    assert read_settings(tmp_path / "run/config.json") == config
+
+
+def test_what_cannot_be_exported_is_refused(
+    settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*argv: str) -> str:
+        assert main(["export", str(tmp_path / "run"), "--hub", *argv]) == 1
+        return capsys.readouterr().err
+
+    train(load_config(settings))
+    full = str(tmp_path)
+    assert "holds something, expected no directory yet, or an empty one" in said("--out", full)
+    out = str(tmp_path / "hub")
+    assert "leave one of them out" in said("--out", out, "--optimizer")
+    assert "max-file-bytes is 0" in said("--out", out, "--max-file-bytes", "0")
+    assert "cannot be written" in said("--out", str(tmp_path / "absent/hub"))
+    config = tmp_path / "run/config.json"
+    config.write_text(config.read_text().replace('"width": 16', '"width": 32'))
+    assert "stem.tokens.weight is [256, 16], expected [256, 32] as" in said("--out", out)
+    config.unlink()
+    assert "config.json: cannot be read as a run's settings: " in said("--out", out)
+    assert not Path(out).exists()

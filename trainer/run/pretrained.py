@@ -1,0 +1,35 @@
+"""Runs that start from weights that were trained before."""
+
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint.agree import file_group, together
+from trainer.checkpoint.weights import WeightFiles
+from trainer.config.config import Config
+from trainer.mesh.pipeline import Pipeline
+from trainer.run.build import make_model
+
+
+def start_from_weights(config: Config, pipeline: Pipeline) -> None:
+    """Fill this rank's parts with ``model.weights``, if these are given. Collective.
+
+    Args:
+        config: The settings.
+        pipeline: Its parts may lie on any mesh.
+
+    Raises:
+        ConfigError: If the weights are not those of this model.
+        CheckpointError: If another rank could not read them.
+    """
+    if not config.model.weights:
+        return
+    with torch.device("meta"):
+        whole = make_model(config)
+
+    def read() -> None:
+        files = WeightFiles(Path(config.model.weights))
+        files.check(whole)
+        files.read_into(pipeline.parts)
+
+    together(read, file_group())
