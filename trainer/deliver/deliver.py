@@ -27,7 +27,7 @@ from trainer.deliver.reader_pair import meet
 from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Route
 from trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
 from trainer.deliver.stream import Stream
-from trainer.mesh.place import Place, Targets, feed_of
+from trainer.mesh.place import Place, Targets, feed_of, last_stage_reads
 
 ROW_COLUMNS = ("weight", "sample_id", "slot")
 """What the loader adds to a batch; the last stage takes it."""
@@ -65,7 +65,7 @@ class ReplicaLoader:
         steps_before: As `dataio.Loader.steps_before`.
 
     Raises:
-        ConfigError: If the scorers cannot read their targets: see `feed_of`.
+        ConfigError: If the scorers cannot read their targets: see `last_stage_reads`.
         StallError: From any method, if the reader or the scorer does not come in time.
         DeliveryError: If a batch came otherwise than it was read, or columns have no fixed shape.
     """
@@ -85,7 +85,8 @@ class ReplicaLoader:
     ) -> None:
         self.epoch, self.lr_factor, self.steps_before = 0, 1.0, 0.0
         self._world, self._place = world, place
-        self._feed = feed = feed_of(place, world.topology.node_of_rank, targets_by)
+        apart = last_stage_reads(place, world.topology.node_of_rank, targets_by)
+        self._feed = feed = feed_of(place, last_stage_reads=apart)
         self._inputs = tuple(inputs) if feed.input_ranks else ()
         self._targets = (*targets, *ROW_COLUMNS) if feed.target_ranks else ()
         self._guard, self._shared = guard, shared_memory
