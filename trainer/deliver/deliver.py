@@ -63,6 +63,7 @@ class ReplicaLoader:
         epoch: The running epoch.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
         steps_before: As `dataio.Loader.steps_before`.
+        needs_outcome: As `dataio.Loader.needs_outcome`; the same on all ranks of a replica.
 
     Raises:
         ConfigError: If the scorers cannot read their targets: see `last_stage_reads`.
@@ -84,6 +85,7 @@ class ReplicaLoader:
         shared_memory: bool = True,
     ) -> None:
         self.epoch, self.lr_factor, self.steps_before = 0, 1.0, 0.0
+        self.needs_outcome = False
         self._world, self._place = world, place
         apart = last_stage_reads(place, world.topology.node_of_rank, targets_by)
         self._feed = feed = feed_of(place, last_stage_reads=apart)
@@ -144,7 +146,13 @@ class ReplicaLoader:
         hidden = self._loader.refresh() if self._loader is not None else None
         return self._batches(hidden, trains=False)
 
-    def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None:
+    def report(
+        self,
+        batch: Batch,
+        loss: Tensor,
+        correct: Tensor | None = None,
+        confidence: Tensor | None = None,
+    ) -> None:
         """Report what a batch's rows cost; to be called where the last stage is.
 
         All ranks there give the same; the scorer's counts.
@@ -152,7 +160,8 @@ class ReplicaLoader:
         Args:
             batch: As delivered.
             loss: float[batch]: One loss a row.
-            correct: bool[batch]: Whether the row was predicted right.
+            correct: bool[batch]: Whether the row was predicted right. None, with confidence, where
+                nobody goes by it: see ``needs_outcome``.
             confidence: float[batch]: In [0, 1].
 
         Raises:
@@ -307,15 +316,17 @@ class ReplicaLoader:
         if self._loader is not None:
             self.epoch, self.lr_factor = self._loader.epoch, self._loader.lr_factor
             self.steps_before = self._loader.steps_before
+            self.needs_outcome = self._loader.needs_outcome
             words = np.array([self.lr_factor, self.steps_before]).view(np.int64).tolist()
             self._stream.send_header(
-                STATE, self.epoch, self._loader.step, len(self._loader), *words
+                STATE, self.epoch, self._loader.step, len(self._loader), *words, self.needs_outcome
             )
             return True
         header = self._stream.receive_header(*((STATE, END) if ends else (STATE,)), limit_s=limit_s)
         if header is None:
             return False
-        self.epoch, self._step, self._num_steps, *words = header[:5]
+        self.epoch, self._step, self._num_steps, *words, needs_outcome = header[:6]
+        self.needs_outcome = bool(needs_outcome)
         self.lr_factor, self.steps_before = np.array(words).view(np.float64).tolist()
         return True
 

@@ -44,6 +44,15 @@ def test_every_mesh_trains_the_same_rows_in_a_step(tmp_path, one, policy, mesh):
         assert run.last_step == one[0].last_step
 
 
+@pytest.mark.parametrize(("name", "needed"), [("kakurenbo", True), ("infobatch", False)])
+def test_every_rank_knows_whether_the_policy_goes_by_outcomes(tmp_path, name, needed):
+    def rank(world):
+        with open_replica(world, tmp_path, importance=POLICIES[name]) as loader:
+            return loader.needs_outcome
+
+    assert run_threads(thread_worlds([2]), rank) == [needed, needed]
+
+
 def test_mean_losses_reach_the_reader_to_the_last_bit(tmp_path):
     one = run_mesh(tmp_path / "one", (1, 1, 1))
     pipeline = run_mesh(tmp_path / "pipeline", (2, 1, 2))
