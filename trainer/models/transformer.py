@@ -7,11 +7,10 @@ al., On layer normalization in the transformer architecture, ICML 2020.
 from collections.abc import Mapping
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -20,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainer.errors import ConfigError
-from trainer.models.styles import redistribute
+from trainer.models.context import attend_causally
 
 
 class Attention(nn.Module):
@@ -40,14 +39,10 @@ class Attention(nn.Module):
         qkv = self.qkv(hidden).unflatten(-1, (-1, 3, self.head_width))
         # 3 x floating[batch, heads here, places, head_width]
         q, k, v = qkv.permute(3, 0, 2, 1, 4)
-        mask = None
-        if self.cp is not None:
-            mask = _causal_mask(q.shape[2], self.cp, q.device)
-            # floating[2, batch, heads here, all places, head_width]
-            both = torch.stack([k, v])
-            k, v = redistribute(both, self.cp, Shard(3), Replicate(), Partial())
-        causal = self.causal and mask is None
-        looked = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        if self.cp is None:
+            looked = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            looked = attend_causally(q, k, v, self.cp)
         return cast(Tensor, self.out(looked.transpose(1, 2).flatten(2)))
 
 
@@ -106,10 +101,3 @@ def blocks_plan(*, sequence_parallel: bool) -> dict[str, ParallelStyle]:
 def transformer_divides(heads: int, classes: int, places: int) -> Mapping[str, int]:
     """List what a tp size has to divide."""
     return {"heads": heads, "classes": classes, "places of a sequence": places}
-
-
-def _causal_mask(num_places: int, cp: DeviceMesh, device: torch.device) -> Tensor:
-    place = torch.arange(num_places * cp.size(), device=device)
-    here = place[cp.get_local_rank() * num_places :][:num_places]
-    # bool[places here, all places]
-    return here[:, None] >= place
