@@ -70,6 +70,7 @@ class Loader:
         epoch: The running epoch.
         step: Batches of it delivered so far, since the layout or the batch size last changed.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
+        needs_outcome: Whether a policy goes by ``correct`` or ``confidence`` of a report.
 
     Raises:
         ValueError: If an argument is out of range, such as a batch larger than a replica's rows.
@@ -105,12 +106,11 @@ class Loader:
             staging=staging or Staging(), workers=workers or Workers(),
             reports=reports or Reports(),
         )  # fmt: skip
-        self.device = find_device(device)
-        self.batch_size = batch_size
-        self.seed = seed
+        self.device, self.batch_size, self.seed = find_device(device), batch_size, seed
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
         parts = build_parts(arguments, self.world)
+        self.needs_outcome = parts.pool.needs_outcome
         self.fields = parts.fields
         self._epochs = Epochs(parts)
         self._run = self._epochs.run

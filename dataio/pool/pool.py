@@ -54,6 +54,7 @@ class Pool:
         cache: The files.
         scores: scores[num_slots], shared by the node's ranks, and by no other job.
         keeps_scores: Whether they can be written.
+        needs_outcome: Whether some of them follow from what a report says beside the loss.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Pool:
         self.fields = fields
         self.world = world
         self.keeps_scores = bool(columns)
+        self.needs_outcome = not {"correct", "confidence", "forgotten"}.isdisjoint(columns)
         self.streamed = Streamed()
         self._exchanges = num_leaving > 0
         self._streaming: Streaming | None = None

@@ -202,8 +202,9 @@ class GrowingSource(ShardedSource):
 def chained_digests(counted: Sequence[Counted]) -> list[str]:
     """Digest the first shards, for every number of them: 16 hex digits each."""
     digests = [""]
-    for path, (counts, num_bytes, mtime_ns, _) in counted:
-        own = [digests[-1], PurePosixPath(path).name, sum(counts), num_bytes, mtime_ns]
+    for path, shard in counted:
+        name, num_rows = PurePosixPath(path).name, sum(shard.counts)
+        own = [digests[-1], name, num_rows, shard.num_bytes, shard.mtime_ns]
         digests.append(xxhash.xxh3_64_hexdigest(json.dumps(own).encode()))
     return digests[1:]
 

@@ -117,6 +117,8 @@ class BaselineBatches:
             weight = valid * (self.batch_size / len(label))
             yield {"image": image[row], "label": label[row], "weight": weight}
 
+    needs_outcome = False
+
     def report(self, *_: object) -> None:
         """The baseline remembers nothing."""
 

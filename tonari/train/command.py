@@ -30,7 +30,6 @@ def main(argv: list[str]) -> int:
         parser.error("--world, --nodes and --json are for --dry-run; give it too")
     # Only now: `--help` and wrong arguments should not wait for torch.
     from trainer.config.config import load_config
-    from trainer.run.loop import train
 
     config = load_config(given.config, given.overrides)
     if given.dry_run:
@@ -38,6 +37,8 @@ def main(argv: list[str]) -> int:
 
         show_dry_run(config, world_size=given.world, num_nodes=given.nodes, as_json=given.json)
         return 0
+    from trainer.run.loop import train
+
     summary = train(
         config, resume=given.resume, metrics_path=given.metrics,
         on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),

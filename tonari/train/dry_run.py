@@ -7,10 +7,11 @@ from itertools import groupby
 
 from tonari.sizes import format_bytes
 from trainer.config.config import Config
-from trainer.run.dry_run import Delivery, DryRun, PipelineRank, dry_run
+from trainer.run.deliveries import Delivery
+from trainer.run.dry_run import DryRun, PipelineRank, dry_run
 
-MOST_REPLICAS = 16
-"""More are not listed: they are fed alike."""
+MOST_KINDS = 16
+"""Of ways in which replicas are fed; more are not listed."""
 
 
 def show_dry_run(config: Config, *, world_size: int, num_nodes: int, as_json: bool) -> None:
@@ -39,7 +40,8 @@ def _words(config: Config, found: DryRun) -> str:
         if found.axes["pp"] > 1
         else f", {found.microbatches} microbatches" * (found.microbatches > 1)
     )
-    hidden = max(len(found.deliveries) - MOST_REPLICAS, 0)
+    hidden = found.deliveries[MOST_KINDS:]
+    num_hidden = sum(len(each.replicas) for each in hidden)
     return "\n".join(
         [
             f"mesh: {axes}, on {found.num_nodes} nodes{schedule}",
@@ -53,16 +55,16 @@ def _words(config: Config, found: DryRun) -> str:
             "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out",
             *_table(MEMORY, [_memory_row(rank) for rank in found.pipeline_ranks]),
             "",
-            "How batches come to the ranks",
-            *_table(FED, [_fed_row(each) for each in found.deliveries[:MOST_REPLICAS]]),
-            *([f"... and {hidden} replicas more, fed alike"] if hidden else []),
+            "How batches come to the ranks (of the first of the replicas that are fed alike)",
+            *_table(FED, [_fed_row(each) for each in found.deliveries[:MOST_KINDS]]),
+            *([f"... and {num_hidden} replicas more, fed in other ways"] if hidden else []),
         ]
     )
 
 
 HELD = ("pp", "stages", "blocks", "ends", "parameters", "a rank's")
 MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")
-FED = ("replica", "reads", "maps", "receives", "nothing", "scores")
+FED = ("replicas", "reads", "maps", "receives", "nothing", "scores")
 
 
 def _held_row(rank: PipelineRank) -> list[str]:
@@ -83,7 +85,7 @@ def _fed_row(each: Delivery) -> list[str]:
     if each.target_reader is not None:
         reads += f", targets: rank {each.target_reader}"
     return [
-        str(each.replica), reads, _ranges(each.maps), _ranges(each.receives),
+        _ranges(each.replicas), reads, _ranges(each.maps), _ranges(each.receives),
         _ranges(each.nothing), f"rank {each.scorer}",
     ]  # fmt: skip
 

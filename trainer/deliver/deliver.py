@@ -27,7 +27,7 @@ from trainer.deliver.reader_pair import meet
 from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Route
 from trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
 from trainer.deliver.stream import Stream
-from trainer.mesh.place import Place, Targets, feed_of
+from trainer.mesh.place import Place, Targets, feed_of, last_stage_reads
 
 ROW_COLUMNS = ("weight", "sample_id", "slot")
 """What the loader adds to a batch; the last stage takes it."""
@@ -63,9 +63,10 @@ class ReplicaLoader:
         epoch: The running epoch.
         lr_factor: What the policy multiplies the learning rate by in this epoch.
         steps_before: As `dataio.Loader.steps_before`.
+        needs_outcome: As `dataio.Loader.needs_outcome`; the same on all ranks of a replica.
 
     Raises:
-        ConfigError: If the scorers cannot read their targets: see `feed_of`.
+        ConfigError: If the scorers cannot read their targets: see `last_stage_reads`.
         StallError: From any method, if the reader or the scorer does not come in time.
         DeliveryError: If a batch came otherwise than it was read, or columns have no fixed shape.
     """
@@ -84,8 +85,10 @@ class ReplicaLoader:
         shared_memory: bool = True,
     ) -> None:
         self.epoch, self.lr_factor, self.steps_before = 0, 1.0, 0.0
+        self.needs_outcome = False
         self._world, self._place = world, place
-        self._feed = feed = feed_of(place, world.topology.node_of_rank, targets_by)
+        apart = last_stage_reads(place, world.topology.node_of_rank, targets_by)
+        self._feed = feed = feed_of(place, last_stage_reads=apart)
         self._inputs = tuple(inputs) if feed.input_ranks else ()
         self._targets = (*targets, *ROW_COLUMNS) if feed.target_ranks else ()
         self._guard, self._shared = guard, shared_memory
@@ -143,7 +146,13 @@ class ReplicaLoader:
         hidden = self._loader.refresh() if self._loader is not None else None
         return self._batches(hidden, trains=False)
 
-    def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None:
+    def report(
+        self,
+        batch: Batch,
+        loss: Tensor,
+        correct: Tensor | None = None,
+        confidence: Tensor | None = None,
+    ) -> None:
         """Report what a batch's rows cost; to be called where the last stage is.
 
         All ranks there give the same; the scorer's counts.
@@ -151,7 +160,8 @@ class ReplicaLoader:
         Args:
             batch: As delivered.
             loss: float[batch]: One loss a row.
-            correct: bool[batch]: Whether the row was predicted right.
+            correct: bool[batch]: Whether the row was predicted right. None, with confidence, where
+                nobody goes by it: see ``needs_outcome``.
             confidence: float[batch]: In [0, 1].
 
         Raises:
@@ -306,15 +316,17 @@ class ReplicaLoader:
         if self._loader is not None:
             self.epoch, self.lr_factor = self._loader.epoch, self._loader.lr_factor
             self.steps_before = self._loader.steps_before
+            self.needs_outcome = self._loader.needs_outcome
             words = np.array([self.lr_factor, self.steps_before]).view(np.int64).tolist()
             self._stream.send_header(
-                STATE, self.epoch, self._loader.step, len(self._loader), *words
+                STATE, self.epoch, self._loader.step, len(self._loader), *words, self.needs_outcome
             )
             return True
         header = self._stream.receive_header(*((STATE, END) if ends else (STATE,)), limit_s=limit_s)
         if header is None:
             return False
-        self.epoch, self._step, self._num_steps, *words = header[:5]
+        self.epoch, self._step, self._num_steps, *words, needs_outcome = header[:6]
+        self.needs_outcome = bool(needs_outcome)
         self.lr_factor, self.steps_before = np.array(words).view(np.float64).tolist()
         return True
 

@@ -14,17 +14,20 @@ from trainer.errors import DeliveryError
 
 Bytes = NDArray[np.uint8]
 HEADER_BYTES, ROW_BYTES = 24, 13
-"""int64 number of the batch, whether it was scored, hash of its sample ids; loss, confidence and
+"""int64 number of the batch, how it was scored, hash of its sample ids; loss, confidence and
 correct of a row."""
+
+UNSCORED, LOSSES, OUTCOMES = range(3)
+"""How a batch was scored: not at all, by its losses (the rest of its rows is 0), in full."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one batch: float64[batch], bool[batch], float32[batch]."""
+    """Of one batch: float64[batch], bool[batch], float32[batch]; None where nobody judged."""
 
     loss: Tensor
-    correct: Tensor
-    confidence: Tensor
+    correct: Tensor | None = None
+    confidence: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,12 @@ class ScoreSender:
         self._sending = [request for request in self._sending if not request.test()]
 
     def _post(self, batch: _Unscored, scores: Scores | None) -> None:
-        words = [batch.number, scores is not None, batch.ids_hash]
-        header = np.array(words, np.int64).view(np.uint8)
-        nothing = np.zeros(len(batch.slot) * ROW_BYTES, np.uint8)
-        body = nothing if scores is None else _pack(scores)
+        scored = UNSCORED if scores is None else LOSSES if scores.correct is None else OUTCOMES
+        header = np.array([batch.number, scored, batch.ids_hash], np.int64).view(np.uint8)
+        body = np.zeros(len(batch.slot) * ROW_BYTES, np.uint8)
+        if scores is not None:
+            packed = _pack(scores)
+            body[: len(packed)] = packed
         data = np.concatenate([header, body])
         self._sending.append(self._world.isend(data, dest=self._reader, tag=self._tag))
 
@@ -183,13 +188,15 @@ class ScoreReceiver:
                 "rows than they are of: remove the caches of both ranks' nodes and start again "
                 'from the last checkpoint, or give mesh.targets="send"'
             )
-        if scored:
-            self._take(batch, _unpack(buffer[HEADER_BYTES:]))
+        if scored != UNSCORED:
+            scores = _unpack(buffer[HEADER_BYTES:])
+            self._take(batch, scores if scored == OUTCOMES else Scores(scores.loss))
 
 
 def _begin(batch: _Unscored, scores: Scores) -> _Computing:
-    loss = scores.loss.detach().to(torch.float64)
-    detached = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
+    detached = Scores(loss := scores.loss.detach().to(torch.float64))
+    if scores.correct is not None and scores.confidence is not None:
+        detached = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
     if loss.device.type != "cuda":
         # Copied: the caller may change its tensors before they are sent.
         return _Computing(batch, _each(detached, torch.Tensor.clone), None)
@@ -200,7 +207,8 @@ def _begin(batch: _Unscored, scores: Scores) -> _Computing:
 
 
 def _each(scores: Scores, change: Callable[[Tensor], Tensor]) -> Scores:
-    return Scores(change(scores.loss), change(scores.correct), change(scores.confidence))
+    given = (scores.loss, scores.correct, scores.confidence)
+    return Scores(*[change(value) for value in given if value is not None])
 
 
 def _to_host(value: Tensor) -> Tensor:
@@ -209,7 +217,8 @@ def _to_host(value: Tensor) -> Tensor:
 
 
 def _pack(scores: Scores) -> Bytes:
-    arrays = (scores.loss.numpy(), scores.confidence.numpy(), scores.correct.numpy())
+    given = (scores.loss, scores.confidence, scores.correct)
+    arrays = [value.numpy() for value in given if value is not None]
     return np.concatenate([array.view(np.uint8) for array in arrays])
 
 

@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataio.base.buffers import BufferRing
 from dataio.batch.deliver import Delivery
 from dataio.batch.values import Batch
+from trainer.deliver.columns import Columns, lay_columns
 from trainer.deliver.relay import END, STAGES, Inlet, Outlet, Route, hash_of, stages_wanted
 
 
@@ -39,6 +41,7 @@ class Stream:
         place = route.place
         owned = dict(zip(STAGES, (route.inputs, route.targets), strict=True))
         self._own = {name for stage in stages_wanted(place, place.rank) for name in owned[stage]}
+        self._copies = PinnedCopies() if delivery.pinned else None
         self._outlet: Outlet | None = None
         self._inlet: Inlet | None = None
         if place.reads:
@@ -83,6 +86,8 @@ class Stream:
             self._outlet.hand_on(batch, step=step)
             own = {name: value for name, value in batch.items() if name in self._own}
             ids_hash = self._ids_hash(batch)
+            if self._copies is not None and own:
+                own = self._copies.make(own)
             yield Delivered(self._outlet.number, self._deliver(own), batch, ids_hash)
         self._outlet.send_header(END)
 
@@ -101,3 +106,27 @@ class Stream:
     def _deliver(self, batch: Batch) -> Batch:
         # One at a time: the next is announced only when this one has been trained.
         return next(self._delivery(iter([batch])))
+
+
+class PinnedCopies:
+    """Copies a reader's batches into memory that its GPU copies from without waiting.
+
+    The loader of a replica of several ranks makes batches in plain memory, which all the ranks take
+    from. A copy's memory comes back when the device has it and nobody sees it any more.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = BufferRing(pinned=True)
+        self._columns: Columns | None = None
+
+    def make(self, batch: Batch) -> Batch:
+        """Copy a batch; every batch must have the columns of the first.
+
+        Raises:
+            DeliveryError: If its columns have other shapes or dtypes than those of the first.
+        """
+        if self._columns is None:
+            self._columns = lay_columns(batch, inputs=tuple(batch), targets=())
+        data = self._buffers.take((self._columns.num_bytes,), np.uint8).view(np.uint8)
+        self._columns.write(batch, data, where="the reader's own copy of a batch")
+        return self._columns.read(data, "input")

@@ -35,18 +35,19 @@ class Scored(NamedTuple):
 
     Attributes:
         loss: floating[batch], not weighted, in the precision that it was computed in.
-        right_fraction: bool or floating[batch]: The share of a row's answers that are right.
-        confidence: float32[batch].
+        right_fraction: bool or floating[batch]: The share of a row's answers that are right. None
+            where no outcome was asked for.
+        confidence: float32[batch]. None where no outcome was asked for.
     """
 
     loss: Tensor
-    right_fraction: Tensor
-    confidence: Tensor
+    right_fraction: Tensor | None = None
+    confidence: Tensor | None = None
 
     @property
-    def correct(self) -> Tensor:
+    def correct(self) -> Tensor | None:
         """Say which rows are right, bool[batch]: those most of whose answers are."""
-        return self.right_fraction > 0.5
+        return None if self.right_fraction is None else self.right_fraction > 0.5
 
 
 class Judge(Protocol):
@@ -157,6 +158,7 @@ class Pipeline:
         # Of the batch at hand.
         self._target = self._weight = torch.empty(0)
         self._share = 1.0
+        self._judges = True
         self._scores: list[Scored] = []
         self._stages: list[_Stage] = []
         self._schedule = None
@@ -164,13 +166,17 @@ class Pipeline:
             self._stages = self._make_stages()
             self._schedule = self._make_schedule(schedule)
 
-    def train(self, batch: Batch, *, share: float = 1.0, sync: bool = True) -> Scored | None:
+    def train(
+        self, batch: Batch, *, share: float = 1.0, sync: bool = True, outcome: bool = True
+    ) -> Scored | None:
         """Add the gradients of a batch's mean of loss x weight.
 
         Args:
             batch: The columns that this rank needs.
             share: Of this batch in the step, where a step takes several: they sum to 1.
             sync: Whether to average what was added up over the replicas: at a step's last batch.
+            outcome: Whether to judge the answers too, beside the losses: it takes a pass or two
+                over all logits. The same on all ranks.
 
         Returns:
             Where this rank owns the last stage, the rows' scores; None elsewhere.
@@ -182,11 +188,13 @@ class Pipeline:
         self._share = share * self._cp.size() / self._batch_size
         if self.place.has_target:
             self._weight = batch["weight"]
+        self._judges = outcome
         return self._pass(batch, backward=True, sync=sync)
 
     @torch.no_grad()
-    def forward(self, batch: Batch) -> Scored | None:
+    def forward(self, batch: Batch, *, outcome: bool = True) -> Scored | None:
         """Score a batch as `train` does, and change nothing; evaluation mode is the caller's."""
+        self._judges = outcome
         return self._pass(batch, backward=False, sync=False)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -238,16 +246,19 @@ class Pipeline:
         taken = _slice(rows)
         target = self._target[taken]
         losses = self._task.losses(logits, target)
-        with torch.no_grad():
-            outcome = self._task.outcome(logits.detach(), target)
-        self._scores.append(Scored(losses.detach(), *outcome))
+        scored = Scored(losses.detach())
+        if self._judges:
+            with torch.no_grad():
+                scored = Scored(losses.detach(), *self._task.outcome(logits.detach(), target))
+        self._scores.append(scored)
         if not torch.is_grad_enabled():
             return losses.sum()
         return (losses * self._weight[taken]).sum() * self._share
 
     def _collect(self) -> Scored:
         one = self._scores
-        scored = one[0] if len(one) == 1 else Scored(*map(torch.cat, zip(*one, strict=True)))
+        judged = [[value for value in each if value is not None] for each in one]
+        scored = one[0] if len(one) == 1 else Scored(*map(torch.cat, zip(*judged, strict=True)))
         self._scores = []
         if self._cp.size() > 1:
             dist.all_reduce(scored.loss, group=self._cp.get_group())

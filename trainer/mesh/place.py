@@ -39,7 +39,7 @@ class Place:
         input_ranks: Those of them that own the first stage.
         target_ranks: Those that own the last.
         readers: Of all replicas, ascending; the j-th reads replica j's rows.
-        scorers: Likewise.
+        scorers: Of all replicas, ascending.
         stages: Numbers of the stages that this rank owns.
     """
 
@@ -52,8 +52,8 @@ class Place:
     scorer: int
     input_ranks: tuple[int, ...]
     target_ranks: tuple[int, ...]
-    readers: tuple[int, ...]
-    scorers: tuple[int, ...]
+    readers: range
+    scorers: range
     stages: tuple[int, ...]
 
     @property
@@ -134,21 +134,20 @@ def place_of(rank: int, sizes: Sequence[int], *, schedule: Schedule, virtual: in
         scorer=target_ranks[0],
         input_ranks=peers[0],
         target_ranks=target_ranks,
-        readers=tuple(range(0, num_replicas * inner, inner)),
-        scorers=tuple(range(first_scorer, first_scorer + num_replicas * inner, inner)),
+        readers=range(0, num_replicas * inner, inner),
+        scorers=range(first_scorer, first_scorer + num_replicas * inner, inner),
         stages=owned[pp_rank],
     )
 
 
-def feed_of(place: Place, node_of_rank: Sequence[int], targets: Targets) -> Place:
-    """Find a rank's feed: its place among those ranks of its replica that one of them reads for.
+def last_stage_reads(place: Place, node_of_rank: Sequence[int], targets: Targets) -> bool:
+    """Decide for the whole job whether the scorers read the last stage's columns.
 
-    That is the replica, where targets are sent. Where they are read, and some replica has its first
-    and its last stage on different nodes, the last stage's ranks are a feed, whose reader is the
-    scorer, and the others are one.
+    They do where targets are read, and some replica has its first and its last stage on different
+    nodes.
 
     Args:
-        place: The rank's, in the replica.
+        place: Any rank's.
         node_of_rank: Of all ranks of the job.
         targets: How the last stage gets its columns.
 
@@ -156,9 +155,11 @@ def feed_of(place: Place, node_of_rank: Sequence[int], targets: Targets) -> Plac
         ConfigError: If the scorers lie on their nodes otherwise than the readers on theirs, so that
             their loaders would not deal the same rows.
     """
+    if targets == "send":
+        return False
     ends = [tuple(node_of_rank[rank] for rank in ranks) for ranks in (place.readers, place.scorers)]
-    if targets == "send" or ends[0] == ends[1]:
-        return place
+    if ends[0] == ends[1]:
+        return False
     layouts = [Topology.from_names([str(node) for node in nodes]).node_of_rank for nodes in ends]
     if layouts[0] != layouts[1]:
         raise ConfigError(
@@ -166,6 +167,19 @@ def feed_of(place: Place, node_of_rank: Sequence[int], targets: Targets) -> Plac
             f"and the last stages on {ends[1]}, expected as many replicas to share a node here as "
             'there; give each stage whole nodes, or mesh.targets="send"'
         )
+    return True
+
+
+def feed_of(place: Place, *, last_stage_reads: bool) -> Place:
+    """Find a rank's feed: its place among those ranks of its replica that one of them reads for.
+
+    Args:
+        place: The rank's, in the replica.
+        last_stage_reads: Whether the last stage's ranks are a feed, whose reader is the scorer, and
+            the others are one; if not, the replica is one. The function of that name decides it.
+    """
+    if not last_stage_reads:
+        return place
     if place.has_target:
         return replace(
             place, ranks=place.target_ranks, reader=place.scorer, readers=place.scorers,

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainer.errors import ConfigError
+from trainer.models.context import attend_causally
 from trainer.models.styles import redistribute
 
 
@@ -120,8 +121,9 @@ def attend(
     Returns:
         floating[batch, heads here, places, head_width].
     """
+    if cp is not None and mask is None:
+        return attend_causally(q, k, v, cp)
     if cp is not None:
-        mask = _causal_mask(q.shape[2], cp, q.device) if mask is None else mask
         # floating[2, batch, heads here, all places, head_width]
         both = torch.stack([k, v])
         k, v = redistribute(both, cp, Shard(3), Replicate(), Partial())
@@ -129,10 +131,3 @@ def attend(
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=grouped
     )
-
-
-def _causal_mask(num_places: int, cp: DeviceMesh, device: torch.device) -> Tensor:
-    place = torch.arange(num_places * cp.size(), device=device)
-    here = place[cp.get_local_rank() * num_places :][:num_places]
-    # bool[places here, all places]
-    return here[:, None] >= place

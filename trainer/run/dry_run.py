@@ -2,11 +2,13 @@
 
 Parameters are counted on the real parts, cut, split and sharded by the code that trains them, but
 without data and with messages that go nowhere. Activations are an estimate: see ``Memory``.
+Pipeline ranks whose stages are alike are counted once, on a mesh that has no more ranks than it
+takes to shard as the whole one does: the time does not follow the number of ranks.
 """
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.checkpoint.weights import WeightFiles
@@ -24,9 +27,10 @@ from trainer.config.config import TEXT_MODELS, Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
-from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, feed_of
+from trainer.mesh.place import FOLDED, LOOPED, Schedule, stages_of
 from trainer.models import StagedModel
-from trainer.run.build import Layout, build_place, lay_out, make_model
+from trainer.run.build import Layout, lay_out, make_model
+from trainer.run.deliveries import Delivery, deliveries
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
 """Of a parameter as it is kept; bfloat16 is that of the computation."""
@@ -89,29 +93,6 @@ class PipelineRank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """How a replica's batches reach its ranks.
-
-    Attributes:
-        replica: Its number.
-        reader: The rank that reads and decodes them.
-        target_reader: The rank that reads the last stage's columns; None: the reader does.
-        maps: Ranks on the node of who reads for them that take their columns from shared memory.
-        receives: Ranks elsewhere that take them in messages.
-        nothing: Ranks of middle stages: they hold no batch.
-        scorer: The rank whose losses go back to the reader.
-    """
-
-    replica: int
-    reader: int
-    target_reader: int | None
-    maps: tuple[int, ...]
-    receives: tuple[int, ...]
-    nothing: tuple[int, ...]
-    scorer: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DryRun:
     """A run as it would be.
 
@@ -123,7 +104,7 @@ class DryRun:
         parameters: Of the whole model.
         flops_per_row: Of one sample's forward pass.
         pipeline_ranks: By their coordinate.
-        deliveries: By replica.
+        deliveries: One for all replicas that are fed alike, by the first of them.
     """
 
     axes: dict[str, int]
@@ -157,14 +138,7 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
         model = make_model(config)
     if config.model.weights:
         WeightFiles(Path(config.model.weights)).check(model)
-    replica_ranks = math.prod(layout.sizes) // layout.sizes[0]
-    held = tuple(
-        _held(config, layout, model, build_place(config, layout, pp_rank * replica_ranks), pp_rank)
-        for pp_rank in range(layout.sizes[0])
-    )
     num_replicas = layout.sizes[1] * layout.sizes[2]
-    first_ranks = [replica * layout.sizes[3] * layout.sizes[4] for replica in range(num_replicas)]
-    nodes = [rank // (world_size // num_nodes) for rank in range(world_size)]
     return DryRun(
         axes=dict(zip(AXES, layout.sizes, strict=True)),
         num_nodes=num_nodes,
@@ -172,90 +146,127 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
         global_batch_size=config.data.batch_size * num_replicas * config.optimizer.accumulate,
         parameters=_count(model),
         flops_per_row=model.flops_per_row(),
-        pipeline_ranks=held,
-        deliveries=tuple(_delivery(config, layout, rank, nodes) for rank in first_ranks),
+        pipeline_ranks=_pipeline_ranks(config, layout, model),
+        deliveries=deliveries(config, layout, num_nodes=num_nodes),
     )
 
 
-def _delivery(config: Config, layout: Layout, reader: int, nodes: Sequence[int]) -> Delivery:
-    place = build_place(config, layout, reader)
-    feeds = {
-        rank: feed_of(build_place(config, layout, rank), nodes, config.mesh.targets)
-        for rank in place.ranks
-    }
-    others = [rank for rank, feed in feeds.items() if rank != feed.reader]
-    fed = [rank for rank in others if rank in (*place.input_ranks, *place.target_ranks)]
-    near = [rank for rank in fed if nodes[rank] == nodes[feeds[rank].reader]]
-    target_reader = feeds[place.scorer].reader
-    return Delivery(
-        replica=place.replica,
-        reader=place.reader,
-        target_reader=target_reader if target_reader != place.reader else None,
-        maps=tuple(near),
-        receives=tuple(rank for rank in fed if rank not in near),
-        nothing=tuple(rank for rank in others if rank not in fed),
-        scorer=place.scorer,
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """Numbers of parameters of a pipeline rank.
+
+    Attributes:
+        whole: Of its parts, whole.
+        own: Of what the fullest rank has of them.
+        largest_block: Of what it has of its largest block.
+    """
+
+    whole: int
+    own: int
+    largest_block: int
 
 
-def _held(
-    config: Config, layout: Layout, model: StagedModel, place: Place, pp_rank: int
-) -> PipelineRank:
-    cuts = [
-        stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
-        for stage in place.stages
+def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple[PipelineRank, ...]:
+    counted: dict[Hashable, _Counted] = {}
+    saved: dict[Hashable, int] = {}
+    kinds = _stage_kinds(config, layout, model)
+    found = []
+    with _imagined_mesh(layout.sizes) as mesh:
+        for pp_rank in range(layout.sizes[0]):
+            stages = _stages(config, layout, pp_rank)
+            kind = tuple(kinds[stage] for stage in stages)
+            if kind not in counted:
+                counted[kind] = _count_parts(config, layout, model, mesh, stages)
+            for stage in stages:
+                if kinds[stage] not in saved:
+                    saved[kinds[stage]] = _activations_bytes(config, layout, stage)
+            cuts = [
+                stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
+                for stage in stages
+            ]
+            saved_bytes = sum(saved[kinds[stage]] for stage in stages)
+            found.append(
+                PipelineRank(
+                    pp_rank=pp_rank,
+                    stages=stages,
+                    blocks=tuple(number for cut in cuts for number in cut),
+                    has_stem=0 in stages,
+                    has_head=layout.num_stages - 1 in stages,
+                    parameters=counted[kind].whole,
+                    rank_parameters=counted[kind].own,
+                    memory=_memory(config, layout, counted[kind], pp_rank, saved_bytes),
+                )
+            )
+    return tuple(found)
+
+
+def _stages(config: Config, layout: Layout, pp_rank: int) -> tuple[int, ...]:
+    return stages_of(pp_rank, layout.sizes[0], config.mesh.schedule, config.mesh.virtual)
+
+
+def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Hashable]:
+    """List what the memory of each stage follows from: stages of one kind are counted once."""
+    rows = config.data.batch_size // layout.microbatches
+    blocks = {int(number): _module_kind(block) for number, block in model.blocks.items()}
+    kinds: list[Hashable] = []
+    for stage in range(layout.num_stages):
+        cut = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
+        ends = (stage == 0, stage == layout.num_stages - 1)
+        taken = model.hidden_shape_before(cut.start, rows)
+        kinds.append((ends, taken, tuple(blocks[number] for number in cut)))
+    return kinds
+
+
+def _module_kind(module: nn.Module) -> Hashable:
+    """Say what a module does to a shape: its class, plain attributes, parameters and children."""
+    plain = [
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str, tuple, torch.dtype, type(None)))
     ]
-    wholes = [
-        _kept(model, blocks, stage=stage, num_stages=layout.num_stages)
-        for stage, blocks in zip(place.stages, cuts, strict=True)
+    parameters = [
+        (name, parameter.shape, parameter.dtype)
+        for name, parameter in module.named_parameters(recurse=False)
     ]
-    with _imagined(place, math.prod(layout.sizes)):
-        mesh = make_mesh(layout.sizes, device_type="cpu")
-        parts = _parallelized(config, model, mesh, place)
-        own = sum(_count_local(part) for part in parts)
-        blocks = [_count_local(block) for part in parts for block in part.blocks.values()]
-    return PipelineRank(
-        pp_rank=pp_rank,
-        stages=place.stages,
-        blocks=tuple(number for cut in cuts for number in cut),
-        has_stem=place.has_input,
-        has_head=place.has_target,
-        parameters=sum(map(_count, wholes)),
-        rank_parameters=own,
-        memory=_memory(config, layout, own, max(blocks, default=own), pp_rank, place),
-    )
+    children = [(name, _module_kind(child)) for name, child in module.named_children()]
+    return (type(module), repr(plain), tuple(parameters), tuple(children))
 
 
-def _parallelized(
-    config: Config, model: StagedModel, mesh: DeviceMesh, place: Place
-) -> list[StagedModel]:
+def _count_parts(
+    config: Config, layout: Layout, model: StagedModel, mesh: DeviceMesh, stages: tuple[int, ...]
+) -> _Counted:
     settings = config.mesh
-    return parallelize(
-        copy.deepcopy(model), mesh, place, sequence_parallel=settings.sequence_parallel,
+    parts = parallelize(
+        copy.deepcopy(model), mesh, _Stages(stages), sequence_parallel=settings.sequence_parallel,
         loss_parallel=settings.loss_parallel,
     )  # fmt: skip
+    own = sum(_count_local(part, layout.sizes) for part in parts)
+    blocks = [_count_local(block, layout.sizes) for part in parts for block in part.blocks.values()]
+    return _Counted(whole=sum(map(_count, parts)), own=own, largest_block=max(blocks, default=own))
+
+
+@dataclass(frozen=True)
+class _Stages:
+    stages: tuple[int, ...]
 
 
 def _memory(
-    config: Config, layout: Layout, own: int, largest_block: int, pp_rank: int, place: Place
+    config: Config, layout: Layout, counted: _Counted, pp_rank: int, saved_bytes: int
 ) -> Memory:
     settings, optimizer = config.mesh, config.optimizer
     pp, _, dp_shard, cp, tp = layout.sizes
-    kept_bytes = FLOAT_BYTES[settings.dtype]
+    own, kept_bytes = counted.own, FLOAT_BYTES[settings.dtype]
     shards = dp_shard * cp
-    gathered = (own if pp > 1 else largest_block) * shards * COMPUTE_BYTES[settings.dtype]
+    used = own if pp > 1 else counted.largest_block
+    gathered = used * shards * COMPUTE_BYTES[settings.dtype]
     states = 2 if optimizer.kind == "adamw" else int(optimizer.momentum > 0)
-    saved = sum(
-        _activations_bytes(config, layout, stage)
-        * _under_way(settings.schedule, pp, pp_rank, layout)
-        for stage in place.stages
-    )
+    saved_bytes *= _under_way(settings.schedule, pp, pp_rank, layout)
     return Memory(
         parameters_bytes=own * kept_bytes,
         gathered_bytes=gathered if shards > 1 or settings.dtype == "bfloat16" else 0,
         gradients_bytes=own * kept_bytes,
         optimizer_bytes=own * kept_bytes * states,
-        activations_bytes=int(saved * _share_of_tp(config, tp)),
+        activations_bytes=int(saved_bytes * _share_of_tp(config, tp)),
     )
 
 
@@ -310,19 +321,27 @@ def _saved_bytes(model: nn.Module, values: Tensor) -> int:
     return sum(saved.values())
 
 
-def _kept(model: StagedModel, blocks: range, *, stage: int, num_stages: int) -> StagedModel:
-    part = copy.deepcopy(model)
-    part.keep(blocks, first=stage == 0, last=stage == num_stages - 1)
-    return part
-
-
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _count_local(module: nn.Module) -> int:
-    own = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
-    return sum(tensor.numel() for tensor in own)
+def _count_local(module: nn.Module, sizes: tuple[int, ...]) -> int:
+    """Count the parameters of the fullest rank, where the axes of the mesh have these sizes."""
+    _, dp_replicate, dp_shard, cp, tp = sizes
+    named = {
+        "dp_replicate": dp_replicate, "dp_shard": dp_shard, "dp_shard_cp": dp_shard * cp, "tp": tp,
+    }  # fmt: skip
+    num_own = 0
+    for parameter in module.parameters():
+        shape: tuple[int, ...] = parameter.shape
+        if isinstance(parameter, DTensor):
+            axes = parameter.device_mesh.mesh_dim_names or ()
+            shape, _ = _compute_local_shape_and_global_offset(
+                shape, tuple(named[axis] for axis in axes), [0] * len(axes), parameter.placements,
+                skip_offset=True,
+            )  # fmt: skip
+        num_own += math.prod(shape)
+    return num_own
 
 
 @contextmanager
@@ -336,15 +355,21 @@ def _default_dtype(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _imagined(place: Place, world_size: int) -> Iterator[None]:
-    """Be a rank of a world whose messages go nowhere."""
+def _imagined_mesh(sizes: tuple[int, ...]) -> Iterator[DeviceMesh]:
+    """Be rank 0 of a mesh whose messages go nowhere, and that shards as one of these sizes does.
+
+    torch takes time and memory for each rank of a mesh. How a parameter is placed depends on
+    whether the axes of data and context have several ranks, not on how many.
+    """
     if dist.is_initialized():
         raise ConfigError(
             "--dry-run: this process is part of a job already; start it alone, without mpiexec or "
             "torchrun"
         )
-    dist.init_process_group("fake", rank=place.rank, world_size=world_size, store=FakeStore())
+    pp, dp_replicate, dp_shard, cp, tp = sizes
+    small = (pp, min(dp_replicate, 2), min(dp_shard, 2), min(cp, 2), tp)
+    dist.init_process_group("fake", rank=0, world_size=math.prod(small), store=FakeStore())
     try:
-        yield
+        yield make_mesh(small, device_type="cpu")
     finally:
         dist.destroy_process_group()

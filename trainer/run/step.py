@@ -16,7 +16,14 @@ from trainer.mesh.pipeline import Pipeline
 class TakesReports(Protocol):
     """What a step needs of the loader."""
 
-    def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None: ...
+    @property
+    def needs_outcome(self) -> bool:
+        """Whether reports must have ``correct`` and ``confidence``; the same on all ranks."""
+        ...
+
+    def report(
+        self, batch: Batch, loss: Tensor, correct: Tensor | None, confidence: Tensor | None
+    ) -> None: ...
 
 
 class Step(NamedTuple):
@@ -65,7 +72,9 @@ def train_step(
     """
     for number, batch in enumerate(batches, 1):
         last = number == len(batches)
-        scored = pipeline.train(batch, share=1 / len(batches), sync=last)
+        scored = pipeline.train(
+            batch, share=1 / len(batches), sync=last, outcome=loader.needs_outcome
+        )
         if scored is not None:
             loader.report(batch, scored.loss, scored.correct, scored.confidence)
     norm = None
@@ -88,7 +97,7 @@ def rescore(pipeline: Pipeline, loader: TakesReports, batches: Iterable[Batch]) 
     """
     with _evaluating(pipeline):
         for batch in batches:
-            scored = pipeline.forward(batch)
+            scored = pipeline.forward(batch, outcome=loader.needs_outcome)
             if scored is not None:
                 loader.report(batch, scored.loss, scored.correct, scored.confidence)
 
@@ -107,6 +116,7 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
             scored = pipeline.forward(batch)
             # A replica's peers have the same scores: they count once.
             if scored is not None and pipeline.place.rank == pipeline.place.scorer:
+                assert scored.right_fraction is not None, "an evaluation asks for outcomes"
                 valid = batch["valid"]
                 right = scored.right_fraction.double().masked_fill(~valid, 0).sum()
                 loss = scored.loss.masked_fill(~valid, 0).double().sum()

@@ -74,9 +74,13 @@ class Watchdog:
             return
         self._watched = threading.get_ident()
         self._store.set_timeout(timedelta(seconds=self._silent_s))
-        self._send(self._heartbeat())
-        self._world.barrier(doing="starting the watchdog")
-        heartbeats = self._read(range(self._world.world_size))
+        own = self._heartbeat()
+        self._send(own)
+        # Not read from the store by each rank: rank 0 would answer each of N ranks N times.
+        sent = self._world.allgather(
+            json.dumps(asdict(own)).encode(), doing="starting the watchdog"
+        )
+        heartbeats = [Heartbeat(**json.loads(heartbeat)) for heartbeat in sent]
         self._hosts = tuple(heartbeat.host.split()[0] for heartbeat in heartbeats)
         opened = {rank: open_process(heartbeat) for rank, heartbeat in enumerate(heartbeats)}
         self._processes = {

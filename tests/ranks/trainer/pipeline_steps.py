@@ -61,7 +61,7 @@ def drop(pipeline: Pipeline) -> None:
 
 
 def told(scored: Scored | None) -> list[list[float]] | None:
-    return scored and [column.double().tolist() for column in scored]
+    return scored and [column.double().tolist() for column in scored if column is not None]
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ NUM_CLASSES = 4
 class FakeLoader:
     """Deals consecutive rows of each global batch to the replicas."""
 
+    needs_outcome = True
+
     def __init__(
         self, *, replica: int, num_replicas: int, global_batch_size: int, steps: int
     ) -> None:
@@ -42,10 +44,15 @@ class FakeLoader:
         }
 
     def report(
-        self, batch: dict[str, Tensor], loss: Tensor, correct: Tensor, confidence: Tensor
+        self,
+        batch: dict[str, Tensor],
+        loss: Tensor,
+        correct: Tensor | None,
+        confidence: Tensor | None,
     ) -> None:
         assert not loss.requires_grad
-        self.reported.append((len(loss), len(correct), len(confidence)))
+        given = (loss, correct, confidence)
+        self.reported.append(tuple(len(value) for value in given if value is not None))
 
     def refresh(self) -> Iterator[dict[str, Tensor]]:
         yield self.batch(0)

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from dataio.base.buffers import BufferRing
+from dataio.batch.deliver import Delivery
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo
 from tests.memory_source import MemorySource
@@ -42,6 +44,15 @@ def test_every_mesh_trains_the_same_rows_in_a_step(tmp_path, one, policy, mesh):
         scorer = runs[run.place.scorer]
         assert run.steps == (scorer.steps if run.place.has_target else [])
         assert run.last_step == one[0].last_step
+
+
+@pytest.mark.parametrize(("name", "needed"), [("kakurenbo", True), ("infobatch", False)])
+def test_every_rank_knows_whether_the_policy_goes_by_outcomes(tmp_path, name, needed):
+    def rank(world):
+        with open_replica(world, tmp_path, importance=POLICIES[name]) as loader:
+            return loader.needs_outcome
+
+    assert run_threads(thread_worlds([2]), rank) == [needed, needed]
 
 
 def test_mean_losses_reach_the_reader_to_the_last_bit(tmp_path):
@@ -136,3 +147,45 @@ def test_a_run_goes_on_step_by_step_on_other_meshes(tmp_path, policy, one):
         steps += merged(runs)
         at = save
     assert steps == merged(one)
+
+
+class PlainBuffers(BufferRing):
+    """Memory of a ring that is asked for pinned memory, on a machine that can pin none."""
+
+    def __init__(self, *, pinned=False):
+        super().__init__()
+        self.is_asked = pinned
+        ASKED.append(self)
+
+
+ASKED: list[PlainBuffers] = []
+
+
+class DeviceOfTheHost(Delivery):
+    """Delivers as to a device that copies from pinned memory: batches are copies of what it got."""
+
+    pinned = True
+
+    def __call__(self, batches):
+        return ({name: value.clone() for name, value in batch.items()} for batch in batches)
+
+
+@pytest.mark.parametrize("mesh", [(2, 1, 2), (1, 2, 2)])
+def test_a_reader_with_a_device_trains_from_pinned_copies_that_come_back(
+    tmp_path, monkeypatch, mesh
+):
+    one = run_mesh(tmp_path / "one", mesh)
+    ASKED.clear()
+    monkeypatch.setattr("trainer.deliver.deliver.Delivery", DeviceOfTheHost)
+    for module in ("stream", "relay"):
+        monkeypatch.setattr(f"trainer.deliver.{module}.BufferRing", PlainBuffers)
+    runs = run_mesh(tmp_path / "pinned", mesh)
+    assert merged(runs) == merged(one)
+    assert [run.columns for run in runs] == [run.columns for run in one]
+    for run in runs:
+        for batch, copy in run.kept:
+            assert all(torch.equal(batch[name], value) for name, value in copy.items())
+    assert all(ring.is_asked for ring in ASKED)
+    used = [ring.num_allocated for ring in ASKED if ring.num_allocated]
+    assert len(used) == sum(run.columns != {()} for run in runs)
+    assert max(used) <= 2, "a batch's memory comes back when the device has it"

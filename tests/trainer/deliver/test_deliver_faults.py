@@ -23,7 +23,9 @@ from trainer.mesh.place import place_of
 PIPELINE = (2, 1, 1)
 
 
-def open_replica(world, root, *, sizes=PIPELINE, batch_transform=add_pixels, inputs=("pixels",)):
+def open_replica(
+    world, root, *, sizes=PIPELINE, batch_transform=add_pixels, inputs=("pixels",), importance=None
+):
     """A loader on one rank of a mesh of (pp, dp, tp) ranks."""
     pp, dp, tp = sizes
     place = place_of(world.rank, (pp, dp, 1, 1, tp), schedule="1f1b", virtual=1)
@@ -32,7 +34,7 @@ def open_replica(world, root, *, sizes=PIPELINE, batch_transform=add_pixels, inp
         return Loader(
             MemorySource(48), batch_size=8, fields=FIELDS, cache=root, world=readers,
             device=device, batch_transform=batch_transform, workers=Workers(threads=0),
-            reports=Reports(progress=False),
+            importance=importance, reports=Reports(progress=False),
         )  # fmt: skip
 
     return ReplicaLoader(open_loader, world=world, place=place, inputs=inputs, targets=TARGETS)

@@ -13,7 +13,7 @@ from tests.memory_source import FIELDS, MemorySource, payload
 from tests.trainer.mesh.meshes import NUM_SAMPLES, merged, run_mesh, score
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError, DeliveryError
-from trainer.mesh.place import Targets, feed_of, place_of
+from trainer.mesh.place import Targets, feed_of, last_stage_reads, place_of
 
 KAKURENBO = Kakurenbo(0.4, drops=(), alphas=(1.0,), warmup_epochs=0)
 MESHES: dict[str, tuple[tuple[int, int, int], tuple[int, ...]]] = {
@@ -197,12 +197,14 @@ def test_ends_that_lie_otherwise_on_their_nodes_are_refused(tmp_path):
 def test_where_the_first_stage_is_near_the_last_one_loader_reads_for_both(sizes, schedule, nodes):
     for rank in range(4):
         place = place_of(rank, sizes, schedule=schedule, virtual=1)
-        assert feed_of(place, nodes, "read") is place
+        assert not last_stage_reads(place, nodes, "read")
+        assert feed_of(place, last_stage_reads=False) is place
 
 
 def test_feeds_share_no_rank_and_miss_none():
     places = [place_of(rank, (3, 2, 1, 1, 2), schedule="1f1b", virtual=1) for rank in range(12)]
-    feeds = [feed_of(place, [rank // 2 for rank in range(12)], "read") for place in places]
+    assert last_stage_reads(places[0], [rank // 2 for rank in range(12)], "read")
+    feeds = [feed_of(place, last_stage_reads=True) for place in places]
     for place, feed in zip(places, feeds, strict=True):
         assert place.rank in feed.ranks
         assert feed.reader in feed.ranks

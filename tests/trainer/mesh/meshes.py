@@ -191,7 +191,8 @@ def _see(run: Run, loader: ReplicaLoader, batch, epoch: int, kind: str) -> None:
         assert torch.equal(batch["pixels"][:, 2, 3, 4][valid].long(), ids[valid] % 251)
     rows = zip(ids[valid].tolist(), batch["weight"][valid].tolist(), strict=True)
     run.steps.append((epoch, kind, loader.lr_factor, sorted(rows)))
-    loader.report(batch, *score(ids, epoch))
+    loss, *outcome = score(ids, epoch)
+    loader.report(batch, loss, *(outcome if loader.needs_outcome else ()))
 
 
 def _evaluate(run: Run, loader: ReplicaLoader) -> None:

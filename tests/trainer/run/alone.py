@@ -35,9 +35,11 @@ class Told(FakeLoader):
 
     def __init__(self, *, batch_size: int, steps: int = 1) -> None:
         super().__init__(replica=0, num_replicas=1, global_batch_size=batch_size, steps=steps)
-        self.told: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.told: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
-    def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None:
+    def report(
+        self, batch: Batch, loss: Tensor, correct: Tensor | None, confidence: Tensor | None
+    ) -> None:
         """Keep it."""
         super().report(batch, loss, correct, confidence)
         self.told.append((loss, correct, confidence))
@@ -46,11 +48,15 @@ class Told(FakeLoader):
 class _WithLoss:
     """Notes the weighted loss on the way to a loader."""
 
+    needs_outcome = True
+
     def __init__(self, loader: FakeLoader) -> None:
         self.refresh = loader.refresh
         self._loader, self.loss = loader, torch.zeros(())
 
-    def report(self, batch: Batch, loss: Tensor, correct: Tensor, confidence: Tensor) -> None:
+    def report(
+        self, batch: Batch, loss: Tensor, correct: Tensor | None, confidence: Tensor | None
+    ) -> None:
         self.loss = (loss * batch["weight"]).mean()
         self._loader.report(batch, loss, correct, confidence)
 

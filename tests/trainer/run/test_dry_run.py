@@ -1,6 +1,8 @@
 """What a run would be, without starting it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +90,26 @@ def test_every_rank_of_a_replica_is_fed_in_one_way(tmp_path: Path) -> None:
     found = dry_run(load(tmp_path, "mesh.pp=3", "mesh.tp=2", "data.batch_size=6"),
                     world_size=12, num_nodes=3)  # fmt: skip
     # Two replicas of 3 x 2 ranks; a node has 4 ranks: all of one coordinate of pp.
-    first, second = found.deliveries
-    assert (first.reader, first.maps, first.receives) == (0, (1,), (8, 9))
-    assert (first.nothing, first.scorer) == ((4, 5), 8)
-    assert (second.reader, second.maps, second.receives) == (2, (3,), (10, 11))
-    assert first.target_reader is second.target_reader is None
+    (both,) = found.deliveries
+    assert both.replicas == (0, 1)
+    assert (both.reader, both.maps, both.receives) == (0, (1,), (8, 9))
+    assert (both.nothing, both.scorer, both.target_reader) == ((4, 5), 8, None)
+
+
+def test_replicas_that_nodes_cut_otherwise_are_fed_in_another_way(tmp_path: Path) -> None:
+    # Six replicas of 4 ranks; a node has 6 ranks: the second and the fifth lie on two nodes.
+    found = dry_run(load(tmp_path, "mesh.tp=4"), world_size=24, num_nodes=4)
+    shown = [(each.replicas, each.reader, each.maps, each.receives) for each in found.deliveries]
+    whole, half = shown
+    assert whole == ((0, 2, 3, 5), 0, (1, 2, 3), ())
+    assert half == ((1, 4), 4, (5,), (6, 7))
 
 
 def test_a_last_stage_that_reads_its_targets_is_sent_nothing(tmp_path: Path) -> None:
     read = load(tmp_path, "mesh.pp=3", "mesh.tp=2", "data.batch_size=6", "mesh.targets=read")
-    first, second = dry_run(read, world_size=12, num_nodes=3).deliveries
-    assert (first.reader, first.target_reader, first.scorer) == (0, 8, 8)
-    assert (first.maps, first.receives, first.nothing) == ((1, 9), (), (4, 5))
-    assert (second.reader, second.target_reader, second.maps) == (2, 10, (3, 11))
+    (both,) = dry_run(read, world_size=12, num_nodes=3).deliveries
+    assert (both.replicas, both.reader, both.target_reader, both.scorer) == ((0, 1), 0, 8, 8)
+    assert (both.maps, both.receives, both.nothing) == ((1, 9), (), (4, 5))
     assert dry_run(read, world_size=12, num_nodes=1).deliveries[0].target_reader is None
     with pytest.raises(ConfigError, match=r"nodes \(0, 0, 0, 1\) .* on \(2, 3, 3, 3\)"):
         dry_run(read, world_size=24, num_nodes=4)
@@ -120,6 +129,48 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, override: str, messag
     batch = ("data.batch_size=12",) if override == "mesh.pp=6" else ()
     with pytest.raises(ConfigError, match=message):
         dry_run(load(tmp_path, override, *batch), world_size=6, num_nodes=1)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        ("mesh.dp_shard=8",),
+        ("mesh.dp_shard=65536",),
+        ("mesh.pp=8", "mesh.tp=8", "mesh.dp_shard=16", "mesh.targets=read"),
+    ],
+    ids=["replicas", "shards", "every axis"],
+)
+def test_a_dry_run_of_65536_ranks_takes_under_5_s_of_processor_time_and_500_MB(
+    tmp_path: Path, mesh: tuple[str, ...]
+) -> None:
+    (tmp_path / "run.toml").write_text(
+        GPT.replace("depth = 4", "depth = 32").replace("heads = 4", "heads = 8")
+    )
+    code = (
+        "import resource, sys\n"
+        "from tonari.train.command import main\n"
+        "main(sys.argv[1:])\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)"
+    )
+    world = ["--dry-run", "--world", "65536", "--nodes", "8192", *mesh]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run.toml"), *world],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    seconds, kilobytes = map(float, ended.stderr.split()[-2:])
+    assert "on 8192 nodes" in ended.stdout
+    assert seconds < 5
+    assert kilobytes < 500e6 / 1024
+
+
+def test_pipeline_ranks_that_are_counted_together_are_alike(tmp_path: Path) -> None:
+    held = dry_run(load(tmp_path, "mesh.pp=4"), world_size=4, num_nodes=1).pipeline_ranks
+    first, second, third, last = held
+    assert (second.parameters, second.rank_parameters) == (third.parameters, third.rank_parameters)
+    assert first.parameters != second.parameters != last.parameters
+    under_way = [rank.memory.activations_bytes for rank in (second, third)]
+    assert under_way[0] / 3 == under_way[1] / 2, "1f1b keeps 3 and 2 microbatches"
 
 
 def test_nodes_that_differ_are_refused(tmp_path: Path) -> None:

@@ -52,6 +52,28 @@ def test_a_step_descends_the_weighted_mean_and_reports_every_row(microbatches: i
     torch.testing.assert_close(loader.told[0][0], rows.detach())
 
 
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_answers_are_judged_only_where_the_loader_needs_it(microbatches: int) -> None:
+    class Counting(Classify):
+        judged = 0
+
+        def outcome(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            self.judged += 1
+            return super().outcome(logits, target)
+
+    ends = []
+    for needs_outcome in (False, True):
+        loader, model, task = Told(batch_size=12), make_model(), Counting()
+        loader.needs_outcome = needs_outcome
+        pipeline = one_stage(model, batch_size=12, microbatches=microbatches, task=task)
+        train_step(pipeline, sgd(model), loader, [loader.batch(0)])
+        rescore(pipeline, loader, loader.refresh())
+        assert task.judged == 2 * microbatches * needs_outcome
+        assert loader.reported == 2 * [(12, 12, 12) if needs_outcome else (12,)]
+        ends.append([*weights(model), *(loss for loss, _, _ in loader.told)])
+    assert all(map(torch.equal, *ends))
+
+
 def test_a_step_of_several_batches_is_the_step_of_all_their_rows() -> None:
     loader, model, reference = Told(batch_size=12), make_model(), make_model()
     batches = [loader.batch(0), loader.batch(1), loader.batch(2)]
@@ -157,4 +179,5 @@ def test_accuracy_is_the_share_of_right_answers_and_the_loader_hears_of_right_ro
     train_step(pipeline, sgd(model), loader, [batch])
     rescore(pipeline, loader, loader.refresh())
     for _, correct, _ in loader.told:
+        assert correct is not None
         assert correct.tolist() == [True] + 11 * [False]

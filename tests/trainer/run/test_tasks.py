@@ -30,7 +30,9 @@ def test_a_sequence_is_as_right_as_its_tokens_and_correct_if_most_of_them_are() 
     batch = torch.stack([LOGITS, LOGITS])
     right, confidence = task.outcome(batch, torch.tensor([[0, 2, 2], [0, 1, 2]]))
     torch.testing.assert_close(right, torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
-    assert Scored(right, right, confidence).correct.tolist() == [True, False]
+    correct = Scored(right, right, confidence).correct
+    assert correct is not None
+    assert correct.tolist() == [True, False]
     expected = LOGITS.softmax(1).amax(1).mean().float()
     torch.testing.assert_close(confidence, expected.expand(2))
 

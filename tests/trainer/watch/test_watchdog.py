@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
-from dataio.world import World, thread_worlds
+from dataio.world import World, run_threads, thread_worlds
+from dataio.world.threads import ThreadTransport
 from trainer.watch import watchdog
 from trainer.watch.judge import Heartbeat
 from trainer.watch.launch import join
@@ -185,3 +187,64 @@ def test_a_job_of_one_rank_is_not_watched_and_costs_nothing() -> None:
         job.watchdog.progress(1)
         assert threading.active_count() == threads
         assert job.watchdog.processes() == []
+
+
+class CountingStore(Store):
+    """Counts what all ranks ask of the store that they share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store, self.counts, self._lock = HashStore(), Counter[str](), threading.Lock()
+
+    def _call(self, name: str, *given: Any) -> Any:
+        with self._lock:
+            self.counts[name] += len(given[0]) if name in ("multi_get", "check") else 1
+        return getattr(self.store, name)(*given)
+
+    def set(self, *given: Any) -> None:
+        self._call("set", *given)
+
+    def get(self, *given: Any) -> Any:
+        return self._call("get", *given)
+
+    def multi_get(self, *given: Any) -> Any:
+        return self._call("multi_get", *given)
+
+    def check(self, *given: Any) -> Any:
+        return self._call("check", *given)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.store.set_timeout(timeout)
+
+
+class Starting(Watchdog):
+    """Starts, and watches nothing."""
+
+    def _watch(self) -> None:
+        pass
+
+    def _guard(self) -> None:
+        pass
+
+
+def test_a_start_takes_as_many_messages_as_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Counter[int]()
+    send = ThreadTransport.isend
+
+    def count(self: ThreadTransport, data: Any, *, dest: int, tag: int) -> Any:
+        sent[self.world_size] += 1
+        return send(self, data, dest=dest, tag=tag)
+
+    monkeypatch.setattr(ThreadTransport, "isend", count)
+    for num_ranks in (2, 4, 8, 16):
+        store = CountingStore()
+
+        def start(world: World, store: Store = store) -> tuple[str, ...]:
+            watchdog = Starting(world, store, timeout_s=10.0)
+            watchdog.start()
+            return watchdog._hosts
+
+        hosts = run_threads(thread_worlds([num_ranks]), start)
+        assert hosts == num_ranks * [num_ranks * (host_name().split()[0],)]
+        assert store.counts == {"set": num_ranks}
+        assert sent[num_ranks] <= 4 * num_ranks, "two up to rank 0 and two down, of each rank"
