@@ -156,7 +156,7 @@ class Pipeline:
         self._syncs = True
         # Of the batch at hand.
         self._target = self._weight = torch.empty(0)
-        self._share = 1.0
+        self._share: float | Tensor = 1.0
         self._scores: list[Scored] = []
         self._stages: list[_Stage] = []
         self._schedule = None
@@ -164,12 +164,15 @@ class Pipeline:
             self._stages = self._make_stages()
             self._schedule = self._make_schedule(schedule)
 
-    def train(self, batch: Batch, *, share: float = 1.0, sync: bool = True) -> Scored | None:
+    def train(
+        self, batch: Batch, *, share: float | Tensor = 1.0, sync: bool = True
+    ) -> Scored | None:
         """Add the gradients of a batch's mean of loss x weight.
 
         Args:
             batch: The columns that this rank needs.
-            share: Of this batch in the step, where a step takes several: they sum to 1.
+            share: Of this batch in the step, where a step takes several: they sum to 1; float or
+                float64[].
             sync: Whether to average what was added up over the replicas: at a step's last batch.
 
         Returns:

@@ -1,5 +1,6 @@
 """From settings to the things a run is made of."""
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import importance
 import shuffle
 from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.world import World
-from trainer.config.config import Config, DataConfig, OptimizerConfig, ShuffleConfig
+from trainer.config.config import Config, DataConfig, ShuffleConfig
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
@@ -20,7 +21,7 @@ from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
 from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
 from trainer.run.data import VOCABULARY, text_sources, token_field
-from trainer.run.schedule import learning_rate
+from trainer.run.pace import Pace, build_schedule, find_max_steps
 from trainer.run.tasks import Classify, NextToken, Task
 from trainer.watch.launch import Job
 from trainer.watch.peak import peak_flops_per_s
@@ -182,25 +183,27 @@ def build_loader(
     return loader, test
 
 
-def build_optimizer(config: OptimizerConfig, pipeline: Pipeline) -> torch.optim.Optimizer:
-    """Make the optimizer of this rank's parameters."""
-    parameters = list(pipeline.parameters())
-    if config.kind == "adamw":
-        first, second = config.betas
-        return torch.optim.AdamW(
-            parameters, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay
-        )
-    return torch.optim.SGD(
-        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace:
+    """Decide the length of a run, and its learning rate.
+
+    Args:
+        config: The settings.
+        num_replicas: Replicas that train.
+        epoch_batches: Batches of a replica's first epoch.
+
+    Raises:
+        ConfigError: If the epochs are too few for the steps.
+    """
+    data, run, accumulate = config.data, config.run, config.optimizer.accumulate
+    step_rows = data.batch_size * num_replicas * accumulate
+    return Pace(
+        config.optimizer,
+        epochs=run.epochs,
+        max_steps=find_max_steps(
+            run.max_steps, run.max_tokens, step_tokens=step_rows * data.sequence_length
+        ),
+        epoch_steps=math.ceil(epoch_batches / accumulate),
     )
-
-
-def build_schedule(config: OptimizerConfig, *, num_epochs: int) -> Callable[[float], float]:
-    """Make epoch -> learning rate of a run, before the importance policy's factor."""
-    return lambda epoch: learning_rate(
-        epoch, num_epochs=num_epochs, lr=config.lr, schedule=config.schedule,
-        warmup_epochs=config.warmup_epochs, milestones=config.milestones, decay=config.decay,
-    )  # fmt: skip
 
 
 def _listed(patterns: str | tuple[str, ...]) -> list[str]:
@@ -231,9 +234,10 @@ def _importance(config: Config) -> Importance | None:
     if settings.get("refresh_every") == 0:
         settings["refresh_every"] = None
     if kind == "kakurenbo":
-        settings["warmup_epochs"] = config.optimizer.warmup_epochs
+        optimizer = config.optimizer
+        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warmup_steps > 0)
     if settings.get("drops") == "lr":
-        schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
+        schedule = build_schedule(config.optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)
         alphas = config.importance.alphas or importance.Kakurenbo.alphas
         # A rate that halves less often than there are alphas leaves the last ones out.

@@ -41,7 +41,8 @@ class Memory:
         gathered_bytes: Whole parameters while they are used: of the largest block, or of the part
             where a pipeline keeps them gathered; none where nothing is sharded or cast.
         gradients_bytes: As its own parameters.
-        optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two.
+        optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two, and another
+            optimizer is taken to; an average of the weights is one more.
         activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
             on the stage as one process runs it; what selective recomputation saves is left in. Of a
             transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
@@ -240,7 +241,8 @@ def _memory(
     kept_bytes = FLOAT_BYTES[settings.dtype]
     shards = dp_shard * cp
     gathered = (own if pp > 1 else largest_block) * shards * COMPUTE_BYTES[settings.dtype]
-    states = 2 if optimizer.kind == "adamw" else int(optimizer.momentum > 0)
+    states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
+    states += optimizer.ema > 0
     saved = sum(
         _activations_bytes(config, layout, stage)
         * _under_way(settings.schedule, pp, pp_rank, layout)
