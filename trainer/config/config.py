@@ -14,6 +14,7 @@ from typing import Literal, NoReturn, get_type_hints
 from dataio import NodeCache, Staging, Workers
 from dataio.plan.history import ScoreColumn
 from importance import POLICIES
+from trainer.config.augment import RESCORING, AugmentConfig, check_augment
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.settings import (
     Count,
@@ -279,6 +280,7 @@ class Config:
 
     data: DataConfig
     model: ModelConfig
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -287,6 +289,12 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_length()
+        data, policy = self.data, self.importance
+        check_augment(
+            self.augment, is_text=data.kind == "text", channels=data.channels,
+            image_size=data.image_size, drop_last=data.drop_last,
+            rescores=policy.kind in RESCORING and policy.refresh_every != 0,
+        )  # fmt: skip
         if (self.model.kind == "gpt") != (self.data.kind == "text"):
             raise ConfigError(
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '

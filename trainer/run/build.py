@@ -12,6 +12,7 @@ import importance
 import shuffle
 from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.world import World
+from trainer.config.augment import AugmentConfig
 from trainer.config.config import Config, DataConfig, ShuffleConfig
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
@@ -21,8 +22,9 @@ from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
 from trainer.models import GPT, ResNet, SmallCNN, StagedModel, ViT, seeded
 from trainer.run.data import VOCABULARY, text_sources, token_field
+from trainer.run.images import image_fields, image_task, normalise
 from trainer.run.pace import Pace, build_schedule, find_max_steps
-from trainer.run.tasks import Classify, NextToken, Task
+from trainer.run.tasks import NextToken, Task
 from trainer.watch.launch import Job
 from trainer.watch.peak import peak_flops_per_s
 
@@ -101,7 +103,7 @@ def make_model(config: Config) -> StagedModel:
         "small_cnn": SmallCNN, "resnet": ResNet, "vit": ViT,
     }  # fmt: skip
     sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
-    return kinds[model.kind](**sized)
+    return normalise(kinds[model.kind](**sized), config.augment)
 
 
 def build_parallel(config: Config, job: Job) -> Parallel:
@@ -126,7 +128,9 @@ def build_parallel(config: Config, job: Job) -> Parallel:
         compile=settings.compile,
         offload=settings.offload,
     )  # fmt: skip
-    task = NextToken(cp=mesh["cp"]) if config.data.kind == "text" else Classify()
+    task: Task = image_task(config.augment, seed=config.run.seed, replica=place.replica)
+    if config.data.kind == "text":
+        task = NextToken(cp=mesh["cp"])
     pipeline = Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
         batch_size=config.data.batch_size, device=job.device,
@@ -157,7 +161,7 @@ def build_loader(
             batch_size=data.batch_size,
             fields={
                 name: field
-                for name, field in _fields(data).items()
+                for name, field in _fields(data, config.augment).items()
                 if name in columns or name in drawn_by
             },
             cache=data.cache,
@@ -212,12 +216,10 @@ def _listed(patterns: str | tuple[str, ...]) -> list[str]:
     return list(patterns)
 
 
-def _fields(data: DataConfig) -> dict[str, dataio.Field]:
+def _fields(data: DataConfig, augment: AugmentConfig) -> dict[str, dataio.Field]:
     if data.kind == "text":
         return {"tokens": token_field(data.sequence_length)}
-    resize = dataio.Resize(data.image_size) if data.image_size is not None else None
-    image = dataio.Image(data.image, resize=resize, channels=data.channels)
-    return {"image": image, "label": dataio.Int(data.label)}
+    return image_fields(data, augment, training=True)
 
 
 def _shuffle(config: ShuffleConfig) -> Shuffle:

@@ -24,6 +24,8 @@ from trainer.run.build import (
     build_parallel,
 )
 from trainer.run.ema import WeightAverage
+from trainer.run.images import evaluation_fields
+from trainer.run.mixing import mark_draws
 from trainer.run.optimizers import build_optimizer
 from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.step import evaluate, rescore, train_step
@@ -98,7 +100,10 @@ def train(
             check_outputs(config)
         loader, test = build_loader(config, job, place=place, task=parallel.task)
         opened.enter_context(loader)
-        evaluation = None if test is None else loader.evaluation(test)
+        evaluation = None if test is None else loader.evaluation(
+            test, fields=evaluation_fields(config.data, config.augment)
+        )  # fmt: skip
+
         logs = open_logs(config, job, opened, found=found, metrics_path=metrics_path)
         run = Run(
             config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
@@ -222,6 +227,8 @@ class Run:
                 # The loader counts a batch as it delivers it.
                 lr = self._set_learning_rate(epoch, done=self._loader.step - len(batches))
             self._trace.step()
+            if config.augment.mixes:
+                mark_draws(batches, step=self.progress.steps)
             step = train_step(
                 self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
             )

@@ -29,7 +29,7 @@ RECIPE = (
     "optimizer.weight_decay=0.3", "optimizer.clip=1.0", "optimizer.accumulate=3",
     "optimizer.schedule=wsd", "optimizer.decay_fraction=0.5", "optimizer.warmup_steps=3",
     "optimizer.ema=0.8", "run.epochs=6", "run.max_steps=11", "run.evaluate_steps=3",
-    "run.checkpoint_epochs=0",
+    "run.checkpoint_epochs=0", "augment.label_smoothing=0.1",
 )  # fmt: skip
 MESHES = {
     "1": (1, ()),
@@ -89,6 +89,21 @@ def test_every_mesh_trains_and_averages_as_one_process_and_goes_on_where_another
     train_watched(config, *settings(config, "1", "chain"))
     for name in (*cases[2], *cases[4], "chain"):
         check(config, name, expected)
+
+
+@pytest.mark.multirank
+def test_ranks_of_a_replica_mix_its_rows_alike(tmp_path: Path, run_ranks: RunRanks) -> None:
+    config = write_config(tmp_path, num_samples=75)
+    mixes = (
+        "augment.mixup=0.4", "augment.cutmix=1.0", "augment.size=8", "data.drop_last=true",
+        "run.max_steps=7",
+    )  # fmt: skip
+    train_watched(config, *settings(config, "1", "one", *mixes))
+    meshes = ("pp2", "tp2")
+    given = ["|".join([str(config), *settings(config, each, each, *mixes)]) for each in meshes]
+    run_ranks("trainer/meshes", 2, *given, timeout_s=300)
+    for name in meshes:
+        check(config, name, lines(tmp_path / "one"))
 
 
 def test_a_run_that_stops_at_every_kind_of_point_is_the_run_that_did_not(
