@@ -75,6 +75,14 @@ def test_cutmix_puts_one_box_of_the_row_before_into_each_image_and_weighs_by_its
     assert len(areas) > 5
 
 
+def test_a_box_has_the_area_that_was_drawn_where_no_edge_cuts_it() -> None:
+    mixes = task(cutmix=1.0)
+    shares = [float(mixes.target(make_batch(step))[0, 2]) for step in range(200)]
+    # A share that is uniform leaves all of some images, and next to nothing of others.
+    assert min(shares) < 0.3
+    assert max(shares) > 0.98
+
+
 def test_what_is_drawn_follows_from_seed_step_batch_and_replica_alone() -> None:
     def share(batch: dict[str, Tensor], **given: Any) -> float:
         return float(task(mixup=1.0, **given).target(batch)[0, 2])

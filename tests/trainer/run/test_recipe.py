@@ -37,7 +37,7 @@ MESHES = {
     "fsdp2": (2, ("mesh.dp_shard=2",)),
     "pp2": (1, ("mesh.pp=2",)),
     "tp2": (1, ("mesh.tp=2", "mesh.loss_parallel=true")),
-    "fsdp2 pp2": (2, ("mesh.dp_shard=2", "mesh.pp=2", "mesh.schedule=zbv", "mesh.microbatches=4")),
+    "fsdp2 pp2": (2, ("mesh.dp_shard=2", "mesh.pp=2", "mesh.microbatches=4")),
     "fsdp2 tp2": (2, ("mesh.dp_shard=2", "mesh.tp=2")),
 }
 COMPARED = {
