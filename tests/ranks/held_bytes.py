@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainer.config.config import Config, load_config
-from trainer.run.build import build_optimizer, build_parallel
+from trainer.run.build import build_parallel
+from trainer.run.optimizers import build_optimizer
 from trainer.watch.launch import Job, join
 
 
 def held(config: Config, job: Job) -> dict[str, int]:
     pipeline = build_parallel(config, job).pipeline
-    optimizer = build_optimizer(config.optimizer, pipeline)
+    optimizer = build_optimizer(config.optimizer, pipeline.parameters())
     rows, length = config.data.batch_size, config.data.sequence_length
     tokens = torch.zeros(rows, length + 1, dtype=torch.uint8)
     pipeline.train({"tokens": tokens, "weight": torch.ones(rows)})

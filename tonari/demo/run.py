@@ -149,7 +149,7 @@ def train_epoch(training: Training, batches: Iterable[Batch], reports: TakesRepo
 
 def rate_of(settings: RunSettings, epoch: int) -> float:
     """The schedule that all runs share."""
-    return learning_rate(epoch, num_epochs=settings.epochs, lr=settings.lr)
+    return learning_rate(epoch, length=settings.epochs, lr=settings.lr)
 
 
 def run_dataloader(settings: RunSettings, job: Job, throttle: Throttle) -> Record:

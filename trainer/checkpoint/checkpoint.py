@@ -7,7 +7,7 @@ only directories that you trust.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -64,6 +64,8 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         loader: Saveable,
         progress: Progress,
+        *,
+        average: Mapping[str, Tensor] | None = None,
     ) -> Path:
         """Write a checkpoint, then remove all but the newest; waits for the one before it.
 
@@ -72,6 +74,7 @@ class Checkpoints:
             optimizer: Of all their parameters.
             loader: Saved with them, before this returns.
             progress: Names the checkpoint; one of the same step is left as it is.
+            average: Averaged weights, named as in ``ModuleList(parts)``; saved with them.
 
         Returns:
             The checkpoint's directory, which exists after ``flush`` at the latest.
@@ -88,7 +91,7 @@ class Checkpoints:
         partial = final.with_suffix(".partial")
         together(lambda: begin(partial, progress) if dist.get_rank() == 0 else None)
         loader.save(partial / "loader")
-        state = by_plain_names(read_state(nn.ModuleList(parts), optimizer))
+        state = by_plain_names(read_state(nn.ModuleList(parts), optimizer, average))
         if self._group is None:
             # Its own: what the background sends must not come between the training's collectives.
             self._group = file_group()

@@ -1,11 +1,11 @@
 """Choose the checkpoint that a run goes on from, check all its files, and load it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import set_state_dict
@@ -86,7 +86,12 @@ def verify(path: Path) -> None:
 
 
 def restore(
-    path: Path, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loader: Saveable
+    path: Path,
+    parts: Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer,
+    loader: Saveable,
+    *,
+    average: Mapping[str, Tensor] | None = None,
 ) -> Progress:
     """Go on where ``Checkpoints.save`` was called, on any mesh. Collective.
 
@@ -95,6 +100,7 @@ def restore(
         parts: The stages that this rank owns.
         optimizer: Of all their parameters.
         loader: Restored with them.
+        average: Averaged weights by name; what was saved is written into these tensors.
 
     The optimizer's settings, such as the weight decay, stay as they are: what it remembers of each
     parameter is restored.
@@ -109,7 +115,7 @@ def restore(
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
-    own = read_state(whole, optimizer)
+    own = read_state(whole, optimizer, average)
     loaded = by_plain_names(own)
     try:
         state_dict_loader.load(loaded, checkpoint_id=path / "torch", process_group=file_group())

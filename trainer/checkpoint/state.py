@@ -1,12 +1,12 @@
 """What a checkpoint holds of model and optimizer, named as in the whole model on any mesh."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import DTensor
@@ -29,15 +29,21 @@ class Saveable(Protocol):
     def restore(self, path: Path) -> None: ...
 
 
-def read_state(whole: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Named]:
+def read_state(
+    whole: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor] | None = None,
+) -> dict[str, Named]:
     """Read the state of model and optimizer, which shares the memory of both. Collective.
 
     Args:
         whole: Has the parts as children: torch wants the model of all of an optimizer's weights.
         optimizer: Of all their parameters.
+        average: Averaged weights by name; None: there are none.
     """
     state, optimizer_state = get_state_dict(whole, optimizer, options=OPTIONS)
-    return {"model": state, "optimizer": optimizer_state}
+    read: dict[str, Named] = {"model": state, "optimizer": optimizer_state}
+    return read if average is None else read | {"ema": dict(average)}
 
 
 def by_plain_names(state: dict[str, Named]) -> dict[str, Named]:

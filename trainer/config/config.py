@@ -9,17 +9,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, get_type_hints
+from typing import Literal, NoReturn, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.plan.history import ScoreColumn
 from importance import POLICIES
+from trainer.config.augment import RESCORING, AugmentConfig, check_augment
+from trainer.config.model import TEXT_MODELS, ModelConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.config.settings import (
     Count,
     Fraction,
     NotNegative,
     Positive,
-    Range,
     Section,
     Share,
     Whole,
@@ -29,25 +31,6 @@ from trainer.config.settings import (
 )
 from trainer.errors import ConfigError
 from trainer.mesh.place import SPLIT, Schedule, Targets
-from trainer.models.rotary import Rope
-
-MODEL_KEYS = {
-    "small_cnn": ("num_classes", "image_size"),
-    "resnet": ("num_classes", "image_size", "depth", "norm"),
-    "resnet50": ("num_classes", "image_size"),
-    "vit": (
-        "num_classes", "image_size", "patch", "width", "depth", "heads", "pooling", "norm_eps",
-    ),
-    "gpt": ("width", "depth", "heads"),
-    "llama": (
-        "vocabulary", "width", "depth", "heads", "kv_heads", "inner_width", "head_width", "rope",
-        "norm_eps", "tied",
-    ),
-}  # fmt: skip
-"""What each kind of model takes; all take ``weights``."""
-
-TEXT_MODELS = ("gpt", "llama")
-"""Kinds that read tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,90 +149,6 @@ class ImportanceConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
-    """What to train; what is left out is as the model has it. ``MODEL_KEYS``: who takes what.
-
-    ``weights`` are those to start from: a ``.safetensors`` file, or a directory in Hugging Face's
-    layout; of its ``config.json`` a llama takes the sizes that are not given.
-    """
-
-    kind: Literal["small_cnn", "resnet", "resnet50", "vit", "gpt", "llama"] = "small_cnn"
-    weights: str = ""
-    num_classes: Count | None = None
-    image_size: Count | None = None
-    patch: Count | None = None
-    width: Count | None = None
-    depth: Count | None = None
-    heads: Count | None = None
-    norm: Literal["batch", "group"] | None = None
-    pooling: Literal["mean", "token"] | None = None
-    vocabulary: Count | None = None
-    kv_heads: Count | None = None
-    inner_width: Count | None = None
-    head_width: Count | None = None
-    rope: Rope = field(default_factory=Rope)
-    norm_eps: Positive | None = None
-    tied: bool | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        takes = MODEL_KEYS[self.kind]
-        for name in self.settings:
-            if name not in takes:
-                raise ConfigError(
-                    f'model.{name} is given, but model.kind "{self.kind}" takes '
-                    f"{', '.join(takes)} only; leave it out, or give another model.kind"
-                )
-        if "num_classes" in takes and self.num_classes is None:
-            raise ConfigError(
-                "model.num_classes is missing; set it in the file or give model.num_classes=VALUE"
-            )
-        if self.kind == "resnet" and self.depth and (self.depth < 8 or self.depth % 6 != 2):
-            raise ConfigError(
-                f"model.depth is {self.depth}, expected 6 n + 2 layers; choose 8, 14, 20, 32 or 56"
-            )
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """What was given beside the kind and the weights."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        beside = ("kind", "weights")
-        return {k: v for k, v in given.items() if k not in beside and v not in (None, Rope())}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Section):
-    """SGD or AdamW, and its learning rate: warm-up, then a cosine, or steps down at ``milestones``.
-
-    ``schedule_by`` "step" moves it on at every step, by the part of the epoch's steps that is done:
-    hidden rows make an epoch shorter, not the schedule. A step's gradient is the mean over
-    ``accumulate`` batches; ``clip`` bounds its norm over the whole mesh, 0: not. ``momentum`` is
-    SGD's, ``betas`` are AdamW's.
-    """
-
-    kind: Literal["sgd", "adamw"] = "sgd"
-    lr: Positive = 0.1
-    momentum: Share = 0.9
-    betas: tuple[Share, ...] = (0.9, 0.95)
-    weight_decay: NotNegative = 5e-4
-    clip: NotNegative = 0.0
-    accumulate: Count = 1
-    schedule: Literal["cosine", "steps"] = "cosine"
-    schedule_by: Literal["epoch", "step"] = "epoch"
-    warmup_epochs: Whole = 0
-    milestones: tuple[Count, ...] = ()
-    decay: Annotated[float, Range(0, 1, "(]")] = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.betas) != 2:
-            raise ConfigError(
-                f"optimizer.betas is {self.betas!r}, expected two numbers in [0, 1); give for "
-                "example [0.9, 0.95]"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section):
     """Ranks along each axis, and how the model is spread over them.
 
@@ -289,6 +188,9 @@ class MeshConfig(Section):
 class RunConfig(Section):
     """How long, and where results go; ``checkpoint_epochs`` 0 writes none but at a SIGTERM.
 
+    ``max_steps`` ends the run earlier than ``epochs``, in the middle of an epoch too; so does
+    ``max_tokens``, of text: at the step that reaches them. ``evaluate_steps`` evaluates every so
+    many steps beside the ends of epochs.
     ``checkpoint_steps`` writes one every so many steps too, for epochs that are long.
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
     last step, of this start of the run, that torch's profiler traces. ``peak_tflops`` of a device
@@ -296,6 +198,9 @@ class RunConfig(Section):
     """
 
     epochs: Count = 10
+    max_steps: Whole = 0
+    max_tokens: Whole = 0
+    evaluate_steps: Whole = 0
     seed: Whole = 0
     directory: str = "runs/train"
     checkpoint_epochs: Whole = 1
@@ -311,6 +216,11 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.max_steps and self.max_tokens:
+            raise ConfigError(
+                f"run.max_steps is {self.max_steps} and run.max_tokens is {self.max_tokens}, "
+                "expected one of them; leave the other out"
+            )
         steps = self.profile_steps
         if steps and (len(steps) != 2 or steps[0] > steps[1]):
             raise ConfigError(
@@ -325,6 +235,7 @@ class Config:
 
     data: DataConfig
     model: ModelConfig
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -332,6 +243,13 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        self._check_length()
+        data, policy = self.data, self.importance
+        check_augment(
+            self.augment, is_text=data.kind == "text", channels=data.channels,
+            image_size=data.image_size, drop_last=data.drop_last,
+            rescores=policy.kind in RESCORING and policy.refresh_every != 0,
+        )  # fmt: skip
         if (self.model.kind in TEXT_MODELS) != (self.data.kind == "text"):
             raise ConfigError(
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
@@ -344,6 +262,35 @@ class Config:
                 'shuffle goes by them; give importance.kind=full and importance.columns=["loss"], '
                 "or a kind that goes by losses, or shuffle.rows=uniform and "
                 "shuffle.partners=uniform"
+            )
+
+    def _check_length(self) -> None:
+        run, optimizer = self.run, self.optimizer
+        if run.max_tokens and self.data.kind != "text":
+            raise ConfigError(
+                f'run.max_tokens is {run.max_tokens}, expected 0 where data.kind is "images"; give '
+                "run.max_steps"
+            )
+        if run.evaluate_steps and not (self.data.test or self.data.test_fraction):
+            raise ConfigError(
+                f"run.evaluate_steps is {run.evaluate_steps}, but there is nothing to evaluate on; "
+                "give data.test, or for text data.test_fraction"
+            )
+        if run.max_steps or run.max_tokens:
+            if optimizer.warmup_epochs:
+                raise ConfigError(
+                    f"optimizer.warmup_epochs is {optimizer.warmup_epochs}, but the length of the "
+                    "run is in steps; give optimizer.warmup_steps"
+                )
+            if self.importance.drops == "lr":
+                raise ConfigError(
+                    'importance.drops is "lr", which goes by epochs, but the length of the run is '
+                    "in steps; give the epochs of the drops, or run.epochs alone"
+                )
+        elif optimizer.warms_up_by_step and optimizer.schedule_by == "epoch":
+            raise ConfigError(
+                'optimizer.schedule_by is "epoch", but the warm-up ends within one; give '
+                "optimizer.schedule_by=step"
             )
 
 

@@ -147,6 +147,8 @@ def _fits(value: object, hint: object) -> bool:
     if get_origin(hint) is Literal:
         # True equals 1.
         return any(type(value) is type(option) and value == option for option in get_args(hint))
+    if get_origin(hint) is dict:
+        return isinstance(value, dict)
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
     if hint in (int, float):
@@ -165,6 +167,8 @@ def _words(hint: object) -> str:
         return " or ".join(_words(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(option) for option in get_args(hint))
+    if get_origin(hint) is dict:
+        return "a table"
     if get_origin(hint) is tuple:
         return f"a list, each {_words(get_args(hint)[0])}"
     return next(words for kind, words in plain.items() if hint is kind)

@@ -7,7 +7,7 @@ losses included. All methods are collective among the ranks of a replica, which 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -190,9 +190,24 @@ class ReplicaLoader:
         self._loss_sum, self._num_losses = torch.zeros((), dtype=torch.float64), 0
         return mean
 
-    def evaluation(self, source: str | Sequence[str] | Source) -> ReplicaEvaluation:
-        """Open another dataset with the same fields; the last stage gets ``valid`` too."""
-        opened = self._loader.evaluation(source) if self._loader is not None else None
+    def evaluation(
+        self,
+        source: str | Sequence[str] | Source,
+        *,
+        fields: Mapping[str, dataio.Field] | None = None,
+    ) -> ReplicaEvaluation:
+        """Open another dataset; the last stage gets ``valid`` too.
+
+        Args:
+            source: The dataset.
+            fields: Its fields, of all columns; None: the loader's own.
+        """
+        opened = None
+        if self._loader is not None:
+            own = self._loader.fields
+            if fields is not None:
+                fields = {name: field for name, field in fields.items() if name in own}
+            opened = self._loader.evaluation(source, fields=fields)
         self._meet()
         targets = (*self._targets, "valid") if self._targets else ()
         evaluation = ReplicaEvaluation(opened, self._open_stream(targets))

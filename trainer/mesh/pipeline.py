@@ -157,8 +157,8 @@ class Pipeline:
         self._syncs = True
         # Of the batch at hand.
         self._target = self._weight = torch.empty(0)
-        self._share = 1.0
         self._judges = True
+        self._share: float | Tensor = 1.0
         self._scores: list[Scored] = []
         self._stages: list[_Stage] = []
         self._schedule = None
@@ -167,13 +167,19 @@ class Pipeline:
             self._schedule = self._make_schedule(schedule)
 
     def train(
-        self, batch: Batch, *, share: float = 1.0, sync: bool = True, outcome: bool = True
+        self,
+        batch: Batch,
+        *,
+        share: float | Tensor = 1.0,
+        sync: bool = True,
+        outcome: bool = True,
     ) -> Scored | None:
         """Add the gradients of a batch's mean of loss x weight.
 
         Args:
             batch: The columns that this rank needs.
-            share: Of this batch in the step, where a step takes several: they sum to 1.
+            share: Of this batch in the step, where a step takes several: they sum to 1; float or
+                float64[].
             sync: Whether to average what was added up over the replicas: at a step's last batch.
             outcome: Whether to judge the answers too, beside the losses: it takes a pass or two
                 over all logits. The same on all ranks.

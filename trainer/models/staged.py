@@ -159,7 +159,11 @@ def scaled(images: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Images(nn.Module):
-    """A stem: scale bytes, then the layers."""
+    """A stem: scale bytes, then the layers.
+
+    Attributes:
+        mean, std: Of bytes divided by 255, one for each channel; empty: bytes become [-1, 1].
+    """
 
     def __init__(
         self,
@@ -170,6 +174,8 @@ class Images(nn.Module):
     ) -> None:
         super().__init__()
         self.layers, self.shape, self.scale = layers, shape, scale
+        self.mean: tuple[float, ...] = ()
+        self.std: tuple[float, ...] = ()
 
     def forward(self, images: Tensor) -> Tensor:
         """Map uint8[batch, channels, height, width] to what the first block takes."""
@@ -180,4 +186,9 @@ class Images(nn.Module):
                 "model.image_size, or data.image_size to resize"
             )
         dtype = next(self.layers.parameters()).dtype
-        return cast(Tensor, self.layers(self.scale(images, dtype)))
+        if not self.mean:
+            return cast(Tensor, self.layers(self.scale(images, dtype)))
+        values = images.to(dtype, copy=True)
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            values[:, channel].div_(255 * std).sub_(mean / std)
+        return cast(Tensor, self.layers(values))

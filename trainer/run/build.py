@@ -1,5 +1,6 @@
 """From settings to the things a run is made of."""
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,8 @@ import importance
 import shuffle
 from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.world import World
-from trainer.config.config import Config, DataConfig, OptimizerConfig, ShuffleConfig
+from trainer.config.augment import AugmentConfig
+from trainer.config.config import Config, DataConfig, ShuffleConfig
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
@@ -20,9 +22,10 @@ from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
 from trainer.models import GPT, ResNet, ResNet50, SmallCNN, StagedModel, ViT, seeded
 from trainer.run.data import VOCABULARY, text_sources, token_field
+from trainer.run.images import image_fields, image_task, normalise
 from trainer.run.language import make_llama
-from trainer.run.schedule import learning_rate
-from trainer.run.tasks import Classify, NextToken, Task
+from trainer.run.pace import Pace, build_schedule, find_max_steps
+from trainer.run.tasks import NextToken, Task
 from trainer.watch.launch import Job
 from trainer.watch.peak import peak_flops_per_s
 
@@ -103,7 +106,7 @@ def make_model(config: Config) -> StagedModel:
         "small_cnn": SmallCNN, "resnet": ResNet, "resnet50": ResNet50, "vit": ViT,
     }  # fmt: skip
     sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
-    return kinds[model.kind](**sized)
+    return normalise(kinds[model.kind](**sized), config.augment)
 
 
 def build_parallel(config: Config, job: Job) -> Parallel:
@@ -128,7 +131,9 @@ def build_parallel(config: Config, job: Job) -> Parallel:
         compile=settings.compile,
         offload=settings.offload,
     )  # fmt: skip
-    task = NextToken(cp=mesh["cp"]) if config.data.kind == "text" else Classify()
+    task: Task = image_task(config.augment, seed=config.run.seed, replica=place.replica)
+    if config.data.kind == "text":
+        task = NextToken(cp=mesh["cp"])
     pipeline = Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
         batch_size=config.data.batch_size, device=job.device,
@@ -159,7 +164,7 @@ def build_loader(
             batch_size=data.batch_size,
             fields={
                 name: field
-                for name, field in _fields(data).items()
+                for name, field in _fields(data, config.augment).items()
                 if name in columns or name in drawn_by
             },
             cache=data.cache,
@@ -185,25 +190,27 @@ def build_loader(
     return loader, test
 
 
-def build_optimizer(config: OptimizerConfig, pipeline: Pipeline) -> torch.optim.Optimizer:
-    """Make the optimizer of this rank's parameters."""
-    parameters = list(pipeline.parameters())
-    if config.kind == "adamw":
-        first, second = config.betas
-        return torch.optim.AdamW(
-            parameters, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay
-        )
-    return torch.optim.SGD(
-        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace:
+    """Decide the length of a run, and its learning rate.
+
+    Args:
+        config: The settings.
+        num_replicas: Replicas that train.
+        epoch_batches: Batches of a replica's first epoch.
+
+    Raises:
+        ConfigError: If the epochs are too few for the steps.
+    """
+    data, run, accumulate = config.data, config.run, config.optimizer.accumulate
+    step_rows = data.batch_size * num_replicas * accumulate
+    return Pace(
+        config.optimizer,
+        epochs=run.epochs,
+        max_steps=find_max_steps(
+            run.max_steps, run.max_tokens, step_tokens=step_rows * data.sequence_length
+        ),
+        epoch_steps=math.ceil(epoch_batches / accumulate),
     )
-
-
-def build_schedule(config: OptimizerConfig, *, num_epochs: int) -> Callable[[float], float]:
-    """Make epoch -> learning rate of a run, before the importance policy's factor."""
-    return lambda epoch: learning_rate(
-        epoch, num_epochs=num_epochs, lr=config.lr, schedule=config.schedule,
-        warmup_epochs=config.warmup_epochs, milestones=config.milestones, decay=config.decay,
-    )  # fmt: skip
 
 
 def _listed(patterns: str | tuple[str, ...]) -> list[str]:
@@ -212,12 +219,10 @@ def _listed(patterns: str | tuple[str, ...]) -> list[str]:
     return list(patterns)
 
 
-def _fields(data: DataConfig) -> dict[str, dataio.Field]:
+def _fields(data: DataConfig, augment: AugmentConfig) -> dict[str, dataio.Field]:
     if data.kind == "text":
         return {"tokens": token_field(data.sequence_length)}
-    resize = dataio.Resize(data.image_size) if data.image_size is not None else None
-    image = dataio.Image(data.image, resize=resize, channels=data.channels)
-    return {"image": image, "label": dataio.Int(data.label)}
+    return image_fields(data, augment, training=True)
 
 
 def _shuffle(config: ShuffleConfig) -> Shuffle:
@@ -234,9 +239,10 @@ def _importance(config: Config) -> Importance | None:
     if settings.get("refresh_every") == 0:
         settings["refresh_every"] = None
     if kind == "kakurenbo":
-        settings["warmup_epochs"] = config.optimizer.warmup_epochs
+        optimizer = config.optimizer
+        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warmup_steps > 0)
     if settings.get("drops") == "lr":
-        schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
+        schedule = build_schedule(config.optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)
         alphas = config.importance.alphas or importance.Kakurenbo.alphas
         # A rate that halves less often than there are alphas leaves the last ones out.

@@ -23,7 +23,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.checkpoint.weights import WeightFiles
-from trainer.config.config import TEXT_MODELS, Config
+from trainer.config.config import Config
+from trainer.config.model import TEXT_MODELS
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
@@ -47,7 +48,8 @@ class Memory:
         gathered_bytes: Whole parameters while they are used: of the largest block, or of the part
             where a pipeline keeps them gathered; none where nothing is sharded or cast.
         gradients_bytes: As its own parameters.
-        optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two.
+        optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two, and another
+            optimizer is taken to; an average of the weights is one more.
         activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
             on the stage as one process runs it; what selective recomputation saves is left in. Of a
             transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
@@ -259,7 +261,8 @@ def _memory(
     shards = dp_shard * cp
     used = own if pp > 1 else counted.largest_block
     gathered = used * shards * COMPUTE_BYTES[settings.dtype]
-    states = 2 if optimizer.kind == "adamw" else int(optimizer.momentum > 0)
+    states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
+    states += optimizer.ema > 0
     saved_bytes *= _under_way(settings.schedule, pp, pp_rank, layout)
     return Memory(
         parameters_bytes=own * kept_bytes,

@@ -2,39 +2,39 @@
 
 import contextlib
 import itertools
-import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from dataio.batch.values import Batch
 from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import Progress, read_progress, set_aside_later
+from trainer.checkpoint.directory import Progress, set_aside_later
 from trainer.checkpoint.restore import find, restore
 from trainer.config.config import Config
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
-from trainer.errors import ConfigError
 from trainer.mesh.parallelize import average_buffers
 from trainer.run.build import (
     Parallel,
     build_loader,
-    build_optimizer,
+    build_pace,
     build_parallel,
-    build_schedule,
 )
+from trainer.run.ema import WeightAverage
+from trainer.run.images import evaluation_fields
+from trainer.run.mixing import mark_draws
+from trainer.run.optimizers import build_optimizer
+from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.pretrained import start_from_weights
 from trainer.run.step import evaluate, rescore, train_step
 from trainer.watch.launch import Job, join
 from trainer.watch.meter import Figures, Meter, combine_order_hashes
 from trainer.watch.metrics import (
-    Board,
     Line,
-    MetricsLog,
     ProgressLine,
-    import_writer,
     progress_words,
 )
 from trainer.watch.peak import mfu
@@ -100,11 +100,14 @@ def train(
         if not found:
             start_from_weights(config, parallel.pipeline)
         if job.world.rank == 0:
-            _check_outputs(config)
+            check_outputs(config)
         loader, test = build_loader(config, job, place=place, task=parallel.task)
         opened.enter_context(loader)
-        evaluation = None if test is None else loader.evaluation(test)
-        logs = _open_logs(config, job, opened, found=found, metrics_path=metrics_path)
+        evaluation = None if test is None else loader.evaluation(
+            test, fields=evaluation_fields(config.data, config.augment)
+        )  # fmt: skip
+
+        logs = open_logs(config, job, opened, found=found, metrics_path=metrics_path)
         run = Run(
             config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
             logs=logs, stop=stop, on_epoch=on_epoch,
@@ -117,48 +120,6 @@ def train(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
             finished=finished, stopped_by=run.stopped_by, last=run.last,
         )  # fmt: skip
-
-
-def _check_outputs(config: Config) -> None:
-    """Refuse what a run could not write, and leave nothing: other settings may still be wrong."""
-    directory = Path(config.run.directory).absolute()
-    standing = next(path for path in (directory, *directory.parents) if path.exists())
-    if not (standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)):
-        raise _cannot_make(directory, f"{standing} is no directory that may be written")
-    if config.run.tensorboard:
-        import_writer()
-
-
-def _open_logs(
-    config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
-    metrics_path: Path | None,
-) -> list[MetricsLog | Board]:  # fmt: skip
-    """Make the run's directory, and open rank 0's logs; none on the others."""
-    if job.world.rank:
-        return []
-    directory = Path(config.run.directory)
-    _make(directory)
-    (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    kept = read_progress(found).steps if found else None
-    path = metrics_path or directory / "metrics.jsonl"
-    logs: list[MetricsLog | Board] = [opened.enter_context(MetricsLog(path, after_step=kept))]
-    if config.run.tensorboard:
-        logs.append(opened.enter_context(Board(directory / "tensorboard")))
-    return logs
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_make(directory, error) from error
-
-
-def _cannot_make(directory: Path, why: object) -> ConfigError:
-    return ConfigError(
-        f"run.directory is {directory}, which cannot be made ({why}); give a directory that can be "
-        "written, on a filesystem that every rank sees"
-    )
 
 
 class Run:
@@ -189,7 +150,7 @@ class Run:
         loader: ReplicaLoader,
         evaluation: ReplicaEvaluation | None,
         opened: contextlib.ExitStack,
-        logs: list[MetricsLog | Board],
+        logs: list[Log],
         stop: StopRequest,
         on_epoch: Listener | None,
     ) -> None:
@@ -202,8 +163,13 @@ class Run:
         self._pipeline = parallel.pipeline
         self._loader = loader
         self._evaluation = evaluation
-        self._optimizer = build_optimizer(config.optimizer, parallel.pipeline)
-        self._schedule = build_schedule(config.optimizer, num_epochs=config.run.epochs)
+        self._optimizer = build_optimizer(config.optimizer, parallel.pipeline.parameters())
+        self._pace = build_pace(
+            config, num_replicas=parallel.pipeline.place.num_replicas, epoch_batches=len(loader)
+        )
+        self._ema: WeightAverage | None = None
+        if config.optimizer.ema:
+            self._ema = WeightAverage(self._pipeline.parts, decay=config.optimizer.ema)
         self._on_epoch = on_epoch
         run, rank = config.run, job.world.rank
         directory = Path(run.directory)
@@ -227,7 +193,9 @@ class Run:
 
     def restore(self, path: Path) -> None:
         """Go on where a checkpoint was written."""
-        self.progress = restore(path, self._pipeline.parts, self._optimizer, self._loader)
+        self.progress = restore(
+            path, self._pipeline.parts, self._optimizer, self._loader, average=self._average
+        )  # fmt: skip
 
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
@@ -236,36 +204,42 @@ class Run:
         while True:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
             meter = Meter(before, self._pipeline.place)
-            epoch = next(epochs, None)
+            over = self._pace.is_over(self.progress.steps)
+            epoch = None if over else next(epochs, None)
             if epoch is None:
                 return True
             if epoch == self.progress.epochs:
                 meter.go_on(self.progress.so_far)
             if not self._train_steps(epoch, meter):
-                self._save(meter)
-                return False
+                over = self._pace.is_over(self.progress.steps)
+                run = self._config.run
+                if not over or run.checkpoint_epochs or run.checkpoint_steps:
+                    self._save(meter)
+                return over
             self._end_epoch(epoch, meter)
             before = self._loader.stats()
 
     def _train_steps(self, epoch: int, meter: Meter) -> bool:
-        """Train the rest of an epoch; say whether it was not stopped."""
+        """Train the rest of an epoch; say whether neither a signal nor the run's length cut it."""
         config = self._config
         lr = self._set_learning_rate(epoch)
         if self._stop.agreed(self._job.world):
             return False
         for batches in _grouped(iter(self._loader), config.optimizer.accumulate):
-            if config.optimizer.schedule_by == "step":
+            if self._pace.by_step:
                 # The loader counts a batch as it delivers it.
-                before = self._loader.steps_before
-                done = before + self._loader.step - len(batches)
-                lr = self._set_learning_rate(epoch + done / (before + len(self._loader)))
+                lr = self._set_learning_rate(epoch, done=self._loader.step - len(batches))
             self._trace.step()
+            if config.augment.mixes:
+                mark_draws(batches, step=self.progress.steps)
             step = train_step(
                 self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
             )
             for batch in batches:
                 meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
+            if self._ema is not None:
+                self._ema.update(self.progress.steps)
             self._job.watchdog.progress(self.progress.steps)
             self._line.count(self._loader.step, of=len(self._loader))
             if self.progress.steps % config.run.log_steps == 0:
@@ -275,7 +249,12 @@ class Run:
             # An epoch whose steps are done is ended first, so that its line gets written.
             if self._loader.step == len(self._loader):
                 continue
-            if stops:
+            over, every = self._pace.is_over(self.progress.steps), config.run.evaluate_steps
+            if over or (every and self.progress.steps % every == 0):
+                self._job.watchdog.rest()
+                self._average_buffers()
+                self._write({"kind": "evaluation", **self._place(epoch), **self._evaluate()})
+            if stops or over:
                 return False
             every = config.run.checkpoint_steps
             if every and self.progress.steps % every == 0:
@@ -308,13 +287,8 @@ class Run:
         rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
-        started = time.perf_counter()
-        accuracy = evaluation_loss = None
-        if self._evaluation is not None:
-            accuracy, evaluation_loss = evaluate(self._pipeline, self._watched(self._evaluation))
         self.last = {
-            "kind": "epoch", **self._place(epoch), **line, "accuracy": accuracy,
-            "evaluation_loss": evaluation_loss, "evaluation_s": time.perf_counter() - started,
+            "kind": "epoch", **self._place(epoch), **line, **self._evaluate(),
             "lr": self._optimizer.param_groups[0]["lr"],
             "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
         }  # fmt: skip
@@ -323,8 +297,25 @@ class Run:
             self._on_epoch(self.last)
         self.progress = replace(self.progress, epochs=epoch + 1, so_far={})
         every = self._config.run.checkpoint_epochs
-        if every and ((epoch + 1) % every == 0 or epoch + 1 == self._config.run.epochs):
+        over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
+        if every and ((epoch + 1) % every == 0 or over):
             self._save()
+
+    def _evaluate(self) -> Figures:
+        """Judge the weights, and their average if there is one, on the test data."""
+        started, ema = time.perf_counter(), self._ema
+        accuracy = evaluation_loss = None
+        averaged: Figures = {}
+        if self._evaluation is not None:
+            accuracy, evaluation_loss = evaluate(self._pipeline, self._watched(self._evaluation))
+            if ema is not None:
+                with ema.applied():
+                    found = evaluate(self._pipeline, self._watched(self._evaluation))
+                averaged = {"ema_accuracy": found.accuracy, "ema_evaluation_loss": found.loss}
+        return {
+            "accuracy": accuracy, "evaluation_loss": evaluation_loss, **averaged,
+            "evaluation_s": time.perf_counter() - started,
+        }  # fmt: skip
 
     def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches of which none but the first may take longer than a step."""
@@ -333,8 +324,12 @@ class Run:
             yield batch
         self._job.watchdog.rest()
 
-    def _set_learning_rate(self, epoch: float) -> float:
-        lr = self._loader.lr_factor * self._schedule(epoch)
+    def _set_learning_rate(self, epoch: int, *, done: float = 0) -> float:
+        before, steps = self._loader.steps_before, self.progress.steps
+        rate = self._pace.rate(
+            epoch, steps=steps, done=before + done, epoch_batches=before + len(self._loader)
+        )
+        lr = self._loader.lr_factor * rate
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         return lr
@@ -350,11 +345,19 @@ class Run:
             loss = self._loader.mean_loss() or 0.0
             so_far = meter.so_far(loss, self._loader.stats(), self._job.world)
             progress = replace(progress, so_far=so_far)
-        self._checkpoints.save(self._pipeline.parts, self._optimizer, self._loader, progress)
+        self._checkpoints.save(
+            self._pipeline.parts, self._optimizer, self._loader, progress, average=self._average
+        )
+
+    @property
+    def _average(self) -> Mapping[str, Tensor] | None:
+        return self._ema.state if self._ema is not None else None
 
     def _average_buffers(self) -> None:
         for part in self._pipeline.parts:
             average_buffers(part, self._pipeline.mesh)
+        if self._ema is not None:
+            self._ema.average_buffers(self._pipeline.mesh)
 
     def _place(self, epoch: int) -> dict[str, int]:
         return {"epoch": epoch, "step": self.progress.steps}

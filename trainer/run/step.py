@@ -65,15 +65,16 @@ def train_step(
         pipeline: The model.
         optimizer: Of its parameters; those of a rank at least.
         loader: Takes the reports.
-        batches: The step descends the mean over all their rows.
+        batches: The step descends the weighted mean over all their rows, on all replicas, however
+            many of a batch are padding.
         clip: Largest norm of the gradients, over the whole mesh; 0 leaves them as they are.
         skip_nonfinite: Leave the weights as they are where the norm is not finite: it costs a wait
             for the device.
     """
-    for number, batch in enumerate(batches, 1):
-        last = number == len(batches)
+    shares = find_shares(pipeline, batches)
+    for number, (batch, share) in enumerate(zip(batches, shares, strict=True), 1):
         scored = pipeline.train(
-            batch, share=1 / len(batches), sync=last, outcome=loader.needs_outcome
+            batch, share=share, sync=number == len(batches), outcome=loader.needs_outcome
         )
         if scored is not None:
             loader.report(batch, scored.loss, scored.correct, scored.confidence)
@@ -85,6 +86,25 @@ def train_step(
         optimizer.step()
     optimizer.zero_grad()
     return Step(norm, skipped)
+
+
+def find_shares(pipeline: Pipeline, batches: Sequence[Batch]) -> list[float | Tensor]:
+    """Find each batch's share of a step: that of its rows, without padding, on all replicas.
+
+    A batch's weights make its mean one over the valid rows of all replicas. Collective, where
+    there are several batches; does not wait for the device.
+
+    Returns:
+        One number a batch, together 1, the same on all ranks: float, or float64[].
+    """
+    if len(batches) == 1:
+        return [1.0]
+    rows = torch.zeros(len(batches), dtype=torch.float64, device=pipeline.device)
+    # The ranks of a replica train the same rows: they count once.
+    if pipeline.place.rank == pipeline.place.scorer:
+        rows += torch.stack([(batch["sample_id"] >= 0).sum() for batch in batches])
+    dist.all_reduce(rows)
+    return list((rows / rows.sum().clamp(min=1)).unbind())
 
 
 def rescore(pipeline: Pipeline, loader: TakesReports, batches: Iterable[Batch]) -> None:

@@ -148,6 +148,15 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return _summed(exponents, logits).log() + largest - _summed(_at(logits, target), logits)
 
 
+def label_margin(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute how far a row's target is above the mean of its logits; see `cross_entropy`."""
+    logits = _precise(logits)
+    if not isinstance(logits, DTensor):
+        return logits.gather(1, target[:, None])[:, 0] - logits.mean(dim=1)
+    total = _summed(logits.to_local().sum(dim=1), logits)
+    return _summed(_at(logits, target), logits) - total / logits.shape[1]
+
+
 @torch.no_grad()
 def judge(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Compare rows with their targets, as `importance.outcome` does; logits may be split by class.

@@ -11,10 +11,14 @@ from dataio.world import single_world
 from tests.trainer.deliver.fake_loader import NUM_CLASSES
 from tests.trainer.digits import write_config
 from tests.trainer.run.alone import one_stage
-from trainer.config.config import OptimizerConfig, load_config
+from trainer.config.config import load_config
+from trainer.config.optimizer import OptimizerConfig
+from trainer.errors import ConfigError
 from trainer.mesh.place import place_of
 from trainer.models import SmallCNN
-from trainer.run.build import build_loader, build_optimizer, build_parallel, build_schedule
+from trainer.run.build import build_loader, build_parallel
+from trainer.run.optimizers import build_optimizer
+from trainer.run.pace import build_schedule
 from trainer.run.tasks import Classify
 from trainer.watch.launch import Job, join
 
@@ -23,8 +27,10 @@ def test_the_optimizer_takes_its_settings() -> None:
     with join(device="cpu"):
         pipeline = one_stage(SmallCNN(NUM_CLASSES, 3, 8), batch_size=4)
         sgd = OptimizerConfig(lr=0.3, momentum=0.7, weight_decay=0.2)
-        adamw = OptimizerConfig(kind="adamw", lr=0.3, betas=(0.5, 0.6), weight_decay=0.2)
-        made = [build_optimizer(config, pipeline) for config in (sgd, adamw)]
+        adamw = OptimizerConfig(
+            kind="adamw", lr=0.3, decay_norms=True, betas=(0.5, 0.6), weight_decay=0.2
+        )
+        made = [build_optimizer(config, pipeline.parameters()) for config in (sgd, adamw)]
     assert [type(optimizer) for optimizer in made] == [torch.optim.SGD, torch.optim.AdamW]
     (first,), (second,) = (optimizer.param_groups for optimizer in made)
     assert (first["lr"], first["momentum"], first["weight_decay"]) == (0.3, 0.7, 0.2)
@@ -32,13 +38,65 @@ def test_the_optimizer_takes_its_settings() -> None:
     assert first["params"] == second["params"] == list(pipeline.parameters())
 
 
+def test_adamw_decays_no_norms_and_biases_unless_asked_and_sgd_does() -> None:
+    with join(device="cpu"):
+        parameters = list(one_stage(SmallCNN(NUM_CLASSES, 3, 8), batch_size=4).parameters())
+    given: tuple[dict[str, Any], ...]
+    given = ({"kind": "adamw"}, {"kind": "adamw", "decay_norms": True}, {}, {"decay_norms": False})
+    for settings, spares in zip(given, (True, False, False, True), strict=True):
+        config = OptimizerConfig(weight_decay=0.2, **settings)
+        decays = {
+            id(each): group["weight_decay"]
+            for group in build_optimizer(config, parameters).param_groups
+            for each in group["params"]
+        }
+        expected = [0 if spares and each.ndim == 1 else 0.2 for each in parameters]
+        assert [decays[id(each)] for each in parameters] == expected
+    # A stage may own biases alone.
+    adamw = OptimizerConfig(kind="adamw")
+    biases = [each for each in parameters if each.ndim == 1]
+    assert [group["weight_decay"] for group in build_optimizer(adamw, biases).param_groups] == [0]
+
+
+@pytest.mark.parametrize("kind", ["torch.optim.NAdam", "torch.optim:NAdam"])
+def test_any_optimizer_of_torch_is_made_by_name_with_settings_of_its_own(kind: str) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
+    config = OptimizerConfig(
+        kind=kind, lr=0.3, weight_decay=0.2, decay_norms=False, args={"momentum_decay": 0.1}
+    )
+    optimizer = build_optimizer(config, weights)
+    assert type(optimizer) is torch.optim.NAdam
+    found = [(g["lr"], g["momentum_decay"], g["weight_decay"]) for g in optimizer.param_groups]
+    assert found == [(0.3, 0.1, 0.2), (0.3, 0.1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kind": "torch.optim.Adamm"}, r"Adamm.* cannot be imported .*; give a class that can"),
+        ({"kind": "nowhere:Adam"}, "cannot be imported .*nowhere"),
+        ({"kind": "torch.nn.Linear"}, "no torch.optim.Optimizer; give a class that is"),
+        ({"kind": "torch.optim.LBFGS"}, "needs a closure.*; choose an optimizer"),
+        ({"kind": "torch.optim.NAdam", "args": {"mu": 1}}, r"'mu'.*; it takes .*momentum_decay"),
+        ({"kind": "adam"}, "expected sgd, adamw, or the name of a class"),
+        ({"kind": "adamw", "args": {"eps": 1e-3}}, "settings of its own; leave it out"),
+        ({"kind": "torch.optim.NAdam", "args": {"lr": 1}}, "args.lr .* give optimizer.lr"),
+        ({"min_lr": 0.5, "lr": 0.1}, "min_lr is 0.5, expected at most .*0.1"),
+        ({"warmup_steps": 5, "warmup_epochs": 1}, "expected one of them"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused(settings: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_optimizer(OptimizerConfig(**settings), [torch.nn.Parameter(torch.zeros(2))])
+
+
 def test_the_schedule_takes_its_settings() -> None:
     steps = OptimizerConfig(lr=0.8, schedule="steps", milestones=(2, 3), decay=0.5, warmup_epochs=1)
-    rate = build_schedule(steps, num_epochs=4)
+    rate = build_schedule(steps, length=4)
     assert rate(0) < 0.8
     assert [rate(epoch) for epoch in (1, 2, 3)] == pytest.approx([0.8, 0.4, 0.2])
     cosine = OptimizerConfig(lr=0.8)
-    by_length = [build_schedule(cosine, num_epochs=epochs)(2) for epochs in (4, 8)]
+    by_length = [build_schedule(cosine, length=epochs)(2) for epochs in (4, 8)]
     assert by_length[0] == pytest.approx(0.4)
     assert by_length[1] > by_length[0]
 

@@ -101,9 +101,11 @@ def test_every_so_many_epochs_are_saved_and_the_last_of_all(
     saved: list[tuple[int, int]] = []
     save = Checkpoints.save
 
-    def noted(checkpoints: Checkpoints, parts: Any, optimizer: Any, loader: Any, done: Any) -> Path:
+    def noted(
+        checkpoints: Checkpoints, parts: Any, optimizer: Any, loader: Any, done: Any, **more: Any
+    ) -> Path:
         saved.append((done.epochs, done.steps))
-        return save(checkpoints, parts, optimizer, loader, done)
+        return save(checkpoints, parts, optimizer, loader, done, **more)
 
     monkeypatch.setattr(Checkpoints, "save", noted)
     run(config, "run.epochs=5", "run.checkpoint_epochs=2")

@@ -85,6 +85,22 @@ def test_a_step_of_several_batches_is_the_step_of_all_their_rows() -> None:
     assert loader.reported == 3 * [(12, 12, 12)]
 
 
+def test_a_step_of_several_batches_is_the_mean_of_their_rows_however_many_are_padding() -> None:
+    loader, model, reference = Told(batch_size=10), make_model().double(), make_model().double()
+    full, last = loader.batch(0), loader.batch(1)
+    for batch in (full, last):
+        batch["weight"] = torch.ones(10)
+    # As a loader pads: 2 rows that weigh as much as 10, and 8 that weigh nothing.
+    last["sample_id"] = torch.where(torch.arange(10) < 2, last["sample_id"], -1)
+    last["weight"] = torch.where(torch.arange(10) < 2, 5.0, 0.0)
+    train_step(one_stage(model, batch_size=10), sgd(model), loader, [full, last])
+    rows = torch.cat([row_losses(reference, full), row_losses(reference, last)[:2]])
+    rows.mean().backward()
+    for found, before in zip(model.parameters(), reference.parameters(), strict=True):
+        assert before.grad is not None
+        torch.testing.assert_close(found, before - 0.5 * before.grad, rtol=1e-12, atol=1e-12)
+
+
 def test_a_step_forgets_the_gradients_of_the_one_before() -> None:
     loader, model, reference = Told(batch_size=12), make_model(), make_model()
     pipeline, optimizer, plain = one_stage(model, batch_size=12), sgd(model), sgd(reference)

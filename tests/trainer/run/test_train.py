@@ -161,7 +161,7 @@ def test_an_importance_policy_hides_rows_raises_the_rate_and_gets_new_scores(
     epochs = [line for line in lines(config.parent / "run") if line["kind"] == "epoch"]
     assert epochs[0]["hidden_fraction"] == 0
     assert epochs[1]["hidden_fraction"] > 0.1
-    assert epochs[1]["lr"] > 1.2 * learning_rate(1, num_epochs=3, lr=0.05)
+    assert epochs[1]["lr"] > 1.2 * learning_rate(1, length=3, lr=0.05)
     assert refreshed == [0, 1, 2]
 
 

@@ -116,8 +116,8 @@ class Training:
         )  # fmt: skip
         for group in self.replicas.optimizer.param_groups:
             group["lr"] = batches.lr_factor * learning_rate(
-                epoch, num_epochs=settings.num_epochs, lr=settings.lr,
-                warmup_epochs=settings.num_warmup_epochs,
+                epoch, length=settings.num_epochs, lr=settings.lr,
+                warmup=settings.num_warmup_epochs,
             )  # fmt: skip
         flips = _flips(len(self._labels), seed=self._seed, epoch=epoch, wanted=settings.flip)
         flips, reports = flips.to(self._device), EpochReports()

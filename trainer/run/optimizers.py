@@ -1,0 +1,83 @@
+"""Make the optimizer that the settings name, with groups of parameters that decay and do not."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from trainer.config.optimizer import OptimizerConfig
+from trainer.errors import ConfigError
+
+
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Make the optimizer of this rank's parameters.
+
+    Checkpoints keep what it remembers by the parameter's name, so that ranks of a pipeline, which
+    own some parameters each, may have other groups than one process.
+
+    Raises:
+        ConfigError: If the class is not found, or does not take the settings.
+    """
+    groups = _groups(config, list(parameters))
+    if config.kind == "adamw":
+        first, second = config.betas
+        return torch.optim.AdamW(
+            groups, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay
+        )
+    if config.kind == "sgd":
+        return torch.optim.SGD(
+            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    made_by = _find(config.kind)
+    settings = {"lr": config.lr, **config.args}
+    if "weight_decay" in inspect.signature(made_by).parameters:
+        settings["weight_decay"] = config.weight_decay
+    else:
+        for group in groups:
+            group.pop("weight_decay", None)
+    try:
+        return made_by(groups, **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"[optimizer.args]: {config.kind} does not take the settings {settings}: {error}; "
+            f"it takes {', '.join(list(inspect.signature(made_by).parameters)[1:])}"
+        ) from error
+
+
+def _groups(config: OptimizerConfig, parameters: list[nn.Parameter]) -> list[dict[str, object]]:
+    """Group parameters by the shape they have in the whole model, which no mesh changes."""
+    if config.decays_norms or not config.weight_decay:
+        return [{"params": parameters}]
+    matrices: dict[str, object] = {"params": [each for each in parameters if each.ndim > 1]}
+    vectors: dict[str, object] = {
+        "params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0,
+    }  # fmt: skip
+    # A rank of a pipeline may own no parameters of one kind.
+    return [group for group in (matrices, vectors) if group["params"]]
+
+
+def _find(kind: str) -> Callable[..., torch.optim.Optimizer]:
+    module, _, name = kind.rpartition(":" if ":" in kind else ".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f'optimizer.kind is "{kind}", which cannot be imported ({error}); give a class that '
+            'can, such as "torch.optim.NAdam" or "package.module:Name"'
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise ConfigError(
+            f'optimizer.kind is "{kind}", which is no torch.optim.Optimizer; give a class that is '
+            'one, such as "torch.optim.NAdam"'
+        )
+    closure = inspect.signature(found.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f'optimizer.kind is "{kind}", which computes the loss several times a step (its step '
+            "needs a closure); choose an optimizer that takes one gradient a step"
+        )
+    return found

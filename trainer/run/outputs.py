@@ -1,0 +1,58 @@
+"""What a run writes beside its checkpoints: its directory, settings and metrics."""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer.checkpoint.directory import read_progress
+from trainer.config.config import Config
+from trainer.errors import ConfigError
+from trainer.watch.launch import Job
+from trainer.watch.metrics import Board, MetricsLog, import_writer
+
+Log = MetricsLog | Board
+"""What takes a run's lines."""
+
+
+def check_outputs(config: Config) -> None:
+    """Refuse what a run could not write, and leave nothing: other settings may still be wrong."""
+    directory = Path(config.run.directory).absolute()
+    standing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not (standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)):
+        raise _cannot_make(directory, f"{standing} is no directory that may be written")
+    if config.run.tensorboard:
+        import_writer()
+
+
+def open_logs(
+    config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
+    metrics_path: Path | None,
+) -> list[Log]:  # fmt: skip
+    """Make the run's directory, and open rank 0's logs; none on the others."""
+    if job.world.rank:
+        return []
+    directory = Path(config.run.directory)
+    _make(directory)
+    (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    kept = read_progress(found).steps if found else None
+    path = metrics_path or directory / "metrics.jsonl"
+    logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
+    if config.run.tensorboard:
+        logs.append(opened.enter_context(Board(directory / "tensorboard")))
+    return logs
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_make(directory, error) from error
+
+
+def _cannot_make(directory: Path, why: object) -> ConfigError:
+    return ConfigError(
+        f"run.directory is {directory}, which cannot be made ({why}); give a directory that can be "
+        "written, on a filesystem that every rank sees"
+    )
