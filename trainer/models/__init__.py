@@ -1,5 +1,6 @@
 """Reference models: they take what the loader gives, bytes of images or tokens, as it is."""
 
+from trainer.models.adapted import Adapted
 from trainer.models.cnn import SmallCNN
 from trainer.models.gpt import GPT
 from trainer.models.resnet import ResNet
@@ -7,4 +8,4 @@ from trainer.models.seeded import seeded
 from trainer.models.staged import StagedModel
 from trainer.models.vit import ViT
 
-__all__ = ["GPT", "ResNet", "SmallCNN", "StagedModel", "ViT", "seeded"]
+__all__ = ["GPT", "Adapted", "ResNet", "SmallCNN", "StagedModel", "ViT", "seeded"]

@@ -258,8 +258,9 @@ class Run:
                 lr = self._set_learning_rate(epoch + done / (before + len(self._loader)))
             self._trace.step()
             step = train_step(
-                self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
-            )
+                self._pipeline, self._optimizer, self._loader, batches,
+                clip=config.optimizer.clip, step=self.progress.steps,
+            )  # fmt: skip
             for batch in batches:
                 meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
