@@ -91,7 +91,7 @@ class Checkpoints:
         partial = final.with_suffix(".partial")
         together(lambda: begin(partial, progress) if dist.get_rank() == 0 else None)
         loader.save(partial / "loader")
-        state = by_plain_names(read_state(nn.ModuleList(parts), optimizer, average))
+        state = by_plain_names(read_state(nn.ModuleList(parts), optimizer, average), parts)
         if self._group is None:
             # Its own: what the background sends must not come between the training's collectives.
             self._group = file_group()

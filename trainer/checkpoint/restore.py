@@ -116,7 +116,7 @@ def restore(
         for group in optimizer.param_groups
     ]
     own = read_state(whole, optimizer, average)
-    loaded = by_plain_names(own)
+    loaded = by_plain_names(own, parts)
     try:
         state_dict_loader.load(loaded, checkpoint_id=path / "torch", process_group=file_group())
     except (CheckpointException, RuntimeError, ValueError) as error:
@@ -125,7 +125,7 @@ def restore(
             "[optimizer] as they were when it was written, or start anew in another run.directory"
         ) from error
     for kind, named in own.items():
-        named.update({name: loaded[kind][plain_name(name)] for name in named})
+        named.update({name: loaded[kind][plain_name(name, parts)] for name in named})
     set_state_dict(
         whole, optimizer, options=OPTIONS,
         model_state_dict=own["model"], optim_state_dict=own["optimizer"],

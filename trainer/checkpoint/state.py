@@ -15,8 +15,11 @@ from trainer.checkpoint.directory import Progress
 from trainer.errors import CheckpointError
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-PART = re.compile(r"^((?:state|param_groups)\.)?\d+\.")
+PART = re.compile(r"^((?:state|param_groups)\.)?(\d+)\.(.*)$")
 """The number of a part, in the name of a parameter or of its optimizer's state."""
+
+OWN = "wrapped."
+"""What an `Adapted` model puts before its module's own names."""
 
 Named = dict[str, Any]
 
@@ -46,17 +49,33 @@ def read_state(
     return read if average is None else read | {"ema": dict(average)}
 
 
-def by_plain_names(state: dict[str, Named]) -> dict[str, Named]:
-    """Name the values as in the whole model, whichever parts of it are here."""
+def by_plain_names(state: dict[str, Named], parts: Sequence[nn.Module]) -> dict[str, Named]:
+    """Name the values as in the whole model, whichever parts of it are here; each once."""
     return {
-        kind: {plain_name(name): value for name, value in named.items()}
+        kind: {plain_name(name, parts): value for name, value in named.items()}
         for kind, named in state.items()
     }
 
 
-def plain_name(name: str) -> str:
-    """Take the number of its part out of a name."""
-    return PART.sub(r"\1", name)
+def plain_name(name: str, parts: Sequence[nn.Module] = ()) -> str:
+    """Give a value its name in the whole model.
+
+    Args:
+        name: With the number of its part.
+        parts: Know which names are one weight's: it has its first.
+    """
+    found = PART.match(name)
+    if found is None:
+        return name
+    kind, number, rest = found.groups()
+    first_names: Mapping[str, str] = {}
+    if parts:
+        first_names = getattr(parts[int(number)], "first_names", {})
+    for other, first in first_names.items():
+        if rest == other or rest.startswith(f"{other}."):
+            rest = first + rest.removeprefix(other)
+            break
+    return (kind or "") + rest.removeprefix(OWN)
 
 
 def check_finite(parts: Sequence[nn.Module], progress: Progress) -> None:

@@ -1,7 +1,7 @@
 """Bound the gradients of one step by their norm over the whole mesh."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,11 @@ from torch.distributed.tensor import DTensor
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], mesh: DeviceMesh, *, max_norm: float
+    parameters: Iterable[nn.Parameter],
+    mesh: DeviceMesh,
+    *,
+    max_norm: float,
+    again: Container[nn.Parameter] = (),
 ) -> Tensor:
     """Scale the gradients down to a norm, if theirs is larger. Collective.
 
@@ -20,6 +24,7 @@ def clip_gradients(
         parameters: Of all parts that this rank owns.
         mesh: With the axes of ``trainer.mesh.mesh.AXES``.
         max_norm: Of all the model's gradients together, > 0; infinite to measure only.
+        again: Those that are copies of another stage's: scaled, but not counted.
 
     Returns:
         floating[]: The norm before, the same on all ranks.
@@ -30,7 +35,8 @@ def clip_gradients(
         if parameter.grad is not None:
             own = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh[own].append(parameter)
-    squares = [_square(group) for group in by_mesh.values()]
+    counted = [[each for each in group if each not in again] for group in by_mesh.values()]
+    squares = [_square(group) for group in counted if group]
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=mesh.device_type)
     pp = mesh["pp"]
     if pp.size() > 1:

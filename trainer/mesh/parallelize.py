@@ -1,7 +1,7 @@
 """Spread a model over the mesh, by torch's own means."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.errors import ConfigError
-from trainer.models.staged import StagedModel
+from trainer.mesh.tied import Owners, find_owners, tie_again
+from trainer.models.staged import StagedModel, aliases_of, without_data
 from trainer.models.styles import replicate_rest
 
 Checkpointing = Literal["none", "full", "selective"]
@@ -86,10 +87,13 @@ def parallelize(
         model.num_hidden_parts = tp
     if dtype == "bfloat16":
         model.hidden_dtype = torch.bfloat16
+    names = aliases_of(model)
+    owners = _owners(model, num_stages, names)
     parts = [model, *(copy.deepcopy(model) for _ in stages[1:])]
     for stage, part in zip(stages, parts, strict=True):
-        kept = stage_blocks(stage, num_stages, num_blocks=model.num_blocks)
-        part.keep(kept, first=stage == 0, last=stage == num_stages - 1)
+        _keep(part, stage, num_stages)
+        part.first_names, part.shared_with = names, owners
+        tied = aliases_of(part)
         # Parameters without data stay so: a dry run counts them.
         if not any(parameter.is_meta for parameter in part.parameters()):
             part.to(mesh.device_type)
@@ -97,6 +101,7 @@ def parallelize(
             plan = part.tp_plan(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
             parallelize_module(part, mesh["tp"], plan, src_data_rank=None)
             replicate_rest(part, mesh["tp"])
+            tie_again(part, tied)
         for block in part.blocks.values():
             if checkpointing != "none":
                 recompute(block, selective=checkpointing == "selective")
@@ -141,6 +146,24 @@ def stage_blocks(stage: int, num_stages: int, *, num_blocks: int) -> range:
     return range(*(number * num_blocks // num_stages for number in (stage, stage + 1)))
 
 
+def _keep(part: StagedModel, stage: int, num_stages: int) -> None:
+    kept = stage_blocks(stage, num_stages, num_blocks=part.num_blocks)
+    part.keep(kept, first=stage == 0, last=stage == num_stages - 1)
+
+
+def _owners(model: StagedModel, num_stages: int, names: Mapping[str, str]) -> Owners:
+    """Find the weights that several stages have, by cutting the model as each of them does."""
+    if num_stages == 1:
+        return {}
+    owned: list[list[str]] = []
+    for stage in range(num_stages):
+        # Without data: copies of tensors would take the memory of the model.
+        part = without_data(model)
+        _keep(part, stage, num_stages)
+        owned.append([names.get(name, name) for name, _ in part.named_parameters()])
+    return find_owners(owned)
+
+
 def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
     """Give every replica the mean of all replicas' batch statistics. Collective.
 
@@ -177,8 +200,11 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
         # A pipeline passes the same parameters once a microbatch: gathered once, then kept.
         reshard_after_forward=mesh["pp"].size() == 1,
     )
-    if data_parallel.size() > 1:
-        for block in part.blocks.values():
+    blocks = list(part.blocks.values())
+    held = [id(parameter) for block in blocks for parameter in dict.fromkeys(block.parameters())]
+    # Blocks that share a weight cannot each gather it: the whole part then gathers at once.
+    if data_parallel.size() > 1 and len(held) == len(set(held)):
+        for block in blocks:
             shard(block)
     shard(part)
 

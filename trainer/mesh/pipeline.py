@@ -1,7 +1,7 @@
 """One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,10 @@ from torch.distributed.pipelining.schedules import (
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
 from trainer.mesh.average import average_gradients
-from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages
+from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stages_of
+from trainer.mesh.randomness import Randomness
+from trainer.mesh.tied import Ties
+from trainer.models.trace import Inputs, leaves
 
 TORCH_NAMES: dict[Schedule, str] = {
     "gpipe": "GPipe",
@@ -53,7 +56,7 @@ class Scored(NamedTuple):
 class Judge(Protocol):
     """What a pipeline asks of a task."""
 
-    def input(self, batch: Batch) -> Tensor: ...
+    def input(self, batch: Batch) -> Inputs: ...
 
     def target(self, batch: Batch) -> Tensor: ...
 
@@ -65,9 +68,9 @@ class Judge(Protocol):
 class Part(Protocol):
     """What a pipeline asks of a stage's module beside being called."""
 
-    def input_shape(self, batch_size: int) -> Tensor: ...
+    def input_shape(self, batch_size: int) -> Tensor | tuple[Tensor, ...]: ...
 
-    def output_shape(self, batch_size: int) -> Tensor: ...
+    def output_shape(self, batch_size: int) -> Tensor | tuple[Tensor, ...]: ...
 
 
 def check_microbatches(
@@ -119,6 +122,8 @@ class Pipeline:
         microbatches: Parts of a batch that are under way at a time.
         batch_size: Rows of a replica's batch.
         device: Where the parts are.
+        seed: Of what the model draws, such as dropout.
+        sequence_parallel: Whether tp peers hold different activations between layers.
 
     Attributes:
         parts: As given.
@@ -141,6 +146,8 @@ class Pipeline:
         microbatches: int,
         batch_size: int,
         device: torch.device,
+        seed: int = 0,
+        sequence_parallel: bool = False,
     ) -> None:
         pp = place.sizes[0]
         check_microbatches(
@@ -162,6 +169,19 @@ class Pipeline:
         self._scores: list[Scored] = []
         self._stages: list[_Stage] = []
         self._schedule = None
+        pp_rank = {
+            stage: row for row in range(pp) for stage in stages_of(row, pp, schedule, len(parts))
+        }
+        rank_of_stage = [pp_rank[stage] for stage in range(len(pp_rank))]
+        self._ties = Ties(self.parts, place.stages, mesh, rank_of_stage)
+        apart = mesh["cp"].get_local_rank()
+        if sequence_parallel:
+            apart = apart * mesh["tp"].size() + mesh["tp"].get_local_rank()
+        self._randomness = Randomness(
+            seed=seed, replica=place.replica, microbatches=microbatches, apart=apart, device=device
+        )
+        for part in self.parts:
+            self._randomness.attach(part)
         if pp * len(parts) > 1:
             self._stages = self._make_stages()
             self._schedule = self._make_schedule(schedule)
@@ -173,6 +193,7 @@ class Pipeline:
         share: float | Tensor = 1.0,
         sync: bool = True,
         outcome: bool = True,
+        number: int = 0,
     ) -> Scored | None:
         """Add the gradients of a batch's mean of loss x weight.
 
@@ -180,9 +201,11 @@ class Pipeline:
             batch: The columns that this rank needs.
             share: Of this batch in the step, where a step takes several: they sum to 1; float or
                 float64[].
-            sync: Whether to average what was added up over the replicas: at a step's last batch.
+            sync: Whether to average what was added up over the replicas: at a step's last batch,
+                after which gradients begin at zero again.
             outcome: Whether to judge the answers too, beside the losses: it takes a pass or two
                 over all logits. The same on all ranks.
+            number: Of the batch in the run, which what the model draws depends on.
 
         Returns:
             Where this rank owns the last stage, the rows' scores; None elsewhere.
@@ -195,7 +218,8 @@ class Pipeline:
         if self.place.has_target:
             self._weight = batch["weight"]
         self._judges = outcome
-        return self._pass(batch, backward=True, sync=sync)
+        with self._randomness.drawing(number):
+            return self._pass(batch, backward=True, sync=sync)
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, outcome: bool = True) -> Scored | None:
@@ -208,8 +232,17 @@ class Pipeline:
         for part in self.parts:
             yield from part.parameters()
 
+    @property
+    def again(self) -> set[nn.Parameter]:
+        """Parameters that are further copies of a weight of several stages."""
+        return self._ties.again
+
     def _pass(self, batch: Batch, *, backward: bool, sync: bool) -> Scored | None:
-        inputs = self._take(self._task.input(batch)) if self.place.has_input else None
+        inputs = None
+        if self.place.has_input:
+            inputs = self._task.input(batch)
+            for leaf in leaves(inputs):
+                self._take(leaf)
         if self.place.has_target:
             self._target = self._take(self._task.target(batch))
         self._scores = []
@@ -223,14 +256,16 @@ class Pipeline:
         if backward and sync:
             for part in self._replicas:
                 average_gradients(part.parameters(), self.mesh.get_group("dp_replicate"))
+            self._ties.add_gradients()
         return self._collect() if self.place.has_target else None
 
-    def _pass_alone(self, inputs: Tensor, *, backward: bool, sync: bool) -> None:
+    def _pass_alone(self, inputs: Inputs, *, backward: bool, sync: bool) -> None:
         # torch's schedule of one stage would average the gradients after the backward pass; here
         # they are averaged during it.
         (part,) = self.parts
         for number, rows in enumerate(self._rows, 1):
-            loss = self._loss(part(inputs[_slice(rows)]), rows)
+            self._randomness.begin(number - 1)
+            loss = self._loss(part(_rows_of(inputs, _slice(rows))), rows)
             if backward:
                 self._set_sync(part, sync and number == len(self._rows))
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -240,12 +275,12 @@ class Pipeline:
             part.set_requires_gradient_sync(sync)
             self._syncs = sync
 
-    def _pass_in_turns(self, inputs: Tensor | None, *, backward: bool) -> None:
+    def _pass_in_turns(self, inputs: Inputs | None, *, backward: bool) -> None:
         assert self._schedule is not None, "more than one stage"
         run = self._schedule.step if backward else self._schedule.eval
         # Row numbers stand for the target: torch cuts up one tensor, and hands back its pieces.
         target = torch.cat(self._rows) if self.place.has_target else None
-        run(*([] if inputs is None else [inputs]), target=target, return_outputs=False)
+        run(*([] if inputs is None else leaves(inputs)), target=target, return_outputs=False)
 
     def _loss(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Score a microbatch; say its part in the mean of the step."""
@@ -298,6 +333,7 @@ class Pipeline:
                 input_args=cast(Part, part).input_shape(num_rows),
                 output_args=cast(Part, part).output_shape(num_rows),
                 group=self.mesh["pp"].get_group(),
+                randomness=self._randomness,
             )
             for number, part in zip(self.place.stages, self.parts, strict=True)
         ]
@@ -319,6 +355,15 @@ class _Stage(PipelineStage):
 
     syncs = True
 
+    def __init__(self, *given: Any, randomness: Randomness, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._randomness = randomness
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
+        """Pass a microbatch forward."""
+        self._randomness.begin(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *given, **named)
+
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""
         if self.syncs:
@@ -338,6 +383,14 @@ class _Stage(PipelineStage):
         """Take the output's gradient from the stage after, on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+def _rows_of(inputs: Inputs, rows: slice) -> Inputs:
+    if isinstance(inputs, Tensor):
+        return inputs[rows]
+    if isinstance(inputs, dict):
+        return {name: each[rows] for name, each in inputs.items()}
+    return tuple(each[rows] for each in inputs)
 
 
 def _slice(rows: Tensor) -> slice:

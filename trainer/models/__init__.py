@@ -1,5 +1,6 @@
 """Reference models: they take what the loader gives, bytes of images or tokens, as it is."""
 
+from trainer.models.adapted import Adapted
 from trainer.models.cnn import SmallCNN
 from trainer.models.gpt import GPT
 from trainer.models.hub import HubFormat, Stored
@@ -12,6 +13,6 @@ from trainer.models.staged import StagedModel
 from trainer.models.vit import ViT
 
 __all__ = [
-    "GPT", "HubFormat", "Llama", "ResNet", "ResNet50", "Rope", "SmallCNN", "StagedModel", "Stored",
-    "ViT", "seeded",
+    "GPT", "Adapted", "HubFormat", "Llama", "ResNet", "ResNet50", "Rope", "SmallCNN",
+    "StagedModel", "Stored", "ViT", "seeded",
 ]  # fmt: skip

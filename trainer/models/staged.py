@@ -1,5 +1,6 @@
 """What the trainer asks of a model: a stem, numbered blocks and a head; any may be elsewhere."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -33,6 +34,10 @@ class StagedModel(nn.Module, ABC):
         self.num_blocks = len(blocks)
         self.hidden_dtype: torch.dtype | None = None
         self.num_sequence_parts = self.num_hidden_parts = 1
+        # By `parallelize`: further names of a weight -> its first in the whole model, and the
+        # stages of each weight that several have.
+        self.first_names: Mapping[str, str] = {}
+        self.shared_with: Mapping[str, tuple[int, ...]] = {}
 
     def forward(self, values: Tensor) -> Tensor:
         """Pass a batch, or what the stage before gave, through the layers that are here."""
@@ -151,6 +156,28 @@ class StagedModel(nn.Module, ABC):
     def _meta(self, shape: tuple[int, ...]) -> Tensor:
         dtype = self.hidden_dtype or next(self.parameters()).dtype
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def without_data(model: StagedModel) -> StagedModel:
+    """Copy a model on to ``meta``, weights that are one being one there too."""
+    memo: dict[int, object] = {}
+    for parameter in model.parameters():
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def aliases_of(module: nn.Module) -> dict[str, str]:
+    """List the further names of tied parameters and of those of shared modules: name -> first."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        before = first.setdefault(id(parameter), name)
+        if before != name:
+            found[name] = before
+    return found
 
 
 def scaled(images: Tensor, dtype: torch.dtype) -> Tensor:

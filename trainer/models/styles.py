@@ -3,6 +3,8 @@
 The layer computes on plain tensors; its parameters are DTensors, so that checkpoints reshard.
 """
 
+from typing import Any, Literal, cast
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -60,14 +62,16 @@ class Local(ParallelStyle):
         layer = nn.Module()
         layer._parameters, layer.forward = module._parameters, module.forward
 
-        def forward(values: Tensor) -> Tensor:
-            values = redistribute(values, device_mesh, self.comes, self.takes, input_gradient)
+        def forward(*given: Any, **named: Any) -> Any:
+            if given and isinstance(given[0], Tensor):
+                values = redistribute(given[0], device_mesh, self.comes, self.takes, input_gradient)
+                given = (values, *given[1:])
             weights = {
                 name: parameter.to_local(grad_placements=[self.parameters])
                 for name, parameter in layer.named_parameters(recurse=False)
                 if isinstance(parameter, DTensor)
             }
-            made: Tensor = torch.func.functional_call(layer, weights, (values,))
+            made = torch.func.functional_call(layer, weights, given, named)
             return redistribute(made, device_mesh, self.makes, self.gives, self.gives)
 
         module.forward = forward
@@ -116,3 +120,37 @@ def split_norm() -> Local:
 def joining_convolution() -> Local:
     """Split a convolution by input channels and add up the parts."""
     return Local(Shard(1), comes=Shard(1), makes=Partial(), gives=Replicate())
+
+
+class Conv1D(ParallelStyle):
+    """Split a layer of Hugging Face's GPT-2, whose weight is [inputs, outputs].
+
+    Args:
+        by: ``"outputs"``, which stay split, or ``"inputs"``, which come split.
+    """
+
+    def __init__(self, by: Literal["outputs", "inputs"]) -> None:
+        super().__init__()
+        self.by = by
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        by_outputs = self.by == "outputs"
+        placed = {
+            "weight": Shard(1 if by_outputs else 0),
+            "bias": Shard(0) if by_outputs else Replicate(),
+        }
+        for name, placement in placed.items():
+            whole = module.get_parameter(name)
+            split = distribute_tensor(whole, device_mesh, [placement], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(split, whole.requires_grad))
+        every, total = Replicate(), Partial()
+
+        def forward(values: Tensor) -> Tensor:
+            weight, bias = (cast(DTensor, module.get_parameter(name)).to_local() for name in placed)
+            if by_outputs:
+                values = redistribute(values, device_mesh, every, every, total)
+                return values @ weight + bias
+            return redistribute(values @ weight, device_mesh, total, every, every) + bias
+
+        module.forward = forward
+        return module

@@ -233,8 +233,9 @@ class Run:
             if config.augment.mixes:
                 mark_draws(batches, step=self.progress.steps)
             step = train_step(
-                self._pipeline, self._optimizer, self._loader, batches, clip=config.optimizer.clip
-            )
+                self._pipeline, self._optimizer, self._loader, batches,
+                clip=config.optimizer.clip, step=self.progress.steps,
+            )  # fmt: skip
             for batch in batches:
                 meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)

@@ -12,6 +12,9 @@ from dataio.batch.values import Batch
 from trainer.mesh.clip import clip_gradients
 from trainer.mesh.pipeline import Pipeline
 
+MOST_BATCHES = 1 << 20
+"""Of one step; numbers of steps are that far apart."""
+
 
 class TakesReports(Protocol):
     """What a step needs of the loader."""
@@ -58,6 +61,7 @@ def train_step(
     *,
     clip: float = 0.0,
     skip_nonfinite: bool = False,
+    step: int = 0,
 ) -> Step:
     """Update the model once by one or several batches, and report their rows. Collective.
 
@@ -70,17 +74,25 @@ def train_step(
         clip: Largest norm of the gradients, over the whole mesh; 0 leaves them as they are.
         skip_nonfinite: Leave the weights as they are where the norm is not finite: it costs a wait
             for the device.
+        step: Number of the step in the run: what the model draws, such as dropout, depends on it.
     """
     shares = find_shares(pipeline, batches)
     for number, (batch, share) in enumerate(zip(batches, shares, strict=True), 1):
         scored = pipeline.train(
-            batch, share=share, sync=number == len(batches), outcome=loader.needs_outcome
+            batch,
+            share=share,
+            sync=number == len(batches),
+            outcome=loader.needs_outcome,
+            number=step * MOST_BATCHES + number,
         )
         if scored is not None:
             loader.report(batch, scored.loss, scored.correct, scored.confidence)
     norm = None
     if clip or skip_nonfinite:
-        norm = clip_gradients(pipeline.parameters(), pipeline.mesh, max_norm=clip or float("inf"))
+        norm = clip_gradients(
+            pipeline.parameters(), pipeline.mesh, max_norm=clip or float("inf"),
+            again=pipeline.again,
+        )  # fmt: skip
     skipped = skip_nonfinite and norm is not None and not bool(norm.isfinite())
     if not skipped:
         optimizer.step()

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
+from trainer.models.trace import Inputs
 
 
 class Columns(NamedTuple):
@@ -26,8 +27,8 @@ class Task(Protocol):
     @property
     def columns(self) -> Columns: ...
 
-    def input(self, batch: Batch) -> Tensor:
-        """Take the model's input from a batch."""
+    def input(self, batch: Batch) -> Inputs:
+        """Take the model's input from a batch: a tensor, or several by the names it gives them."""
         ...
 
     def target(self, batch: Batch) -> Tensor:

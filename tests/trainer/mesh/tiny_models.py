@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trainer.models import GPT, Llama, ResNet, SmallCNN, StagedModel, ViT, seeded
-from trainer.run.tasks import Classify, NextToken, Task
+from trainer.run.tasks import Classify, NextToken
 
 NUM_ROWS = 8
 SEQUENCE = 8
@@ -45,7 +45,7 @@ def make(kind: str) -> StagedModel:
     return model
 
 
-def task_of(kind: str) -> Task:
+def task_of(kind: str) -> NextToken | Classify:
     """Say what a kind of model learns, in one process."""
     return NextToken() if kind in TEXT else Classify()
 

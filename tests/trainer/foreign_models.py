@@ -1,0 +1,171 @@
+"""Tiny float64 models that were not written for the trainer, and how they are adapted to it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from dataio.batch.values import Batch
+from tests import huggingface, torchvision_v2
+from trainer.models import Adapted, StagedModel, seeded
+from trainer.models.styles import Conv1D
+from trainer.run.tasks import Classify, NextToken, Task
+
+NUM_ROWS, LENGTH, VOCABULARY, WIDTH, CLASSES, SIDE = 8, 12, 24, 16, 5, 32
+
+
+class Unruly(nn.Module):
+    """All that adapters get wrong: ties, a shared layer, a parameter on top, dropout everywhere."""
+
+    layers_path = "body"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        between = nn.Linear(WIDTH, WIDTH)
+        self.body = nn.Sequential(*(_Layer(between) for _ in range(4)))
+        self.out = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.out.weight = self.tokens.weight
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, tokens: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """Give the logits of each place."""
+        hidden = self.drop(self.tokens(tokens) * self.scale)
+        hidden = self.body(hidden)
+        return {"logits": self.out(self.drop(hidden) * self.scale)}
+
+
+class _Layer(nn.Module):
+    def __init__(self, between: nn.Linear) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.between, self.drop = between, nn.Dropout(0.1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Add what two layers make of it, then what the shared one does."""
+        hidden = hidden + self.drop(self.down(torch.tanh(self.up(hidden))))
+        changed: Tensor = self.drop(torch.tanh(self.between(hidden)))
+        return hidden + changed
+
+
+class Masked(NextToken):
+    """Gives the model a mask and positions beside the tokens."""
+
+    def input(self, batch: Batch) -> dict[str, Tensor]:  # type: ignore[override]
+        """Take all but the last token; the first row's last places are padding."""
+        tokens = batch["tokens"][:, :-1].long()
+        return {
+            "input_ids": tokens,
+            "attention_mask": (tokens != 0).long(),
+            "position_ids": torch.arange(LENGTH, device=tokens.device)
+            .expand_as(tokens)
+            .contiguous(),
+        }
+
+
+class Scaled(Classify):
+    """Gives the model floating point."""
+
+    def input(self, batch: Batch) -> Tensor:
+        """Take the images as float64[batch, 3, side, side]."""
+        return batch["image"].double() / 255
+
+
+def unruly() -> StagedModel:
+    """Adapt `Unruly`: its own attribute says where its layers are."""
+    plan = {"body.*.up": ColwiseParallel(), "body.*.down": RowwiseParallel()}
+    return Adapted(Unruly(), tp_plan=plan)
+
+
+def gpt2() -> StagedModel:
+    """Adapt Hugging Face's GPT-2, whose output layer is its embedding."""
+    huggingface.import_or_skip()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=4, n_embd=WIDTH, n_head=4, vocab_size=VOCABULARY, n_positions=LENGTH,
+        use_cache=False, bos_token_id=1, eos_token_id=2, attn_pdrop=0.1,
+    )  # fmt: skip
+    plan = {
+        "transformer.h.*.mlp.c_fc": Conv1D("outputs"),
+        "transformer.h.*.mlp.c_proj": Conv1D("inputs"),
+    }
+    return Adapted(GPT2LMHeadModel(config), layers="transformer.h", tp_plan=plan)
+
+
+def llama() -> StagedModel:
+    """Adapt Hugging Face's Llama with grouped queries, by its own plan."""
+    huggingface.import_or_skip()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=4, vocab_size=VOCABULARY,
+        num_attention_heads=4, num_key_value_heads=2, use_cache=False, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    module = LlamaForCausalLM(config)
+    return Adapted(module, layers="model.layers", tp_plan=module.tp_plan)
+
+
+def resnet() -> StagedModel:
+    """Adapt torchvision's ResNet with bottlenecks and batch statistics."""
+    torchvision_v2.import_or_skip()
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    layers = [f"layer{number}" for number in range(1, 5)]
+    return Adapted(
+        ResNet(Bottleneck, [1, 1, 1, 1], num_classes=CLASSES, width_per_group=8), layers=layers
+    )
+
+
+MAKERS: dict[str, Callable[[], StagedModel]] = {
+    "unruly": unruly, "gpt2": gpt2, "llama": llama, "resnet": resnet,
+}  # fmt: skip
+
+
+def task_of(kind: str) -> Task:
+    """Say what a kind learns."""
+    tasks: dict[str, Any] = {"resnet": Scaled(), "llama": Masked()}
+    found: Task = tasks.get(kind, NextToken())
+    return found
+
+
+def batch_of(kind: str, number: int = 0) -> dict[str, Tensor]:
+    """Make a whole batch, weights included."""
+    rng = torch.Generator().manual_seed(number + 2)
+    weight = torch.arange(NUM_ROWS) % 3 / 2 + 0.5
+    if kind == "resnet":
+        images = torch.randint(256, (NUM_ROWS, 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
+        return {
+            "image": images,
+            "label": torch.randint(CLASSES, (NUM_ROWS,), generator=rng),
+            "weight": weight,
+        }
+    tokens = torch.randint(1, VOCABULARY, (NUM_ROWS, LENGTH + 1), generator=rng)
+    if kind == "llama":
+        tokens[0, -4:] = 0
+    return {"tokens": tokens, "weight": weight}
+
+
+def make(kind: str) -> StagedModel:
+    """Make the same model every time, its weights large enough to show errors."""
+    model = seeded(MAKERS[kind], seed=5).double()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).double()
+    task = task_of(kind)
+
+    def example(rows: int) -> Any:
+        batch = {
+            name: column[:1].expand(rows, *column.shape[1:])
+            for name, column in batch_of(kind).items()
+        }
+        inputs = task.input(batch)
+        return torch.utils._pytree.tree_map(lambda each: each.to("meta"), inputs)
+
+    assert isinstance(model, Adapted)
+    model.describe_inputs(example)
+    return model

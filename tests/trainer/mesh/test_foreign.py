@@ -1,0 +1,108 @@
+"""Models that were not written for the trainer: every mesh trains them as one process does."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import huggingface, torchvision_v2
+from tests.multirank import RunRanks
+from tests.ranks.trainer.foreign_steps import run_case
+from tests.trainer.foreign_models import batch_of, make, task_of
+from trainer.mesh.place import Schedule
+from trainer.watch.launch import join
+
+Case = tuple[str, str, list[int], dict[str, Any]]
+
+DP, FSDP, TP, PP = [1, 2, 1, 1, 1], [1, 1, 2, 1, 1], [1, 1, 1, 1, 2], [2, 1, 1, 1, 1]
+SCHEDULES: tuple[Schedule, ...] = (
+    "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev",
+)  # fmt: skip
+PLAIN: list[Any] = [("1f1b", DP, {}), ("1f1b", FSDP, {}), ("1f1b", TP, {})]
+EVERY: list[Any] = [(schedule, PP, {}) for schedule in SCHEDULES]
+PP_DP, PP_FSDP, PP_TP, PP4 = [2, 2, 1, 1, 1], [2, 1, 2, 1, 1], [2, 1, 1, 1, 2], [4, 1, 1, 1, 1]
+
+
+def alone(kind: str) -> dict[str, Any]:
+    """Train in one process, by as many microbatches."""
+    with join(device="cpu") as job:
+        return run_case(job.world.rank, kind, "1f1b", [1, 1, 1, 1, 1], {})
+
+
+def check(found: list[dict[str, Any]], expected: dict[str, Any], case: Case) -> None:
+    """Compare what the ranks have with one process."""
+    seen: set[str] = set()
+    replicas = 1 + max(each["replica"] for each in found)
+    for report in found:
+        assert report["norms"] == pytest.approx(expected["norms"], rel=1e-9), case
+        for name, gradient in report["gradients"].items():
+            assert near(gradient, expected["gradients"][name]), (case, name)
+        # Replicas count their own rows, whose statistics are averaged: another mean than of all.
+        for name, buffer in report["buffers"].items() if replicas == 1 else ():
+            assert near(buffer.double(), expected["buffers"][name].double()), (case, name)
+        seen |= set(report["gradients"])
+        if report["losses"] is not None:
+            # Of each step, the replica's rows.
+            steps = expected["losses"].chunk(2)
+            rows = torch.cat([step.chunk(replicas)[report["replica"]] for step in steps])
+            assert near(report["losses"], rows), case
+    assert seen == set(expected["gradients"]), case
+
+
+def near(found: Tensor, expected: Tensor) -> bool:
+    scale = expected.norm().clamp(min=1e-12)
+    return found.shape == expected.shape and bool((found - expected).norm() <= 1e-9 * scale)
+
+
+@pytest.mark.parametrize("kind", ["unruly", "gpt2", "llama", "resnet"])
+def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
+    needs(kind)
+    expected, model, task = alone(kind), make(kind), task_of(kind)
+    if kind in ("unruly", "gpt2"):
+        # What is drawn depends on the trainer's seeds: compared by the tests of meshes.
+        return
+    batch = batch_of(kind)
+    losses = []
+    for rows in range(0, 8, 2):
+        part = {name: column[rows : rows + 2] for name, column in batch.items()}
+        loss = task.losses(model(task.input(part)), task.target(part))
+        losses.append(loss.detach())
+        (loss * part["weight"]).sum().div(8).backward()
+    assert near(expected["losses"][:8], torch.cat(losses))
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert expected["norms"][0] == pytest.approx(float(norm), rel=1e-9)
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize(
+    ("num_ranks", "kind", "cases"),
+    [
+        (2, "unruly", [*PLAIN, ("1f1b", FSDP, {"checkpointing": "full"}), *EVERY]),
+        (2, "gpt2", [*PLAIN, *EVERY]),
+        (2, "llama", [*PLAIN[1:], *EVERY]),
+        (2, "resnet", [PLAIN[0], ("1f1b", PP, {}), ("zbv", PP, {})]),
+        (4, "gpt2", [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})]),
+        (4, "llama", [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})]),
+        (4, "unruly", [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})]),
+    ],
+    ids=["unruly-2", "gpt2-2", "llama-2", "resnet-2", "gpt2-4", "llama-4", "unruly-4"],
+)  # fmt: skip
+def test_every_mesh_equals_one_process(
+    run_ranks: RunRanks, num_ranks: int, kind: str, cases: list[Any]
+) -> None:
+    needs(kind)
+    expected = alone(kind)
+    full = [(kind, *case) for case in cases]
+    ended = run_ranks("trainer/foreign_steps", num_ranks, json.dumps(full), timeout_s=240)
+    reports = [torch.load(ended.directory / f"{rank}.pt") for rank in range(num_ranks)]
+    for number, case in enumerate(full):
+        check([report[number] for report in reports], expected, case)
+
+
+def needs(kind: str) -> None:
+    if kind in ("gpt2", "llama"):
+        huggingface.import_or_skip()
+    elif kind == "resnet":
+        torchvision_v2.import_or_skip()
