@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from dataio.batch.values import Batch
-from tests import huggingface, torchvision_v2
+from tests import hub, torchvision_v2
 from trainer.models import Adapted, StagedModel, seeded
 from trainer.models.styles import Conv1D
 from trainer.run.tasks import Classify, NextToken, Task
@@ -82,7 +82,7 @@ def unruly() -> StagedModel:
 
 def gpt2() -> StagedModel:
     """Adapt Hugging Face's GPT-2, whose output layer is its embedding."""
-    huggingface.import_or_skip()
+    hub.import_or_skip()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -98,7 +98,7 @@ def gpt2() -> StagedModel:
 
 def llama() -> StagedModel:
     """Adapt Hugging Face's Llama with grouped queries, by its own plan."""
-    huggingface.import_or_skip()
+    hub.import_or_skip()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -169,3 +169,37 @@ def make(kind: str) -> StagedModel:
     assert isinstance(model, Adapted)
     model.describe_inputs(example)
     return model
+
+
+def text_gpt2(depth: int = 4) -> StagedModel:
+    """Make GPT-2 for bytes, with its usual dropout; for a run's settings to name."""
+    hub.import_or_skip()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=depth, n_embd=8, n_head=2, vocab_size=256, n_positions=8, use_cache=False,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    plan = {
+        "transformer.h.*.mlp.c_fc": Conv1D("outputs"),
+        "transformer.h.*.mlp.c_proj": Conv1D("inputs"),
+    }
+    return Adapted(GPT2LMHeadModel(config), layers="transformer.h", tp_plan=plan)
+
+
+class PlainImages(nn.Module):
+    """Pictures to logits, as anybody writes it."""
+
+    def __init__(self, num_classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, 2)
+        self.middle = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(3))
+        self.drop, self.head = nn.Dropout(0.2), nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map floating[batch, 3, height, width] to logits."""
+        hidden = torch.relu(self.stem(images))
+        for layer in self.middle:
+            hidden = layer(hidden)
+        logits: Tensor = self.head(self.drop(torch.relu(hidden).mean((2, 3))))
+        return logits

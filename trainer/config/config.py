@@ -15,7 +15,7 @@ from dataio import NodeCache, Staging, Workers
 from dataio.plan.history import ScoreColumn
 from importance import POLICIES
 from trainer.config.augment import RESCORING, AugmentConfig, check_augment
-from trainer.config.model import TEXT_MODELS, ModelConfig
+from trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.settings import (
     Count,
@@ -234,7 +234,7 @@ class Config:
     """All settings of a run."""
 
     data: DataConfig
-    model: ModelConfig
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(kind=GIVEN))
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
@@ -250,7 +250,8 @@ class Config:
             image_size=data.image_size, drop_last=data.drop_last,
             rescores=policy.kind in RESCORING and policy.refresh_every != 0,
         )  # fmt: skip
-        if (self.model.kind in TEXT_MODELS) != (self.data.kind == "text"):
+        is_text = self.data.kind == "text"
+        if not self.model.is_own and (self.model.kind in TEXT_MODELS) != is_text:
             raise ConfigError(
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
                 'a gpt or llama for text and another model for images; give data.kind="text" with '
@@ -331,6 +332,8 @@ def build_config(tables: Mapping[str, object]) -> Config:
     for section in tables:
         check_known(section, SECTIONS)
     made = {
-        name: build_section(made_by, tables.get(name, {})) for name, made_by in SECTIONS.items()
+        name: build_section(made_by, tables.get(name, {}))
+        for name, made_by in SECTIONS.items()
+        if name != "model" or name in tables
     }
     return Config(**made)  # type: ignore[arg-type]

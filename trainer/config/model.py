@@ -26,6 +26,9 @@ MODEL_KEYS = {
 TEXT_MODELS = ("gpt", "llama")
 """Kinds that read tokens."""
 
+GIVEN = "own"
+"""The kind of model that the caller of `trainer.train` gives."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
@@ -33,9 +36,16 @@ class ModelConfig(Section):
 
     ``weights`` are those to start from: a ``.safetensors`` file, or a directory in Hugging Face's
     layout; of its ``config.json`` a llama takes the sizes that are not given.
+
+    A kind ``"package.module:name"`` is a class or function of your own, which is called with
+    ``args`` and makes any ``torch.nn.Module``; ``layers`` says where its blocks are, for mesh.pp:
+    see `trainer.models.Adapted`. ``"own"``, the kind of a file without this table, is what
+    `trainer.train` is given.
     """
 
-    kind: Literal["small_cnn", "resnet", "resnet50", "vit", "gpt", "llama"] = "small_cnn"
+    kind: str = "small_cnn"
+    args: dict[str, object] = field(default_factory=dict)
+    layers: str | tuple[str, ...] | None = None
     weights: str = ""
     num_classes: Count | None = None
     image_size: Count | None = None
@@ -55,7 +65,13 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        takes = MODEL_KEYS[self.kind]
+        if not (self.is_own or self.kind in MODEL_KEYS):
+            raise ConfigError(
+                f"model.kind is {self.kind!r}, expected one of "
+                f"{', '.join(map(repr, MODEL_KEYS))}, or package.module:name of your own; correct "
+                "it in the file, or give model.kind=VALUE on the command line"
+            )
+        takes = ("args", "layers") if self.is_own else MODEL_KEYS[self.kind]
         for name in self.settings:
             if name not in takes:
                 raise ConfigError(
@@ -72,8 +88,13 @@ class ModelConfig(Section):
             )
 
     @property
+    def is_own(self) -> bool:
+        """Whether the model is none of the trainer's."""
+        return self.kind == GIVEN or ":" in self.kind
+
+    @property
     def settings(self) -> dict[str, object]:
         """What was given beside the kind and the weights."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         beside = ("kind", "weights")
-        return {k: v for k, v in given.items() if k not in beside and v not in (None, Rope())}
+        return {k: v for k, v in given.items() if k not in beside and v not in (None, Rope(), {})}

@@ -151,6 +151,8 @@ def _fits(value: object, hint: object) -> bool:
         return isinstance(value, dict)
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict)
     if hint in (int, float):
         numbers = int if hint is int else int | float
         return isinstance(value, numbers) and type(value) is not bool and math.isfinite(value)
@@ -171,4 +173,6 @@ def _words(hint: object) -> str:
         return "a table"
     if get_origin(hint) is tuple:
         return f"a list, each {_words(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return "a table"
     return next(words for kind, words in plain.items() if hint is kind)

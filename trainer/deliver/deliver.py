@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -195,19 +195,21 @@ class ReplicaLoader:
         source: str | Sequence[str] | Source,
         *,
         fields: Mapping[str, dataio.Field] | None = None,
+        transform: Callable[..., Any] | None = None,
     ) -> ReplicaEvaluation:
         """Open another dataset; the last stage gets ``valid`` too.
 
         Args:
             source: The dataset.
             fields: Its fields, of all columns; None: the loader's own.
+            transform: Of a sample, as of `dataio.Loader.evaluation`.
         """
         opened = None
         if self._loader is not None:
             own = self._loader.fields
             if fields is not None:
                 fields = {name: field for name, field in fields.items() if name in own}
-            opened = self._loader.evaluation(source, fields=fields)
+            opened = self._loader.evaluation(source, fields=fields, transform=transform)
         self._meet()
         targets = (*self._targets, "valid") if self._targets else ()
         evaluation = ReplicaEvaluation(opened, self._open_stream(targets))

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from trainer.errors import ConfigError
+from trainer.models.hub import HubFormat, Stored
 from trainer.models.plan import check_divides, styles_of
 from trainer.models.staged import StagedModel, aliases_of
 from trainer.models.trace import (
@@ -47,6 +48,10 @@ class Adapted(StagedModel):
         divides: Numbers that the tp size has to divide, by name, such as heads.
         output: Takes the logits, floating[batch, ..., classes], from what the module gives.
 
+    Attributes:
+        prepare: Turns what the task gives, and the dtype of the computation, into the module's
+            inputs; None: they are what the task gives.
+
     Raises:
         ConfigError: If there is no such layer.
     """
@@ -70,6 +75,7 @@ class Adapted(StagedModel):
         self.first_names, self.shared_with = {}, {}
         self._output, self._divides = output, dict(divides or {})
         self._plan = styles_of(module, tp_plan or {})
+        self.prepare: Callable[[Inputs, torch.dtype], Inputs] | None = None
         self._trace: Trace | None = None
         self._example: Callable[[int], Inputs] | None = None
         self._names: tuple[str, ...] | None = None
@@ -97,7 +103,7 @@ class Adapted(StagedModel):
         self._received = None if self._first else values[0]
         inputs = self._inputs(values if self._first else values[1:])
         try:
-            output = self._output(call(self.wrapped, inputs))
+            output = self._output(call(self.wrapped, self._prepared(inputs)))
         except _Reached as reached:
             output = reached.hidden
         finally:
@@ -150,9 +156,10 @@ class Adapted(StagedModel):
     def _traced(self) -> Trace:
         assert self._example is not None, "the callers have asked"
         if self._trace is None:
-            example = {rows: self._example(rows) for rows in NUM_ROWS}
-            inputs = example[NUM_ROWS[0]]
+            given = {rows: self._example(rows) for rows in NUM_ROWS}
+            inputs = given[NUM_ROWS[0]]
             self._names = tuple(inputs) if isinstance(inputs, dict) else None
+            example = {rows: self._prepared(each) for rows, each in given.items()}
             blocks = [self._block(number) for number in range(self.num_blocks)]
             self._trace = trace(self.wrapped, blocks, example, self._output)
         return self._trace
@@ -231,12 +238,29 @@ class Adapted(StagedModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # To another device or precision: zeros that take no memory are no parameters.
+        if self._first and self._last:
+            # It may compute in another precision now.
+            self._trace = None
         applied = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for module, name in self._hollow:
             before = getattr(module, name)
             zero = torch.zeros((), dtype=before.dtype, device=before.device)
             setattr(module, name, fn(zero).expand(before.shape))
         return applied
+
+    def hub_format(self) -> HubFormat:
+        """Name the module's weights in files as the module names them."""
+        names = [name for name, _ in [*self.named_parameters(), *self.named_buffers()]]
+        return HubFormat(
+            tensors={name: Stored(name=name.removeprefix("wrapped.")) for name in names},
+            aliases=frozenset(aliases_of(self)),
+        )
+
+    def _prepared(self, inputs: Inputs) -> Inputs:
+        if self.prepare is None:
+            return inputs
+        floats = (each.dtype for each in self.wrapped.parameters() if each.is_floating_point())
+        return self.prepare(inputs, self.hidden_dtype or next(floats, torch.float32))
 
     def _inputs(self, values: tuple[Any, ...]) -> Inputs:
         if len(values) == 1 and not isinstance(values[0], Tensor):

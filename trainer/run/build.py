@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 import dataio
 import importance
@@ -14,6 +15,7 @@ from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.world import World
 from trainer.config.augment import AugmentConfig
 from trainer.config.config import Config, DataConfig, ShuffleConfig
+from trainer.config.model import GIVEN
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
@@ -24,6 +26,7 @@ from trainer.models import GPT, ResNet, ResNet50, SmallCNN, StagedModel, ViT, se
 from trainer.run.data import VOCABULARY, text_sources, token_field
 from trainer.run.images import image_fields, image_task, normalise
 from trainer.run.language import make_llama
+from trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
 from trainer.run.pace import Pace, build_schedule, find_max_steps
 from trainer.run.tasks import NextToken, Task
 from trainer.watch.launch import Job
@@ -83,8 +86,10 @@ def lay_out(config: Config, world_size: int) -> Layout:
         virtual=mesh.virtual,
     )  # fmt: skip
     stages = num_stages(mesh.pp, mesh.schedule, mesh.virtual)
-    with torch.device("meta"):
-        make_model(config).check_mesh(num_stages=stages, tp=mesh.tp)
+    if not config.model.is_own:
+        # A model of one's own is made once, and checked where it is spread.
+        with torch.device("meta"):
+            make_model(config).check_mesh(num_stages=stages, tp=mesh.tp)
     return Layout(sizes=sizes, num_stages=stages, microbatches=microbatches)
 
 
@@ -94,10 +99,20 @@ def build_place(config: Config, layout: Layout, rank: int) -> Place:
     return place_of(rank, layout.sizes, schedule=mesh.schedule, virtual=mesh.virtual)
 
 
-def make_model(config: Config) -> StagedModel:
-    """Make the whole model, on torch's default device; weights follow from torch's generator."""
+def make_model(config: Config, own: Own | None = None) -> StagedModel:
+    """Make the whole model, on torch's default device; weights follow from torch's generator.
+
+    Args:
+        config: The settings.
+        own: What the caller of `trainer.train` brings.
+
+    Raises:
+        ConfigError: If there is no such model.
+    """
     model, data = config.model, config.data
     settings = model.settings
+    if model.is_own:
+        return _make_own(config, own or Own())
     if model.kind == "gpt":
         return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
     if model.kind == "llama":
@@ -109,16 +124,48 @@ def make_model(config: Config) -> StagedModel:
     return normalise(kinds[model.kind](**sized), config.augment)
 
 
-def build_parallel(config: Config, job: Job) -> Parallel:
+def _make_own(config: Config, own: Own) -> StagedModel:
+    model, augment = config.model, config.augment
+    build = own.model
+    if build is None:
+        if model.kind == GIVEN:
+            raise ConfigError(
+                "model.kind is missing; set it in the file, give model.kind=VALUE, or call "
+                "trainer.train(config, model=...)"
+            )
+        build = partial(import_model(model.kind), **model.args)
+    task = own.task or _task(config, mesh=None, replica=0)
+    fields = own.fields or _fields(config.data, augment)
+    return adapt(
+        build(), layers=model.layers, task=task, fields=fields, mean=augment.mean, std=augment.std
+    )
+
+
+def _task(config: Config, *, mesh: DeviceMesh | None, replica: int) -> Task:
+    if config.data.kind == "text":
+        return NextToken(cp=None if mesh is None else mesh["cp"])
+    return image_task(config.augment, seed=config.run.seed, replica=replica)
+
+
+def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel:
     """Make the model, the same on every rank, and spread it over the mesh. Collective.
 
+    Args:
+        config: The settings.
+        job: This rank.
+        own: What the caller of `trainer.train` brings.
+
     Raises:
-        ConfigError: If it cannot be divided so.
+        ConfigError: If it cannot be divided so, or its loss is not one a row.
     """
+    own = own or Own()
     layout, settings = lay_out(config, job.world.world_size), config.mesh
     mesh = make_mesh(layout.sizes, device_type=job.device.type)
     place = build_place(config, layout, job.world.rank)
-    model = seeded(partial(make_model, config), seed=config.run.seed)
+    model = seeded(partial(make_model, config, own), seed=config.run.seed)
+    task = own.task or _task(config, mesh=mesh, replica=place.replica)
+    task = task if own.loss is None else OwnLoss(task, own.loss)
+    check_loss(model, task, own.fields or _fields(config.data, config.augment))
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
@@ -131,19 +178,17 @@ def build_parallel(config: Config, job: Job) -> Parallel:
         compile=settings.compile,
         offload=settings.offload,
     )  # fmt: skip
-    task: Task = image_task(config.augment, seed=config.run.seed, replica=place.replica)
-    if config.data.kind == "text":
-        task = NextToken(cp=mesh["cp"])
     pipeline = Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
-        batch_size=config.data.batch_size, device=job.device,
+        batch_size=config.data.batch_size, device=job.device, seed=config.run.seed,
+        sequence_parallel=settings.sequence_parallel,
     )  # fmt: skip
     peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
     return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
 
 
 def build_loader(
-    config: Config, job: Job, *, place: Place, task: Task
+    config: Config, job: Job, *, place: Place, task: Task, own: Own | None = None
 ) -> tuple[ReplicaLoader, dataio.Source | list[str] | None]:
     """Open the training data, and find what to evaluate on. Collective; blocks until it is staged.
 
@@ -151,7 +196,8 @@ def build_loader(
         ConfigError: If a setting does not fit the data, such as the size of a batch.
         DataioError: If the data or the cache cannot be used.
     """
-    data = config.data
+    data, own = config.data, own or Own()
+    fields = own.fields or _fields(data, config.augment)
     train, test = _sources(data)
     policy = _importance(config)
     drawn_by = policy.by_fields if isinstance(policy, Drawing) else ()
@@ -163,13 +209,12 @@ def build_loader(
             train,
             batch_size=data.batch_size,
             fields={
-                name: field
-                for name, field in _fields(data, config.augment).items()
-                if name in columns or name in drawn_by
+                name: field for name, field in fields.items() if name in columns or name in drawn_by
             },
             cache=data.cache,
             shuffle=_shuffle(config.shuffle),
             importance=policy,
+            transform=own.transform,
             device=device,
             seed=config.run.seed,
             world=world,

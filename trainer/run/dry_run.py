@@ -135,6 +135,12 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
             f"--nodes is {num_nodes}, which does not divide --world {world_size}; give a number of "
             "nodes that each have as many ranks"
         )
+    if config.model.is_own:
+        raise ConfigError(
+            f'model.kind is "{config.model.kind}", expected one of the trainer\'s own in a dry '
+            "run, which counts their activations; start the run on few ranks, which checks a "
+            "model of your own before it stages anything"
+        )
     layout = lay_out(config, world_size)
     with torch.device("meta"):
         model = make_model(config)

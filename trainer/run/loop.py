@@ -1,14 +1,15 @@
 """The loop: epochs of steps, new scores, evaluation, metrics and checkpoints."""
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from dataio import Field
 from dataio.batch.values import Batch
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.checkpoint.directory import Progress, set_aside_later
@@ -28,8 +29,10 @@ from trainer.run.images import evaluation_fields
 from trainer.run.mixing import mark_draws
 from trainer.run.optimizers import build_optimizer
 from trainer.run.outputs import Log, check_outputs, open_logs
+from trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from trainer.run.pretrained import start_from_weights
-from trainer.run.step import evaluate, rescore, train_step
+from trainer.run.step import evaluate, grouped, rescore, train_step
+from trainer.run.tasks import Task
 from trainer.watch.launch import Job, join
 from trainer.watch.meter import Figures, Meter, combine_order_hashes
 from trainer.watch.metrics import (
@@ -68,6 +71,13 @@ class Summary:
 def train(
     config: Config,
     *,
+    model: Callable[[], nn.Module] | None = None,
+    task: Task | None = None,
+    fields: Mapping[str, Field] | None = None,
+    transform: Transform | None = None,
+    evaluation_transform: Transform | None = None,
+    optimizer: MakeOptimizer | None = None,
+    loss: Loss | None = None,
     resume: str = "auto",
     metrics_path: Path | None = None,
     on_epoch: Listener | None = None,
@@ -76,6 +86,16 @@ def train(
 
     Args:
         config: The same on every rank.
+        model: Makes the model, the same on every rank: a `StagedModel`, an `Adapted` module, or
+            any other, which trains over dp and FSDP; None: that of ``config.model``.
+        task: Which columns it reads, and how a row's answer is judged; None: the label of an
+            image, or the next token.
+        fields: Of a sample, for a task that reads others than ``config.data`` names.
+        transform: Of a sample, as of `dataio.Loader`; ``evaluation_transform``: of one that is
+            evaluated on.
+        optimizer: Makes it of this rank's parameters; the settings still say its learning rate.
+        loss: Logits and the task's target -> floating[rows], one loss a row, in place of the
+            task's.
         resume: ``"auto"`` goes on from the run directory's newest checkpoint, if there is one;
             ``"never"`` starts anew; else the checkpoint's directory.
         metrics_path: Instead of ``metrics.jsonl`` in the run directory.
@@ -85,6 +105,10 @@ def train(
         ConfigError: If the settings do not fit this world, or there is nothing to resume.
         DataioError: If the data or the cache cannot be used.
     """
+    own = Own(
+        model=model, task=task, fields=fields, transform=transform,
+        evaluation_transform=evaluation_transform, optimizer=optimizer, loss=loss,
+    )  # fmt: skip
     directory = Path(config.run.directory)
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
@@ -93,24 +117,24 @@ def train(
         contextlib.ExitStack() as opened,
     ):
         # Before anything is staged: what does not fit should be said at once.
-        parallel = build_parallel(config, job)
+        parallel = build_parallel(config, job, own)
         place = parallel.pipeline.place
         job.watchdog.set_mesh(place.sizes)
         found = find(directory / "checkpoints", resume)
         if not found:
-            start_from_weights(config, parallel.pipeline)
+            start_from_weights(config, parallel.pipeline, own)
         if job.world.rank == 0:
             check_outputs(config)
-        loader, test = build_loader(config, job, place=place, task=parallel.task)
+        loader, test = build_loader(config, job, place=place, task=parallel.task, own=own)
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(
-            test, fields=evaluation_fields(config.data, config.augment)
+            test, fields=None if fields else evaluation_fields(config.data, config.augment),
+            transform=evaluation_transform,
         )  # fmt: skip
-
         logs = open_logs(config, job, opened, found=found, metrics_path=metrics_path)
         run = Run(
             config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
-            logs=logs, stop=stop, on_epoch=on_epoch,
+            logs=logs, stop=stop, on_epoch=on_epoch, own=own,
         )  # fmt: skip
         if found:
             run.restore(found)
@@ -135,6 +159,7 @@ class Run:
         logs: Rank 0's; empty on the others.
         stop: Notes signals.
         on_epoch: Called on rank 0 with each epoch's line.
+        own: What the caller brings.
 
     Attributes:
         progress: What is done.
@@ -153,6 +178,7 @@ class Run:
         logs: list[Log],
         stop: StopRequest,
         on_epoch: Listener | None,
+        own: Own,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
@@ -163,7 +189,8 @@ class Run:
         self._pipeline = parallel.pipeline
         self._loader = loader
         self._evaluation = evaluation
-        self._optimizer = build_optimizer(config.optimizer, parallel.pipeline.parameters())
+        make = own.optimizer or partial(build_optimizer, config.optimizer)
+        self._optimizer = make(parallel.pipeline.parameters())
         self._pace = build_pace(
             config, num_replicas=parallel.pipeline.place.num_replicas, epoch_batches=len(loader)
         )
@@ -225,7 +252,7 @@ class Run:
         lr = self._set_learning_rate(epoch)
         if self._stop.agreed(self._job.world):
             return False
-        for batches in _grouped(iter(self._loader), config.optimizer.accumulate):
+        for batches in grouped(iter(self._loader), config.optimizer.accumulate):
             if self._pace.by_step:
                 # The loader counts a batch as it delivers it.
                 lr = self._set_learning_rate(epoch, done=self._loader.step - len(batches))
@@ -366,9 +393,3 @@ class Run:
     def _write(self, line: Line) -> None:
         for log in self._logs:
             log.write(line)
-
-
-def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Take as many batches a step; the last step of an epoch may have fewer."""
-    while group := list(itertools.islice(batches, size)):
-        yield group

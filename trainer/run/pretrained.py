@@ -9,14 +9,16 @@ from trainer.checkpoint.weights import WeightFiles
 from trainer.config.config import Config
 from trainer.mesh.pipeline import Pipeline
 from trainer.run.build import make_model
+from trainer.run.own import Own
 
 
-def start_from_weights(config: Config, pipeline: Pipeline) -> None:
+def start_from_weights(config: Config, pipeline: Pipeline, own: Own) -> None:
     """Fill this rank's parts with ``model.weights``, if these are given. Collective.
 
     Args:
         config: The settings.
         pipeline: Its parts may lie on any mesh.
+        own: What the caller of `trainer.train` brings.
 
     Raises:
         ConfigError: If the weights are not those of this model.
@@ -25,7 +27,7 @@ def start_from_weights(config: Config, pipeline: Pipeline) -> None:
     if not config.model.weights:
         return
     with torch.device("meta"):
-        whole = make_model(config)
+        whole = make_model(config, own)
 
     def read() -> None:
         files = WeightFiles(Path(config.model.weights))

@@ -1,6 +1,7 @@
 """What happens to batches: a training step, new scores, or an evaluation."""
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -117,6 +118,12 @@ def find_shares(pipeline: Pipeline, batches: Sequence[Batch]) -> list[float | Te
         rows += torch.stack([(batch["sample_id"] >= 0).sum() for batch in batches])
     dist.all_reduce(rows)
     return list((rows / rows.sum().clamp(min=1)).unbind())
+
+
+def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Take as many batches a step; the last step of an epoch may have fewer."""
+    while group := list(itertools.islice(batches, size)):
+        yield group
 
 
 def rescore(pipeline: Pipeline, loader: TakesReports, batches: Iterable[Batch]) -> None:

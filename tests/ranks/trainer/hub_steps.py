@@ -16,6 +16,7 @@ from trainer.config.config import load_config
 from trainer.mesh.clip import clip_gradients
 from trainer.run.build import build_parallel
 from trainer.run.optimizers import build_optimizer
+from trainer.run.own import Own
 from trainer.run.pretrained import start_from_weights
 from trainer.watch.launch import Job, join
 
@@ -77,7 +78,7 @@ def run(job: Job, settings: Path, tokens: torch.Tensor, overrides: list[str]) ->
     parallel = build_parallel(config, job)
     pipeline, place = parallel.pipeline, parallel.pipeline.place
     counted.clear()
-    start_from_weights(config, pipeline)
+    start_from_weights(config, pipeline, Own())
     optimizer = build_optimizer(config.optimizer, pipeline.parameters())
     num_rows = config.data.batch_size
     rows = slice(place.replica * num_rows, (place.replica + 1) * num_rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import huggingface, torchvision_v2
+from tests import hub, torchvision_v2
 from tests.multirank import RunRanks
 from tests.ranks.trainer.foreign_steps import run_case
 from tests.trainer.foreign_models import batch_of, make, task_of
@@ -103,6 +103,6 @@ def test_every_mesh_equals_one_process(
 
 def needs(kind: str) -> None:
     if kind in ("gpt2", "llama"):
-        huggingface.import_or_skip()
+        hub.import_or_skip()
     elif kind == "resnet":
         torchvision_v2.import_or_skip()

@@ -1,0 +1,214 @@
+"""Models that a caller brings: named in the settings, or given to `train`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import hub
+from tests.multirank import ROOT, RunRanks, launch_command, run_job
+from tests.trainer.digits import write_config
+from tests.trainer.foreign_models import PlainImages
+from tests.trainer.run.runs import lines, run
+from trainer.config.config import load_config
+from trainer.errors import ConfigError
+from trainer.models import Adapted
+from trainer.run.loop import Summary, train
+
+PLAIN = (
+    "model.kind=tests.trainer.foreign_models:PlainImages", "model.args.num_classes=2",
+    "model.layers=middle",
+)  # fmt: skip
+IMAGES = """
+[data]
+train = "{shards}"
+image = "png"
+image_size = 8
+batch_size = 8
+workers.threads = 0
+[run]
+log_steps = 1
+device = "cpu"
+"""
+TEXT = """
+[data]
+kind = "text"
+train = "{text}"
+sequence_length = 8
+batch_size = 16
+workers.threads = 0
+[model]
+kind = "tests.trainer.foreign_models:text_gpt2"
+[shuffle]
+exchange = 0.3
+[optimizer]
+kind = "adamw"
+lr = 0.01
+clip = 1.0
+schedule = "steps"
+[mesh]
+dtype = "float64"
+microbatches = 4
+[run]
+log_steps = 1
+epochs = 2
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Settings of a run on pictures that name no model."""
+    text = write_config(tmp_path).read_text()
+    (shards,) = [line.split('"')[1] for line in text.splitlines() if line.startswith("train")]
+    path = tmp_path / "images.toml"
+    cache = tmp_path / "cache"
+    settings = IMAGES.format(shards=shards) + f'[data.cache]\npath = "{cache}"\n'
+    path.write_text(settings)
+    return path
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Settings of a run on text by GPT-2."""
+    hub.import_or_skip()
+    rng = torch.Generator().manual_seed(1)
+    words = bytes(torch.randint(97, 123, (8 * 72 + 1,), generator=rng).tolist())
+    (tmp_path / "text.txt").write_bytes(words)
+    path = tmp_path / "text.toml"
+    path.write_text(TEXT.format(text=tmp_path / "text.txt"))
+    return path
+
+
+def test_a_module_is_named_in_the_settings_and_learns(images: Path) -> None:
+    ended = run(images, "named", *PLAIN, "run.epochs=3", "optimizer.lr=0.05")
+    assert isinstance(ended, Summary)
+    losses = [line["loss"] for line in lines(images.parent / "named") if line["kind"] == "epoch"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_model_a_loss_and_an_optimizer_are_given(images: Path) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        seen.append(tuple(logits.shape))
+        return F.cross_entropy(logits, target, reduction="none", label_smoothing=0.1)
+
+    given = train(
+        load_config(images, (f"run.directory={images.parent / 'given'}", "run.epochs=1")),
+        model=lambda: PlainImages(2), loss=loss,
+        optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=0.001),
+    )  # fmt: skip
+    assert given.finished
+    assert seen[-1] == (8, 2)
+
+
+@pytest.mark.multirank
+def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
+    text: Path, run_ranks: RunRanks
+) -> None:
+    root = text.parent
+
+    def start(name: str, ranks: int, *overrides: str) -> list[dict[str, Any]]:
+        own = (f"run.directory={root / name}", f"data.cache={root / name / 'cache'}")
+        run_ranks("trainer/own_train", ranks, str(text), *own, *overrides, timeout_s=120)
+        return [line for line in lines(root / name) if line["kind"] == "step"]
+
+    alone = start("alone", 1)
+    split = start("split", 2, "mesh.tp=2")
+    start("moved", 2, "mesh.pp=2", "mesh.schedule=zbv", "run.epochs=1")
+    moved = start("moved", 2, "mesh.pp=2", "mesh.schedule=1f1b")
+    again = start("again", 1, "run.epochs=1")
+    assert again == alone[: len(again)]
+    for found in (split, moved):
+        assert len(found) == len(alone) > 4
+        for line, expected in zip(found, alone, strict=True):
+            for figure in ("loss", "gradient_norm"):
+                assert line[figure] == pytest.approx(expected[figure], rel=1e-9), (line, figure)
+    sharded = start("sharded", 2, "mesh.dp_shard=2", "data.batch_size=8", "mesh.microbatches=2")
+    copied = start("copied", 2, "data.batch_size=8", "mesh.microbatches=2")
+    for line, expected in zip(sharded, copied, strict=True):
+        assert line["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-9)
+
+
+@pytest.mark.multirank
+def test_the_example_trains_over_a_pipeline(text: Path) -> None:
+    program = (
+        "from tests import hub; hub.import_or_skip(); import sys; "
+        "from tonari.train.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    example = str(ROOT / "examples" / "hf_gpt2.toml")
+    settings = [
+        f"data.train={text.parent / 'text.txt'}", f"run.directory={text.parent / 'example'}",
+        f"data.cache={text.parent / 'example' / 'cache'}", "data.sequence_length=8",
+        "model.args.depth=2", "model.args.width=8", "run.log_steps=1", "mesh.pp=2",
+        "data.test_fraction=0", "run.device=cpu",
+    ]  # fmt: skip
+    command = [*launch_command("mpiexec", 2), "-c", program, example, *settings]
+    status, output = run_job(command, env=None, timeout_s=90)
+    assert status == 0, output
+    assert len(lines(text.parent / "example")) > 2
+
+
+class Meddles(nn.Module):
+    """Computes between its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Add one between two layers."""
+        for layer in self.layers:
+            values = layer(values) + 1
+        return values
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ((), "model.kind is missing; set it in the file, .*train"),
+        (("model.kind=nowhere:Net",), r'"nowhere:Net", which cannot be imported: .*PYTHONPATH'),
+        (("model.kind=torch:nowhere",), r'"torch:nowhere", which cannot be imported'),
+        (("model.kind=small_cn",), r"'small_cn', expected one of 'small_cnn', .*package.module:"),
+        ((*PLAIN[:2], "model.layers=nothing"), r"no module 'nothing'; .*hold a list are middle"),
+        ((*PLAIN, "model.width=3"), r"model.width is given, but .* takes args, layers only"),
+        (("model.kind=builtins:dict",), "the model is dict, expected a torch.nn.Module"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_data_is_staged(
+    images: Path, overrides: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run(images, "refused", *overrides)
+    assert not (images.parent / "cache").exists()
+
+
+def test_a_loss_that_is_not_one_a_row_is_refused(images: Path) -> None:
+    config = load_config(images, (f"run.directory={images.parent / 'loss'}",))
+    with pytest.raises(ConfigError, match=r"the loss of 2 rows is \[\], expected \[2\].*none"):
+        train(config, model=lambda: Adapted(PlainImages(2), layers="middle"), loss=F.cross_entropy)
+    assert not (images.parent / "cache").exists()
+
+
+def test_a_module_without_layers_is_refused_over_a_pipeline() -> None:
+    model = Adapted(PlainImages(2))
+    with pytest.raises(ConfigError, match=r"mesh.pp: PlainImages names no layers .*layers="):
+        model.check_mesh(num_stages=2)
+
+
+def test_a_plan_that_names_no_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tp_plan: heads names no layer of PlainImages"):
+        Adapted(PlainImages(2), tp_plan={"heads": "colwise"})
+    with pytest.raises(ConfigError, match=r'style "diagonal", expected one of colwise'):
+        Adapted(PlainImages(2), tp_plan={"head": "diagonal"})
+
+
+def test_a_module_that_computes_between_its_blocks_is_refused_over_a_pipeline() -> None:
+    model = Adapted(Meddles(), layers="layers")
+    model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
+    with pytest.raises(ConfigError, match=r"layer 1 of Meddles takes another tensor"):
+        model.check_mesh(num_stages=2)
