@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of, tied
+from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, task_of
 from trainer.errors import ConfigError
 from trainer.models import GPT, Llama, ResNet, ResNet50, Rope, SmallCNN, StagedModel, ViT, seeded
 from trainer.models.llama import GroupedAttention
@@ -119,7 +119,6 @@ def test_operations_are_counted_without_computing_them() -> None:
         ),
         (lambda: Llama(heads=4, width=18), {}, r"width is 18, .*heads = 4 does not divide; choose"),
         (lambda: MAKERS["llama"](), {"tp": 4}, r"mesh.tp is 4, .* Llama's 2 key and value heads;"),
-        (lambda: tied(), {"num_stages": 2}, r"model.tied is true, .* one stage, found 2: .*tp"),
         (lambda: ResNet(4), {"tp": 3}, r"ResNet's 8 channel groups"),
         (lambda: ResNet(4, norm="batch"), {"tp": 2}, r'expected 1 .* "batch".* give model.norm='),
         (lambda: ResNet50(4), {"tp": 2}, r"mesh.tp is 2, expected 1 for ResNet50: .*dp_shard"),

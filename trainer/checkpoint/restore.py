@@ -24,6 +24,7 @@ from trainer.checkpoint.state import (
     first_reason,
     plain_name,
     read_state,
+    tied_in,
 )
 from trainer.checkpoint.sums import check_sums
 from trainer.errors import CheckpointError, ConfigError
@@ -125,7 +126,7 @@ def restore(
             "[optimizer] as they were when it was written, or start anew in another run.directory"
         ) from error
     for kind, named in own.items():
-        named.update({name: loaded[kind][plain_name(name, parts)] for name in named})
+        named.update({name: loaded[kind][plain_name(name, tied_in(kind, parts))] for name in named})
     set_state_dict(
         whole, optimizer, options=OPTIONS,
         model_state_dict=own["model"], optim_state_dict=own["optimizer"],

@@ -50,11 +50,20 @@ def read_state(
 
 
 def by_plain_names(state: dict[str, Named], parts: Sequence[nn.Module]) -> dict[str, Named]:
-    """Name the values as in the whole model, whichever parts of it are here; each once."""
+    """Name the values as in the whole model, whichever parts of it are here.
+
+    What an optimizer and an average remember of a tied weight has its first name; of the model's
+    own values each name is kept, as the whole model's ``state_dict`` has them.
+    """
     return {
-        kind: {plain_name(name, parts): value for name, value in named.items()}
+        kind: {plain_name(name, tied_in(kind, parts)): value for name, value in named.items()}
         for kind, named in state.items()
     }
+
+
+def tied_in(kind: str, parts: Sequence[nn.Module]) -> Sequence[nn.Module]:
+    """Choose the parts by which names of a kind become those of whole weights."""
+    return () if kind == "model" else parts
 
 
 def plain_name(name: str, parts: Sequence[nn.Module] = ()) -> str:

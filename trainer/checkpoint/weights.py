@@ -16,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainer.errors import ConfigError
 from trainer.models import HubFormat, StagedModel, Stored
+from trainer.models.staged import aliases_of
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -97,10 +98,16 @@ class WeightFiles:
         """
         for part in parts:
             form = part.hub_format() if isinstance(part, StagedModel) else HubFormat()
-            for name, value in _kept(part, form):
+            first_names = {**aliases_of(part), **getattr(part, "first_names", {})}
+            held = part.state_dict(keep_vars=True)
+            for name, value in held.items():
+                # A tied weight may be here by a further name alone, its first on another stage.
+                first = first_names.get(name, name)
+                if first != name and first in held:
+                    continue
                 own, offsets = _own(value.detach())
                 if own.numel():
-                    self._fill(own, form.stored(name), offsets)
+                    self._fill(own, form.stored(first), offsets)
 
     def _fill(self, own: Tensor, stored: Stored, offsets: tuple[int, ...]) -> None:
         """Copy a part of a tensor into its place here, given where that part begins here."""

@@ -127,20 +127,11 @@ class Llama(StagedModel):
         plan |= split_head(
             self, "head.linear", loss_parallel=loss_parallel, comes_split=sequence_parallel
         )
-        return plan | ({"": _Tie()} if self.tied else {})
+        return plan
 
     def tp_divides(self) -> Mapping[str, int]:
         heads = {"key and value heads": self.kv_heads, "inner features": self.inner_width}
         return {**transformer_divides(self.heads, self.vocabulary, self.places), **heads}
-
-    def check_mesh(self, *, num_stages: int = 1, tp: int = 1) -> None:
-        super().check_mesh(num_stages=num_stages, tp=tp)
-        if self.tied and num_stages > 1:
-            raise ConfigError(
-                f"mesh.pp: model.tied is true, expected one stage, found {num_stages}: its first "
-                "and last stage would share a parameter; give model.tied=false, or leave mesh.pp "
-                "out and use mesh.tp or mesh.dp_shard"
-            )
 
     def use_context_parallel(self, mesh: DeviceMesh) -> None:
         if self.sequence_length % mesh.size():
@@ -252,14 +243,3 @@ class _Head(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         # floating[batch, places, vocabulary]
         return cast(Tensor, self.linear(self.norm(hidden)))
-
-
-class _Tie(ParallelStyle):
-    """Makes the output layer the embedding again, once both are split over the vocabulary."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        tokens = module.get_submodule("stem.tokens")
-        module.get_submodule("head.linear").register_parameter(
-            "weight", tokens._parameters["weight"]
-        )
-        return module

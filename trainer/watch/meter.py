@@ -36,9 +36,10 @@ class Meter:
         self._started = self._asked_at = time.perf_counter()
         # Counted where the batch is, so that no step waits for it.
         self._new_samples: Tensor | int = 0
-        # Losses, batches, samples: of the epoch, and at the last call of recent.
+        # Losses and their rows, padding included, samples: of the epoch, and at the last call of
+        # recent. By rows: on other replicas a batch may have another number of them.
         self._sums, self._told = np.zeros(3), np.zeros(3)
-        # Batches whose losses are in the sums.
+        # Rows whose losses are in the sums.
         self._num_taken = 0.0
         self._earlier: Mapping[str, float] = {}
         self._waited_s = before.get("wait_s", 0.0)
@@ -49,7 +50,8 @@ class Meter:
 
     def add(self, batch: Mapping[str, Tensor]) -> None:
         """Count a batch."""
-        self._sums[1] += self._place.reads
+        if self._place.reads:
+            self._sums[1] += len(next(iter(batch.values())))
         if self._place.rank == self._place.scorer:
             self._new_samples = self._new_samples + (batch["sample_id"] >= 0).sum()
 
@@ -72,9 +74,9 @@ class Meter:
         self._told, self._asked_at, self._waited_s = self._sums.copy(), now, waited_s
         doing = "adding up the recent steps' figures"
         *sums, num_replicas = world.allreduce(mine, op="sum", doing=doing).tolist()
-        loss, batches, samples, wait_s = sums[:4]
+        loss, rows, samples, wait_s = sums[:4]
         return {
-            "loss": loss / batches if batches else None,
+            "loss": loss / rows if rows else None,
             "samples_per_s": samples / recent_s,
             "wait_fraction": min(wait_s / num_replicas / recent_s, 1.0),
             **{name: sums[4 + n] / num_replicas for n, name in enumerate(SHARED)},
@@ -90,11 +92,11 @@ class Meter:
         """
         so_far = self.so_far(mean_loss, after, world)
         samples, epoch_s = so_far["samples"], so_far["epoch_s"]
-        loss, batches = so_far["loss_sum"], so_far["batches"]
+        loss, rows = so_far["loss_sum"], so_far["rows"]
         counted = {name: int(so_far[name]) for name in SUMMED}
         named = {name: so_far[name] for name in ("epoch_s", *SLOWEST, *SHARED)}
         return {
-            "loss": loss / batches if batches else None,
+            "loss": loss / rows if rows else None,
             "train_samples_per_s": samples / epoch_s,
             **named,
             **counted,
@@ -119,7 +121,7 @@ class Meter:
         # float64[world_size, figures]
         gathered = world.allgather_array(row, doing="adding up the epoch's figures")
         *sums, num_replicas = gathered[:, :4].sum(axis=0).tolist()
-        summed = ("loss_sum", "batches", "samples", "epoch_s", *SLOWEST, *SUMMED)
+        summed = ("loss_sum", "rows", "samples", "epoch_s", *SLOWEST, *SUMMED)
         slowest_s, counts = gathered[:, 4:7].max(axis=0), gathered[:, 7:].sum(axis=0)
         mine = [*sums, *slowest_s.tolist(), *counts[:2].tolist()]
         earlier = self._earlier

@@ -90,7 +90,9 @@ def run(job: Job, settings: Path, tokens: torch.Tensor, overrides: list[str]) ->
     for step in tokens:
         scored = pipeline.train({"tokens": step[rows], "weight": torch.ones(num_rows)})
         report["losses"].append(scored and scored.loss.double().tolist())
-        norm = clip_gradients(pipeline.parameters(), pipeline.mesh, max_norm=float("inf"))
+        norm = clip_gradients(
+            pipeline.parameters(), pipeline.mesh, max_norm=float("inf"), again=pipeline.again
+        )
         report["norms"].append(float(norm))
         optimizer.step()
         optimizer.zero_grad()

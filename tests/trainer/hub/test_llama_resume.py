@@ -42,7 +42,7 @@ HALVES = ("mesh.dp_shard=2", "data.batch_size=4")
 def losses(directory: Path) -> list[float]:
     """Read every step's loss and gradient norm, and the evaluations."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    names = {"step": ("loss", "gradient_norm"), "epoch": ("evaluation_loss",)}
+    names = {"step": ("loss", "gradient_norm"), "epoch": ("loss", "evaluation_loss")}
     return [line[name] for line in lines for name in names[line["kind"]] if name in line]
 
 

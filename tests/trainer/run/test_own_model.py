@@ -120,10 +120,12 @@ def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
     alone = start("alone", 1)
     split = start("split", 2, "mesh.tp=2")
     start("moved", 2, "mesh.pp=2", "mesh.schedule=zbv", "run.epochs=1")
-    moved = start("moved", 2, "mesh.pp=2", "mesh.schedule=1f1b")
+    moved = start("moved", 1)
+    cut = start("cut", 2, "mesh.pp=2", "run.epochs=1")
+    cut = start("cut", 2, "mesh.tp=2")
     again = start("again", 1, "run.epochs=1")
     assert again == alone[: len(again)]
-    for found in (split, moved):
+    for found in (split, moved, cut):
         assert len(found) == len(alone) > 4
         for line, expected in zip(found, alone, strict=True):
             for figure in ("loss", "gradient_norm"):
