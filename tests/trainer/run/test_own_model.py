@@ -38,6 +38,7 @@ TEXT = """
 kind = "text"
 train = "{text}"
 sequence_length = 8
+test_fraction = 0.25
 batch_size = 16
 workers.threads = 0
 [model]
@@ -48,6 +49,7 @@ exchange = 0.3
 kind = "adamw"
 lr = 0.01
 clip = 1.0
+ema = 0.9
 schedule = "steps"
 [mesh]
 dtype = "float64"
@@ -76,7 +78,7 @@ def text(tmp_path: Path) -> Path:
     """Settings of a run on text by GPT-2."""
     hub.import_or_skip()
     rng = torch.Generator().manual_seed(1)
-    words = bytes(torch.randint(97, 123, (8 * 72 + 1,), generator=rng).tolist())
+    words = bytes(torch.randint(97, 123, (8 * 96 + 1,), generator=rng).tolist())
     (tmp_path / "text.txt").write_bytes(words)
     path = tmp_path / "text.toml"
     path.write_text(TEXT.format(text=tmp_path / "text.txt"))
@@ -110,12 +112,14 @@ def test_a_model_a_loss_and_an_optimizer_are_given(images: Path) -> None:
 def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
     text: Path, run_ranks: RunRanks
 ) -> None:
-    root = text.parent
+    root, averaged = text.parent, dict[str, list[float]]()
 
     def start(name: str, ranks: int, *overrides: str) -> list[dict[str, Any]]:
         own = (f"run.directory={root / name}", f"data.cache={root / name / 'cache'}")
         run_ranks("trainer/own_train", ranks, str(text), *own, *overrides, timeout_s=120)
-        return [line for line in lines(root / name) if line["kind"] == "step"]
+        found = lines(root / name)
+        averaged[name] = [line["ema_evaluation_loss"] for line in found if line["kind"] == "epoch"]
+        return [line for line in found if line["kind"] == "step"]
 
     alone = start("alone", 1)
     split = start("split", 2, "mesh.tp=2")
@@ -130,6 +134,8 @@ def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
         for line, expected in zip(found, alone, strict=True):
             for figure in ("loss", "gradient_norm"):
                 assert line[figure] == pytest.approx(expected[figure], rel=1e-9), (line, figure)
+    for name in ("split", "moved", "cut"):
+        assert averaged[name] == pytest.approx(averaged["alone"], rel=1e-9), name
     sharded = start("sharded", 2, "mesh.dp_shard=2", "data.batch_size=8", "mesh.microbatches=2")
     copied = start("copied", 2, "data.batch_size=8", "mesh.microbatches=2")
     for line, expected in zip(sharded, copied, strict=True):
