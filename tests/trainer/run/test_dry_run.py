@@ -135,33 +135,40 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, override: str, messag
     "mesh",
     [
         ("mesh.dp_shard=8",),
-        ("mesh.dp_shard=65536",),
+        ("mesh.dp_shard={world}",),
         ("mesh.pp=8", "mesh.tp=8", "mesh.dp_shard=16", "mesh.targets=read"),
     ],
     ids=["replicas", "shards", "every axis"],
 )
-def test_a_dry_run_of_65536_ranks_takes_under_5_s_of_processor_time_and_500_MB(
+def test_a_dry_run_of_65536_ranks_does_as_much_as_one_of_2048_and_takes_under_500_MB(
     tmp_path: Path, mesh: tuple[str, ...]
 ) -> None:
     (tmp_path / "run.toml").write_text(
         GPT.replace("depth = 4", "depth = 32").replace("heads = 4", "heads = 8")
     )
+    # Not ru_maxrss: it begins with what the process that started this one held.
     code = (
-        "import resource, sys\n"
+        "import cProfile, pstats, re, sys\n"
         "from tonari.train.command import main\n"
-        "main(sys.argv[1:])\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(used.ru_utime + used.ru_stime, used.ru_maxrss, file=sys.stderr)"
+        "profile = cProfile.Profile()\n"
+        "profile.runcall(main, sys.argv[1:])\n"
+        "(peak,) = re.findall(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())\n"
+        "print(pstats.Stats(profile).total_calls, peak, file=sys.stderr)"
     )
-    world = ["--dry-run", "--world", "65536", "--nodes", "8192", *mesh]
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run.toml"), *world],
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    seconds, kilobytes = map(float, ended.stderr.split()[-2:])
-    assert "on 8192 nodes" in ended.stdout
-    assert seconds < 5
-    assert kilobytes < 500e6 / 1024
+    calls = {}
+    for world in (2048, 65536):
+        settings = [each.format(world=world) for each in mesh]
+        ended = subprocess.run(
+            [
+                sys.executable, "-c", code, str(tmp_path / "run.toml"), "--dry-run",
+                "--world", str(world), "--nodes", str(world // 8), *settings,
+            ],
+            capture_output=True, text=True, check=True, timeout=300,
+        )  # fmt: skip
+        assert f"on {world // 8} nodes" in ended.stdout
+        calls[world], kilobytes = map(int, ended.stderr.split()[-2:])
+        assert kilobytes < 500e6 / 1024
+    assert calls[65536] < 1.5 * calls[2048]
 
 
 def test_pipeline_ranks_that_are_counted_together_are_alike(tmp_path: Path) -> None:
