@@ -46,12 +46,16 @@ class LitDataFormat:
     A value in a list or tuple is found by its position: "0", "1".
     """
 
+    def index_of(self, path: str) -> str:
+        """Name the file that says what the samples of a chunk are made of."""
+        return f"{path.rpartition('/')[0] or '.'}/{INDEX}"
+
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         return indexed_counts(paths)
 
     def survey(self, storage: Storage, path: str) -> Contents:
         """Read the count that a chunk begins with."""
-        _read_config(storage, _index_of(path))
+        _read_config(storage, self.index_of(path))
         with storage.open(path) as file:
             return Contents([read_count(decompressed(file, codec=_codec(path)))])
 
@@ -63,7 +67,7 @@ class LitDataFormat:
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
         """Read samples of a chunk; those between far ones are not read."""
-        config = _read_config(storage, _index_of(shard.path))
+        config = _read_config(storage, self.index_of(shard.path))
         wanted = [config.find(shard.path, name, field) for name, field in fields.items()]
         with storage.open(shard.path) as opened:
             file = decompressed(opened, codec=_codec(shard.path))
@@ -90,10 +94,6 @@ class _Config:
                 "another value, or write it again as bytes, text, a number or an array"
             )
         return list(self.kinds).index(field.key), kind
-
-
-def _index_of(path: str) -> str:
-    return f"{path.rpartition('/')[0] or '.'}/{INDEX}"
 
 
 def _codec(path: str) -> str | None:

@@ -24,6 +24,7 @@ from dataio.source.records.example import _varints, read_example
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
     GOLDEN,
+    LIT_FIELDS,
     RECORDS,
     copied,
     framed,
@@ -373,6 +374,16 @@ def test_another_index_of_a_bin_is_noticed(tmp_path: Path) -> None:
     write_megatron(tmp_path / "x", [tokens[:2], tokens[2:4], tokens[4:]], [0, 3])
     os.utime(f"{name}.bin", ns=(mtime_ns, mtime_ns))
     assert lengths(open_source(name, index_cache=kept)) == [2, 2, 4]
+
+
+def test_another_index_of_chunks_is_noticed(tmp_path: Path) -> None:
+    spec = copied("litdata")(tmp_path)
+    source = open_source(spec)
+    (index,) = tmp_path.rglob("index.json")
+    os.utime(index, ns=(1, 1))
+    assert open_source(spec).fingerprint != source.fingerprint
+    with pytest.raises(DataioError, match=r"index\.json: was written to at .*when surveyed"):
+        read_all(source, LIT_FIELDS)
 
 
 def test_a_directory_of_megatron_datasets_is_opened(tmp_path: Path) -> None:
