@@ -114,8 +114,7 @@ def test_a_weight_is_made_of_what_it_depends_on_alone() -> None:
     recording = recorded(build).recording
     assert recording is not None
     number = recording.views["wrapped.7.weight"].storage
-    # It is made, and filled.
-    assert len(recording.tape._needed(number)) <= 2
+    assert len(recording.tape._needed(number)) == 1
 
 
 def test_a_weight_that_is_filled_again_is_drawn_once() -> None:

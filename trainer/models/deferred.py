@@ -36,6 +36,9 @@ FILLS = {
 }  # fmt: skip
 """Operations in place whose result does not depend on what was there before."""
 
+EMPTY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+"""Operations whose result has no contents yet; memory is allocated where it is first filled."""
+
 READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 """Those that give values to Python without an operation of torch's."""
 
@@ -208,7 +211,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for position, each in enumerate(tree_leaves(results))
             if isinstance(each, Tensor) and _address(each) not in before
         ]
-        if made or changed:
+        if (made or changed) and func.overloadpacket not in EMPTY:
             self.tape.add(
                 Entry(
                     func=func, args=noted[0], kwargs=noted[1], depends=storages(read),

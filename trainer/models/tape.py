@@ -1,5 +1,6 @@
 """What was done to tensors that have no memory; repeats in memory what one of them depends on."""
 
+import mmap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+LARGE_BYTES = 1 << 16
+"""Memory from this size on goes back to the system as soon as it is freed."""
 
 Held = dict[int, torch.UntypedStorage]
 """Memory by its number, while operations are repeated."""
@@ -35,7 +39,7 @@ class View:
     def of(self, held: Held) -> Tensor:
         """See the tensor in real memory, which is allocated if it is not there yet."""
         if self.storage not in held:
-            held[self.storage] = torch.UntypedStorage(self.storage_bytes, device="cpu")  # type: ignore[no-untyped-call]
+            held[self.storage] = _allocate(self.storage_bytes)
         empty = torch.empty(0, dtype=self.dtype, device="cpu")
         return empty.set_(held[self.storage], self.offset, self.size, self.stride)
 
@@ -151,3 +155,12 @@ class Tape:
 def storages(views: Iterable[View]) -> frozenset[int]:
     """List the memory of some tensors."""
     return frozenset(view.storage for view in views)
+
+
+def _allocate(num_bytes: int) -> torch.UntypedStorage:
+    """Allocate memory of zeros."""
+    if num_bytes < LARGE_BYTES:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+    # Not by malloc: it puts small tensors that stay into the room of a large one that was freed,
+    # where the next large one does not fit any more.
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8).untyped_storage()
