@@ -162,7 +162,21 @@ class Loading(nn.Module):
         self.layer.bias.data.set_(view)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(Hiding, "no module"), (Loading, "Error")])
+class Placing(nn.Module):
+    """Begins on meta, as libraries do that read weights from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.layer = nn.Linear(3, 3)
+        self.layer.weight = nn.Parameter(torch.ones(3, 3))
+        self.layer.bias = nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Hiding, "no module"), (Loading, "Error"), (Placing, "makes a tensor on meta")],
+)
 def test_what_cannot_be_recorded_is_built_in_memory_with_a_warning(
     kind: type[nn.Module], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:

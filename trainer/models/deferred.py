@@ -77,8 +77,8 @@ def deferred(build: Callable[[], Model], *, seed: int) -> Model:
     """Build a model on ``meta``, whose ``recording`` makes the weights that `seeded` gives.
 
     A model that cannot be recorded is built in memory, with a warning. Reading values, as
-    ``item()`` does, is possible; moving tensors to another device is not, nor keeping them where
-    no module knows of them, nor loading weights from a file.
+    ``item()`` does, is possible. Making tensors on another device than the CPU is not, ``meta``
+    among them, nor keeping them where no module knows of them, nor loading weights from a file.
 
     Args:
         build: Makes the model; called again where it cannot be recorded.
@@ -149,6 +149,10 @@ class _Reads(TorchFunctionMode):
         # Initial values are not drawn for tensors that are known to have no memory.
         if func in SEEMS and args[0].is_meta:
             return SEEMS[func]
+        # Built in memory, the model has no contents there either, until they are read from a file.
+        places = [each for each in tree_leaves((args, kwargs)) if _is_place(each)]
+        if func is not torch.device and any(str(each) == "meta" for each in places):
+            raise NotRecordedError(f"{getattr(func, '__name__', func)} makes a tensor on meta")
         if func in READS and args[0].is_meta:
             args = (self._operations.real(args[0].detach()), *args[1:])
         return func(*args, **(kwargs or {}))
@@ -317,6 +321,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return [each for each in tree_leaves(given) if isinstance(each, Tensor)]
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, (str, torch.device))
 
 
 def _empty(value: Any) -> Any:
