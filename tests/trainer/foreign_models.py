@@ -150,13 +150,17 @@ def batch_of(kind: str, number: int = 0) -> dict[str, Tensor]:
     return {"tokens": tokens, "weight": weight}
 
 
-def make(kind: str) -> StagedModel:
+def make(kind: str, *, build: Callable[..., StagedModel] = seeded) -> StagedModel:
     """Make the same model every time, its weights large enough to show errors."""
-    model = seeded(MAKERS[kind], seed=5).double()
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).double()
-    task = task_of(kind)
+
+    def large() -> StagedModel:
+        model = MAKERS[kind]().double()
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).double()
+        return model
+
+    model, task = build(large, seed=5), task_of(kind)
 
     def example(rows: int) -> Any:
         batch = {

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainer.errors import ConfigError
+from trainer.mesh.materialize import own_part
 from trainer.models import HubFormat, StagedModel, Stored
 from trainer.models.staged import aliases_of
 
@@ -105,7 +104,7 @@ class WeightFiles:
                 first = first_names.get(name, name)
                 if first != name and first in held:
                     continue
-                own, offsets = _own(value.detach())
+                own, offsets = own_part(value.detach())
                 if own.numel():
                     self._fill(own, form.stored(first), offsets)
 
@@ -204,16 +203,6 @@ def _kept(model: nn.Module, form: HubFormat) -> Iterator[tuple[str, Tensor]]:
     for name, value in model.state_dict(keep_vars=True).items():
         if name not in form.aliases:
             yield name, cast(Tensor, value)
-
-
-def _own(value: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Find this rank's part of a tensor, and where in the whole it begins."""
-    if not isinstance(value, DTensor):
-        return value, (0,) * value.dim()
-    _, offsets = compute_local_shape_and_global_offset(
-        value.shape, value.device_mesh, value.placements
-    )
-    return value.to_local(), tuple(offsets)
 
 
 def _runs(rows: slice, order: Tensor | None) -> list[slice]:

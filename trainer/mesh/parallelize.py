@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.errors import ConfigError
+from trainer.mesh.materialize import materialize
 from trainer.mesh.tied import Owners, find_owners, tie_again
 from trainer.models.staged import StagedModel, aliases_of, without_data
 from trainer.models.styles import replicate_rest
@@ -58,7 +59,8 @@ def parallelize(
     own, which `Pipeline` averages.
 
     Args:
-        model: The same weights on every rank; used up.
+        model: The same weights on every rank; used up. One of `deferred` gets its weights last, of
+            each only what is this rank's.
         mesh: With the axes of ``trainer.mesh.mesh.AXES``.
         place: Whose ``stages`` this rank owns; None: there is one stage.
         sequence_parallel: Between layers, each tp rank holds its part of the sequence.
@@ -94,7 +96,7 @@ def parallelize(
         _keep(part, stage, num_stages)
         part.first_names, part.shared_with = names, owners
         tied = aliases_of(part)
-        # Parameters without data stay so: a dry run counts them.
+        # Parameters without data stay so: they are made last, or a dry run counts them.
         if not any(parameter.is_meta for parameter in part.parameters()):
             part.to(mesh.device_type)
         if tp > 1:
@@ -109,6 +111,9 @@ def parallelize(
                 block.compile()
         if dtype != "float32" or offload or not left_whole(part, mesh):
             _shard(part, mesh, dtype=dtype, offload=offload)
+        if part.recording is not None:
+            materialize(part, mesh.device_type, offload=offload)
+            part.recording = None
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from trainer.models.adapted import Adapted
 from trainer.models.cnn import SmallCNN
+from trainer.models.deferred import deferred
 from trainer.models.gpt import GPT
 from trainer.models.hub import HubFormat, Stored
 from trainer.models.llama import Llama
@@ -14,5 +15,5 @@ from trainer.models.vit import ViT
 
 __all__ = [
     "GPT", "Adapted", "HubFormat", "Llama", "ResNet", "ResNet50", "Rope", "SmallCNN",
-    "StagedModel", "Stored", "ViT", "seeded",
+    "StagedModel", "Stored", "ViT", "deferred", "seeded",
 ]  # fmt: skip

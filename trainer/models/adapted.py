@@ -323,7 +323,9 @@ def _hollow(module: nn.Module, prefix: str, here: set[str]) -> list[tuple[nn.Mod
     for name in gone:
         parameter = module._parameters.pop(name)
         assert parameter is not None
-        zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        # A model without data still computes with these zeros, once it has its own weights.
+        device = "cpu" if parameter.is_meta else parameter.device
+        zero = torch.zeros((), dtype=parameter.dtype, device=device)
         setattr(module, name, zero.expand(parameter.shape))
     for name, buffer in module._buffers.items():
         if buffer is not None and f"{prefix}{name}" not in here:

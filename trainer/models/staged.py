@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
 from trainer.models.hub import HubFormat
+
+if TYPE_CHECKING:
+    from trainer.models.deferred import Recording
 
 
 class StagedModel(nn.Module, ABC):
@@ -24,7 +27,12 @@ class StagedModel(nn.Module, ABC):
         stem: Turns a batch's input into what the first block takes; None on later stages.
         blocks: In order; what a block gives, the next one takes: one tensor.
         head: Turns what the last block gives into logits; None on earlier stages.
+
+    Attributes:
+        recording: How to make the weights of a model that was built without memory; else None.
     """
+
+    recording: "Recording | None" = None
 
     def __init__(self, *, stem: nn.Module, blocks: list[nn.Module], head: nn.Module) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbat
 from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
-from trainer.models import GPT, ResNet, ResNet50, SmallCNN, StagedModel, ViT, seeded
+from trainer.models import GPT, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
 from trainer.run.data import VOCABULARY, text_sources, token_field
 from trainer.run.images import image_fields, image_task, normalise
 from trainer.run.language import make_llama
@@ -162,7 +162,7 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     layout, settings = lay_out(config, job.world.world_size), config.mesh
     mesh = make_mesh(layout.sizes, device_type=job.device.type)
     place = build_place(config, layout, job.world.rank)
-    model = seeded(partial(make_model, config, own), seed=config.run.seed)
+    model = deferred(partial(make_model, config, own), seed=config.run.seed)
     task = own.task or _task(config, mesh=mesh, replica=place.replica)
     task = task if own.loss is None else OwnLoss(task, own.loss)
     check_loss(model, task, own.fields or _fields(config.data, config.augment))

@@ -12,11 +12,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.foreign_models import NUM_ROWS, batch_of, make, task_of
+from tests.trainer.mesh.same_weights import same_weights
 from trainer.checkpoint.state import plain_name
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.parallelize import average_buffers, parallelize
 from trainer.mesh.pipeline import Pipeline
 from trainer.mesh.place import Schedule, place_of
+from trainer.models import deferred
 from trainer.run.step import train_step
 from trainer.watch.launch import join
 
@@ -43,7 +45,8 @@ def run_case(
     mesh = make_mesh(tuple(sizes), device_type="cpu")
     num_rows = NUM_ROWS // place.num_replicas
     rows = slice(place.replica * num_rows, (place.replica + 1) * num_rows)
-    parts = parallelize(make(kind), mesh, place, **options)
+    parts = parallelize(make(kind, build=deferred), mesh, place, **options)
+    same = same_weights(parts, parallelize(make(kind), mesh, place, **options))
     pipeline = Pipeline(
         parts, place, mesh, task_of(kind), schedule=schedule,
         microbatches=MICROBATCHES // place.num_replicas, batch_size=num_rows,
@@ -68,7 +71,8 @@ def run_case(
             if name in state
         }
     return {
-        "replica": place.replica, "norms": norms, "gradients": gradients, "buffers": buffers,
+        "weights": same, "replica": place.replica, "norms": norms, "gradients": gradients,
+        "buffers": buffers,
         "losses": torch.cat(taken.losses) if taken.losses else None,
     }  # fmt: skip
 

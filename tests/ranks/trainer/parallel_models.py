@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tests.trainer.mesh.same_weights import same_weights
 from tests.trainer.mesh.tiny_models import NUM_ROWS, TEXT, batch_of, make, one_process, task_of
 from trainer.mesh.average import average_gradients
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.parallelize import left_whole, parallelize
+from trainer.models import deferred
 from trainer.run.tasks import NextToken
 from trainer.watch.launch import join
 
@@ -31,7 +33,9 @@ def main() -> None:
 
 def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, object]:
     mesh = make_mesh(tuple(sizes), device_type="cpu")
-    (part,) = parallelize(make(kind), mesh, **options)
+    (part,) = parallelize(make(kind, build=deferred), mesh, **options)
+    built = parallelize(make(kind), mesh, **options)
+    weights = same_weights([part], built)
     task = NextToken(cp=mesh["cp"]) if kind in TEXT else task_of(kind)
     _, replicate, shard, cp, _ = sizes
     replica = mesh.get_local_rank("dp_replicate") * shard + mesh.get_local_rank("dp_shard")
@@ -61,6 +65,7 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
         "shape": (logits.shape, logits.dtype) == (described.shape, described.dtype),
         "split": isinstance(logits, DTensor),
         "dtype": str(logits.dtype),
+        "weights": weights,
     }
 
 

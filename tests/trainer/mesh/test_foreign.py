@@ -36,6 +36,7 @@ def check(found: list[dict[str, Any]], expected: dict[str, Any], case: Case) -> 
     seen: set[str] = set()
     replicas = 1 + max(each["replica"] for each in found)
     for report in found:
+        assert report["weights"], case
         assert report["norms"] == pytest.approx(expected["norms"], rel=1e-9), case
         for name, gradient in report["gradients"].items():
             assert near(gradient, expected["gradients"][name]), (case, name)

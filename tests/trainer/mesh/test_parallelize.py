@@ -73,6 +73,7 @@ def test_gradients_losses_and_names_are_those_of_one_process(
         assert len(reports) == len(cases) + (num_ranks == 4)
         for case, found in zip(cases, reports, strict=False):
             assert found["names"], case
+            assert found["weights"], case
             assert found["sharded"], case
             assert max(found["gradient"], found["loss"], found["confidence"]) < 1e-9, (case, found)
             assert found["correct"], case

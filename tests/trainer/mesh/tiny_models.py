@@ -36,13 +36,17 @@ def tied() -> StagedModel:
     )
 
 
-def make(kind: str) -> StagedModel:
+def make(kind: str, *, build: Callable[..., StagedModel] = seeded) -> StagedModel:
     """Make the same model every time, large enough weights included: small ones hide errors."""
-    model = seeded(tied if kind == "tied llama" else MAKERS[kind], seed=5).double()
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).double()
-    return model
+
+    def large() -> StagedModel:
+        model = (tied if kind == "tied llama" else MAKERS[kind])().double()
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).double()
+        return model
+
+    return build(large, seed=5)
 
 
 def task_of(kind: str) -> NextToken | Classify:
