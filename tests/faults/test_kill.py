@@ -194,10 +194,10 @@ def _exchange_two_scores(save: Path) -> None:
 
 def test_a_process_that_is_left_behind_is_noticed(harness, monkeypatch):
     monkeypatch.setattr("tests.faults.kill.harness.GONE_S", 0.0)
-    left = subprocess.Popen(["sleep", "60"], env=harness.environment)
-    try:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, env=harness.environment) as left:
+        left.stdin.write(b"\n")
+        left.stdin.flush()
+        assert left.stdout.read(1), "its environment can be read once it runs"
         assert [line.split()[0] for line in harness.left_over()] == [str(left.pid)]
-    finally:
-        left.kill()
-        left.wait()
     assert harness.left_over() == []
