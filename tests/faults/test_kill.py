@@ -196,6 +196,8 @@ def test_a_process_that_is_left_behind_is_noticed(harness, monkeypatch):
     monkeypatch.setattr("tests.faults.kill.harness.GONE_S", 0.0)
     pipe = subprocess.PIPE
     with subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, env=harness.environment) as left:
+        assert left.stdin is not None
+        assert left.stdout is not None
         left.stdin.write(b"\n")
         left.stdin.flush()
         assert left.stdout.read(1), "its environment can be read once it runs"
