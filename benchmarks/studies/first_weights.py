@@ -1,10 +1,13 @@
-"""How much memory does a rank need to build its part of a model, beside what it keeps?
+r"""How much memory does a rank need to build its part of a model, beside what it keeps?
 
 Each rank builds a GPT, spreads it over the mesh, and trains some steps of AdamW on few tokens. Two
 ways: ``deferred`` cuts a model without memory and makes each weight by itself; ``seeded`` builds
 the whole model in memory first. Resident memory is counted above that of the process before.
 
-    mpiexec -n 4 python -m benchmarks.studies.first_weights --way deferred [--mesh 1,1,4,1,1]
+    MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=65536 \
+        mpiexec -n 4 python -m benchmarks.studies.first_weights [--mesh 1,1,4,1,1]
+
+The variables make malloc return what is freed: else what it keeps is counted, too.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # An optimizer imports it in its first step: not a part of training.
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
@@ -52,6 +56,7 @@ def main() -> None:
     parser.add_argument("--schedule", choices=("1f1b", "zbv"), default="1f1b")
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--depth", type=int, default=20)
+    parser.add_argument("--microbatches", type=int, default=ROWS)
     parser.add_argument("--steps", type=int, default=2)
     args = parser.parse_args()
     sizes = tuple(map(int, args.mesh.split(",")))
@@ -71,8 +76,8 @@ def main() -> None:
         build_s = time.perf_counter() - started
         build_peak = resident_bytes("VmHWM") - before
         pipeline = Pipeline(
-            parts, place, mesh, task, schedule=args.schedule, microbatches=ROWS, batch_size=ROWS,
-            device=job.device,
+            parts, place, mesh, task, schedule=args.schedule, microbatches=args.microbatches,
+            batch_size=ROWS, device=job.device,
         )  # fmt: skip
         parameters = list(pipeline.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=1e-4, foreach=False)

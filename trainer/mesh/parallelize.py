@@ -120,11 +120,11 @@ def parallelize(
 def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
     """Say whether a part that is neither offloaded nor computed in bfloat16 is left as it is.
 
-    So are parts of one rank each, which have nothing to share, and small replicas on the CPU: there
-    a message for each block costs more than is won by sending it during the backward pass. A GPU
-    computes meanwhile, and large parts are long on their way.
+    So are parts that no other rank has a replica or a shard of, and small replicas on the CPU:
+    there a message for each block costs more than is won by sending it during the backward pass. A
+    GPU computes meanwhile, and large parts are long on their way.
     """
-    if mesh.size() == mesh["pp"].size():
+    if mesh.size() == mesh["pp"].size() * mesh["tp"].size():
         return True
     replicated = mesh.size() == mesh["pp"].size() * mesh["dp_replicate"].size()
     num_bytes = sum(parameter.nbytes for parameter in part.parameters())

@@ -37,7 +37,7 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
     built = parallelize(make(kind), mesh, **options)
     weights = same_weights([part], built)
     task = NextToken(cp=mesh["cp"]) if kind in TEXT else task_of(kind)
-    _, replicate, shard, cp, _ = sizes
+    _, replicate, shard, cp, tp = sizes
     replica = mesh.get_local_rank("dp_replicate") * shard + mesh.get_local_rank("dp_shard")
     share = NUM_ROWS // (replicate * shard)
     rows = slice(replica * share, (replica + 1) * share)
@@ -47,7 +47,7 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
     # Ranks of cp have a part of each loss, and are averaged over like replicas.
     ((loss * batch["weight"]).mean() * cp).backward()
     whole = left_whole(part, mesh) and not options
-    if whole:
+    if whole and replicate > 1:
         average_gradients(part.parameters(), mesh.get_group("dp_replicate"))
     correct, confidence = task.outcome(logits, target)
     loss = loss.detach()
@@ -57,7 +57,7 @@ def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, obje
     found = {name: parameter.grad for name, parameter in part.named_parameters()}
     return {
         "names": list(found) == list(expected),
-        "sharded": all(isinstance(p, DTensor) is not whole for p in part.parameters()),
+        "sharded": all(isinstance(p, DTensor) is (tp > 1 or not whole) for p in part.parameters()),
         "gradient": max(_error(_whole(found[name]), expected[name]) for name in found),
         "loss": _error(loss, scores["loss"][rows]),
         "confidence": _error(confidence.double(), scores["confidence"][rows].double()),
