@@ -33,7 +33,7 @@ test: $(STAMP) ## Run the tests that are quick, in minutes (ARGS="-k name" for s
 	@$(VENV)/bin/pytest -m "(smoke or not (multirank or thorough)) and not slow and not lab" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
-	@$(VENV)/bin/pytest $(ARGS)
+	@$(VENV)/bin/pytest --durations=60 $(ARGS)
 
 check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
 

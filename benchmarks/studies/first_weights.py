@@ -86,9 +86,9 @@ def main() -> None:
         }  # fmt: skip
         forget_peak()
         for _ in range(args.steps):
+            optimizer.zero_grad()
             pipeline.train(batch)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
         states = [value for state in optimizer.state.values() for value in state.values()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         parameter_bytes = held_bytes([*parameters])

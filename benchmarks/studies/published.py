@@ -8,8 +8,9 @@ that hide rows, and the two honest controls: ``shorter`` trains all rows for few
 
     OMP_NUM_THREADS=2 python -m benchmarks.studies.published --train cifar10-train.parquet \
         --test cifar10-test.parquet [--seeds 5] [--rows 50000] [--ways bare,full] \
-        [SECTION.KEY=VALUE ...]
+        [--runs runs.jsonl] [SECTION.KEY=VALUE ...]
 
+A run that the file of ``--runs`` has already, of the same rows and settings, is not repeated.
 Prints a JSON line for each run, and one with means, and with differences from ``bare`` and their
 95 % intervals (Student's t), at the end.
 """
@@ -180,10 +181,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=50_000, help="to train on")
     parser.add_argument("--test-rows", type=int, default=10_000)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--runs", type=Path, help="where finished runs are kept, a line each")
     parser.add_argument("settings", nargs="*", metavar="SECTION.KEY=VALUE")
     given = parser.parse_args()
     ways = given.ways.split(",")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    about = {
+        "rows": given.rows, "test_rows": given.test_rows, "settings": given.settings,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         data = [
@@ -194,11 +199,29 @@ def main() -> None:
         machine = describe_machine(root)
         for seed in range(given.seeds):
             for way in ways:
-                directory = root / f"{way}-{seed}"
-                found[way].append(run_way(way, [*data, f"run.seed={seed}"], directory))
-                print(json.dumps({"way": way, "seed": seed, **found[way][-1]}), flush=True)
-    about = {"rows": given.rows, "seeds": given.seeds, "settings": given.settings}
+                named = {"way": way, "seed": seed, **about}
+                run = finished(given.runs, named)
+                if run is None:
+                    directory = root / f"{way}-{seed}"
+                    run = run_way(way, [*data, f"run.seed={seed}"], directory)
+                    line = json.dumps({**named, "run": run})
+                    print(line, flush=True)
+                    if given.runs is not None:
+                        with given.runs.open("a") as file:
+                            file.write(f"{line}\n")
+                found[way].append(run)
+    about["seeds"] = given.seeds
     print(json.dumps({"question": "published", **about, **summary(found), **machine}))
+
+
+def finished(kept: Path | None, named: dict[str, object]) -> dict[str, float] | None:
+    """Find a run that was finished before."""
+    if kept is not None and kept.exists():
+        for line in map(json.loads, kept.read_text().splitlines()):
+            run: dict[str, float] = line.pop("run")
+            if line == named:
+                return run
+    return None
 
 
 if __name__ == "__main__":

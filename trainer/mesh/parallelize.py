@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -212,14 +213,21 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
         for block in blocks:
             shard(block)
     shard(part)
+    if not on_gpu:
+        # Gathering a block before its turn overlaps with nothing here, and takes its memory.
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_modules_to_backward_prefetch([module])
 
 
 def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:
+    replicated = mesh["dp_replicate"].size() > 1
+    # One replica is no dimension: torch would keep what it sends to none until the step's end.
     if mesh["cp"].size() == 1:
-        return mesh["dp_replicate", "dp_shard"]
+        return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
     # Ranks of one sequence hold the same parameters, so that these are sharded over them as well.
     sharing = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
-    return DeviceMesh._concatenate([mesh["dp_replicate"], sharing])
+    return DeviceMesh._concatenate([mesh["dp_replicate"], sharing]) if replicated else sharing
 
 
 def recompute(block: nn.Module, *, selective: bool) -> None:

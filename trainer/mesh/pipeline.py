@@ -272,7 +272,9 @@ class Pipeline:
 
     def _set_sync(self, part: nn.Module, sync: bool) -> None:
         if sync != self._syncs and isinstance(part, FSDPModule):
-            part.set_requires_gradient_sync(sync)
+            # Shards of gradients are added up; whole gradients would take a whole part's memory.
+            shards = self.mesh["dp_shard"].size() * self._cp.size() > 1
+            (part.set_requires_all_reduce if shards else part.set_requires_gradient_sync)(sync)
             self._syncs = sync
 
     def _pass_in_turns(self, inputs: Inputs | None, *, backward: bool) -> None:
