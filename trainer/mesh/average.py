@@ -1,10 +1,12 @@
-"""Average the gradients of replicas that each hold a whole stage."""
+"""Complete the gradients of parts that torch's sharding has no hand in."""
 
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -27,3 +29,29 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     means = torch.split(flat, [grad.numel() for grad in grads])
     shaped = [mean.view_as(grad) for mean, grad in zip(means, grads, strict=True)]
     torch._foreach_copy_(grads, shaped)
+
+
+def add_partial_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
+    """Add up the gradients of which each rank of tp has a part, in one message. Collective.
+
+    Of a parameter that all ranks hold whole, each has the gradient of its part of the sequence
+    only, where norms compute on parts.
+
+    Args:
+        parameters: DTensors over ``mesh`` of one dtype, the same on all its ranks in this order.
+        mesh: Of tp.
+    """
+    partial = [
+        (parameter, parameter.grad)
+        for parameter in parameters
+        if isinstance(parameter.grad, DTensor) and parameter.grad.placements[0].is_partial()
+    ]
+    if not partial:
+        return
+    flat = torch.cat([grad.to_local().flatten() for _, grad in partial])
+    dist.all_reduce(flat, group=mesh.get_group())
+    sums = torch.split(flat, [parameter.numel() for parameter, _ in partial])
+    for (parameter, grad), whole in zip(partial, sums, strict=True):
+        parameter.grad = DTensor.from_local(
+            whole.view(grad.shape), mesh, [Replicate()], run_check=False
+        )

@@ -55,7 +55,8 @@ def _square(parameters: Iterable[nn.Parameter]) -> Tensor:
     for parameter in parameters:
         grad = parameter.grad
         if isinstance(grad, DTensor):
-            split = [n for n, placed in enumerate(grad.placements) if not placed.is_replicate()]
+            assert not any(placed.is_partial() for placed in grad.placements), "added up before"
+            split = [n for n, placed in enumerate(grad.placements) if placed.is_shard()]
             groups = tuple(grad.device_mesh.get_group(axis) for axis in split)
             local[groups].append(grad.to_local())
         elif grad is not None:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
-from trainer.mesh.average import average_gradients
+from trainer.mesh.average import add_partial_gradients, average_gradients
 from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stages_of
 from trainer.mesh.randomness import Randomness
 from trainer.mesh.tied import Ties
@@ -158,7 +158,8 @@ class Pipeline:
         self._task = task
         self._cp = mesh["cp"]
         several = mesh["dp_replicate"].size() > 1
-        self._replicas = [part for part in parts if several and not isinstance(part, FSDPModule)]
+        plain = [part for part in parts if not isinstance(part, FSDPModule)]
+        self._replicas, self._split = plain * several, plain * (mesh["tp"].size() > 1)
         self._rows = torch.arange(batch_size).chunk(microbatches)
         self._batch_size = batch_size
         self._syncs = True
@@ -254,6 +255,8 @@ class Pipeline:
                 stage.syncs = sync
             self._pass_in_turns(inputs, backward=backward)
         if backward and sync:
+            for part in self._split:
+                add_partial_gradients(part.parameters(), self.mesh["tp"])
             for part in self._replicas:
                 average_gradients(part.parameters(), self.mesh.get_group("dp_replicate"))
             self._ties.add_gradients()
