@@ -394,4 +394,5 @@ def _rows_of(inputs: Inputs, rows: slice) -> Inputs:
 
 
 def _slice(rows: Tensor) -> slice:
-    return slice(int(rows[0]), int(rows[-1]) + 1)
+    first = int(rows[0])
+    return slice(first, first + len(rows))

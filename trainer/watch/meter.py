@@ -53,7 +53,7 @@ class Meter:
         if self._place.reads:
             self._sums[1] += len(next(iter(batch.values())))
         if self._place.rank == self._place.scorer:
-            self._new_samples = self._new_samples + (batch["sample_id"] >= 0).sum()
+            self._new_samples = self._new_samples + _count_valid(batch["sample_id"])
 
     def recent(self, mean_loss: float, after: Mapping[str, float], world: World) -> Figures:
         """Combine what was since the last call, over all replicas. Collective.
@@ -139,6 +139,13 @@ class Meter:
         self._num_taken = self._sums[1]
         self._sums[2] += int(self._new_samples)
         self._new_samples = 0
+
+
+def _count_valid(sample_id: Tensor) -> Tensor | int:
+    """Count the rows that are no padding, where the batch is: without a wait for a GPU."""
+    if sample_id.device.type == "cpu":
+        return int(np.count_nonzero(sample_id.numpy() >= 0))
+    return (sample_id >= 0).sum()
 
 
 def combine_order_hashes(digest: str, world: World, place: Place) -> str:
