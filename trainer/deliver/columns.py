@@ -94,7 +94,15 @@ class Columns:
         Raises:
             DeliveryError: If its columns are not as they were when the layout was made.
         """
-        for column in self.columns:
+        self.copy(batch, self.views(into), where=where)
+
+    def views(self, data: Bytes) -> list[Tensor]:
+        """See all columns in the bytes of a whole batch."""
+        return [column.view(data) for column in self.columns]
+
+    def copy(self, batch: Mapping[str, Tensor], views: Sequence[Tensor], *, where: str) -> None:
+        """Lay a batch out where `views` sees it; raises what `write` does."""
+        for column, view in zip(self.columns, views, strict=True):
             value = batch.get(column.name)
             alike = value is not None and value.dtype == column.torch_dtype
             if value is None or not alike or value.shape != column.shape:
@@ -104,7 +112,7 @@ class Columns:
                     f"{(column.dtype, column.shape)} as in the first batch; ranks of a replica "
                     "take batches of one shape only: pad to it in transform or collate"
                 )
-            column.view(into).copy_(value)
+            view.copy_(value)
 
     def read(self, data: Bytes, *wanted: str) -> dict[str, Tensor]:
         """See the columns that some stages take in the bytes of their span."""

@@ -106,6 +106,8 @@ class ReplicaLoader:
         self._trains = True
         self._evaluations: list[ReplicaEvaluation] = []
         self._stream = self._open_stream(self._targets)
+        if self._loader is not None and self._stream.goes_ahead:
+            self._loader.look_ahead(self._stream.take_ahead)
         self._sender, self._receiver = self._open_scores()
         self._meet()
         self._exchange_state(limit_s=math.inf)
@@ -245,6 +247,7 @@ class ReplicaLoader:
         """Take in what is under way, release cache and memory. Idempotent."""
         try:
             self._complete_scores()
+            self._stream.break_off()
             if self._loader is not None:
                 self._loader.close()
         finally:

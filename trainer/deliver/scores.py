@@ -141,10 +141,14 @@ class ScoreReceiver:
         self._world, self._scorer, self._tag, self._take = world, scorer, tag, take
         self._open: dict[int, Awaited] = {}
         self._coming: deque[tuple[Request, Bytes]] = deque()
+        # Of batches that the scorer, which may be ahead, scored while it left out one before.
+        self._early: dict[int, Bytes] = {}
 
     def expect(self, number: int, batch: Awaited) -> None:
         """A batch was delivered, which may be scored; take in what has come of those before."""
         self._open[number] = batch
+        if number in self._early:
+            self._take_in(self._early.pop(number))
         buffer = np.empty(HEADER_BYTES + ROW_BYTES * len(batch.rows["slot"]), np.uint8)
         request = self._world.irecv(buffer, source=self._scorer, tag=self._tag)
         self._coming.append((request, buffer))
@@ -172,6 +176,9 @@ class ScoreReceiver:
 
     def _take_in(self, buffer: Bytes) -> None:
         number, scored, ids_hash = buffer[:HEADER_BYTES].view(np.int64).tolist()
+        if number not in self._open:
+            self._early[number] = buffer
+            return
         batch = self._open.pop(number)
         if batch.ids_hash != ids_hash:
             raise DeliveryError(
@@ -182,8 +189,7 @@ class ScoreReceiver:
                 'from the last checkpoint, or give mesh.targets="send"'
             )
         if scored != UNSCORED:
-            scores = _unpack(buffer[HEADER_BYTES:])
-            self._take(batch, scores if scored == OUTCOMES else Scores(scores.loss))
+            self._take(batch, _unpack(buffer[HEADER_BYTES:], judged=scored == OUTCOMES))
 
 
 def _begin(batch: _Unscored, scores: Scores) -> _Computing:
@@ -210,7 +216,7 @@ def _pack(batch: _Unscored, scores: Scores | None) -> Bytes:
     scored = UNSCORED if scores is None else LOSSES if scores.correct is None else OUTCOMES
     message[:HEADER_BYTES].view(np.int64)[:] = batch.number, scored, batch.ids_hash
     if scores is not None:
-        of_rows = _unpack(message[HEADER_BYTES:])
+        of_rows = _unpack(message[HEADER_BYTES:], judged=scored == OUTCOMES)
         for name, place in vars(of_rows).items():
             value = getattr(scores, name)
             if value is not None:
@@ -218,10 +224,12 @@ def _pack(batch: _Unscored, scores: Scores | None) -> Bytes:
     return message
 
 
-def _unpack(data: Bytes) -> Scores:
-    """See the scores in a message's bytes behind its header."""
+def _unpack(data: Bytes, *, judged: bool) -> Scores:
+    """See the scores in a message's bytes behind its header; only losses unless ``judged``."""
     num_rows = len(data) // ROW_BYTES
     loss, confidence = data[: 8 * num_rows], data[8 * num_rows : 12 * num_rows]
+    if not judged:
+        return Scores(torch.from_numpy(loss.view(np.float64)))
     return Scores(
         torch.from_numpy(loss.view(np.float64)),
         torch.from_numpy(data[12 * num_rows :].view(np.bool_)),
