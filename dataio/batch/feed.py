@@ -26,7 +26,7 @@ class Feed:
         figures: What is waited for is added to them.
 
     Attributes:
-        take: Called with each batch before the one in front of it is delivered; None: nobody is.
+        take: Called with each batch before the one in front of it is delivered; optional.
     """
 
     def __init__(self, pool: Pool, gather: Gather, delivery: Delivery, *, figures: Figures) -> None:
