@@ -6,9 +6,8 @@ other ranks, but for the exchange's own messages.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -233,6 +232,13 @@ class Loader:
         """
         return self._epochs.refresh()
 
+    def look_ahead(self, take: Callable[[Batch], None]) -> None:
+        """Call ``take`` with each batch before the one in front of it is delivered.
+
+        Position and figures count what was delivered: the next loop takes again what was not.
+        """
+        self._parts.feed.take = take
+
     def report(
         self,
         batch: Batch,
@@ -386,14 +392,9 @@ class Loader:
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After an error the other ranks may never come: only let go.
-        if error is None:
+        if kind is None:
             self.close()
         else:
             self._release()

@@ -199,6 +199,7 @@ def with_layout(parts: Parts, source: Source, layout: Layout) -> Parts:
     made.pool.go_on_from(old)
     made.reported.go_on_from(parts.reported)
     made.feedback.num_lost = parts.feedback.num_lost
+    made.feed.take = parts.feed.take
     return made
 
 

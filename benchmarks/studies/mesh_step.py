@@ -92,11 +92,13 @@ class Bare:
                 input_args=self.part.input_shape(half), output_args=self.part.output_shape(half),
                 group=pipeline.mesh.get_group("pp"),
             )  # fmt: skip
-            self.schedule = Schedule1F1B(stage, 2, loss_fn=self.loss)
+            # The loss has its scale, as the trainer's: torch would pass over all gradients again.
+            self.schedule = Schedule1F1B(stage, 2, loss_fn=self.loss, scale_grads=False)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Average over all tokens."""
-        return cross_entropy(logits.flatten(0, 1), target.flatten()).mean()
+        """Average over all tokens of the whole batch."""
+        losses = cross_entropy(logits.flatten(0, 1), target.flatten())
+        return losses.sum() / self.tokens[:, 1:].numel()
 
     def step(self) -> None:
         """Train once."""

@@ -1,7 +1,7 @@
-"""Batches -> the device they are wanted on, while the one before is trained."""
+"""Batches -> the device, or the ranks, they are wanted on, while the one before is trained."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -68,6 +68,28 @@ class Delivery:
             # Or its memory would be given away while this stream still reads it.
             value.record_stream(stream)
         return batch
+
+
+def taken_ahead(batches: Iterator[Batch], take: Callable[[Batch], None]) -> Iterator[Batch]:
+    """Yield batches, each once the next one was taken, or there is none.
+
+    So what ``take`` begins goes on while the batch before is trained. It comes before the loader
+    counts: what was taken and not yielded is no step of the epoch, and is taken again by whoever
+    goes on with it.
+
+    Args:
+        batches: In order.
+        take: Called with each of them once, in order.
+    """
+    before: Batch | None = None
+    for batch in batches:
+        take(batch)
+        if before is not None:
+            yield before
+        before = batch
+        del batch
+    if before is not None:
+        yield before
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

@@ -1,12 +1,12 @@
 """Steps to batches: rows brought in window by window, gathered, delivered, and waits measured."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch.autograd import profiler
 from torch.profiler import record_function
 
-from dataio.batch.deliver import Delivery
+from dataio.batch.deliver import Delivery, taken_ahead
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.batch.lookup import Pick
@@ -24,6 +24,9 @@ class Feed:
         gather: Makes batches.
         delivery: Takes them to the device.
         figures: What is waited for is added to them.
+
+    Attributes:
+        take: Called with each batch before the one in front of it is delivered; optional.
     """
 
     def __init__(self, pool: Pool, gather: Gather, delivery: Delivery, *, figures: Figures) -> None:
@@ -31,6 +34,7 @@ class Feed:
         self._gather = gather
         self._delivery = delivery
         self._figures = figures
+        self.take: Callable[[Batch], None] | None = None
 
     def training(self, plan: EpochPlan, steps: range, *, epoch: int) -> Iterator[Batch]:
         """Yield the training batches of some steps; amid staging, each when its rows are there.
@@ -66,6 +70,8 @@ class Feed:
             started = time.perf_counter()
             for run in runs:
                 batches = self._delivery(self._gather.batches(pick, run, epoch=epoch))
+                if self.take is not None:
+                    batches = taken_ahead(batches, self.take)
                 for step in run:
                     batch = _next(batches)
                     waited_s = time.perf_counter() - started

@@ -23,6 +23,7 @@ from dataio.source import Source
 from dataio.state.report import check_report
 from dataio.world import World
 from trainer.deliver.evaluation import ReplicaEvaluation
+from trainer.deliver.losses import MeanLoss
 from trainer.deliver.reader_pair import meet
 from trainer.deliver.relay import END, HEADER_TAG, NUM_TAGS, SCORE_TAG, STATE, Route
 from trainer.deliver.scores import Awaited, ScoreReceiver, Scores, ScoreSender
@@ -95,7 +96,7 @@ class ReplicaLoader:
         self._tag, self._num_streams = world.open_channel(), 0
         self._delivery = Delivery(None if place.is_lone else device)
         self._step = self._num_steps = 0
-        self._loss_sum, self._num_losses = torch.zeros((), dtype=torch.float64), 0
+        self._losses = MeanLoss()
         self._loader: dataio.Loader | None = None
         if feed.reads:
             whole = len(feed.readers) == world.world_size
@@ -105,6 +106,8 @@ class ReplicaLoader:
         self._trains = True
         self._evaluations: list[ReplicaEvaluation] = []
         self._stream = self._open_stream(self._targets)
+        if self._loader is not None and self._stream.goes_ahead:
+            self._loader.look_ahead(self._stream.take_ahead)
         self._sender, self._receiver = self._open_scores()
         self._meet()
         self._exchange_state(limit_s=math.inf)
@@ -184,11 +187,7 @@ class ReplicaLoader:
             the reader.
         """
         self._complete_scores()
-        if not self._num_losses:
-            return None
-        mean = float(self._loss_sum) / self._num_losses
-        self._loss_sum, self._num_losses = torch.zeros((), dtype=torch.float64), 0
-        return mean
+        return self._losses.take()
 
     def evaluation(
         self,
@@ -248,6 +247,7 @@ class ReplicaLoader:
         """Take in what is under way, release cache and memory. Idempotent."""
         try:
             self._complete_scores()
+            self._stream.break_off()
             if self._loader is not None:
                 self._loader.close()
         finally:
@@ -294,9 +294,7 @@ class ReplicaLoader:
         assert self._loader is not None, "only who reads takes scores"
         self._loader.report(batch, scores.loss, scores.correct, scores.confidence)
         if trains and self._place.reads:
-            weight = batch["weight"]
-            self._loss_sum = self._loss_sum.to(weight.device) + (scores.loss * weight).mean()
-            self._num_losses += 1
+            self._losses.add(scores.loss, batch["weight"])
 
     def _open_stream(self, targets: Collection[str]) -> Stream:
         first_tag = self._tag + NUM_TAGS * self._num_streams

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dataio.base.buffers import BufferRing
 from dataio.batch.values import Batch
 from dataio.exchange.carrier import SEGMENT_BYTES
-from dataio.world import World
+from dataio.world import Request, World
 from trainer.deliver.columns import Columns, lay_columns
 from trainer.deliver.ring import MAX_PEERS, NUM_SLOTS, Ring
 from trainer.errors import DeliveryError
@@ -23,8 +24,11 @@ from trainer.mesh.place import Place
 
 Bytes = NDArray[np.uint8]
 
-STATE, BATCH, END = 1, 2, 3
-KINDS = {STATE: "a state", BATCH: "a batch", END: "the end of an epoch"}
+STATE, BATCH, END, DROPPED = 1, 2, 3, 4
+KINDS = {
+    STATE: "a state", BATCH: "a batch", END: "the end of an epoch",
+    DROPPED: "that batches announced before will not be trained now",
+}  # fmt: skip
 NUM_WORDS = 8
 """int64 of a header: kind, number of the batch, then what the kind needs."""
 
@@ -82,18 +86,43 @@ class Outlet:
         self._columns: Columns | None = None
         self._ring: Ring | None = None
         self._memory: Bytes = np.empty(0, np.uint8)
+        # Of each slot of the ring, or of the memory: the columns there.
+        self._views: dict[int, list[Tensor]] = {}
         self._where = f"[rank {world.rank}] replica {place.replica}"
+        self._headers: list[tuple[Request, int]] = []
         self.number = 0
 
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether `hand_on` may be called before the others ask for the batch.
+
+        It may where all bytes go through shared memory: messages to other nodes are waited for.
+        """
+        return bool(self._peers) and not self._far
+
     def send_header(self, kind: int, *words: int) -> None:
-        """Send every other rank of the replica a header."""
+        """Send every other rank of the replica a header. Blocks, but for a batch's, until it came.
+
+        Of a batch only the headers of NUM_SLOTS batches before are waited for.
+        """
         header = np.zeros(NUM_WORDS, np.int64)
         header[: 2 + len(words)] = kind, self.number, *words
-        doing = f"announcing {KINDS[kind]}"
-        self._send([(rank, header.view(np.uint8)) for rank in self._peers], HEADER_TAG, doing)
+        data, tag = header.view(np.uint8), self._tag + HEADER_TAG
+        sent = [(self._world.isend(data, dest=rank, tag=tag), rank) for rank in self._peers]
+        waiting = [(request, rank) for request, rank in self._headers if not request.test()] + sent
+        num_kept = NUM_SLOTS * len(self._peers) if kind == BATCH else 0
+        awaited = waiting[: max(len(waiting) - num_kept, 0)]
+        self._headers = waiting[len(awaited) :]
+        self._world.wait(
+            [request for request, _ in awaited], peers=[rank for _, rank in awaited],
+            doing=f"announcing {KINDS[kind]}",
+        )  # fmt: skip
 
     def hand_on(self, batch: Batch, *, step: int) -> None:
-        """Give every rank what it takes of a batch. Blocks until it can be changed again."""
+        """Give every rank what it takes of a batch. Blocks until it can be changed again.
+
+        Where it `goes_ahead` that is while another rank still looks at the batch NUM_SLOTS before.
+        """
         self.number += 1
         if not self._peers:
             return
@@ -102,8 +131,11 @@ class Outlet:
         assert columns is not None, "opened above"
         data = self._free_memory()
         if self._near or self._far:
-            columns.write(batch, data, where=f"{self._where}, step {step}")
-        hashes = [self._hash(data, columns.span(*wanted)) for wanted in SPANS]
+            slot = self.number % NUM_SLOTS if self._ring is not None else 0
+            if slot not in self._views:
+                self._views[slot] = columns.views(data)
+            columns.copy(batch, self._views[slot], where=f"{self._where}, step {step}")
+        hashes = [self._hash(data, columns, wanted) for wanted in SPANS]
         self.send_header(BATCH, step, len(description), *hashes)
         if description:
             self._describe(description)
@@ -114,6 +146,9 @@ class Outlet:
         if self._ring is not None:
             self._ring.unlink()
         self._ring, self._memory = None, np.empty(0, np.uint8)
+        self._views.clear()
+        self._world.keep(self._headers)
+        self._headers = []
 
     def _open(self, batch: Batch) -> bytes:
         """Lay out the columns; say what those who take them need to know."""
@@ -155,8 +190,12 @@ class Outlet:
         waits = [wait for wait, _ in waiting]
         self._world.wait(waits, peers=[rank for _, rank in waiting], doing=doing)
 
-    def _hash(self, data: Bytes, span: range) -> int:
-        return hash_of(data[span.start : span.stop]) if self._guard and len(data) else 0
+    def _hash(self, data: Bytes, columns: Columns, wanted: tuple[str, ...]) -> int:
+        """Hash what some rank takes; 0 for what none does, and where nobody checks."""
+        if not (self._guard and len(data) and wanted in self._wanted.values()):
+            return 0
+        span = columns.span(*wanted)
+        return hash_of(data[span.start : span.stop])
 
     def _send_far(self, columns: Columns, data: Bytes) -> None:
         spans = {rank: columns.span(*self._wanted[rank]) for rank in self._far}
@@ -230,6 +269,12 @@ class Inlet:
                 return
             step, description_bytes, *hashes = words
             yield self._take(step, description_bytes, hashes)
+
+    def drop(self) -> None:
+        """Pass over the batches that were announced ahead of a loop that broke off. Blocks."""
+        # Letting a later batch go lets these go too.
+        while self.receive_header(BATCH, DROPPED)[0] != DROPPED:
+            pass
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,10 +42,9 @@ class _Unscored:
 
 @dataclass(frozen=True)
 class _Computing:
-    """Scores on their way from the device."""
+    """A message whose scores are on their way from the device until ``done``; None: they came."""
 
-    batch: _Unscored
-    scores: Scores
+    pack: Callable[[], Bytes]
     done: torch.cuda.Event | None
 
 
@@ -105,9 +105,9 @@ class ScoreSender:
             computing = self._computing.popleft()
             if computing.done is not None:
                 computing.done.synchronize()
-            self._post(computing.batch, computing.scores)
+            self._post(computing.pack())
         for batch in self._open:
-            self._post(batch, None)
+            self._post(_pack(batch, None))
         self._open.clear()
         peers = [self._reader] * len(self._sending)
         self._world.wait(self._sending, peers=peers, doing="sending losses to the reader")
@@ -118,18 +118,11 @@ class ScoreSender:
             computing = self._computing[0]
             if computing.done is not None and not computing.done.query():  # type: ignore[no-untyped-call]
                 break
-            self._post(computing.batch, self._computing.popleft().scores)
+            self._post(self._computing.popleft().pack())
         self._sending = [request for request in self._sending if not request.test()]
 
-    def _post(self, batch: _Unscored, scores: Scores | None) -> None:
-        scored = UNSCORED if scores is None else LOSSES if scores.correct is None else OUTCOMES
-        header = np.array([batch.number, scored, batch.ids_hash], np.int64).view(np.uint8)
-        body = np.zeros(len(batch.slot) * ROW_BYTES, np.uint8)
-        if scores is not None:
-            packed = _pack(scores)
-            body[: len(packed)] = packed
-        data = np.concatenate([header, body])
-        self._sending.append(self._world.isend(data, dest=self._reader, tag=self._tag))
+    def _post(self, message: Bytes) -> None:
+        self._sending.append(self._world.isend(message, dest=self._reader, tag=self._tag))
 
 
 class ScoreReceiver:
@@ -148,10 +141,14 @@ class ScoreReceiver:
         self._world, self._scorer, self._tag, self._take = world, scorer, tag, take
         self._open: dict[int, Awaited] = {}
         self._coming: deque[tuple[Request, Bytes]] = deque()
+        # Of batches that the scorer, which may be ahead, scored while it left out one before.
+        self._early: dict[int, Bytes] = {}
 
     def expect(self, number: int, batch: Awaited) -> None:
         """A batch was delivered, which may be scored; take in what has come of those before."""
         self._open[number] = batch
+        if number in self._early:
+            self._take_in(self._early.pop(number))
         buffer = np.empty(HEADER_BYTES + ROW_BYTES * len(batch.rows["slot"]), np.uint8)
         request = self._world.irecv(buffer, source=self._scorer, tag=self._tag)
         self._coming.append((request, buffer))
@@ -179,6 +176,9 @@ class ScoreReceiver:
 
     def _take_in(self, buffer: Bytes) -> None:
         number, scored, ids_hash = buffer[:HEADER_BYTES].view(np.int64).tolist()
+        if number not in self._open:
+            self._early[number] = buffer
+            return
         batch = self._open.pop(number)
         if batch.ids_hash != ids_hash:
             raise DeliveryError(
@@ -189,26 +189,19 @@ class ScoreReceiver:
                 'from the last checkpoint, or give mesh.targets="send"'
             )
         if scored != UNSCORED:
-            scores = _unpack(buffer[HEADER_BYTES:])
-            self._take(batch, scores if scored == OUTCOMES else Scores(scores.loss))
+            self._take(batch, _unpack(buffer[HEADER_BYTES:], judged=scored == OUTCOMES))
 
 
 def _begin(batch: _Unscored, scores: Scores) -> _Computing:
-    detached = Scores(loss := scores.loss.detach().to(torch.float64))
-    if scores.correct is not None and scores.confidence is not None:
-        detached = Scores(loss, scores.correct.detach(), scores.confidence.detach().float())
-    if loss.device.type != "cuda":
-        # Copied: the caller may change its tensors before they are sent.
-        return _Computing(batch, _each(detached, torch.Tensor.clone), None)
-    detached = _each(detached, _to_host)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(loss.device))
-    return _Computing(batch, detached, done)
-
-
-def _each(scores: Scores, change: Callable[[Tensor], Tensor]) -> Scores:
+    if scores.loss.device.type != "cuda":
+        # Packed now: the caller may change its tensors before they are sent.
+        message = _pack(batch, scores)
+        return _Computing(lambda: message, None)
     given = (scores.loss, scores.correct, scores.confidence)
-    return Scores(*[change(value) for value in given if value is not None])
+    on_host = Scores(*[_to_host(value.detach()) for value in given if value is not None])
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(scores.loss.device))
+    return _Computing(partial(_pack, batch, on_host), done)
 
 
 def _to_host(value: Tensor) -> Tensor:
@@ -216,15 +209,27 @@ def _to_host(value: Tensor) -> Tensor:
     return host.copy_(value, non_blocking=True)
 
 
-def _pack(scores: Scores) -> Bytes:
-    given = (scores.loss, scores.confidence, scores.correct)
-    arrays = [value.numpy() for value in given if value is not None]
-    return np.concatenate([array.view(np.uint8) for array in arrays])
+def _pack(batch: _Unscored, scores: Scores | None) -> Bytes:
+    """Make a batch's message of scores on the host; None: it was not scored."""
+    num_rows = len(batch.slot)
+    message = np.zeros(HEADER_BYTES + num_rows * ROW_BYTES, np.uint8)
+    scored = UNSCORED if scores is None else LOSSES if scores.correct is None else OUTCOMES
+    message[:HEADER_BYTES].view(np.int64)[:] = batch.number, scored, batch.ids_hash
+    if scores is not None:
+        of_rows = _unpack(message[HEADER_BYTES:], judged=scored == OUTCOMES)
+        for name, place in vars(of_rows).items():
+            value = getattr(scores, name)
+            if value is not None:
+                place.copy_(value.detach())
+    return message
 
 
-def _unpack(data: Bytes) -> Scores:
+def _unpack(data: Bytes, *, judged: bool) -> Scores:
+    """See the scores in a message's bytes behind its header; only losses unless ``judged``."""
     num_rows = len(data) // ROW_BYTES
     loss, confidence = data[: 8 * num_rows], data[8 * num_rows : 12 * num_rows]
+    if not judged:
+        return Scores(torch.from_numpy(loss.view(np.float64)))
     return Scores(
         torch.from_numpy(loss.view(np.float64)),
         torch.from_numpy(data[12 * num_rows :].view(np.bool_)),

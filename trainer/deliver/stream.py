@@ -1,5 +1,6 @@
 """One stream of batches, whichever end of it this rank has."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -9,7 +10,16 @@ from dataio.base.buffers import BufferRing
 from dataio.batch.deliver import Delivery
 from dataio.batch.values import Batch
 from trainer.deliver.columns import Columns, lay_columns
-from trainer.deliver.relay import END, STAGES, Inlet, Outlet, Route, hash_of, stages_wanted
+from trainer.deliver.relay import (
+    DROPPED,
+    END,
+    STAGES,
+    Inlet,
+    Outlet,
+    Route,
+    hash_of,
+    stages_wanted,
+)
 
 
 class Delivered(NamedTuple):
@@ -31,6 +41,11 @@ class Delivered(NamedTuple):
 class Stream:
     """Runs batches from the reader to the ranks of its feed.
 
+    The reader may hand batches on ahead of those that it trains (`take_ahead`), so that the others
+    find the next one there when they ask for it. They ask only for what the reader trains: where a
+    loop breaks off, all ranks pass over what was handed on ahead, and the next loop begins with it
+    again.
+
     Args:
         route: From where to where.
         delivery: Takes batches to this rank's device.
@@ -44,6 +59,10 @@ class Stream:
         self._copies = PinnedCopies() if delivery.pinned else None
         self._outlet: Outlet | None = None
         self._inlet: Inlet | None = None
+        # On the reader: the numbers of batches handed on ahead, and the next one's step.
+        self._ahead: deque[int] = deque()
+        self._next_step = 0
+        self._is_under_way = False
         if place.reads:
             self._outlet = Outlet(route)
         else:
@@ -54,14 +73,42 @@ class Stream:
         """Bytes of a batch that this rank gets from the reader."""
         return self._inlet.held_bytes if self._inlet is not None else 0
 
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether `take_ahead` serves this stream."""
+        return self._outlet is not None and self._outlet.goes_ahead
+
+    def take_ahead(self, batch: Batch) -> None:
+        """Hand on a batch that `run` is to yield after those taken before. The reader's."""
+        assert self._outlet is not None, "the reader hands on"
+        self._outlet.hand_on(batch, step=self._next_step)
+        self._ahead.append(self._outlet.number)
+        self._next_step += 1
+
+    def break_off(self) -> None:
+        """Pass over what was handed on ahead, if a loop was left amid it. Collective in the feed.
+
+        It comes of itself before the next header or loop.
+        """
+        if not self._is_under_way:
+            return
+        self._is_under_way = False
+        self._ahead.clear()
+        if self._outlet is not None:
+            self._outlet.send_header(DROPPED)
+        if self._inlet is not None:
+            self._inlet.drop()
+
     def send_header(self, kind: int, *words: int) -> None:
         """Send all other ranks of the feed a header. The reader's."""
         assert self._outlet is not None, "the reader sends"
+        self.break_off()
         self._outlet.send_header(kind, *words)
 
     def receive_header(self, *kinds: int, limit_s: float | None = None) -> list[int] | None:
         """Wait for the reader's header: its words; None for an end. The other ranks'."""
         assert self._inlet is not None, "the others receive"
+        self.break_off()
         kind, words = self._inlet.receive_header(*kinds, limit_s=limit_s)
         return None if kind == END else words
 
@@ -72,24 +119,31 @@ class Stream:
             batches: On the reader; None elsewhere.
             first_step: Of the first batch.
         """
+        self.break_off()
+        self._is_under_way = not self._route.place.is_lone
         if self._inlet is not None:
             for batch in self._inlet.batches():
                 own = self._deliver(batch)
                 yield Delivered(self._inlet.number, own, own, self._ids_hash(batch))
+            self._is_under_way = False
             return
         assert self._outlet is not None, "the reader has the other end"
         assert batches is not None, "the reader has them"
-        for step, batch in enumerate(batches, first_step):
+        self._next_step = first_step
+        for batch in batches:
             if self._route.place.is_lone:
                 yield Delivered(0, batch, batch)
                 continue
-            self._outlet.hand_on(batch, step=step)
+            if not self._ahead:
+                self.take_ahead(batch)
+            number = self._ahead.popleft()
             own = {name: value for name, value in batch.items() if name in self._own}
             ids_hash = self._ids_hash(batch)
             if self._copies is not None and own:
                 own = self._copies.make(own)
-            yield Delivered(self._outlet.number, self._deliver(own), batch, ids_hash)
+            yield Delivered(number, self._deliver(own), batch, ids_hash)
         self._outlet.send_header(END)
+        self._is_under_way = False
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""

@@ -268,7 +268,7 @@ class Pipeline:
         (part,) = self.parts
         for number, rows in enumerate(self._rows, 1):
             self._randomness.begin(number - 1)
-            loss = self._loss(part(_rows_of(inputs, _slice(rows))), rows)
+            loss = self._loss(part(_rows_of(inputs, rows)), rows)
             if backward:
                 self._set_sync(part, sync and number == len(self._rows))
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -289,8 +289,7 @@ class Pipeline:
 
     def _loss(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Score a microbatch; say its part in the mean of the step."""
-        taken = _slice(rows)
-        target = self._target[taken]
+        target = _at(self._target, rows)
         losses = self._task.losses(logits, target)
         scored = Scored(losses.detach())
         if self._judges:
@@ -299,7 +298,7 @@ class Pipeline:
         self._scores.append(scored)
         if not torch.is_grad_enabled():
             return losses.sum()
-        return (losses * self._weight[taken]).sum() * self._share
+        return (losses * _at(self._weight, rows)).sum() * self._share
 
     def _collect(self) -> Scored:
         one = self._scores
@@ -390,13 +389,17 @@ class _Stage(PipelineStage):
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
-def _rows_of(inputs: Inputs, rows: slice) -> Inputs:
+def _rows_of(inputs: Inputs, rows: Tensor) -> Inputs:
     if isinstance(inputs, Tensor):
-        return inputs[rows]
+        return _at(inputs, rows)
     if isinstance(inputs, dict):
-        return {name: each[rows] for name, each in inputs.items()}
-    return tuple(each[rows] for each in inputs)
+        return {name: _at(each, rows) for name, each in inputs.items()}
+    return tuple(_at(each, rows) for each in inputs)
 
 
-def _slice(rows: Tensor) -> slice:
-    return slice(int(rows[0]), int(rows[-1]) + 1)
+def _at(column: Tensor, rows: Tensor) -> Tensor:
+    """Take rows of a batch's column, by their numbers, which follow one another."""
+    if len(rows) == len(column):
+        return column
+    first = int(rows[0])
+    return column[first : first + len(rows)]

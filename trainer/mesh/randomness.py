@@ -68,13 +68,19 @@ class Randomness:
         Args:
             step: Number of the batch in the run.
         """
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            self._on, self._step_key = True, key(self._seed, "draws", step=step)
-            try:
-                yield
-            finally:
-                self._on = False
+        generators = [torch.default_generator]
+        if self._device.type == "cuda":
+            number = self._device.index
+            number = torch.cuda.current_device() if number is None else number
+            generators.append(torch.cuda.default_generators[number])
+        states = [generator.get_state() for generator in generators]
+        self._on, self._step_key = True, key(self._seed, "draws", step=step)
+        try:
+            yield
+        finally:
+            self._on = False
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
     def begin(self, microbatch: int) -> None:
         """Say which microbatch the next forward pass is of."""

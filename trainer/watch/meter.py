@@ -15,6 +15,9 @@ SLOWEST = ("wait_s", "staging_s")
 SHARED = ("hidden_fraction", "exchange_overlap_fraction")
 """Figures that are means over the replicas."""
 
+STEPS_AT_ONCE = 16
+"""Batches that are counted together: between two steps all code is cold, so calls of torch cost."""
+
 Figures = dict[str, float | None]
 
 
@@ -34,8 +37,10 @@ class Meter:
     def __init__(self, before: Mapping[str, float], place: Place) -> None:
         self._before, self._place = before, place
         self._started = self._asked_at = time.perf_counter()
-        # Counted where the batch is, so that no step waits for it.
+        # Of batches not counted yet; they are counted where they are, so that no step waits.
+        self._sample_ids: list[Tensor] = []
         self._new_samples: Tensor | int = 0
+        self._new_rows = 0
         # Losses and their rows, padding included, samples: of the epoch, and at the last call of
         # recent. By rows: on other replicas a batch may have another number of them.
         self._sums, self._told = np.zeros(3), np.zeros(3)
@@ -51,9 +56,12 @@ class Meter:
     def add(self, batch: Mapping[str, Tensor]) -> None:
         """Count a batch."""
         if self._place.reads:
-            self._sums[1] += len(next(iter(batch.values())))
+            self._new_rows += len(next(iter(batch.values())))
         if self._place.rank == self._place.scorer:
-            self._new_samples = self._new_samples + (batch["sample_id"] >= 0).sum()
+            # A copy: the ids may be a view of the whole batch, whose memory is wanted back.
+            self._sample_ids.append(batch["sample_id"].clone())
+            if len(self._sample_ids) >= STEPS_AT_ONCE:
+                self._count_samples()
 
     def recent(self, mean_loss: float, after: Mapping[str, float], world: World) -> Figures:
         """Combine what was since the last call, over all replicas. Collective.
@@ -134,7 +142,15 @@ class Meter:
             ),
         }
 
+    def _count_samples(self) -> None:
+        for sample_id in self._sample_ids:
+            self._new_samples = self._new_samples + (sample_id >= 0).sum()
+        self._sample_ids.clear()
+
     def _take(self, mean_loss: float) -> None:
+        self._count_samples()
+        self._sums[1] += self._new_rows
+        self._new_rows = 0
         self._sums[0] += mean_loss * (self._sums[1] - self._num_taken)
         self._num_taken = self._sums[1]
         self._sums[2] += int(self._new_samples)
