@@ -48,6 +48,7 @@ EXTRAS = {
     "jinja2": "report",
     "safetensors": "export",
     "transformers": "hf",
+    "tokenizers": "text",
     "google_crc32c": "tfrecord",
     "h5py": "hdf5",
     "zarr": "zarr",
