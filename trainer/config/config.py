@@ -29,6 +29,7 @@ from trainer.config.settings import (
     build_section,
     check_known,
 )
+from trainer.config.text import TextConfig, check_text
 from trainer.errors import ConfigError
 from trainer.mesh.place import SPLIT, Schedule, Targets
 
@@ -235,6 +236,7 @@ class Config:
 
     data: DataConfig
     model: ModelConfig = field(default_factory=lambda: ModelConfig(kind=GIVEN))
+    text: TextConfig = field(default_factory=TextConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
@@ -251,6 +253,7 @@ class Config:
             rescores=policy.kind in RESCORING and policy.refresh_every != 0,
         )  # fmt: skip
         is_text = self.data.kind == "text"
+        check_text(self.text, is_text=is_text, test_fraction=data.test_fraction, cp=self.mesh.cp)
         if not self.model.is_own and (self.model.kind in TEXT_MODELS) != is_text:
             raise ConfigError(
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
