@@ -43,15 +43,16 @@ def tokenizer(tmp_path: Path) -> Path:
 def test_text_is_packed_and_trained_on_from_the_command_line(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    config = write_config(tmp_path)
+    write_config(tmp_path)
     for name in ("train", "test"):
         line = ["pack", str(tmp_path / f"{name}.jsonl"), str(tmp_path / f"new {name}")]
         assert main([*line, "--tokenizer", str(tokenizer), "--end", "<|endoftext|>"]) == 0
     given = [
         f"data.train={tmp_path}/new train", f"data.test={tmp_path}/new test",
-        f"text.tokenizer={tokenizer}", f"run.directory={tmp_path}/run", "model.kind=llama",
-        f"data.cache={tmp_path}/cache", "run.epochs=4",
+        f"text.tokenizer={tokenizer}", f"run.directory={tmp_path}/run", "run.device=cpu",
+        f"data.cache={tmp_path}/cache", "run.epochs=4", "model.width=16",
     ]  # fmt: skip
+    config = Path("examples/llama_documents.toml").absolute()
     assert main(["train", str(config), *given, "--dry-run"]) == 0
     assert main(["train", str(config), *given]) == 0
     found = [line["evaluation_loss"] for line in lines(tmp_path / "run") if line["kind"] == "epoch"]
