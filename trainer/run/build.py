@@ -26,7 +26,7 @@ from trainer.run.data import text_sources, token_field
 from trainer.run.images import image_fields, image_task, normalise
 from trainer.run.language import make_language_model
 from trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
-from trainer.run.pace import Pace, build_schedule, find_max_steps
+from trainer.run.pace import Pace, build_schedule, find_max_steps, tokens_per_step
 from trainer.run.packed import (
     NextTokenInDocument,
     check_tokenizer,
@@ -258,14 +258,12 @@ def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace
     Raises:
         ConfigError: If the epochs are too few for the steps.
     """
-    data, run, accumulate = config.data, config.run, config.optimizer.accumulate
-    step_rows = data.batch_size * num_replicas * accumulate
+    run, accumulate = config.run, config.optimizer.accumulate
+    step_tokens = tokens_per_step(config, num_replicas=num_replicas)
     return Pace(
         config.optimizer,
         epochs=run.epochs,
-        max_steps=find_max_steps(
-            run.max_steps, run.max_tokens, step_tokens=step_rows * data.sequence_length
-        ),
+        max_steps=find_max_steps(run.max_steps, run.max_tokens, step_tokens=step_tokens),
         epoch_steps=math.ceil(epoch_batches / accumulate),
     )
 
@@ -299,7 +297,7 @@ def _importance(config: Config) -> Importance | None:
         settings["refresh_every"] = None
     if kind == "kakurenbo":
         optimizer = config.optimizer
-        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warmup_steps > 0)
+        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
     if settings.get("drops") == "lr":
         schedule = build_schedule(config.optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)

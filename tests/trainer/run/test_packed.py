@@ -63,6 +63,25 @@ def test_text_is_packed_and_trained_on_from_the_command_line(
     )
 
 
+def test_tokens_count_as_the_steps_that_reach_them(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    # A step is 16 sequences of 16 tokens.
+    by = {
+        "steps": ("optimizer.warmup_steps=4", "run.evaluate_steps=3", "run.checkpoint_steps=2"),
+        "tokens": (
+            "optimizer.warmup_tokens=1024", "run.evaluate_tokens=700", "run.checkpoint_tokens=512",
+        ),
+    }  # fmt: skip
+    for name, given in by.items():
+        limit = "run.max_steps=8" if name == "steps" else "run.max_tokens=2048"
+        run(config, name, *given, limit, "optimizer.schedule_by=step", f"data.cache={tmp_path}/c")
+    assert lines(tmp_path / "tokens") == lines(tmp_path / "steps")
+    found = [
+        sorted(path.name for path in (tmp_path / name / "checkpoints").iterdir()) for name in by
+    ]
+    assert found[0] == found[1]
+
+
 def test_concatenated_documents_train_too(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     summary = run(config, "run", "text.packing=concatenated", f"data.cache={tmp_path}/cache")
