@@ -20,6 +20,22 @@ ON_TWO = {
     "pp2": ("mesh.pp=2", "mesh.microbatches=4"),
     "pp2 zbv": ("mesh.pp=2", "mesh.microbatches=4", "mesh.schedule=zbv", "model.depth=4"),
 }
+DEEP = ("model.depth=4", "mesh.microbatches=4")
+ON_MORE: dict[int, dict[str, tuple[str, ...]]] = {
+    2: {
+        **{name: ("mesh.pp=2", f"mesh.schedule={name}", *DEEP)
+           for name in ("gpipe", "interleaved", "zero_bubble", "dualpipev")},
+        "recomputed": (
+            "mesh.dp_shard=2", "data.batch_size=8", "mesh.checkpointing=full", "model.depth=4",
+        ),
+    },
+    4: {
+        "dp2 pp2": ("mesh.dp_shard=2", "mesh.pp=2", "data.batch_size=8", *DEEP),
+        "pp2 tp2": ("mesh.tp=2", "mesh.pp=2", "mesh.sequence_parallel=true", *DEEP),
+        "dp2 tp2": ("mesh.dp_replicate=2", "mesh.tp=2", "data.batch_size=8", "model.depth=4"),
+    },
+}  # fmt: skip
+"""Ranks, then meshes of these."""
 LLAMA = ("model.kind=llama", "model.kv_heads=2")
 
 
@@ -59,6 +75,20 @@ def test_every_mesh_trains_packed_documents_as_one_process(
         assert merged(reports) == whole[depth]["steps"], name
         expected = pytest.approx(losses(tmp_path / f"1 {depth}"), rel=1e-9)
         assert losses(tmp_path / name) == expected, name
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_more_meshes_and_every_schedule_do_too(
+    run_ranks: RunRanks, tmp_path: Path, num_ranks: int
+) -> None:
+    config = write_config(tmp_path)
+    whole = train_watched(config, *settings(config, "1", DEEP[0]))
+    given = ON_MORE[num_ranks]
+    cases = [settings(config, name, *its) for name, its in given.items()]
+    for name, reports in zip(given, on_ranks(run_ranks, num_ranks, config, *cases), strict=True):
+        assert merged(reports) == whole["steps"], name
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "1"), rel=1e-9), name
 
 
 def test_a_run_goes_on_in_mid_epoch_on_other_ranks_exactly(
