@@ -2,9 +2,9 @@
 
 Documents are parts of a text, of lengths drawn from a seed, as JSON lines; the tokenizer is a
 byte-level BPE that is trained on the text. In turns: ``tokenizer``: the library encodes the same
-documents, in the same batches, and drops the tokens; ``pack``: `tonari.pack.text.pack_text`, files
-included. Then, for some lengths of sequence: the share of real tokens, and how much more the
-slowest of 8 replicas computes than the mean of them, where attention costs what its mask keeps.
+documents, in batches of as many, and drops the tokens; ``pack``: the command `tonari pack`, start
+and files included. Then, for some lengths of sequence: the share of real tokens, and how much more
+the slowest of 8 replicas computes than the mean of them, where attention costs what its mask keeps.
 
     python -m benchmarks.studies.pack_text TEXT [--megabytes 100]
 """
@@ -13,6 +13,8 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,16 +25,15 @@ import numpy as np
 from benchmarks.machine import describe_machine
 from dataio.source.text.packing import Packing, pack
 from dataio.source.text.tokenizer import open_tokenizer
-from tonari.pack.documents import Documents
-from tonari.pack.text import BATCH_CHARACTERS, pack_text
 
+BATCH_CHARACTERS = 2 << 20
 VOCABULARY, WIDTH, NUM_REPLICAS, BATCH = 8000, 768, 8, 32
 
 
 def cpu_s() -> float:
-    """Measure the processor time of this process so far."""
+    """Measure the processor time of this process and those it started so far."""
     times = os.times()
-    return times.user + times.system
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def make_documents(text: str, path: Path, *, num_bytes: int, seed: int = 0) -> list[str]:
@@ -81,13 +82,12 @@ def encode(texts: list[str], tokenizer: Path) -> None:
 def speeds(directory: Path, texts: list[str], lines: Path, *, repeats: int) -> dict[str, object]:
     """Measure both ways in turns."""
     tokenizer = directory / "tokenizer.json"
-    documents = Documents((lines,), "text", "file")
     num_bytes = sum(len(text.encode()) for text in texts)
+    command = [sys.executable, "-m", "tonari", "pack", str(lines), str(directory / "out")]
+    command += ["--tokenizer", str(tokenizer), "--overwrite"]
     ways: dict[str, Callable[[], object]] = {
         "tokenizer": lambda: encode(texts, tokenizer),
-        "pack": lambda: pack_text(
-            documents, directory / "out", open_tokenizer(str(tokenizer)), overwrite=True
-        ),
+        "pack": lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL),
     }
     wall: dict[str, list[float]] = {name: [] for name in ways}
     used: dict[str, list[float]] = {name: [] for name in ways}
