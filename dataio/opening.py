@@ -71,4 +71,5 @@ class Opener:
             index_cache=own_directory(self.root) if keeps else None,
             version=source.version,
             grows=source.grows,
+            sequences=source.sequences,
         )

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
-    "pack": ("tonari.pack.command", "turn a Parquet file or an image folder into tar shards"),
+    "pack": ("tonari.pack.command", "turn Parquet or images into tar shards, text into tokens"),
     "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
     "ablate": ("tonari.ablate.command", "compare ways to train, by accuracy over seeds"),
     "hardest": (
@@ -48,6 +48,7 @@ EXTRAS = {
     "jinja2": "report",
     "safetensors": "export",
     "transformers": "hf",
+    "tokenizers": "text",
     "google_crc32c": "tfrecord",
     "h5py": "hdf5",
     "zarr": "zarr",

@@ -11,10 +11,11 @@ class Progress:
         what: What is being done, such as ``"staging"``.
         total: What ``add`` counts up to.
         shown: Whether this rank shows progress; nothing is shown where stderr is not a terminal.
+        unit: What is counted, in the plural.
     """
 
-    def __init__(self, what: str, total: int, *, shown: bool) -> None:
-        self.what = what
+    def __init__(self, what: str, total: int, *, shown: bool, unit: str = "rows") -> None:
+        self.what, self.unit = what, unit
         self.total = total
         self._shown = shown and sys.stderr.isatty()
         self._done = 0
@@ -35,8 +36,8 @@ class Progress:
             size = f"{megabytes:,.0f} MB, " if self._num_bytes else ""
             speed = f"{megabytes / (now - self._started):,.0f} MB/s, " if self._num_bytes else ""
             sys.stderr.write(
-                f"\r{self.what}: {self._done:,}/{self.total:,} rows, {size}{rate:,.0f} rows/s, "
-                f"{speed}{left_s:.0f} s left \x1b[K"
+                f"\r{self.what}: {self._done:,}/{self.total:,} {self.unit}, {size}{rate:,.0f} "
+                f"{self.unit}/s, {speed}{left_s:.0f} s left \x1b[K"
             )
             sys.stderr.flush()
 

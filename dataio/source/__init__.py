@@ -10,6 +10,7 @@ from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
 from dataio.source.opening import Shards, open_source
 from dataio.source.tar.index import ShardIndex, scan_shard, write_index
+from dataio.source.text.sequences import Sequences
 from dataio.source.torch_dataset import DatasetSource
 from dataio.source.transformed import TransformedSource
 
@@ -19,6 +20,7 @@ __all__ = [
     "ImageFolderSource",
     "NumpySource",
     "Retry",
+    "Sequences",
     "ShardIndex",
     "Shards",
     "Source",

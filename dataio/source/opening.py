@@ -36,6 +36,7 @@ from dataio.source.records.megatron import MegatronFormat
 from dataio.source.records.tfrecord import TfRecordFormat
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
+from dataio.source.text.sequences import SequenceFormat, Sequences, SequenceSource, check_suffix
 from dataio.source.torch_dataset import MapDataset
 from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World, single_world
@@ -86,9 +87,10 @@ class Shards:
             any: each is then read whole the first time that a process reads any of it.
         grows: Whether shards are appended while a run trains: each epoch is of those that are there
             when it begins. See docs/sources.md.
+        sequences: Of documents of tokens, the sequences of one length to make of them.
 
     Raises:
-        ValueError: If it grows and is a pipeline.
+        ValueError: If it is a pipeline, and grows or has sequences.
     """
 
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Pipeline
@@ -98,12 +100,13 @@ class Shards:
     version: str = ""
     hashes: bool = True
     grows: bool = False
+    sequences: Sequences | None = None
 
     def __post_init__(self) -> None:
-        if self.grows and is_pipeline(self.names):
+        if (self.grows or self.sequences) and is_pipeline(self.names):
             raise ValueError(
-                "Shards: grows=True and a pipeline exclude one another; give the pattern of the "
-                "shards, or grows=False"
+                "Shards: a pipeline excludes grows=True and sequences; give the pattern of the "
+                "shards, or leave these out"
             )
 
 
@@ -121,6 +124,7 @@ def open_source(
     index_cache: Path | None = None,
     version: str = "",
     grows: bool = False,
+    sequences: Sequences | None = None,
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
@@ -138,6 +142,7 @@ def open_source(
             samples each shard holds: the next start opens no shard that has not changed.
         version: Of a pipeline; see `Shards`.
         grows: Whether shards may be appended; see `Shards`.
+        sequences: To make of documents; see `Shards`.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
@@ -173,6 +178,12 @@ def open_source(
         return open_rows(_names(named), world=world, storage=storage)
     suffix, paths, counts = json.loads(listing)
     shard_format = pipeline if pipeline is not None else FORMATS[suffix]
+    name, made = _name(named), ShardedSource
+    if sequences is not None:
+        check_suffix(name, suffix)
+        shard_format = SequenceFormat(sequences)
+        name, suffix, made = f"{name}#{sequences.key}", sequences.key, SequenceSource
+        index_cache = index_cache / sequences.key if index_cache is not None else None
 
     # More shards are the same source there.
     known_by = [_name(named)] if grows else paths
@@ -189,7 +200,7 @@ def open_source(
             found = _survey(storage, shard_format, paths[i], known, found_before[i])
             if pipeline is None:
                 _refuse_empty(paths[i], found)
-            if grows and FORMATS[suffix] is TAR and found != found_before[i]:
+            if grows and shard_format is TAR and found != found_before[i]:
                 check_tar_end(storage, paths[i])
             return found._replace(marks=_thinned(found.marks, len(paths)))
 
@@ -235,8 +246,8 @@ def open_source(
         for path, count, shard in zip(paths, totals, found, strict=True)
     ]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
-    return ShardedSource(
-        _name(named),
+    return made(
+        name,
         shard_format,
         shards,
         fingerprint=fingerprint,

@@ -1,1 +1,1 @@
-"""`tonari pack`: Parquet or image folders into tar shards."""
+"""`tonari pack`: Parquet or image folders into tar shards, text into shards of tokens."""

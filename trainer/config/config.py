@@ -29,6 +29,7 @@ from trainer.config.settings import (
     build_section,
     check_known,
 )
+from trainer.config.text import TextConfig, check_text
 from trainer.errors import ConfigError
 from trainer.mesh.place import SPLIT, Schedule, Targets
 
@@ -191,7 +192,8 @@ class RunConfig(Section):
     ``max_steps`` ends the run earlier than ``epochs``, in the middle of an epoch too; so does
     ``max_tokens``, of text: at the step that reaches them. ``evaluate_steps`` evaluates every so
     many steps beside the ends of epochs.
-    ``checkpoint_steps`` writes one every so many steps too, for epochs that are long.
+    ``checkpoint_steps`` writes one every so many steps too, for epochs that are long. Of text,
+    ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
     last step, of this start of the run, that torch's profiler traces. ``peak_tflops`` of a device
     is for the MFU, 0: as known of it.
@@ -201,10 +203,12 @@ class RunConfig(Section):
     max_steps: Whole = 0
     max_tokens: Whole = 0
     evaluate_steps: Whole = 0
+    evaluate_tokens: Whole = 0
     seed: Whole = 0
     directory: str = "runs/train"
     checkpoint_epochs: Whole = 1
     checkpoint_steps: Whole = 0
+    checkpoint_tokens: Whole = 0
     checkpoint_async: bool = False
     keep_checkpoints: Count = 2
     log_steps: Count = 50
@@ -216,15 +220,17 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_steps and self.max_tokens:
+        for name in ("max", "evaluate", "checkpoint"):
+            steps, tokens = getattr(self, f"{name}_steps"), getattr(self, f"{name}_tokens")
+            if steps and tokens:
+                raise ConfigError(
+                    f"run.{name}_steps is {steps} and run.{name}_tokens is {tokens}, "
+                    "expected one of them; leave the other out"
+                )
+        traced = self.profile_steps
+        if traced and (len(traced) != 2 or traced[0] > traced[1]):
             raise ConfigError(
-                f"run.max_steps is {self.max_steps} and run.max_tokens is {self.max_tokens}, "
-                "expected one of them; leave the other out"
-            )
-        steps = self.profile_steps
-        if steps and (len(steps) != 2 or steps[0] > steps[1]):
-            raise ConfigError(
-                f"run.profile_steps is {steps!r}, expected a first and a last step; give for "
+                f"run.profile_steps is {traced!r}, expected a first and a last step; give for "
                 "example [10, 15]"
             )
 
@@ -235,6 +241,7 @@ class Config:
 
     data: DataConfig
     model: ModelConfig = field(default_factory=lambda: ModelConfig(kind=GIVEN))
+    text: TextConfig = field(default_factory=TextConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
@@ -251,6 +258,7 @@ class Config:
             rescores=policy.kind in RESCORING and policy.refresh_every != 0,
         )  # fmt: skip
         is_text = self.data.kind == "text"
+        check_text(self.text, is_text=is_text, test_fraction=data.test_fraction, cp=self.mesh.cp)
         if not self.model.is_own and (self.model.kind in TEXT_MODELS) != is_text:
             raise ConfigError(
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
@@ -267,15 +275,21 @@ class Config:
 
     def _check_length(self) -> None:
         run, optimizer = self.run, self.optimizer
-        if run.max_tokens and self.data.kind != "text":
+        for name, tokens in {
+            "run.max": run.max_tokens, "run.evaluate": run.evaluate_tokens,
+            "run.checkpoint": run.checkpoint_tokens, "optimizer.warmup": optimizer.warmup_tokens,
+        }.items():  # fmt: skip
+            if tokens and self.data.kind != "text":
+                raise ConfigError(
+                    f'{name}_tokens is {tokens}, expected 0 where data.kind is "images"; give '
+                    f"{name}_steps"
+                )
+        every = run.evaluate_steps or run.evaluate_tokens
+        unit = "steps" if run.evaluate_steps else "tokens"
+        if every and not (self.data.test or self.data.test_fraction):
             raise ConfigError(
-                f'run.max_tokens is {run.max_tokens}, expected 0 where data.kind is "images"; give '
-                "run.max_steps"
-            )
-        if run.evaluate_steps and not (self.data.test or self.data.test_fraction):
-            raise ConfigError(
-                f"run.evaluate_steps is {run.evaluate_steps}, but there is nothing to evaluate on; "
-                "give data.test, or for text data.test_fraction"
+                f"run.evaluate_{unit} is {every}, but there is nothing to evaluate on; give "
+                "data.test, or for text data.test_fraction"
             )
         if run.max_steps or run.max_tokens:
             if optimizer.warmup_epochs:

@@ -15,7 +15,7 @@ MODEL_KEYS = {
     "vit": (
         "num_classes", "image_size", "patch", "width", "depth", "heads", "pooling", "norm_eps",
     ),
-    "gpt": ("width", "depth", "heads"),
+    "gpt": ("width", "depth", "heads", "vocabulary"),
     "llama": (
         "vocabulary", "width", "depth", "heads", "kv_heads", "inner_width", "head_width", "rope",
         "norm_eps", "tied",

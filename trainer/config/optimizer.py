@@ -52,6 +52,7 @@ class OptimizerConfig(Section):
     min_lr: NotNegative = 0.0
     warmup_epochs: NotNegative = 0
     warmup_steps: Whole = 0
+    warmup_tokens: Whole = 0
     milestones: tuple[Count, ...] = ()
     decay: Annotated[float, Range(0, 1, "(]")] = 0.1
     decay_fraction: Annotated[float, Range(0, 1, "(]")] = 0.1
@@ -85,11 +86,12 @@ class OptimizerConfig(Section):
                 f"optimizer.min_lr is {self.min_lr}, expected at most optimizer.lr = {self.lr}; "
                 "give a smaller one"
             )
-        if self.warmup_steps and self.warmup_epochs:
-            raise ConfigError(
-                f"optimizer.warmup_steps is {self.warmup_steps} and optimizer.warmup_epochs is "
-                f"{self.warmup_epochs}, expected one of them; leave the other out"
-            )
+        names = ("warmup_steps", "warmup_epochs", "warmup_tokens")
+        given = [
+            f"optimizer.{name} is {getattr(self, name)}" for name in names if getattr(self, name)
+        ]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)}, expected one of them; leave the other out")
 
     @property
     def decays_norms(self) -> bool:
@@ -99,4 +101,6 @@ class OptimizerConfig(Section):
     @property
     def warms_up_by_step(self) -> bool:
         """Whether the warm-up can end within an epoch."""
-        return self.warmup_steps > 0 or self.warmup_epochs != int(self.warmup_epochs)
+        return self.warmup_steps + self.warmup_tokens > 0 or self.warmup_epochs != int(
+            self.warmup_epochs
+        )

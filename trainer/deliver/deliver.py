@@ -19,7 +19,7 @@ from torch import Tensor
 import dataio
 from dataio.batch.deliver import Delivery
 from dataio.batch.values import Batch
-from dataio.source import Source
+from dataio.source import Shards, Source
 from dataio.state.report import check_report
 from dataio.world import World
 from trainer.deliver.evaluation import ReplicaEvaluation
@@ -191,7 +191,7 @@ class ReplicaLoader:
 
     def evaluation(
         self,
-        source: str | Sequence[str] | Source,
+        source: str | Sequence[str] | Source | Shards,
         *,
         fields: Mapping[str, dataio.Field] | None = None,
         transform: Callable[..., Any] | None = None,

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, Se
 
 from trainer.errors import ConfigError
 from trainer.models.cnn import split_head
-from trainer.models.staged import StagedModel
+from trainer.models.documents import DocumentModel
 from trainer.models.styles import Local
 from trainer.models.transformer import (
     Attention,
@@ -26,7 +26,7 @@ from trainer.models.transformer import (
 )
 
 
-class GPT(StagedModel):
+class GPT(DocumentModel):
     """Give the logits of the token after each of a sequence.
 
     Args:
@@ -36,6 +36,8 @@ class GPT(StagedModel):
         depth: Blocks.
         heads: Of attention.
     """
+
+    stem_takes = ("positions",)
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class GPT(StagedModel):
         blocks = make_blocks(depth, width, heads=heads, causal=True)
         super().__init__(stem=stem, blocks=blocks, head=_Head(width, vocabulary))
         self.vocabulary, self.sequence_length = vocabulary, sequence_length
-        self.width, self.heads = width, heads
+        self.width, self.heads, self.head_width = width, heads, width // heads
         init_weights(self, depth=depth)
 
     @property
@@ -73,7 +75,8 @@ class GPT(StagedModel):
             between = Shard(1) if sequence_parallel else Replicate()
             plan["stem.tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
             if sequence_parallel:
-                plan["stem.positions"] = Local(gives=Shard(0))
+                # With documents each row has positions of its own.
+                plan["stem.positions"] = Local(gives=Shard(int(self.packed)))
         if sequence_parallel and self.head is not None:
             plan["head.norm"] = SequenceParallel(use_local_output=True)
         return plan | split_head(
@@ -104,11 +107,12 @@ class _Embedding(nn.Module):
         self.positions = nn.Embedding(sequence_length, width)
         self.part = 0
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        num_places = tokens.shape[1]
-        places = torch.arange(num_places, device=tokens.device) + self.part * num_places
+    def forward(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
+        if positions is None:
+            num_places = tokens.shape[1]
+            positions = torch.arange(num_places, device=tokens.device) + self.part * num_places
         # floating[batch, places, width]
-        return cast(Tensor, self.tokens(tokens) + self.positions(places))
+        return cast(Tensor, self.tokens(tokens) + self.positions(positions))
 
 
 class _Head(nn.Module):

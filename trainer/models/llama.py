@@ -22,14 +22,14 @@ from torch.distributed.tensor.parallel import (
 
 from trainer.errors import ConfigError
 from trainer.models.cnn import split_head
+from trainer.models.documents import DocumentModel, Mask
 from trainer.models.hub import HubFormat
 from trainer.models.llama_hub import hub_config, hub_names
 from trainer.models.rotary import Rope, rotate
-from trainer.models.staged import StagedModel
 from trainer.models.transformer import attend, init_weights, transformer_divides
 
 
-class Llama(StagedModel):
+class Llama(DocumentModel):
     """Give the logits of the token after each of a sequence.
 
     Args:
@@ -46,6 +46,8 @@ class Llama(StagedModel):
         norm_eps: Added to the mean square that a norm divides by.
         tied: Whether the output layer is the embedding of the tokens.
     """
+
+    block_takes = ("positions", "mask")
 
     def __init__(
         self,
@@ -171,14 +173,14 @@ class GroupedAttention(nn.Module):
         self.out = nn.Linear(heads * head_width, width, bias=False)
 
     def forward(
-        self, hidden: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None
+        self, hidden: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
         """Map floating[batch, places, width] to the same shape.
 
         Args:
             hidden: What comes in.
             positions: int64[places] or int64[batch, places]; defaults to the places' numbers.
-            mask: bool[..., places, all places]: Who looks at whom; defaults to causal.
+            mask: Who looks at whom, see `attend`; defaults to causal.
         """
         # 3 x floating[batch, heads here, places, head_width]
         q, k, v = (
@@ -217,7 +219,7 @@ class _Block(nn.Module):
         self.network = _Network(width, inner_width)
 
     def forward(
-        self, hidden: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None
+        self, hidden: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
         normed = self.attention_norm(hidden)
         hidden = hidden + self.attention(normed, positions=positions, mask=mask)

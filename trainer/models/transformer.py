@@ -18,9 +18,11 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     SequenceParallel,
 )
+from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.errors import ConfigError
 from trainer.models.context import attend_causally
+from trainer.models.documents import Mask, attend_in_blocks
 from trainer.models.styles import redistribute
 
 
@@ -35,13 +37,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map floating[batch, places, width] to the same shape."""
+    def forward(self, hidden: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """Map floating[batch, places, width] to the same shape; see `attend` for the mask."""
         # floating[batch, places, heads here, 3, head_width]
         qkv = self.qkv(hidden).unflatten(-1, (-1, 3, self.head_width))
         # 3 x floating[batch, heads here, places, head_width]
         q, k, v = qkv.permute(3, 0, 2, 1, 4)
-        looked = attend(q, k, v, causal=self.causal, cp=self.cp)
+        looked = attend(q, k, v, causal=self.causal, mask=mask, cp=self.cp)
         return cast(Tensor, self.out(looked.transpose(1, 2).flatten(2)))
 
 
@@ -56,9 +58,9 @@ class Block(nn.Module):
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map floating[batch, places, width] to the same shape."""
-        hidden = hidden + self.attention(self.attention_norm(hidden))
+    def forward(self, hidden: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """Map floating[batch, places, width] to the same shape; see `attend` for the mask."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), mask=mask)
         return cast(Tensor, hidden + self.down(F.gelu(self.up(self.up_norm(hidden)))))
 
 
@@ -105,7 +107,7 @@ def transformer_divides(heads: int, classes: int, places: int) -> Mapping[str, i
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Mask | None = None,
     cp: DeviceMesh | None = None,
 ) -> Tensor:  # fmt: skip
     """Let each place look at others, and take the mean of their values.
@@ -115,12 +117,14 @@ def attend(
         k: The same; or fewer heads, each for as many consecutive heads of ``q``.
         v: As ``k``.
         causal: Whether no place looks at one after it; ignored if there is a mask.
-        mask: bool[..., places, all places]: Who looks at whom.
+        mask: bool[..., places, all places]: Who looks at whom; or blocks of it, without cp.
         cp: Ranks that each hold consecutive places of the sequence, for a causal model.
 
     Returns:
         floating[batch, heads here, places, head_width].
     """
+    if isinstance(mask, BlockMask):
+        return attend_in_blocks(q, k, v, mask)
     if cp is not None and mask is None:
         return attend_causally(q, k, v, cp)
     if cp is not None:

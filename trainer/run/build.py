@@ -13,8 +13,7 @@ import importance
 import shuffle
 from dataio.plan.policies import Drawing, Importance, Shuffle
 from dataio.world import World
-from trainer.config.augment import AugmentConfig
-from trainer.config.config import Config, DataConfig, ShuffleConfig
+from trainer.config.config import Config, ShuffleConfig
 from trainer.config.model import GIVEN
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
@@ -22,15 +21,25 @@ from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbat
 from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
-from trainer.models import GPT, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
-from trainer.run.data import VOCABULARY, text_sources, token_field
+from trainer.models import ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
+from trainer.run.data import text_sources, token_field
 from trainer.run.images import image_fields, image_task, normalise
-from trainer.run.language import make_llama
+from trainer.run.language import make_language_model
 from trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
-from trainer.run.pace import Pace, build_schedule, find_max_steps
+from trainer.run.pace import Pace, build_schedule, find_max_steps, tokens_per_step
+from trainer.run.packed import (
+    NextTokenInDocument,
+    check_tokenizer,
+    check_vocabulary,
+    packed_fields,
+    packed_sources,
+)
 from trainer.run.tasks import NextToken, Task
 from trainer.watch.launch import Job
 from trainer.watch.peak import peak_flops_per_s
+
+Data = dataio.Source | dataio.Shards | list[str]
+"""What a loader opens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +95,7 @@ def lay_out(config: Config, world_size: int) -> Layout:
         virtual=mesh.virtual,
     )  # fmt: skip
     stages = num_stages(mesh.pp, mesh.schedule, mesh.virtual)
+    check_tokenizer(config)
     if not config.model.is_own:
         # A model of one's own is made once, and checked where it is spread.
         with torch.device("meta"):
@@ -113,10 +123,8 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
     settings = model.settings
     if model.is_own:
         return _make_own(config, own or Own())
-    if model.kind == "gpt":
-        return GPT(VOCABULARY, data.sequence_length, **settings)  # type: ignore[arg-type]
-    if model.kind == "llama":
-        return make_llama(config)
+    if data.kind == "text":
+        return make_language_model(config)
     kinds: dict[str, Callable[..., StagedModel]] = {
         "small_cnn": SmallCNN, "resnet": ResNet, "resnet50": ResNet50, "vit": ViT,
     }  # fmt: skip
@@ -135,13 +143,17 @@ def _make_own(config: Config, own: Own) -> StagedModel:
             )
         build = partial(import_model(model.kind), **model.args)
     task = own.task or _task(config, mesh=None, replica=0)
-    fields = own.fields or _fields(config.data, augment)
-    return adapt(
+    fields = own.fields or _fields(config)
+    adapted = adapt(
         build(), layers=model.layers, task=task, fields=fields, mean=augment.mean, std=augment.std
     )
+    check_vocabulary(config, adapted)
+    return adapted
 
 
 def _task(config: Config, *, mesh: DeviceMesh | None, replica: int) -> Task:
+    if config.text.is_packed:
+        return NextTokenInDocument(named=config.model.is_own)
     if config.data.kind == "text":
         return NextToken(cp=None if mesh is None else mesh["cp"])
     return image_task(config.augment, seed=config.run.seed, replica=replica)
@@ -165,7 +177,7 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     model = deferred(partial(make_model, config, own), seed=config.run.seed)
     task = own.task or _task(config, mesh=mesh, replica=place.replica)
     task = task if own.loss is None else OwnLoss(task, own.loss)
-    check_loss(model, task, own.fields or _fields(config.data, config.augment))
+    check_loss(model, task, own.fields or _fields(config))
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
@@ -189,7 +201,7 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
 
 def build_loader(
     config: Config, job: Job, *, place: Place, task: Task, own: Own | None = None
-) -> tuple[ReplicaLoader, dataio.Source | list[str] | None]:
+) -> tuple[ReplicaLoader, Data | None]:
     """Open the training data, and find what to evaluate on. Collective; blocks until it is staged.
 
     Raises:
@@ -197,8 +209,8 @@ def build_loader(
         DataioError: If the data or the cache cannot be used.
     """
     data, own = config.data, own or Own()
-    fields = own.fields or _fields(data, config.augment)
-    train, test = _sources(data)
+    fields = own.fields or _fields(config)
+    train, test = _sources(config)
     policy = _importance(config)
     drawn_by = policy.by_fields if isinstance(policy, Drawing) else ()
 
@@ -246,14 +258,12 @@ def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace
     Raises:
         ConfigError: If the epochs are too few for the steps.
     """
-    data, run, accumulate = config.data, config.run, config.optimizer.accumulate
-    step_rows = data.batch_size * num_replicas * accumulate
+    run, accumulate = config.run, config.optimizer.accumulate
+    step_tokens = tokens_per_step(config, num_replicas=num_replicas)
     return Pace(
         config.optimizer,
         epochs=run.epochs,
-        max_steps=find_max_steps(
-            run.max_steps, run.max_tokens, step_tokens=step_rows * data.sequence_length
-        ),
+        max_steps=find_max_steps(run.max_steps, run.max_tokens, step_tokens=step_tokens),
         epoch_steps=math.ceil(epoch_batches / accumulate),
     )
 
@@ -264,10 +274,12 @@ def _listed(patterns: str | tuple[str, ...]) -> list[str]:
     return list(patterns)
 
 
-def _fields(data: DataConfig, augment: AugmentConfig) -> dict[str, dataio.Field]:
-    if data.kind == "text":
-        return {"tokens": token_field(data.sequence_length)}
-    return image_fields(data, augment, training=True)
+def _fields(config: Config) -> dict[str, dataio.Field]:
+    if config.text.is_packed:
+        return packed_fields(config)
+    if config.data.kind == "text":
+        return {"tokens": token_field(config.data.sequence_length)}
+    return image_fields(config.data, config.augment, training=True)
 
 
 def _shuffle(config: ShuffleConfig) -> Shuffle:
@@ -285,7 +297,7 @@ def _importance(config: Config) -> Importance | None:
         settings["refresh_every"] = None
     if kind == "kakurenbo":
         optimizer = config.optimizer
-        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warmup_steps > 0)
+        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
     if settings.get("drops") == "lr":
         schedule = build_schedule(config.optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)
@@ -298,9 +310,10 @@ def _importance(config: Config) -> Importance | None:
         raise ConfigError(f"[importance]: {error}") from error
 
 
-def _sources(
-    data: DataConfig,
-) -> tuple[dataio.Source | list[str], dataio.Source | list[str] | None]:
+def _sources(config: Config) -> tuple[Data, Data | None]:
+    data = config.data
+    if config.text.is_packed:
+        return packed_sources(config)
     train, test = _listed(data.train), _listed(data.test)
     if data.kind == "images":
         return train, test or None

@@ -30,6 +30,7 @@ from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
 from trainer.mesh.place import FOLDED, LOOPED, Schedule, stages_of
 from trainer.models import StagedModel
+from trainer.models.trace import leaves
 from trainer.run.build import Layout, lay_out, make_model
 from trainer.run.deliveries import Delivery, deliveries
 
@@ -308,12 +309,14 @@ def _activations_bytes(config: Config, layout: Layout, stage: int) -> int:
         if config.mesh.checkpointing == "full":
             for block in model.blocks.values():
                 recompute(block, selective=False)
-        shape = model.input_shape(rows)
-        values = torch.empty(shape.shape, dtype=shape.dtype, requires_grad=shape.requires_grad)
-        return _saved_bytes(model, values)
+        values = [
+            torch.empty(shape.shape, dtype=shape.dtype, requires_grad=shape.requires_grad)
+            for shape in leaves(model.input_shape(rows))
+        ]
+        return _saved_bytes(model, *values)
 
 
-def _saved_bytes(model: nn.Module, values: Tensor) -> int:
+def _saved_bytes(model: nn.Module, *values: Tensor) -> int:
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -325,7 +328,7 @@ def _saved_bytes(model: nn.Module, values: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         # Kept until all is counted: a storage that was freed may come again under its address.
-        result = model(values)
+        result = model(*values)
     del result
     return sum(saved.values())
 

@@ -5,9 +5,26 @@ from pathlib import Path
 from trainer.checkpoint.weights import CONFIG, read_hub_config
 from trainer.config.config import Config
 from trainer.errors import ConfigError
-from trainer.models import Llama
+from trainer.models import GPT, Llama
 from trainer.models.llama_hub import settings_of
-from trainer.run.data import VOCABULARY
+from trainer.run.packed import check_vocabulary, vocabulary_of
+
+
+def make_language_model(config: Config) -> GPT | Llama:
+    """Make a gpt or a llama, of as many tokens as the text has unless the settings say more.
+
+    Raises:
+        ConfigError: If the text has more tokens than the model.
+    """
+    model = make_llama(config) if config.model.kind == "llama" else _make_gpt(config)
+    model.packed = config.text.is_packed
+    check_vocabulary(config, model)
+    return model
+
+
+def _make_gpt(config: Config) -> GPT:
+    settings = {"vocabulary": vocabulary_of(config)} | config.model.settings
+    return GPT(sequence_length=config.data.sequence_length, **settings)  # type: ignore[arg-type]
 
 
 def make_llama(config: Config) -> Llama:
@@ -29,5 +46,5 @@ def make_llama(config: Config) -> Llama:
                 f"model.{name} is {value!r}, expected {published[name]!r} as "
                 f"{Path(model.weights) / CONFIG} has it; leave it out, or give other model.weights"
             )
-    settings = {"vocabulary": VOCABULARY} | published | given
+    settings = {"vocabulary": vocabulary_of(config)} | published | given
     return Llama(sequence_length=config.data.sequence_length, **settings)  # type: ignore[arg-type]

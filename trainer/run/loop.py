@@ -30,6 +30,7 @@ from trainer.run.mixing import mark_draws
 from trainer.run.optimizers import build_optimizer
 from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
+from trainer.run.pace import in_steps
 from trainer.run.pretrained import start_from_weights
 from trainer.run.step import evaluate, grouped, rescore, train_step
 from trainer.run.tasks import Task
@@ -133,8 +134,9 @@ def train(
         )  # fmt: skip
         logs = open_logs(config, job, opened, found=found, metrics_path=metrics_path)
         run = Run(
-            config, job, parallel=parallel, loader=loader, evaluation=evaluation, opened=opened,
-            logs=logs, stop=stop, on_epoch=on_epoch, own=own,
+            in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
+            loader=loader, evaluation=evaluation, opened=opened, logs=logs, stop=stop,
+            on_epoch=on_epoch, own=own,
         )  # fmt: skip
         if found:
             run.restore(found)

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+from trainer.config.config import Config
 from trainer.config.optimizer import OptimizerConfig
 from trainer.errors import ConfigError
 from trainer.run.schedule import learning_rate
@@ -81,6 +83,43 @@ class Pace:
         tick = config.accumulate / epoch_batches
         schedule = build_schedule(config, length=self._epochs, warmup=warmup, tick=tick)
         return schedule(epoch + done / epoch_batches)
+
+
+def in_steps(config: Config, *, num_replicas: int) -> Config:
+    """Turn the settings that count tokens into steps, but for ``run.max_tokens``.
+
+    Args:
+        config: The settings.
+        num_replicas: Replicas that train.
+
+    Returns:
+        The settings, with as many steps as reach the tokens.
+    """
+    step_tokens = tokens_per_step(config, num_replicas=num_replicas)
+    run, optimizer = config.run, config.optimizer
+
+    def steps(tokens: int) -> int:
+        return math.ceil(tokens / step_tokens)
+
+    return replace(
+        config,
+        run=replace(
+            run,
+            evaluate_steps=run.evaluate_steps or steps(run.evaluate_tokens), evaluate_tokens=0,
+            checkpoint_steps=run.checkpoint_steps or steps(run.checkpoint_tokens),
+            checkpoint_tokens=0,
+        ),
+        optimizer=replace(
+            optimizer,
+            warmup_steps=optimizer.warmup_steps or steps(optimizer.warmup_tokens), warmup_tokens=0,
+        ),
+    )  # fmt: skip
+
+
+def tokens_per_step(config: Config, *, num_replicas: int) -> int:
+    """Count the tokens of a step over all replicas, padding included."""
+    data, accumulate = config.data, config.optimizer.accumulate
+    return data.batch_size * num_replicas * accumulate * data.sequence_length
 
 
 def find_max_steps(max_steps: int, max_tokens: int, *, step_tokens: int) -> int | None:

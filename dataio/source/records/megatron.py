@@ -46,8 +46,8 @@ class MegatronFormat:
 
     def survey(self, storage: Storage, path: str) -> Contents:
         """Read the count in the index."""
-        with _open_index(storage, path, self.index_of(path)) as file:
-            index = _read_head(file)
+        with open_index(storage, path, self.index_of(path)) as file:
+            index = read_head(file)
         return Contents([index.num_sequences])
 
     def read(
@@ -59,8 +59,8 @@ class MegatronFormat:
     ) -> Iterator[Rows]:
         """Read samples of a shard: of the index what is about them, and their tokens."""
         check_keys(shard.path, (TOKENS, DOCUMENT), fields)
-        with _open_index(storage, shard.path, self.index_of(shard.path)) as file:
-            index = _read_head(file)
+        with open_index(storage, shard.path, self.index_of(shard.path)) as file:
+            index = read_head(file)
             if index.num_sequences != shard.num_samples:
                 raise disagree(shard, f"{index.num_sequences} sequences in its index")
             extents = _extents(file, index, numbers)
@@ -76,15 +76,20 @@ class MegatronFormat:
 
 
 @dataclass(frozen=True)
-class _Index:
-    """What the head of an index says."""
+class Index:
+    """The head of an index."""
 
     dtype: np.dtype[np.generic]
     num_sequences: int
     num_documents: int
 
 
-def _open_index(storage: Storage, path: str, index: str) -> StorageFile:
+def open_index(storage: Storage, path: str, index: str) -> StorageFile:
+    """Open the ``.idx`` of a shard.
+
+    Raises:
+        SourceError: If it is not there.
+    """
     if not storage.exists(index):
         raise SourceError(
             f"{path}: there is no {index} beside it, expected the index of a Megatron dataset; "
@@ -93,7 +98,12 @@ def _open_index(storage: Storage, path: str, index: str) -> StorageFile:
     return storage.open(index)
 
 
-def _read_head(file: StorageFile) -> _Index:
+def read_head(file: StorageFile) -> Index:
+    """Read the head of an ``.idx``.
+
+    Raises:
+        SourceError: If it is none, or truncated.
+    """
     head = file.read_at(0, HEAD.size)
     try:
         magic, version, code, num_sequences, num_documents = HEAD.unpack(head)
@@ -111,28 +121,29 @@ def _read_head(file: StorageFile) -> _Index:
             f"{file.path}: found {file.size} bytes, expected {num_bytes} for {num_sequences} "
             "sequences; the index is truncated: copy it again"
         )
-    return _Index(dtype, num_sequences, num_documents)
+    return Index(dtype, num_sequences, num_documents)
 
 
-def _extents(file: StorageFile, index: _Index, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def _extents(file: StorageFile, index: Index, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Find where sequences lie: int64[n, 2], [start, stop) in the ``.bin``."""
     first, stop = int(numbers[0]), int(numbers[-1]) + 1
-    lengths = _part(file, HEAD.size, "<i4", first, stop)
-    pointers = _part(file, HEAD.size + 4 * index.num_sequences, "<i8", first, stop)
+    lengths = read_part(file, HEAD.size, "<i4", first, stop)
+    pointers = read_part(file, HEAD.size + 4 * index.num_sequences, "<i8", first, stop)
     chosen = numbers - first
     starts = pointers[chosen].astype(np.int64)
     return np.stack([starts, starts + lengths[chosen].astype(np.int64) * index.dtype.itemsize], 1)
 
 
-def _documents(file: StorageFile, index: _Index) -> NDArray[np.int64]:
+def _documents(file: StorageFile, index: Index) -> NDArray[np.int64]:
     """Read the first sequence of each document: int64[num_documents]."""
     start = HEAD.size + 12 * index.num_sequences
-    return _part(file, start, "<i8", 0, index.num_documents).astype(np.int64)
+    return read_part(file, start, "<i8", 0, index.num_documents).astype(np.int64)
 
 
-def _part(
+def read_part(
     file: StorageFile, start: int, dtype: str, first: int, stop: int
 ) -> NDArray[np.signedinteger]:
+    """Read entries [first, stop) of a list that begins at a byte."""
     width = np.dtype(dtype).itemsize
     return np.frombuffer(file.read_at(start + width * first, width * (stop - first)), dtype)
 
@@ -143,7 +154,7 @@ def _has(fields: Mapping[str, Field], key: str) -> bool:
 
 def _samples(
     file: StorageFile,
-    index: _Index,
+    index: Index,
     numbers: NDArray[np.int64],
     extents: NDArray[np.int64],
     starts: NDArray[np.int64] | None,

@@ -1,0 +1,1 @@
+"""Text as tokens: tokenizers, packed datasets of documents, and sequences of one length."""
