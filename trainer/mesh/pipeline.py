@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -20,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.mesh.average import add_partial_gradients, average_gradients
 from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stages_of
 from trainer.mesh.randomness import Randomness
+from trainer.mesh.stage import Stage
 from trainer.mesh.tied import Ties
 from trainer.models.trace import Inputs, leaves
 
@@ -168,7 +168,7 @@ class Pipeline:
         self._judges = True
         self._share: float | Tensor = 1.0
         self._scores: list[Scored] = []
-        self._stages: list[_Stage] = []
+        self._stages: list[Stage] = []
         self._schedule = None
         pp_rank = {
             stage: row for row in range(pp) for stage in stages_of(row, pp, schedule, len(parts))
@@ -319,7 +319,7 @@ class Pipeline:
             )
         return column
 
-    def _make_stages(self) -> list["_Stage"]:
+    def _make_stages(self) -> list[Stage]:
         num_rows = len(self._rows[0])
         for part in self.parts:
             # Schedules that split the backward pass look for weights that the forward pass used.
@@ -329,7 +329,7 @@ class Pipeline:
         # Shapes are given: torch would find them by a first call of the loss, with an answer that
         # no model gave, and would count it.
         return [
-            _Stage(
+            Stage(
                 part,
                 number,
                 self.place.sizes[0] * len(self.parts),
@@ -352,41 +352,6 @@ class Pipeline:
             scale_grads=False,
         )
         return cast(PipelineScheduleSingle | PipelineScheduleMulti, made)
-
-
-class _Stage(PipelineStage):
-    """A stage that averages its gradients over the replicas only when ``syncs``."""
-
-    syncs = True
-
-    def __init__(self, *given: Any, randomness: Randomness, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._randomness = randomness
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
-        """Pass a microbatch forward."""
-        self._randomness.begin(fwd_chunk_id)
-        return super().forward_one_chunk(fwd_chunk_id, *given, **named)
-
-    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""
-        if self.syncs:
-            super().perform_reduce_grad(grad_scale_factor)
-
-    # torch 2.13 asks for them in `eval` too, where a rank owns two stages in a row, and fails.
-    def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
-        """Hand the input's gradient to the stage before, on the same rank."""
-        if not self.has_backward:
-            return ()
-        gradients = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor | None, ...], gradients)
-
-    def set_local_bwd_input(
-        self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int
-    ) -> None:
-        """Take the output's gradient from the stage after, on the same rank."""
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 def _rows_of(inputs: Inputs, rows: Tensor) -> Inputs:
