@@ -1,7 +1,7 @@
 """One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
