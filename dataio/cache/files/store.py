@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dataio.base.atomic import as_open_as_its_directory, parse_table
 from dataio.base.errors import CacheError, DamagedFileError, QuotaError
+from dataio.cache.files.writeback import begin_writeback
 from dataio.rows.rows import FixedColumn
 
 HEAP_STEP_BYTES = 64 << 20
@@ -34,6 +35,9 @@ HEADER_BYTES = 128
 """Where narrower rows begin: what NumPy's own header takes, for all but long shapes."""
 FOLIO_BYTES = 2 << 20
 """What the page cache holds in one piece at best; a fault then maps as much at once."""
+LARGE_BYTES = 2 * FOLIO_BYTES
+"""A write of so much makes large pieces by itself, where it finds room for them: to ask for them
+has the kernel look for room by moving other memory, which may take longer than the write."""
 
 
 class _LargePages:
@@ -54,7 +58,8 @@ class _LargePages:
 
     def prepare(self, descriptor: int, start: int, stop: int) -> None:
         """Be called before the bytes [start, stop) are written in one run; cheap if they were."""
-        if stop - start <= MAPPED_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        is_short = MAPPED_BYTES < stop - start < LARGE_BYTES
+        if not is_short or not hasattr(mmap, "MADV_HUGEPAGE"):
             return
         # Not what was written before: it might have to come from the disk.
         hole = os.lseek(descriptor, start, os.SEEK_HOLE)
@@ -185,6 +190,7 @@ class FixedFile:
                     offset = self.start_bytes + width * int(positions[run[0]])
                     self._large_pages.prepare(descriptor, offset, offset + len(data))
                     _write_all(descriptor, data.data, offset)
+                    begin_writeback(descriptor, offset, len(data))
         finally:
             os.close(descriptor)
 
@@ -242,6 +248,7 @@ class HeapFile:
                 offset = int(offsets[first])
                 self._large_pages.prepare(descriptor, offset, offset + len(run))
                 _write_all(descriptor, run.data, offset)
+                begin_writeback(descriptor, offset, len(run))
         finally:
             os.close(descriptor)
 

@@ -36,16 +36,38 @@ def test_a_first_write_is_prepared_and_a_second_to_the_same_place_is_not(fixed):
     assert (fixed.rows[:ROWS] == contents(1)).all()
 
 
-def test_a_run_that_goes_on_behind_another_is_prepared_from_there(fixed):
+def test_a_long_run_makes_large_pieces_by_itself(fixed):
     fixed.write(np.arange(ROWS), contents(0))
     fixed.sync()
-    # Far enough that the kernel has not read ahead all of it.
     laps = np.concatenate([contents(seed) for seed in range(1, 12)])
     fixed.write(np.arange(ROWS // 2, ROWS // 2 + len(laps)), laps)
-    assert is_prepared(fixed)
+    assert not is_prepared(fixed)
     assert (fixed.rows[: ROWS // 2] == contents(0)[: ROWS // 2]).all()
     assert (fixed.rows[ROWS // 2 : ROWS // 2 + len(laps)] == laps).all()
     assert not fixed.rows[ROWS // 2 + len(laps) :].any()
+
+
+def test_the_disk_begins_with_what_was_written_before_the_flush(fixed, tmp_path, monkeypatch):
+    begun = []
+
+    def begin(descriptor, offset, num_bytes, flags):
+        begun.append((offset, num_bytes))
+        assert flags == 2
+
+    monkeypatch.setattr("dataio.cache.files.writeback._sync_file_range", begin)
+    fixed.write(np.arange(ROWS), contents(0))
+    assert begun == [(fixed.start_bytes, ROWS * WIDTH)]
+    heap = HeapFile(tmp_path / "heap-0.bin")
+    heap.write(np.array([7]), np.array([ROWS * WIDTH]), contents(1).reshape(-1))
+    assert begun[1:] == [(7, ROWS * WIDTH)]
+    heap.write(np.array([0]), np.array([7]), contents(1)[0, :7])
+    assert len(begun) == 2, "a few bytes wait for the flush"
+
+
+def test_a_kernel_without_such_a_call_writes_all_the_same(fixed, monkeypatch):
+    monkeypatch.setattr("dataio.cache.files.writeback._sync_file_range", None)
+    fixed.write(np.arange(ROWS), contents(0))
+    assert (fixed.rows[:ROWS] == contents(0)).all()
 
 
 def test_a_heap_that_grows_is_prepared_to_its_end(tmp_path):
