@@ -28,6 +28,8 @@ class Export:
     """Write a directory: safetensors by the names that others know, and config.json."""
     max_file_bytes: int = 5_000_000_000
     """With --hub: of one file."""
+    ema: bool = False
+    """Write the averaged weights of optimizer.ema, in the place of those of the last step."""
     optimizer: bool = False
     """Write a .pt of two state_dicts, model and optimizer; the optimizer's is flat, by the names of
     parameters: torch.distributed.checkpoint.state_dict.set_optimizer_state_dict takes it, with
@@ -50,6 +52,11 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(
         Export, args=argv, prog="tonari export", config=(tyro.conf.FlagCreatePairsOff,)
     )
+    if given.ema and given.optimizer:
+        raise CommandError(
+            "--ema writes the averaged weights, which no optimizer goes on from; leave --ema or "
+            "--optimizer out"
+        )
     if given.hub:
         return _export_hub(given)
     _check(given.out, optimizer=given.optimizer)
@@ -57,10 +64,18 @@ def main(argv: list[str]) -> int:
     from torch import Tensor
 
     from trainer.checkpoint.directory import read_progress
-    from trainer.checkpoint.export import read_checkpoint, write_safetensors, write_torch
+    from trainer.checkpoint.export import (
+        read_averaged,
+        read_checkpoint,
+        write_safetensors,
+        write_torch,
+    )
 
     checkpoint = _find(given.checkpoint)
-    state = read_checkpoint(checkpoint, optimizer=given.optimizer)
+    if given.ema:
+        state = {"model": read_averaged(checkpoint)}
+    else:
+        state = read_checkpoint(checkpoint, optimizer=given.optimizer)
     model = state["model"]
     try:
         if given.out.suffix == ".pt":
@@ -99,7 +114,7 @@ def _export_hub(given: Export) -> int:
         num_tensors, num_numbers = write_hub(
             given.out, checkpoint, model, max_file_bytes=given.max_file_bytes,
             published=read_hub_config(Path(weights)) if weights else {},
-            notes={"epochs": progress.epochs, "steps": progress.steps},
+            notes={"epochs": progress.epochs, "steps": progress.steps}, average=given.ema,
         )  # fmt: skip
     except OSError as error:
         raise CommandError(

@@ -18,6 +18,8 @@ from trainer.errors import CheckpointError
 
 Value = Tensor | float | int | bool | None
 StoredTensor = TensorStorageMetadata | None
+MODEL, AVERAGE = "model.", "ema."
+"""Before the names of weights in a checkpoint, and of their averages."""
 
 
 def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[str, Value]]:
@@ -45,6 +47,57 @@ def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[st
         }
         for kind in kinds
     }
+
+
+def read_averaged(path: Path) -> dict[str, Value]:
+    """Put the averaged weights of a checkpoint together, with all else that its model holds.
+
+    Args:
+        path: What ``Checkpoints.save`` wrote.
+
+    Returns:
+        The model's state by name, as `read_checkpoint` gives it.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or there are no averaged weights.
+    """
+    stored = stored_tensors(path)
+    kept = [name for name in stored if name.startswith((MODEL, AVERAGE))]
+    flat = read_tensors(path, kept, stored)
+    model, average = (
+        {name.removeprefix(kind): its for name, its in flat.items() if name.startswith(kind)}
+        for kind in (MODEL, AVERAGE)
+    )
+    if not average:
+        raise no_average(path)
+    found: dict[str, Value] = {}
+    for name, value in model.items():
+        if name in average or not (isinstance(value, Tensor) and value.is_floating_point()):
+            found[name] = average.get(name, value)
+            continue
+        # The average has one name of a tied weight, of which the model's state has all.
+        same = [other for other in average if _is_same(model.get(other), value)]
+        if not same:
+            raise CheckpointError(
+                f"{path}: found no average of {name}, expected one of each weight; the checkpoint "
+                "is not whole: give another"
+            )
+        found[name] = average[same[0]]
+    return found
+
+
+def no_average(path: Path) -> CheckpointError:
+    """Say that a checkpoint has no averaged weights."""
+    return CheckpointError(
+        f"{path}: holds no averaged weights, expected those of a run with optimizer.ema; leave "
+        "--ema out for the weights themselves"
+    )
+
+
+def _is_same(value: Value, other: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor) and value.dtype == other.dtype and bool(torch.equal(value, other))
+    )
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.checkpoint.export import StoredTensor, read_tensors, stored_tensors, write_safetensors
+from trainer.checkpoint.export import (
+    AVERAGE,
+    MODEL,
+    StoredTensor,
+    no_average,
+    read_tensors,
+    stored_tensors,
+    write_safetensors,
+)
 from trainer.checkpoint.weights import CONFIG, INDEX, ONE_FILE
 from trainer.errors import CheckpointError
 from trainer.models import HubFormat, StagedModel
-
-PREFIX = "model."
-"""Of a parameter's name in a checkpoint."""
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 """What ``config.json`` of the weights that a run started from knows better than the run."""
@@ -30,6 +35,7 @@ def write_hub(
     max_file_bytes: int,
     published: Mapping[str, object] | None = None,
     notes: Mapping[str, object] | None = None,
+    average: bool = False,
 ) -> tuple[int, int]:
     """Write the weights of a checkpoint, and ``config.json`` where the model's format has one.
 
@@ -40,16 +46,22 @@ def write_hub(
         max_file_bytes: A file is larger only where one tensor is.
         published: The ``config.json`` of the weights that the run started from.
         notes: Kept in the header of each file.
+        average: Whether to write the averaged weights in the place of the last ones.
 
     Returns:
         How many tensors were written, and how many numbers.
 
     Raises:
-        CheckpointError: If the checkpoint is damaged, or is not of this model.
+        CheckpointError: If the checkpoint is damaged, is not of this model, or has no averaged
+            weights.
         OSError: If the directory cannot be written.
     """
     form, stored = model.hub_format(), stored_tensors(checkpoint)
     names = _names(checkpoint, model, form, stored)
+    if average and not any(name.startswith(AVERAGE) for name in stored):
+        raise no_average(checkpoint)
+    # What is averaged are floating numbers, and not what counts.
+    kinds = {name: AVERAGE if average and AVERAGE + name in stored else MODEL for name in names}
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -60,11 +72,11 @@ def write_hub(
         file = (
             ONE_FILE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         )
-        read = read_tensors(checkpoint, [PREFIX + name for name in mine], stored)
+        read = read_tensors(checkpoint, [kinds[name] + name for name in mine], stored)
         there = {
             form.stored(name).name: form.stored(name).there(value)
             for name in mine
-            if isinstance(value := read.pop(PREFIX + name), Tensor)
+            if isinstance(value := read.pop(kinds[name] + name), Tensor)
         }
         write_safetensors(partial / file, there, notes or {})
         weight_map |= dict.fromkeys(there, file)
@@ -91,7 +103,7 @@ def _names(
     for name, value in model.state_dict().items():
         if name in form.aliases:
             continue
-        its = stored.get(PREFIX + name)
+        its = stored.get(MODEL + name)
         found = "no such tensor" if its is None else str(list(its.size))
         if found != str(list(value.shape)):
             raise CheckpointError(
@@ -103,7 +115,7 @@ def _names(
 
 
 def _tensor(stored: Mapping[str, StoredTensor], name: str) -> TensorStorageMetadata:
-    its = stored[PREFIX + name]
+    its = stored[MODEL + name]
     assert its is not None, "checked when the names were listed"
     return its
 

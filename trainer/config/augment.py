@@ -20,7 +20,7 @@ RESCORING = ("kakurenbo", "selective_backprop")
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig(Section):
-    """Crops, flips and mixtures of images, and the smoothing of their labels.
+    """Crops, flips, erased parts and mixtures of images, and the smoothing of their labels.
 
     ``crop`` takes ``size`` x ``size`` pixels for training: ``"random"`` after adding ``padding`` on
     each side (CIFAR), ``"resized"`` a random part of ``scale`` of the area, resized (ImageNet).
@@ -29,9 +29,10 @@ class AugmentConfig(Section):
     middle ``size`` x ``size``. ``mean`` and ``std``, of bytes divided by 255, one for each channel,
     normalise the input of the model; without them it is in [-1, 1].
 
-    ``mixup`` and ``cutmix`` are the alpha of the Beta distribution of torchvision's transforms of
-    that name, 0: not; with both, each batch gets one of them. ``label_smoothing`` changes what the
-    weights descend, and no loss that is reported.
+    ``erase`` is the probability that a box of a training image, of 2 to 33 % of its area, becomes
+    the mean colour. ``mixup`` and ``cutmix`` are the alpha of the Beta distribution of
+    torchvision's transforms of that name, 0: not; with both, each batch gets one of them.
+    ``label_smoothing`` changes what the weights descend, and no loss that is reported.
     """
 
     crop: Literal["none", "random", "resized"] = "none"
@@ -42,6 +43,7 @@ class AugmentConfig(Section):
     resize_short: Count | None = None
     mean: tuple[Fraction, ...] = ()
     std: tuple[Positive, ...] = ()
+    erase: Fraction = 0.0
     mixup: NotNegative = 0.0
     cutmix: NotNegative = 0.0
     label_smoothing: Share = 0.0
@@ -84,6 +86,11 @@ class AugmentConfig(Section):
         return self.mixup > 0 or self.cutmix > 0
 
     @property
+    def draws(self) -> bool:
+        """Whether anything is drawn for each training batch."""
+        return self.mixes or self.erase > 0
+
+    @property
     def given(self) -> bool:
         """Whether anything was set."""
         return self != AugmentConfig()
@@ -120,9 +127,9 @@ def check_augment(
             "augment.mixup and augment.cutmix mix all rows of a batch, padding too; give "
             "data.drop_last=true"
         )
-    if augment.mixes and rescores:
+    if augment.draws and rescores:
         raise ConfigError(
-            "augment.mixup and augment.cutmix are given, but this importance.kind gives hidden "
-            "rows new scores without them, which are lower than those of mixed rows; give "
-            "importance.refresh_every=0, or leave mixup and cutmix out"
+            "augment.erase, augment.mixup or augment.cutmix is given, but this importance.kind "
+            "gives hidden rows new scores without them, which are lower than those of changed "
+            "rows; give importance.refresh_every=0, or leave them out"
         )

@@ -4,6 +4,7 @@ import dataio
 from trainer.config.augment import AugmentConfig
 from trainer.config.config import DataConfig
 from trainer.models.staged import Images, StagedModel
+from trainer.run.erasing import RandomErasing
 from trainer.run.mixing import MixedClassify
 from trainer.run.tasks import Classify
 
@@ -48,15 +49,18 @@ def image_task(augment: AugmentConfig, *, seed: int, replica: int) -> Classify:
     """Make the task of images.
 
     Args:
-        augment: How they are mixed, and their labels smoothed.
+        augment: How they are erased and mixed, and their labels smoothed.
         seed: The run's.
         replica: The rank's.
     """
-    if not (augment.mixes or augment.label_smoothing):
+    if not (augment.draws or augment.label_smoothing):
         return Classify()
+    erase = None
+    if augment.erase:
+        erase = RandomErasing(augment.erase, mean=augment.mean, seed=seed, replica=replica)
     return MixedClassify(
         mixup=augment.mixup, cutmix=augment.cutmix, size=augment.size or 0,
-        smoothing=augment.label_smoothing, seed=seed, replica=replica,
+        smoothing=augment.label_smoothing, erase=erase, seed=seed, replica=replica,
     )  # fmt: skip
 
 

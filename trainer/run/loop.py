@@ -259,7 +259,7 @@ class Run:
                 # The loader counts a batch as it delivers it.
                 lr = self._set_learning_rate(epoch, done=self._loader.step - len(batches))
             self._trace.step()
-            if config.augment.mixes:
+            if config.augment.draws:
                 mark_draws(batches, step=self.progress.steps)
             step = train_step(
                 self._pipeline, self._optimizer, self._loader, batches,

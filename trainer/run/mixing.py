@@ -1,4 +1,4 @@
-"""Classification of images that are mixed with one another, and whose labels are smoothed.
+"""Classification of images that are erased in part and mixed, and whose labels are smoothed.
 
 A row is mixed with the row before it in its replica's batch, as by torchvision's ``MixUp`` and
 ``CutMix`` (v2). What is drawn follows from the run's seed, the step, the batch in it and the
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dataio.base.seeding import generator, key
 from dataio.batch.values import Batch
+from trainer.run.erasing import RandomErasing
 from trainer.run.tasks import Classify, cross_entropy, label_margin
 
 DRAW = "draw"
@@ -45,6 +46,7 @@ class MixedClassify(Classify):
         cutmix: The same, of the share that a box leaves. With both, each batch draws one of them.
         size: Height and width of an image; only ``cutmix`` needs it.
         smoothing: Share of a label that goes to all classes alike, in [0, 1).
+        erase: Paints boxes of a training batch's images over, before they are mixed; optional.
         seed: The run's.
         replica: Whose rows it gets.
 
@@ -59,16 +61,21 @@ class MixedClassify(Classify):
         cutmix: float = 0.0,
         size: int = 0,
         smoothing: float = 0.0,
+        erase: RandomErasing | None = None,
         seed: int,
         replica: int,
     ) -> None:
         super().__init__()
         self._ways = [way for way in ((mixup, 0), (cutmix, size)) if way[0]]
         self._smoothing, self._seed, self._replica = smoothing, seed, replica
+        self._erase = erase
 
     def input(self, batch: Batch) -> Tensor:
-        """Take the images, mixed in training: uint8, rounded."""
+        """Take the images, in training erased in part and mixed: uint8, rounded."""
         images = super().input(batch)
+        if self._erase is not None and DRAW in batch:
+            step, number = batch[DRAW].tolist()
+            images = self._erase(images, step=step, number=number)
         mixture = self._mixture(batch)
         if mixture is None:
             return images

@@ -11,7 +11,7 @@ import torch
 from tests import hub
 from tests.multirank import RunRanks
 from tonari.cli import main
-from trainer.checkpoint.export import read_checkpoint
+from trainer.checkpoint.export import read_checkpoint, read_tensors, stored_tensors
 from trainer.config.config import load_config
 from trainer.config.saved import read_settings
 from trainer.models import Rope
@@ -90,6 +90,47 @@ def test_so_it_does_of_a_run_on_a_mesh(settings: Path, run_ranks: RunRanks) -> N
     overrides = ("mesh.pp=2", "mesh.tp=2")
     run_ranks("trainer/meshes", 4, "|".join([str(settings), *overrides]), timeout_s=200)
     check(settings, files=1)
+
+
+@pytest.mark.parametrize("mesh", [(), ("mesh.pp=2", "mesh.dp_shard=2")])
+def test_averaged_weights_are_exported_by_every_name(
+    settings: Path, tmp_path: Path, run_ranks: RunRanks, mesh: tuple[str, ...]
+) -> None:
+    overrides = ("optimizer.ema=0.5", "model.tied=true", *mesh)
+    if mesh:
+        run_ranks("trainer/meshes", 4, "|".join([str(settings), *overrides]), timeout_s=200)
+    else:
+        train(load_config(settings, overrides))
+    run, plain, out = tmp_path / "run", tmp_path / "plain.pt", tmp_path / "hub"
+    assert main(["export", str(run), "--out", str(plain), "--ema"]) == 0
+    assert main(["export", str(run), "--out", str(out), "--ema", "--hub"]) == 0
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    stored = stored_tensors(checkpoint)
+    averages = [name for name in stored if name.startswith("ema.")]
+    expected = read_tensors(checkpoint, averages, stored)
+    found: Any = torch.load(plain, weights_only=True)
+    model: Any = make_model(load_config(settings, overrides))
+    model.load_state_dict(found)
+    last: Any = read_checkpoint(checkpoint)["model"]
+    assert found.keys() == last.keys()
+    assert len(averages) == len(list(model.parameters())), "a tied weight is averaged once"
+    for name in averages:
+        assert torch.equal(found[name.removeprefix("ema.")], expected[name])  # type: ignore[arg-type]
+    assert not any(torch.equal(found[name], last[name]) for name in found)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(out)
+    tokens = torch.arange(32).view(2, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens))
+
+
+def test_a_run_without_an_average_says_so(
+    settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(load_config(settings))
+    for out in (["plain.pt"], ["hub", "--hub"]):
+        given = ["export", str(tmp_path / "run"), "--out", str(tmp_path / out[0]), "--ema"]
+        assert main([*given, *out[1:]]) == 1
+        assert "holds no averaged weights" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_from_what_was_exported(settings: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from trainer.config.augment import AugmentConfig
 from trainer.config.config import DataConfig, load_config
 from trainer.errors import ConfigError
 from trainer.models import ResNet, seeded
+from trainer.run.erasing import RandomErasing
 from trainer.run.images import evaluation_fields, image_fields, normalise
 from trainer.run.mixing import MixedClassify, mark_draws
 from trainer.run.tasks import Classify
@@ -100,6 +101,48 @@ def test_batches_that_are_not_trained_are_not_mixed() -> None:
     batch, mixes = make_batch(None), task(mixup=1.0, cutmix=1.0)
     assert torch.equal(mixes.input(batch), batch["image"])
     assert torch.equal(mixes.target(batch), batch["label"])
+
+
+def test_erasing_paints_one_box_of_each_chosen_row_in_the_mean_colour() -> None:
+    size, mean = 32, (0.2, 0.4, 0.6)
+    colour = torch.tensor([51, 102, 153], dtype=torch.uint8)[:, None, None]
+    image = torch.full((512, 3, size, size), 7, dtype=torch.uint8)
+    batch = {"image": image, "label": torch.zeros(512, dtype=torch.int64)}
+    mark_draws([batch], step=3)
+    erase = RandomErasing(0.25, mean=mean, seed=1, replica=0)
+    erased = task(erase=erase).input(batch)
+    assert (image == 7).all(), "the batch itself stays as it is"
+    is_changed = (erased != image).all(dim=1)
+    areas, ratios = [], []
+    for row in is_changed.any(dim=(1, 2)).nonzero().flatten().tolist():
+        tall, wide = (is_changed[row].any(dim=d).nonzero().flatten() for d in (1, 0))
+        box = erased[row, :, tall[0] : tall[-1] + 1, wide[0] : wide[-1] + 1]
+        assert (box == colour).all()
+        areas.append(box[0].numel() / size**2)
+        ratios.append(len(tall) / len(wide))
+    # Of 512 rows a quarter, within five standard errors.
+    assert abs(len(areas) / 512 - 0.25) < 5 * (0.25 * 0.75 / 512) ** 0.5
+    # Sides are whole pixels.
+    assert 0.012 < min(areas) < 0.06
+    assert 0.25 < max(areas) < 0.37
+    assert abs(sum(areas) / len(areas) - (0.02 + 1 / 3) / 2) < 5 * 0.09 / len(areas) ** 0.5
+    assert 0.2 < min(ratios) < 0.5
+    assert 2 < max(ratios) < 5
+
+
+def test_what_is_erased_follows_from_seed_step_batch_and_replica_alone() -> None:
+    def erased(batch: dict[str, Tensor], seed: int = 1, replica: int = 0) -> Tensor:
+        return task(erase=RandomErasing(1.0, seed=seed, replica=replica)).input(batch)
+
+    once = erased(make_batch(7))
+    assert torch.equal(erased(make_batch(7)), once)
+    others = [
+        erased(make_batch(8)), erased(make_batch(7, number=1)), erased(make_batch(7), seed=2),
+        erased(make_batch(7), replica=1),
+    ]  # fmt: skip
+    assert not any(torch.equal(other, once) for other in others)
+    still = make_batch(None)
+    assert torch.equal(erased(still), still["image"])
 
 
 def test_smoothing_changes_the_gradient_as_torch_does_and_no_loss_that_is_reported() -> None:

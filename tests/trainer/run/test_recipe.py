@@ -95,8 +95,8 @@ def test_every_mesh_trains_and_averages_as_one_process_and_goes_on_where_another
 def test_ranks_of_a_replica_mix_its_rows_alike(tmp_path: Path, run_ranks: RunRanks) -> None:
     config = write_config(tmp_path, num_samples=75)
     mixes = (
-        "augment.mixup=0.4", "augment.cutmix=1.0", "augment.size=8", "data.drop_last=true",
-        "run.max_steps=7",
+        "augment.mixup=0.4", "augment.cutmix=1.0", "augment.erase=0.5", "augment.size=8",
+        "data.drop_last=true", "run.max_steps=7",
     )  # fmt: skip
     train_watched(config, *settings(config, "1", "one", *mixes))
     meshes = ("pp2", "tp2")
