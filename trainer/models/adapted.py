@@ -89,6 +89,11 @@ class Adapted(StagedModel):
         self._example = example
 
     @property
+    def knows_inputs(self) -> bool:
+        """Whether the shapes of the module's inputs are known."""
+        return self._example is not None
+
+    @property
     def blocks(self) -> dict[str, nn.Module]:  # type: ignore[override]
         """The blocks that are here, by number."""
         return {str(number): self._block(number) for number in self._own}

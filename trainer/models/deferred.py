@@ -73,7 +73,7 @@ class Recording:
         return self.tape.replay(self.views[name])
 
 
-def deferred(build: Callable[[], Model], *, seed: int) -> Model:
+def deferred(build: Callable[[], Model], *, seed: int, draws: bool = True) -> Model:
     """Build a model on ``meta``, whose ``recording`` makes the weights that `seeded` gives.
 
     A model that cannot be recorded is built in memory, with a warning. Reading values, as
@@ -83,9 +83,11 @@ def deferred(build: Callable[[], Model], *, seed: int) -> Model:
     Args:
         build: Makes the model; called again where it cannot be recorded.
         seed: Of the run.
+        draws: False where nothing but shapes is asked for: no numbers are drawn, which takes no
+            time, and the ``recording`` makes others.
     """
     try:
-        operations = _Operations()
+        operations = _Operations(draws=draws)
         with _Reads(operations), operations:
             model = seeded(build, seed=seed)
         weights = [*model.parameters(), *model.buffers()]
@@ -161,9 +163,10 @@ class _Reads(TorchFunctionMode):
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Does on ``meta`` what is done to tensors of the CPU, and writes it down."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, draws: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
+        self._draws = draws
         # Kept, so that no address comes twice.
         self._storages: dict[int, torch.UntypedStorage] = {}
 
@@ -207,7 +210,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags:
             generator = kwargs.get("generator")
             state = torch.get_rng_state() if generator is None else generator.get_state()
-            self._draw(func, noted, given[0] if fills else None)
+            if self._draws:
+                self._draw(func, noted, given[0] if fills else None)
         results = self._without_data(func, args, kwargs)
         before = storages(given)
         made = [

@@ -1,7 +1,7 @@
 """From settings to the things a run is made of."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,8 @@ from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbat
 from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
-from trainer.models import ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
+from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
+from trainer.models.staged import without_data
 from trainer.run.data import text_sources, token_field
 from trainer.run.images import image_fields, image_task, normalise
 from trainer.run.language import make_language_model
@@ -142,21 +143,64 @@ def _make_own(config: Config, own: Own) -> StagedModel:
                 "trainer.train(config, model=...)"
             )
         build = partial(import_model(model.kind), **model.args)
-    task = own.task or _task(config, mesh=None, replica=0)
-    fields = own.fields or _fields(config)
     adapted = adapt(
-        build(), layers=model.layers, task=task, fields=fields, mean=augment.mean, std=augment.std
-    )
+        build(), layers=model.layers, task=make_task(config, own),
+        fields=make_fields(config, own), mean=augment.mean, std=augment.std,
+    )  # fmt: skip
     check_vocabulary(config, adapted)
     return adapted
 
 
-def _task(config: Config, *, mesh: DeviceMesh | None, replica: int) -> Task:
-    if config.text.is_packed:
-        return NextTokenInDocument(named=config.model.is_own)
-    if config.data.kind == "text":
-        return NextToken(cp=None if mesh is None else mesh["cp"])
-    return image_task(config.augment, seed=config.run.seed, replica=replica)
+def make_task(
+    config: Config, own: Own, *, mesh: DeviceMesh | None = None, replica: int = 0
+) -> Task:
+    """Make what the run learns: the caller's task and loss, or those of the data.
+
+    Args:
+        config: The settings.
+        own: What the caller of `trainer.train` brings.
+        mesh: The run's; None: the task describes shapes only.
+        replica: The rank's.
+    """
+    if own.task is not None:
+        task = own.task
+    elif config.text.is_packed:
+        task = NextTokenInDocument(named=config.model.is_own)
+    elif config.data.kind == "text":
+        task = NextToken(cp=None if mesh is None else mesh["cp"])
+    else:
+        task = image_task(config.augment, seed=config.run.seed, replica=replica)
+    return task if own.loss is None else OwnLoss(task, own.loss)
+
+
+def make_fields(config: Config, own: Own) -> Mapping[str, dataio.Field]:
+    """Describe a training sample: by the caller's fields, or those of the data."""
+    return own.fields or _fields(config)
+
+
+def make_without_data(config: Config, layout: Layout, own: Own) -> StagedModel:
+    """Make the whole model without data, for a dry run, and refuse what does not fit it.
+
+    Raises:
+        ConfigError: If it cannot be divided so, or the shapes of its inputs are not known.
+    """
+    if not config.model.is_own:
+        with torch.device("meta"):
+            return make_model(config)
+    model = deferred(partial(make_model, config, own), seed=config.run.seed, draws=False)
+    model.recording = None
+    # A constructor that cannot be recorded has made the model in memory.
+    model = without_data(model)
+    model = model.double() if config.mesh.dtype == "float64" else model
+    model.check_mesh(num_stages=layout.num_stages, tp=layout.sizes[4])
+    check_loss(model, make_task(config, own), make_fields(config, own))
+    if isinstance(model, Adapted) and not model.knows_inputs:
+        raise ConfigError(
+            f"--dry-run: the shapes of the inputs of {config.model.kind} are not known, by which "
+            "activations are counted; give data.image_size, or Adapted.describe_inputs for inputs "
+            "of your own"
+        )
+    return model
 
 
 def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel:
@@ -175,9 +219,8 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     mesh = make_mesh(layout.sizes, device_type=job.device.type)
     place = build_place(config, layout, job.world.rank)
     model = deferred(partial(make_model, config, own), seed=config.run.seed)
-    task = own.task or _task(config, mesh=mesh, replica=place.replica)
-    task = task if own.loss is None else OwnLoss(task, own.loss)
-    check_loss(model, task, own.fields or _fields(config))
+    task = make_task(config, own, mesh=mesh, replica=place.replica)
+    check_loss(model, task, make_fields(config, own))
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
@@ -209,7 +252,7 @@ def build_loader(
         DataioError: If the data or the cache cannot be used.
     """
     data, own = config.data, own or Own()
-    fields = own.fields or _fields(config)
+    fields = make_fields(config, own)
     train, test = _sources(config)
     policy = _importance(config)
     drawn_by = policy.by_fields if isinstance(policy, Drawing) else ()

@@ -8,7 +8,7 @@ takes to shard as the whole one does: the time does not follow the number of ran
 
 import copy
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,9 @@ from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
 from trainer.mesh.place import FOLDED, LOOPED, Schedule, stages_of
 from trainer.models import StagedModel
 from trainer.models.trace import leaves
-from trainer.run.build import Layout, lay_out, make_model
+from trainer.run.build import Layout, lay_out, make_without_data
 from trainer.run.deliveries import Delivery, deliveries
+from trainer.run.own import Own
 
 FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
 """Of a parameter as it is kept; bfloat16 is that of the computation."""
@@ -120,13 +121,14 @@ class DryRun:
     deliveries: tuple[Delivery, ...]
 
 
-def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
+def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None = None) -> DryRun:
     """Work out a run in this process; starts and stages nothing, leaves no process group.
 
     Args:
         config: The settings.
         world_size: Ranks that it would have.
         num_nodes: Nodes that they would be on, as many ranks on each.
+        own: What the caller of `trainer.train` would bring.
 
     Raises:
         ConfigError: If the settings do not fit such a world.
@@ -136,15 +138,8 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int) -> DryRun:
             f"--nodes is {num_nodes}, which does not divide --world {world_size}; give a number of "
             "nodes that each have as many ranks"
         )
-    if config.model.is_own:
-        raise ConfigError(
-            f'model.kind is "{config.model.kind}", expected one of the trainer\'s own in a dry '
-            "run, which counts their activations; start the run on few ranks, which checks a "
-            "model of your own before it stages anything"
-        )
     layout = lay_out(config, world_size)
-    with torch.device("meta"):
-        model = make_model(config)
+    model = make_without_data(config, layout, own or Own())
     if config.model.weights:
         WeightFiles(Path(config.model.weights)).check(model)
     num_replicas = layout.sizes[1] * layout.sizes[2]
@@ -188,7 +183,7 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
                 counted[kind] = _count_parts(config, layout, model, mesh, stages)
             for stage in stages:
                 if kinds[stage] not in saved:
-                    saved[kinds[stage]] = _activations_bytes(config, layout, stage)
+                    saved[kinds[stage]] = _activations_bytes(config, layout, model, stage)
             cuts = [
                 stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
                 for stage in stages
@@ -221,7 +216,7 @@ def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Has
     for stage in range(layout.num_stages):
         cut = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
         ends = (stage == 0, stage == layout.num_stages - 1)
-        taken = model.hidden_shape_before(cut.start, rows)
+        taken = model.hidden_shape_before(cut.start, rows) if stage else None
         kinds.append((ends, taken, tuple(blocks[number] for number in cut)))
     return kinds
 
@@ -297,26 +292,45 @@ def _under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> int
     )
 
 
-def _activations_bytes(config: Config, layout: Layout, stage: int) -> int:
-    """Count the bytes that autograd keeps of one microbatch of a stage."""
+def _activations_bytes(config: Config, layout: Layout, model: StagedModel, stage: int) -> int:
+    """Count the bytes that autograd keeps of one microbatch of a stage.
+
+    Raises:
+        ConfigError: If the model cannot be run on tensors without data.
+    """
     rows = config.data.batch_size // layout.microbatches
+    part = copy.deepcopy(model)
+    if config.mesh.dtype != "float32":
+        part.to(getattr(torch, config.mesh.dtype))
+    if config.mesh.dtype == "bfloat16":
+        part.hidden_dtype = torch.bfloat16
+    part.num_sequence_parts = layout.sizes[3]
+    blocks = stage_blocks(stage, layout.num_stages, num_blocks=part.num_blocks)
+    part.keep(blocks, first=stage == 0, last=stage == layout.num_stages - 1)
     # Tensors without data: attention chooses its kernel as on the device.
-    with FakeTensorMode(allow_non_fake_inputs=True), _default_dtype(config.mesh.dtype):
-        model = make_model(config)
-        model.num_sequence_parts = layout.sizes[3]
-        blocks = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
-        model.keep(blocks, first=stage == 0, last=stage == layout.num_stages - 1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        part.to_empty(device="cpu")
         if config.mesh.checkpointing == "full":
-            for block in model.blocks.values():
+            for block in part.blocks.values():
                 recompute(block, selective=False)
         values = [
             torch.empty(shape.shape, dtype=shape.dtype, requires_grad=shape.requires_grad)
-            for shape in leaves(model.input_shape(rows))
+            for shape in leaves(part.input_shape(rows))
         ]
-        return _saved_bytes(model, *values)
+        try:
+            return _saved_bytes(part, values)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"--dry-run: {config.model.kind} cannot be run on tensors without data, by which "
+                f"activations are counted: {type(error).__name__}: {error}; let its forward make "
+                "tensors on its input's device, register constants as buffers, and not decide by "
+                "values"
+            ) from error
 
 
-def _saved_bytes(model: nn.Module, *values: Tensor) -> int:
+def _saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -354,16 +368,6 @@ def _count_local(module: nn.Module, sizes: tuple[int, ...]) -> int:
             )  # fmt: skip
         num_own += math.prod(shape)
     return num_own
-
-
-@contextmanager
-def _default_dtype(name: str) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, name))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager

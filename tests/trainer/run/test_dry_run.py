@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests import hub
 from tests.multirank import RunRanks
+from tests.trainer.foreign_models import PlainImages
 from tonari.train.command import main
 from trainer.config.config import Config, load_config
 from trainer.errors import ConfigError
@@ -84,6 +86,62 @@ def test_what_is_counted_is_what_the_fullest_rank_holds_after_a_step(
             ranks = [told[held.pp_rank * on_one + other][number] for other in range(on_one)]
             fullest = {name: max(rank[name] for rank in ranks) for name in expected}
             assert fullest == expected, case
+
+
+OWN = """
+[data]
+kind = "text"
+train = "absent.txt"
+sequence_length = 8
+batch_size = 8
+[model]
+kind = "tests.trainer.foreign_models:text_gpt2"
+"""
+IMAGES = """
+[data]
+train = "absent"
+batch_size = 8
+[model]
+kind = "tests.trainer.foreign_models:PlainImages"
+layers = "middle"
+[model.args]
+num_classes = 10
+"""
+
+
+@pytest.mark.multirank
+def test_of_a_model_of_one_s_own_what_the_fullest_rank_holds_is_counted_too(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    hub.import_or_skip()
+    path, case = tmp_path / "run.toml", ("mesh.pp=2", "mesh.dp_shard=2", "optimizer.kind=adamw")
+    path.write_text(OWN)
+    plan = dry_run(load_config(path, case), world_size=4, num_nodes=1)
+    told: Any = run_ranks("held_bytes", 4, str(path), "|".join(case)).reports
+    for held in plan.pipeline_ranks:
+        ranks = [told[2 * held.pp_rank + other][0] for other in range(2)]
+        for name in COUNTED:
+            assert max(rank[name] for rank in ranks) == getattr(held.memory, name), name
+        assert max(rank["rank_parameters"] for rank in ranks) == held.rank_parameters
+        assert held.memory.activations_bytes > 0
+
+
+def test_a_model_of_one_s_own_that_does_not_fit_is_refused_as_the_run_would(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(IMAGES)
+    sized = "data.image_size=32"
+    whole = dry_run(load_config(path, (sized,)), world_size=1, num_nodes=1)
+    assert whole.parameters == sum(its.numel() for its in PlainImages(10).parameters())
+    cut = dry_run(load_config(path, (sized, "mesh.pp=2")), world_size=2, num_nodes=1)
+    assert sum(rank.parameters for rank in cut.pipeline_ranks) == whole.parameters
+    for override, message in (
+        ("mesh.tp=2", "nothing says how PlainImages is split"),
+        ("mesh.pp=4", "3 blocks, fewer than 4 stages"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dry_run(load_config(path, (sized, override)), world_size=4, num_nodes=1)
+    with pytest.raises(ConfigError, match=r"shapes of the inputs .*give data\.image_size"):
+        dry_run(load_config(path), world_size=1, num_nodes=1)
 
 
 def test_every_rank_of_a_replica_is_fed_in_one_way(tmp_path: Path) -> None:
