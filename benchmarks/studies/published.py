@@ -147,10 +147,12 @@ def run_way(way: str, given: list[str], directory: Path) -> dict[str, float]:
         found = train_bare(config)
     else:
         hidden: list[float] = []
-        last = train(
+        trained = train(
             config, on_epoch=lambda line: hidden.append(float(line["hidden_fraction"] or 0))
-        ).last
-        assert last is not None, "the run ends with an epoch"
+        )
+        last = trained.last
+        if last is None or not trained.finished:
+            raise SystemExit(f"{way}: the run was stopped; start again with the same --runs")
         found = {name: float(last[name] or 0) for name in ("accuracy", "ema_accuracy")}
         found["hidden_fraction"] = statistics.fmean(hidden)
     return found | {"run_s": round(time.perf_counter() - started, 1)}
