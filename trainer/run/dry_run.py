@@ -40,6 +40,9 @@ FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
 
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
+NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
+"""Attributes of a module that hold the number of its block."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -211,7 +214,9 @@ def _stages(config: Config, layout: Layout, pp_rank: int) -> tuple[int, ...]:
 def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Hashable]:
     """List what the memory of each stage follows from: stages of one kind are counted once."""
     rows = config.data.batch_size // layout.microbatches
-    blocks = {int(number): _module_kind(block) for number, block in model.blocks.items()}
+    blocks = {
+        int(number): _module_kind(block, int(number)) for number, block in model.blocks.items()
+    }
     kinds: list[Hashable] = []
     for stage in range(layout.num_stages):
         cut = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
@@ -221,10 +226,13 @@ def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Has
     return kinds
 
 
-def _module_kind(module: nn.Module) -> Hashable:
-    """Say what a module does to a shape: its class, plain attributes, parameters and children."""
+def _module_kind(module: nn.Module, number: int) -> Hashable:
+    """Say what a module of a block does to a shape: class, attributes, parameters, children.
+
+    That a module notes its block's number, as all of Hugging Face's do, makes it no other kind.
+    """
     plain = [
-        (name, value)
+        (name, None if name in NUMBERS and value == number else repr(value))
         for name, value in vars(module).items()
         if isinstance(value, (bool, int, float, str, tuple, torch.dtype, type(None)))
     ]
@@ -232,8 +240,8 @@ def _module_kind(module: nn.Module) -> Hashable:
         (name, parameter.shape, parameter.dtype)
         for name, parameter in module.named_parameters(recurse=False)
     ]
-    children = [(name, _module_kind(child)) for name, child in module.named_children()]
-    return (type(module), repr(plain), tuple(parameters), tuple(children))
+    children = [(name, _module_kind(child, number)) for name, child in module.named_children()]
+    return (type(module), tuple(plain), tuple(parameters), tuple(children))
 
 
 def _count_parts(

@@ -15,6 +15,7 @@ from tests.trainer.foreign_models import PlainImages
 from tonari.train.command import main
 from trainer.config.config import Config, load_config
 from trainer.errors import ConfigError
+from trainer.run import dry_run as dry_run_module
 from trainer.run.dry_run import dry_run
 
 GPT = """
@@ -124,6 +125,25 @@ def test_of_a_model_of_one_s_own_what_the_fullest_rank_holds_is_counted_too(
             assert max(rank[name] for rank in ranks) == getattr(held.memory, name), name
         assert max(rank["rank_parameters"] for rank in ranks) == held.rank_parameters
         assert held.memory.activations_bytes > 0
+
+
+def test_blocks_that_differ_in_their_number_alone_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.import_or_skip()
+    (tmp_path / "run.toml").write_text(OWN)
+    counted: list[tuple[int, ...]] = []
+
+    def count(config: Config, layout: Any, model: Any, mesh: Any, stages: tuple[int, ...]) -> Any:
+        counted.append(stages)
+        return count_parts(config, layout, model, mesh, stages)
+
+    count_parts = dry_run_module._count_parts
+    monkeypatch.setattr(dry_run_module, "_count_parts", count)
+    config = load_config(tmp_path / "run.toml", ("mesh.pp=4", "model.args.depth=8"))
+    found = dry_run(config, world_size=4, num_nodes=1)
+    assert counted == [(0,), (1,), (3,)]
+    assert sum(rank.parameters for rank in found.pipeline_ranks) > found.parameters, "tied"
 
 
 def test_a_model_of_one_s_own_that_does_not_fit_is_refused_as_the_run_would(tmp_path: Path) -> None:
