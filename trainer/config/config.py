@@ -195,8 +195,9 @@ class RunConfig(Section):
     ``checkpoint_steps`` writes one every so many steps too, for epochs that are long. Of text,
     ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
-    last step, of this start of the run, that torch's profiler traces. ``peak_tflops`` of a device
-    is for the MFU, 0: as known of it.
+    last step, of this start of the run, that torch's profiler traces. ``deterministic`` has torch
+    use kernels alone that give the same bits each time, and refuse operations that have none.
+    ``peak_tflops`` of a device is for the MFU, 0: as known of it.
     """
 
     epochs: Count = 10
@@ -205,6 +206,7 @@ class RunConfig(Section):
     evaluate_steps: Whole = 0
     evaluate_tokens: Whole = 0
     seed: Whole = 0
+    deterministic: bool = False
     directory: str = "runs/train"
     checkpoint_epochs: Whole = 1
     checkpoint_steps: Whole = 0

@@ -6,6 +6,7 @@ does another mesh that trains the same microbatches; peers over tp, which hold t
 draw the same; and what is computed again in the backward pass is what the forward pass drew.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -94,3 +95,27 @@ class Randomness:
             torch.default_generator.manual_seed(seed)
             if self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Have torch compute the same bits each time, on the same device, while the block runs.
+
+    On a GPU it is slower, and begins before the first call of cuBLAS: that reads its setting once.
+    An operation without such a kernel raises torch's RuntimeError, which names it. On a CPU torch
+    computes so in any case, but for a few scatters.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=only_warned)
+        _, cudnn.deterministic, cudnn.benchmark = before

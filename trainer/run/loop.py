@@ -18,6 +18,7 @@ from trainer.config.config import Config
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
 from trainer.mesh.parallelize import average_buffers
+from trainer.mesh.randomness import deterministic
 from trainer.run.build import (
     Parallel,
     build_loader,
@@ -114,6 +115,7 @@ def train(
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
         StopRequest() as stop,
+        deterministic(config.run.deterministic),
         join(device=config.run.device, timeout_s=config.run.timeout_s) as job,
         contextlib.ExitStack() as opened,
     ):

@@ -1,5 +1,6 @@
 """Models that a caller brings: named in the settings, or given to `train`."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,36 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.toml"
     path.write_text(TEXT.format(text=tmp_path / "text.txt"))
     return path
+
+
+class Ambiguous(PlainImages):
+    """Scatters by an operation of which torch does not know that places differ."""
+
+    was = True
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Add each logit to zeros by it."""
+        type(self).was = torch.are_deterministic_algorithms_enabled()
+        logits = super().forward(images)
+        places = torch.arange(logits.numel())
+        return torch.zeros_like(logits).put_(places, logits.detach()) + logits
+
+
+def test_a_deterministic_run_refuses_what_is_not_and_leaves_torch_as_it_was(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    config = load_config(images, ("run.deterministic=true", "run.epochs=1"))
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+        train(config, model=lambda: Ambiguous(2))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert (cudnn.deterministic, cudnn.benchmark) == before
+    plain = load_config(images, ("run.epochs=1", f"run.directory={images.parent}/plain"))
+    assert train(plain, model=lambda: Ambiguous(2)).finished
+    assert not Ambiguous.was
 
 
 def test_a_module_is_named_in_the_settings_and_learns(images: Path) -> None:
