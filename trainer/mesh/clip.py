@@ -56,7 +56,7 @@ def _square(parameters: Iterable[nn.Parameter]) -> Tensor:
         grad = parameter.grad
         if isinstance(grad, DTensor):
             assert not any(placed.is_partial() for placed in grad.placements), "added up before"
-            split = [n for n, placed in enumerate(grad.placements) if placed.is_shard()]
+            split = [n for n, placed in enumerate(grad.placements) if not placed.is_replicate()]
             groups = tuple(grad.device_mesh.get_group(axis) for axis in split)
             local[groups].append(grad.to_local())
         elif grad is not None:
