@@ -62,6 +62,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         dataio.Throttle: {"path": "state"},
         dataio.NodeCache: {},
         dataio.Reports: {},
+        dataio.Sequences: {"length": 8},
         dataio.Shards: {"names": "train.tar"},
         dataio.ArrayFiles: {"names": "a.h5"},
         dataio.Staging: {},
