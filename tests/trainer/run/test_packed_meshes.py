@@ -78,7 +78,7 @@ def test_every_mesh_trains_packed_documents_as_one_process(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_meshes_and_every_schedule_do_too(
     run_ranks: RunRanks, tmp_path: Path, num_ranks: int
 ) -> None:
