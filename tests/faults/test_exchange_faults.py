@@ -75,7 +75,8 @@ def test_a_rank_killed_in_an_exchange_is_named_by_the_others_and_a_restart_goes_
     )
     assert status != 0
     assert time.monotonic() - started < 45
-    named = rf"waited {TIMEOUT_S:.0f} s for rank 1 while"
+    # Who waits for that rank in an exchange is missing too, and may itself not yet have said so.
+    named = rf"waited {TIMEOUT_S:.0f} s for (rank 1|ranks 1[-, 0-9]+) while"
     logs = [path.read_text() for path in tmp_path.glob("*.log")]
     assert any(re.search(named, log) for log in logs), logs
     for path in set(tmp_path.glob("*.pid")) - {tmp_path / "1.pid"}:
