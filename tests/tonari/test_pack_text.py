@@ -149,6 +149,39 @@ def test_an_unfinished_pack_of_other_options_is_not_taken_for_this_one(tmp_path:
     assert packed(tmp_path / "out") == as_bytes(TEXTS)
 
 
+def test_nothing_of_an_unfinished_pack_of_other_options_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonari.pack.text.BATCH_CHARACTERS", 10)
+    path = json_lines(tmp_path / "a.jsonl", [f"{i} " * 9 for i in range(20)])
+    documents = find_documents(str(path), text="text", split="file")
+    with pytest.raises(KeyboardInterrupt):
+        pack_text(documents, tmp_path / "out", Dies(15), shard_bytes=20)
+    assert len(list((tmp_path / ".out.partial").glob("*.bin"))) > 5
+    info = pack_text(documents, tmp_path / "out", ByteTokenizer(), overwrite=True)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"text.json", "text-000000.bin", "text-000000.idx"}
+    assert info.documents == 20
+    (tmp_path / ".two.partial").mkdir()
+    (tmp_path / ".two.partial/mine").touch()
+    with pytest.raises(CommandError, match=r"holds mine, which no pack has left"):
+        pack_text(documents, tmp_path / "two", ByteTokenizer())
+    assert (tmp_path / ".two.partial/mine").exists()
+
+
+def test_what_another_has_written_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    class Late(ByteTokenizer):
+        def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out/theirs").touch()
+            return super().encode(texts)
+
+    documents = find_documents(str(json_lines(tmp_path / "a.jsonl")), text="text", split="file")
+    with pytest.raises(CommandError, match=r"is not empty \(holds theirs\)"):
+        pack_text(documents, tmp_path / "out", Late())
+    assert (tmp_path / "out/theirs").exists()
+
+
 def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     line = ["pack", str(json_lines(tmp_path / "a.jsonl")), str(tmp_path / "out")]
     line += ["--tokenizer", "bytes"]

@@ -24,7 +24,7 @@ from tonari.pack.tokens import TokenShard
 
 BATCH_CHARACTERS = 2 << 20
 """They are encoded at once: enough for all cores, and little memory."""
-PROGRESS, LOCK = "progress.json", "lock"
+PROGRESS, LOCK = OURS = "progress.json", "lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,14 @@ def pack_text(
             if tokenizer.document is not None:
                 write_file(partial / FILE, tokenizer.document)
             write_file(partial / INFO, info.to_json())
-            for name in (PROGRESS, LOCK):
-                (partial / name).unlink()
+            # What another pack has written meanwhile is refused as it would have been before.
+            check_text_directory(directory, overwrite=overwrite)
             if directory.exists():
                 shutil.rmtree(directory)
             partial.rename(directory)
+            # Until now they kept others out.
+            for name in OURS:
+                (directory / name).unlink()
     except OSError as error:
         raise CommandError(
             f"{directory}: cannot be written: {error.strerror or error}; free some space there, "
@@ -142,7 +145,7 @@ def check_text_directory(directory: Path, *, overwrite: bool) -> None:
     own: set[str] = set()
     with contextlib.suppress(SourceError):
         shards = read_info(directory).shards
-        own = {INFO, FILE, *shards, *(name.removesuffix(".bin") + ".idx" for name in shards)}
+        own = {INFO, FILE, *OURS, *shards, *(name.removesuffix(".bin") + ".idx" for name in shards)}
     if foreign := found - own:
         raise CommandError(
             f"{directory}: holds {min(foreign)}, which is no part of a packed text; --overwrite "
@@ -169,9 +172,22 @@ def _opened(partial: Path, identity: str, *, overwrite: bool) -> Iterator[Done]:
                 "of these; give the same as then to go on, or --overwrite to begin anew"
             )
         if done is None or done.identity != identity:
+            _clear(partial)
             done = Done(identity=identity)
             write_record(partial / PROGRESS, asdict(done))
         yield done
+
+
+def _clear(partial: Path) -> None:
+    """Remove what an unfinished pack has left, which would come into the directory."""
+    found = [path for path in partial.iterdir() if path.name != LOCK]
+    if found and not (partial / PROGRESS).exists():
+        raise CommandError(
+            f"{partial}: holds {found[0].name}, which no pack has left there, expected what an "
+            "unfinished one leaves; move it away, or name another directory"
+        )
+    for path in found:
+        path.unlink()
 
 
 def _read_progress(partial: Path) -> Done | None:
