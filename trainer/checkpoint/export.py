@@ -77,10 +77,10 @@ def read_averaged(path: Path) -> dict[str, Value]:
             continue
         # The average has one name of a tied weight, of which the model's state has all.
         same = [other for other in average if _is_same(model.get(other), value)]
-        if not same:
+        if not same or not all(_is_same(average[other], average[same[0]]) for other in same):
             raise CheckpointError(
-                f"{path}: found no average of {name}, expected one of each weight; the checkpoint "
-                "is not whole: give another"
+                f"{path}: found {len(same)} averages that may be that of {name}, expected one of "
+                "each weight; the checkpoint is not whole: give another"
             )
         found[name] = average[same[0]]
     return found
@@ -94,9 +94,12 @@ def no_average(path: Path) -> CheckpointError:
     )
 
 
-def _is_same(value: Value, other: Tensor) -> bool:
+def _is_same(value: Value, other: Value) -> bool:
     return (
-        isinstance(value, Tensor) and value.dtype == other.dtype and bool(torch.equal(value, other))
+        isinstance(value, Tensor)
+        and isinstance(other, Tensor)
+        and value.dtype == other.dtype
+        and bool(torch.equal(value, other))
     )
 
 
