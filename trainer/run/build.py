@@ -30,6 +30,7 @@ from trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
 from trainer.run.pace import Pace, build_schedule, find_max_steps, tokens_per_step
 from trainer.run.packed import (
     NextTokenInDocument,
+    check_documents_apart,
     check_tokenizer,
     check_vocabulary,
     packed_fields,
@@ -212,7 +213,8 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
         own: What the caller of `trainer.train` brings.
 
     Raises:
-        ConfigError: If it cannot be divided so, or its loss is not one a row.
+        ConfigError: If it cannot be divided so, its loss is not one a row, or of packed documents
+            one sees another.
     """
     own = own or Own()
     layout, settings = lay_out(config, job.world.world_size), config.mesh
@@ -238,6 +240,8 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
         batch_size=config.data.batch_size, device=job.device, seed=config.run.seed,
         sequence_parallel=settings.sequence_parallel,
     )  # fmt: skip
+    if config.text.is_packed and config.model.is_own and own.task is None:
+        check_documents_apart(pipeline, config)
     peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
     return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
 

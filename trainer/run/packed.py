@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import dataio
@@ -12,6 +13,7 @@ from dataio.source.text.dataset import TextInfo, read_infos
 from dataio.source.text.tokenizer import open_tokenizer
 from trainer.config.config import Config
 from trainer.errors import ConfigError
+from trainer.mesh.pipeline import Pipeline
 from trainer.models import Adapted, StagedModel
 from trainer.models.documents import positions_of
 from trainer.models.trace import Inputs
@@ -141,6 +143,48 @@ def check_vocabulary(config: Config, model: StagedModel) -> None:
             f"model.vocabulary is {found}, but {_listed(config.data.train)[0]} was packed with "
             f"{expected.tokenizer}, whose tokens are in [0, {expected.vocabulary}); give a model "
             f"of {expected.vocabulary} tokens or more, or pack the documents with its tokenizer"
+        )
+
+
+@torch.no_grad()
+def check_documents_apart(pipeline: Pipeline, config: Config) -> None:
+    """Refuse a model in which a document sees the one before it, as recurrent ones do. Collective.
+
+    Two batches that differ in a first document alone, of which no target counts, must have the same
+    losses.
+
+    Raises:
+        ConfigError: On every rank.
+    """
+    length, rows = config.data.sequence_length, config.data.batch_size
+    rng = torch.Generator().manual_seed(config.run.seed)
+    vocabulary = packed_info(config).vocabulary
+    tokens = torch.randint(vocabulary, (rows, length + 1), generator=rng)
+    other = tokens.clone()
+    other[:, : length // 2] = (other[:, : length // 2] + 1) % vocabulary
+    documents = (torch.arange(length + 1) >= length // 2).long().expand(rows, -1)
+    weight = torch.ones(rows)
+    differs = torch.zeros((), dtype=torch.int64, device=pipeline.device)
+    for part in pipeline.parts:
+        part.eval()
+    losses = []
+    for each in (tokens, other):
+        batch = {TOKENS: each, DOCUMENT: documents, "weight": weight}
+        on_device = {name: column.to(pipeline.device) for name, column in batch.items()}
+        scored = pipeline.forward(on_device, outcome=False)
+        losses += [] if scored is None else [scored.loss]
+    for part in pipeline.parts:
+        part.train()
+    if losses:
+        first, second = losses
+        differs += int(not torch.allclose(first, second, rtol=1e-5, atol=0))
+    dist.all_reduce(differs)
+    if differs:
+        raise ConfigError(
+            f'text.packing is "{config.text.packing}", but in {config.model.kind} a document sees '
+            "the one before it in its sequence, expected none to: its attention must follow "
+            "position_ids, which begin anew with each document, as that of transformers' does; a "
+            "recurrent model cannot: give another, or text.packing=bytes"
         )
 
 

@@ -78,13 +78,13 @@ def test_what_is_counted_is_what_the_fullest_rank_holds_after_a_step(
     ]
     planned = [dry_run(load(tmp_path, *case), world_size=4, num_nodes=1) for case in cases]
     joined = ["|".join(case) for case in cases]
-    told: Any = run_ranks("held_bytes", 4, str(tmp_path / "run.toml"), *joined).reports
+    reports: Any = run_ranks("held_bytes", 4, str(tmp_path / "run.toml"), *joined).reports
     for number, (case, plan) in enumerate(zip(cases, planned, strict=True)):
         on_one = 4 // len(plan.pipeline_ranks)
         for held in plan.pipeline_ranks:
             expected = {name: getattr(held.memory, name) for name in COUNTED}
             expected["rank_parameters"] = held.rank_parameters
-            ranks = [told[held.pp_rank * on_one + other][number] for other in range(on_one)]
+            ranks = [reports[held.pp_rank * on_one + other][number] for other in range(on_one)]
             fullest = {name: max(rank[name] for rank in ranks) for name in expected}
             assert fullest == expected, case
 
@@ -118,9 +118,9 @@ def test_of_a_model_of_one_s_own_what_the_fullest_rank_holds_is_counted_too(
     path, case = tmp_path / "run.toml", ("mesh.pp=2", "mesh.dp_shard=2", "optimizer.kind=adamw")
     path.write_text(OWN)
     plan = dry_run(load_config(path, case), world_size=4, num_nodes=1)
-    told: Any = run_ranks("held_bytes", 4, str(path), "|".join(case)).reports
+    reports: Any = run_ranks("held_bytes", 4, str(path), "|".join(case)).reports
     for held in plan.pipeline_ranks:
-        ranks = [told[2 * held.pp_rank + other][0] for other in range(2)]
+        ranks = [reports[2 * held.pp_rank + other][0] for other in range(2)]
         for name in COUNTED:
             assert max(rank[name] for rank in ranks) == getattr(held.memory, name), name
         assert max(rank["rank_parameters"] for rank in ranks) == held.rank_parameters

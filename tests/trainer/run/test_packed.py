@@ -147,6 +147,29 @@ def test_a_model_of_ones_own_gets_positions_that_begin_anew(tmp_path: Path) -> N
         train(settings, model=lambda: Own(200))
 
 
+class Recurrent(Own):
+    """Carries what it has read from one document into the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = torch.nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Any:
+        hidden, _ = self.read(self.tokens(input_ids))
+        return self.out(hidden)
+
+
+def test_a_model_of_ones_own_in_which_documents_see_others_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    text = config.read_text()
+    start, stop = text.index("[model]"), text.index("[shuffle]")
+    config.write_text(text[:start] + text[stop:])
+    settings = load_config(config, [f"run.directory={tmp_path}/run", f"data.cache={tmp_path}/c"])
+    with pytest.raises(ConfigError, match=r"a document sees the one before it .*position_ids"):
+        train(settings, model=Recurrent)
+    assert not (tmp_path / "c").exists(), "before staging"
+
+
 def test_transformers_models_keep_documents_apart_by_their_positions() -> None:
     transformers = hub.import_or_skip()
     torch.manual_seed(2)

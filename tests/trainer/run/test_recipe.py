@@ -38,6 +38,7 @@ MESHES = {
     "pp2": (1, ("mesh.pp=2",)),
     "tp2": (1, ("mesh.tp=2", "mesh.loss_parallel=true")),
     "fsdp2 pp2": (2, ("mesh.dp_shard=2", "mesh.pp=2", "mesh.microbatches=4")),
+    "hsdp": (4, ("mesh.dp_replicate=2", "mesh.dp_shard=2")),
     "fsdp2 tp2": (2, ("mesh.dp_shard=2", "mesh.tp=2")),
 }
 COMPARED = {
@@ -79,7 +80,7 @@ def test_every_mesh_trains_and_averages_as_one_process_and_goes_on_where_another
     assert evaluated == [3, 9, 11], "at the others an epoch ends"
     last = expected[-1]
     assert last["ema_evaluation_loss"] != last["evaluation_loss"]
-    cases = {2: ("dp2", "fsdp2", "pp2", "tp2"), 4: ("fsdp2 pp2", "fsdp2 tp2")}
+    cases = {2: ("dp2", "fsdp2", "pp2", "tp2"), 4: ("fsdp2 pp2", "fsdp2 tp2", "hsdp")}
     chain = {2: ("tp2", "stop=7"), 4: ("fsdp2 pp2", "stop=8")}
     for num_ranks, meshes in cases.items():
         mesh, stop = chain[num_ranks]
