@@ -75,7 +75,9 @@ class Unsendable:
         return sample
 
 
-@pytest.mark.parametrize("transform", [local("lambda"), local("local"), Unsendable()], ids=str)
+@pytest.mark.parametrize(
+    "transform", [local("lambda"), local("local"), Unsendable()], ids=["lambda", "local", "object"]
+)
 def test_what_cannot_be_sent_is_refused_before_a_row_is_staged(tmp_path, transform):
     source = MemorySource(40)
     with pytest.raises(ValueError, match=r"transform: .*cannot be sent.*top of a module.*threads"):

@@ -105,7 +105,8 @@ def test_a_deterministic_run_refuses_what_is_not_and_leaves_torch_as_it_was(
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
-    config = load_config(images, ("run.deterministic=true", "run.epochs=1"))
+    settings = ("run.deterministic=true", "run.epochs=1", f"run.directory={images.parent}/same")
+    config = load_config(images, settings)
     with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
         train(config, model=lambda: Ambiguous(2))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
