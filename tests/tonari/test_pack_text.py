@@ -158,6 +158,17 @@ def test_nothing_of_an_unfinished_pack_of_other_options_is_left(
     with pytest.raises(KeyboardInterrupt):
         pack_text(documents, tmp_path / "out", Dies(15), shard_bytes=20)
     assert len(list((tmp_path / ".out.partial").glob("*.bin"))) > 5
+    # A kill while it is cleared: the first file is gone, others are left.
+    unlink = Path.unlink
+
+    def dies(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", dies)
+    with pytest.raises(KeyboardInterrupt):
+        pack_text(documents, tmp_path / "out", ByteTokenizer(), overwrite=True)
+    monkeypatch.setattr(Path, "unlink", unlink)
     info = pack_text(documents, tmp_path / "out", ByteTokenizer(), overwrite=True)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"text.json", "text-000000.bin", "text-000000.idx"}

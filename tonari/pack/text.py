@@ -180,14 +180,17 @@ def _opened(partial: Path, identity: str, *, overwrite: bool) -> Iterator[Done]:
 
 def _clear(partial: Path) -> None:
     """Remove what an unfinished pack has left, which would come into the directory."""
-    found = [path for path in partial.iterdir() if path.name != LOCK]
-    if found and not (partial / PROGRESS).exists():
+    progress = partial / PROGRESS
+    found = [path for path in partial.iterdir() if not path.name.startswith(OURS)]
+    if found and not progress.exists():
         raise CommandError(
             f"{partial}: holds {found[0].name}, which no pack has left there, expected what an "
             "unfinished one leaves; move it away, or name another directory"
         )
     for path in found:
         path.unlink()
+    # Last: what a kill leaves here is known as a pack's by it.
+    progress.unlink(missing_ok=True)
 
 
 def _read_progress(partial: Path) -> Done | None:
