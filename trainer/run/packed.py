@@ -18,6 +18,7 @@ from trainer.models import Adapted, StagedModel
 from trainer.models.documents import positions_of
 from trainer.models.trace import Inputs
 from trainer.run.data import VOCABULARY
+from trainer.run.step import evaluating
 from trainer.run.tasks import Columns, cross_entropy, judge
 
 TOKENS, DOCUMENT = "tokens", "document"
@@ -165,26 +166,24 @@ def check_documents_apart(pipeline: Pipeline, config: Config) -> None:
     documents = (torch.arange(length + 1) >= length // 2).long().expand(rows, -1)
     weight = torch.ones(rows)
     differs = torch.zeros((), dtype=torch.int64, device=pipeline.device)
-    for part in pipeline.parts:
-        part.eval()
     losses = []
-    for each in (tokens, other):
-        batch = {TOKENS: each, DOCUMENT: documents, "weight": weight}
-        on_device = {name: column.to(pipeline.device) for name, column in batch.items()}
-        scored = pipeline.forward(on_device, outcome=False)
-        losses += [] if scored is None else [scored.loss]
-    for part in pipeline.parts:
-        part.train()
+    with evaluating(pipeline):
+        for each in (tokens, other):
+            batch = {TOKENS: each, DOCUMENT: documents, "weight": weight}
+            on_device = {name: column.to(pipeline.device) for name, column in batch.items()}
+            scored = pipeline.forward(on_device, outcome=False)
+            losses += [] if scored is None else [scored.loss]
     if losses:
         first, second = losses
-        differs += int(not torch.allclose(first, second, rtol=1e-5, atol=0))
+        differs += int(not torch.allclose(first, second, rtol=1e-5, atol=0, equal_nan=True))
     dist.all_reduce(differs)
     if differs:
         raise ConfigError(
             f'text.packing is "{config.text.packing}", but in {config.model.kind} a document sees '
             "the one before it in its sequence, expected none to: its attention must follow "
-            "position_ids, which begin anew with each document, as that of transformers' does; a "
-            "recurrent model cannot: give another, or text.packing=bytes"
+            "position_ids, which begin anew with each document, as that of transformers' does "
+            "with use_cache=False in its config; a recurrent model cannot: give another, or "
+            "text.packing=bytes"
         )
 
 

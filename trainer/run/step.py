@@ -134,7 +134,7 @@ def rescore(pipeline: Pipeline, loader: TakesReports, batches: Iterable[Batch]) 
         loader: Takes the scores.
         batches: Those that it has due: its ``refresh()``.
     """
-    with _evaluating(pipeline):
+    with evaluating(pipeline):
         for batch in batches:
             scored = pipeline.forward(batch, outcome=loader.needs_outcome)
             if scored is not None:
@@ -150,7 +150,7 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
     """
     # Sums of the rows' shares of right answers and of losses; rows.
     sums = torch.zeros(3, dtype=torch.float64, device=pipeline.device)
-    with _evaluating(pipeline):
+    with evaluating(pipeline):
         for batch in batches:
             scored = pipeline.forward(batch)
             # A replica's peers have the same scores: they count once.
@@ -166,7 +166,8 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
 
 
 @contextlib.contextmanager
-def _evaluating(pipeline: Pipeline) -> Iterator[None]:
+def evaluating(pipeline: Pipeline) -> Iterator[None]:
+    """Put a model into evaluation, and back into training."""
     for part in pipeline.parts:
         part.eval()
     yield

@@ -15,7 +15,7 @@ from tests.tokenizers_made import make_tokenizer
 from tests.trainer.packed_text import write_config, write_packed
 from tests.trainer.run.runs import lines, run
 from tonari.cli import main
-from trainer.config.config import load_config
+from trainer.config.config import Config, load_config
 from trainer.errors import ConfigError
 from trainer.models import Adapted
 from trainer.models.documents import positions_of
@@ -134,12 +134,16 @@ class Own(torch.nn.Module):
         return made
 
 
-def test_a_model_of_ones_own_gets_positions_that_begin_anew(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
+def without_model(directory: Path) -> Config:
+    config = write_config(directory)
     text = config.read_text()
     start, stop = text.index("[model]"), text.index("[shuffle]")
     config.write_text(text[:start] + text[stop:])
-    settings = load_config(config, [f"run.directory={tmp_path}/run", f"data.cache={tmp_path}/c"])
+    return load_config(config, [f"run.directory={directory}/run", f"data.cache={directory}/c"])
+
+
+def test_a_model_of_ones_own_gets_positions_that_begin_anew(tmp_path: Path) -> None:
+    settings = without_model(tmp_path)
     assert train(settings, model=Own).finished
     with pytest.raises(
         ConfigError, match=r"model.vocabulary is 200, .*whose tokens are in \[0, 25"
@@ -160,14 +164,20 @@ class Recurrent(Own):
 
 
 def test_a_model_of_ones_own_in_which_documents_see_others_is_refused(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    text = config.read_text()
-    start, stop = text.index("[model]"), text.index("[shuffle]")
-    config.write_text(text[:start] + text[stop:])
-    settings = load_config(config, [f"run.directory={tmp_path}/run", f"data.cache={tmp_path}/c"])
+    settings = without_model(tmp_path)
     with pytest.raises(ConfigError, match=r"a document sees the one before it .*position_ids"):
         train(settings, model=Recurrent)
     assert not (tmp_path / "c").exists(), "before staging"
+
+
+def test_a_transformers_model_with_a_cache_masks_nothing_and_is_refused(tmp_path: Path) -> None:
+    transformers = hub.import_or_skip()
+    sizes = {"vocab_size": 256, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    cached, plain = (transformers.GPT2Config(**sizes, use_cache=use) for use in (True, False))
+    settings = without_model(tmp_path)
+    with pytest.raises(ConfigError, match="with use_cache=False in its config"):
+        train(settings, model=lambda: transformers.GPT2LMHeadModel(cached))
+    assert train(settings, model=lambda: transformers.GPT2LMHeadModel(plain)).finished
 
 
 def test_transformers_models_keep_documents_apart_by_their_positions() -> None:
