@@ -4,6 +4,7 @@ from dataio.world.abort import leave_together, wait_for_rank_0
 from dataio.world.base import Request, Transport
 from dataio.world.discover import discover_world, launcher_name
 from dataio.world.limits import claim_open_files
+from dataio.world.output import keep_lines_whole
 from dataio.world.single import single_world
 from dataio.world.threads import run_threads, thread_worlds
 from dataio.world.topology import Topology
@@ -17,6 +18,7 @@ __all__ = [
     "World",
     "claim_open_files",
     "discover_world",
+    "keep_lines_whole",
     "launcher_name",
     "leave_together",
     "run_threads",

@@ -18,6 +18,7 @@ from dataio.world.abandoned import remove_abandoned
 from dataio.world.abort import install_abort_hooks
 from dataio.world.base import Transport
 from dataio.world.limits import check_shared_memory, claim_open_files
+from dataio.world.output import keep_lines_whole
 from dataio.world.single import SingleTransport
 from dataio.world.topology import Topology
 from dataio.world.world import World
@@ -56,6 +57,7 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     """
     if ranks_per_node is not None and ranks_per_node < 1:
         raise ValueError(f"discover_world: ranks_per_node is {ranks_per_node}, must be >= 1")
+    keep_lines_whole()
     per_node = ranks_per_node or _number(os.environ, "TONARI_RANKS_PER_NODE", least=1)
     torch = torch_claim()
     transport = _open(choose_medium(os.environ, torch), timeout_s)

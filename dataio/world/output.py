@@ -1,8 +1,9 @@
-"""What a rank writes last has to be read before the launcher ends it."""
+"""What a rank writes comes out in whole lines, and is read before the launcher ends it."""
 
 import array
 import contextlib
 import fcntl
+import io
 import os
 import stat
 import sys
@@ -12,6 +13,20 @@ from typing import IO
 
 READ_S = 1.0
 """How long whoever reads a rank's output may take: a launcher does it within milliseconds."""
+
+
+def keep_lines_whole(stream: IO[str] | None = None) -> None:
+    """Let standard error leave this process a line at a time, so that those of ranks do not mix.
+
+    torchrun starts Python with ``-u``, and many containers set PYTHONUNBUFFERED: then every piece
+    of a line leaves by itself, and a message of several ranks at once cannot be read.
+
+    Args:
+        stream: Defaults to standard error.
+    """
+    stream = sys.stderr if stream is None else stream
+    if isinstance(stream, io.TextIOWrapper) and stream.write_through:
+        stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def print_last(message: str) -> None:

@@ -16,7 +16,13 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from dataio.base.errors import DataioError
-from dataio.world import World, claim_open_files, discover_world, wait_for_rank_0
+from dataio.world import (
+    World,
+    claim_open_files,
+    discover_world,
+    keep_lines_whole,
+    wait_for_rank_0,
+)
 from trainer.errors import CheckpointError, ConfigError
 from trainer.watch.faults import find_cause, is_of_a_peer
 from trainer.watch.watchdog import Watchdog
@@ -55,6 +61,7 @@ def join(
         ConfigError: If there is no CUDA device for this rank.
         WorldError: If launchers disagree, or too few files may be opened.
     """
+    keep_lines_whole()
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     owned = not dist.is_initialized()
     if owned:

@@ -5,10 +5,11 @@ import os
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import IO, cast
 
 import pytest
 
-from dataio.world.output import flush_to_reader
+from dataio.world.output import flush_to_reader, keep_lines_whole
 from tests.multirank import ROOT, launch_command
 
 JOBS = 24
@@ -25,6 +26,28 @@ def test_it_waits_until_the_pipe_is_read():
         assert reader.readline() == b"the last words\n"
         waiter.join(60)
         assert not waiter.is_alive()
+
+
+def test_a_line_of_an_unbuffered_stream_is_written_at_once():
+    # As ``python -u`` opens standard error: nothing between the text and the descriptor.
+    pieces: list[str] = []
+
+    class Descriptor(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            pieces.append(bytes(data).decode())
+            return len(data)
+
+    stream = io.TextIOWrapper(cast(IO[bytes], Descriptor()), write_through=True)
+    print("OSError", "the disk", sep=": ", file=stream)
+    assert pieces == ["OSError", ": ", "the disk", "\n"]
+    pieces.clear()
+    keep_lines_whole(stream)
+    print("OSError", "the disk", sep=": ", file=stream)
+    assert pieces == ["OSError: the disk\n"]
+    keep_lines_whole(io.StringIO("of a notebook"))
 
 
 @pytest.mark.parametrize("closed", [False, True])
