@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Several ranks share the cores of one machine: one thread each is the fastest.
 export OMP_NUM_THREADS ?= 1
+# Tests of one process run side by side; those of several ranks have the cores to themselves.
+WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -33,7 +35,8 @@ test: $(STAMP) ## Run the tests that are quick, in minutes (ARGS="-k name" for s
 	@$(VENV)/bin/pytest -m "(smoke or not (multirank or thorough)) and not slow and not lab" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
-	@$(VENV)/bin/pytest --durations=60 $(ARGS)
+	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal -m "not (multirank or slow or lab)" $(ARGS)
+	@$(VENV)/bin/pytest --durations=60 -m "multirank and not (slow or lab)" $(ARGS)
 
 check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
 
