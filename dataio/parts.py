@@ -34,6 +34,7 @@ from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.source import Source
+from dataio.source.base import costs_of
 from dataio.source.growing import GrowingSource
 from dataio.source.place import place_of
 from dataio.state.metrics import check_metrics
@@ -239,6 +240,7 @@ def _assemble(
             sampling, world=world, importance=arguments.importance, seed=seed,
             batch_size=arguments.batch_size, drop_last=arguments.drop_last,
             by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
+            costs=costs_of(source),
         )  # fmt: skip
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)

@@ -21,6 +21,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.order import Order
 from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
+from dataio.source.base import costs_of
 from dataio.source.growing import GrowingSource
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
@@ -387,5 +388,6 @@ class RunState:
             seed=parts.arguments.seed,
             epoch=position.epoch,
             world=parts.world,
+            costs=costs_of(parts.source),
         )
         return seen[parts.pool.sample_ids].astype(np.int64)

@@ -4,7 +4,8 @@ Documents are parts of a text, of lengths drawn from a seed, as JSON lines; the 
 byte-level BPE that is trained on the text. In turns: ``tokenizer``: the library encodes the same
 documents, in batches of as many, and drops the tokens; ``pack``: the command `tonari pack`, start
 and files included. Then, for some lengths of sequence: the share of real tokens, and how much more
-the slowest of 8 replicas computes than the mean of them, where attention costs what its mask keeps.
+the slowest of 8 replicas, each on a node, computes in a step than the mean of them, where attention
+costs what its mask keeps: in the order of the loader, and in one that is shuffled alone.
 
     python -m benchmarks.studies.pack_text TEXT [--megabytes 100]
 """
@@ -23,11 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe_machine
-from dataio.source.text.packing import Packing, pack
+from dataio.plan.balance import balance
+from dataio.source.text.packing import Packing, attention_costs, pack
 from dataio.source.text.tokenizer import open_tokenizer
 
 BATCH_CHARACTERS = 2 << 20
-VOCABULARY, WIDTH, NUM_REPLICAS, BATCH = 8000, 768, 8, 32
+VOCABULARY, WIDTH, NUM_REPLICAS, BATCHES = 8000, 768, 8, (8, 32)
 
 
 def cpu_s() -> float:
@@ -114,15 +116,24 @@ def filled(lengths: np.ndarray, *, length: int, packing: Packing) -> dict[str, o
     looked_at = np.add.reduceat(pieces.lengths.astype(float) ** 2 / 2, pieces.starts[:-1])
     # Operations of a layer's forward pass: products of its weights, and attention.
     cost = 24 * length * WIDTH**2 + 4 * WIDTH * looked_at
-    num_steps = len(cost) // (NUM_REPLICAS * BATCH)
     figures: dict[str, object] = {
         "length": length, "packing": packing, "real_fraction": pieces.real_fraction(length),
     }  # fmt: skip
-    if num_steps:
-        order = np.random.default_rng(0).permutation(len(cost))[: num_steps * NUM_REPLICAS * BATCH]
-        # float64[num_steps, NUM_REPLICAS]
-        each = cost[order].reshape(num_steps, NUM_REPLICAS, BATCH).sum(axis=2)
-        figures["slowest_over_mean"] = float(np.mean(each.max(axis=1) / each.mean(axis=1)))
+    rows = np.random.default_rng(0).permutation(len(cost))
+    levels = attention_costs(pieces, length=length)
+    for batch in BATCHES:
+        num_steps = len(cost) // (NUM_REPLICAS * batch)
+        if not num_steps:
+            continue
+        # int64[NUM_REPLICAS, num_steps * batch]
+        shuffled = rows[: num_steps * NUM_REPLICAS * batch].reshape(NUM_REPLICAS, -1)
+        balanced = [balance(levels, own, num_replicas=1, batch_size=batch) for own in shuffled]
+        for name, order in (("shuffled", shuffled), ("balanced", np.array(balanced))):
+            # float64[NUM_REPLICAS, num_steps]
+            each = cost[order].reshape(NUM_REPLICAS, num_steps, batch).sum(axis=2)
+            figures[f"{name}_slowest_over_mean_{batch}"] = float(
+                np.mean(each.max(axis=0) / each.mean(axis=0))
+            )
     return figures
 
 

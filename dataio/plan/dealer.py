@@ -40,6 +40,7 @@ class Dealer:
         batch_size: Rows a batch.
         drop_last: Leave out the steps that not every replica can fill.
         by_field: Returns the values of a field of all samples, where a policy asks.
+        costs: uint8[num_samples]: What each costs, where batches are to cost alike.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Dealer:
         batch_size: int,
         drop_last: bool,
         by_field: ByField = no_field,
+        costs: NDArray[np.uint8] | None = None,
     ) -> None:
         self._sampling = sampling
         self._world = world
@@ -60,6 +62,7 @@ class Dealer:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._by_field = by_field
+        self._costs = costs
         self._has_warned = False
 
     def deal(
@@ -77,7 +80,8 @@ class Dealer:
         Args:
             position: The epoch, and its segments.
             scores: Of this replica's sampling group.
-            sample_id: Returns int64[rows of the sampling group], where a policy asks.
+            sample_id: Returns int64[rows of the sampling group], where a policy asks, or rows cost
+                differently.
             num_epochs: Length of the whole run, None where nobody said.
             restored: What the epoch was found to hide before; None: the policy selects.
             seen: int64[rows of the sampling group]: How often each was trained in ended segments of
@@ -106,6 +110,7 @@ class Dealer:
             seen=seen,
             drop_last=self._drop_last,
             groups=groups_of(sampling, seed=self._seed) if position.running.grouped else None,
+            costs=None if self._costs is None else self._costs[sample_id()],
         )
         self._warn_of_uneven(plan, epoch)
         return plan, self._deal_refresh(plan.selection.hidden, epoch)

@@ -126,6 +126,7 @@ def plan_epoch(
     seen: NDArray[np.int64] | None = None,
     drop_last: bool = False,
     groups: Groups | None = None,
+    costs: NDArray[np.uint8] | None = None,
 ) -> EpochPlan:
     """Order the visible rows of this replica's sampling group in as many steps as any needs.
 
@@ -139,6 +140,7 @@ def plan_epoch(
             batch size changed; that often it does not come again.
         drop_last: Leave out the steps that not every replica can fill.
         groups: In which the rows come in, while they are staged.
+        costs: uint8[num_rows]: What each row costs, where batches are to cost alike.
     """
     shown = counts.visible
     if selection.top_up:
@@ -162,6 +164,7 @@ def plan_epoch(
         batch_size,
         num_steps(dealt, batch_size, drop_last=drop_last),
         groups,
+        None if costs is None else costs[np.asarray(visible)],
     )
     num_hidden = int((counts.unseen - shown).sum())
     return EpochPlan(replace(selection, hidden=hidden), order, dealt, num_hidden)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key, key
+from dataio.plan.balance import balance
 
 PADDING = -1
 """``slot`` and ``sample_id`` of a batch's rows that only keep its shape."""
@@ -71,6 +72,7 @@ class Order:
         batch_size: Rows a batch.
         steps: Batches of the epoch, the same on every replica of the job.
         groups: Runs of slots that are trained one after the other; None shuffles all as one.
+        costs: uint8[num_visible]: What each row costs, where batches are to cost alike.
     """
 
     visible: NDArray[np.int64] | range
@@ -80,6 +82,7 @@ class Order:
     batch_size: int
     steps: int
     groups: "Groups | None" = None
+    costs: NDArray[np.uint8] | None = None
 
     @cached_property
     def num_rows(self) -> int:
@@ -115,7 +118,7 @@ class Order:
         places = self._places(first_step, num_steps)
         if self.num_rows == 0:
             return np.zeros((num_steps, self.batch_size), np.int64)
-        index = self._index_at(places)
+        index = self._visible_at(self._own(places))
         repeat = index - np.searchsorted(self.visible, np.asarray(self.visible)[index])
         return repeat.reshape(num_steps, self.batch_size)
 
@@ -135,17 +138,40 @@ class Order:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
         if self.num_rows == 0:
             return np.full(len(places), self.visible[0] if len(self.visible) else 0)
-        index = self._index_at(places)
+        return self.slots_in_run(self._own(places))
+
+    def slots_in_run(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots at some places of the sampling group's run, each in [0, num_visible)."""
+        index = self._visible_at(index)
         if isinstance(self.visible, range):
             return index + self.visible.start
         return self.visible[index]
 
-    def _index_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Find which of the visible rows stand at some places of this replica's run."""
-        index = places * len(self.dealt) + self.place
+    def _own(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find where in the sampling group's run some places of this replica's are."""
+        return places * len(self.dealt) + self.place
+
+    def _visible_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find which of the visible rows stand at some places of the sampling group's run."""
+        return self._shuffled(index) if self.costs is None else self._balanced[index]
+
+    def _shuffled(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.groups is not None:
             return self.groups.permute(index, self.visible)
         return index if self.stream is None else permute(index, len(self.visible), self.stream)
+
+    @cached_property
+    def _balanced(self) -> NDArray[np.int64]:
+        """int64[num_visible]: The visible row at each place of the sampling group's run."""
+        assert self.costs is not None
+        shuffled = self._shuffled(np.arange(len(self.visible)))
+        # Of a group that is staged later, no row comes sooner.
+        sizes = [len(self.visible)] if self.groups is None else self.groups.sizes(self.visible)
+        runs = np.split(shuffled, np.cumsum(sizes)[:-1])
+        width, rows = len(self.dealt), self.batch_size
+        return np.concatenate(
+            [balance(self.costs, run, num_replicas=width, batch_size=rows) for run in runs]
+        )
 
 
 @dataclass(frozen=True)
@@ -164,11 +190,7 @@ class Groups:
         self, index: NDArray[np.int64], visible: NDArray[np.int64] | range
     ) -> NDArray[np.int64]:
         """Find which visible row stands at each place: one group's after the other's."""
-        if isinstance(visible, range):
-            cuts = np.clip(self.bounds, visible.start, visible.stop) - visible.start
-        else:
-            cuts = np.searchsorted(visible, self.bounds)
-        firsts, sizes = cuts[:, 0], cuts[:, 1] - cuts[:, 0]
+        firsts, sizes = self._cuts(visible)[:, 0], self.sizes(visible)
         ends = np.cumsum(sizes)
         group = np.searchsorted(ends, index, side="right")
         result = np.empty_like(index)
@@ -178,6 +200,18 @@ class Groups:
             stream = key(self.stream, "group", step=number)
             result[here] = firsts[number] + permute(place, int(sizes[number]), stream)
         return result
+
+    def sizes(self, visible: NDArray[np.int64] | range) -> NDArray[np.int64]:
+        """Count the visible rows of each group: int64[num_groups]."""
+        cuts = self._cuts(visible)
+        counts: NDArray[np.int64] = cuts[:, 1] - cuts[:, 0]
+        return counts
+
+    def _cuts(self, visible: NDArray[np.int64] | range) -> NDArray[np.int64]:
+        """int64[num_groups, 2]: The first visible row of each, and one past its last."""
+        if isinstance(visible, range):
+            return np.clip(self.bounds, visible.start, visible.stop) - visible.start
+        return np.searchsorted(visible, self.bounds)
 
 
 def stage_groups(num_slots: int, stream: Key, *, most: int = NUM_GROUPS) -> Groups:

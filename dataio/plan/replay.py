@@ -1,7 +1,6 @@
 """Which rows of an epoch were trained before: computed again, or read from what was saved."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +22,10 @@ def groups_of(sampling: SamplingGroups, *, seed: int) -> Groups:
 def trained_slots(order: Order, steps: int) -> NDArray[np.int64]:
     """Slots that all replicas of a sampling group trained in its first ``steps`` batches."""
     per_replica = np.minimum(order.dealt, steps * order.batch_size)
-    return np.concatenate(
-        [
-            replace(order, place=place).slots_at(np.arange(rows))
-            for place, rows in enumerate(per_replica.tolist())
-        ]
-    )
+    width = len(order.dealt)
+    runs = [np.arange(rows) * width + place for place, rows in enumerate(per_replica.tolist())]
+    index = np.concatenate(runs)
+    return order.slots_in_run(index) if len(index) else index
 
 
 def trained_samples(
@@ -39,8 +36,11 @@ def trained_samples(
     seed: int,
     epoch: int,
     world: World,
+    costs: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.bool_]:
     """Find the samples that segments of an epoch trained, every row visible. Collective.
+
+    ``costs`` are those that `plan_epoch` had, uint8[num_samples].
 
     The sampling groups of a segment are shared out among the ranks; each sends all what it
     found.
@@ -63,7 +63,8 @@ def trained_samples(
         for rank, part in enumerate(parts):
             counts[rank :: world.world_size] = np.frombuffer(part, np.int64)
         found = [
-            _trained(sampling, ids, counts, segment, seed, epoch, seen) for sampling, ids in mine
+            _trained(sampling, ids, counts, segment, seed, epoch, seen, costs)
+            for sampling, ids in mine
         ]
         data = np.concatenate([np.empty(0, np.int64), *found]).tobytes()
         for part in world.allgather(data, doing="find the rows of an earlier layout"):
@@ -99,6 +100,7 @@ def _trained(
     seed: int,
     epoch: int,
     seen: NDArray[np.bool_],
+    costs: NDArray[np.uint8] | None,
 ) -> NDArray[np.int64]:
     before = seen[ids]
     plan = plan_epoch(
@@ -109,5 +111,6 @@ def _trained(
         batch_size=segment.batch_size,
         seen=before.astype(np.int64) if before.any() else None,
         groups=groups_of(sampling, seed=seed) if segment.grouped else None,
+        costs=None if costs is None else costs[ids],
     )
     return ids[trained_slots(plan.order, segment.steps)]

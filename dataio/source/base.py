@@ -92,6 +92,25 @@ def check_ids(source: Source, sample_ids: NDArray[np.int64]) -> None:
         )
 
 
+def costs_of(source: Source) -> NDArray[np.uint8] | None:
+    """Find what training each sample costs beside the others; None where they cost alike.
+
+    A source may have it as ``costs``, uint8[num_samples]; then all batches are made to cost alike.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    costs: NDArray[np.uint8] | None = getattr(source, "costs", None)
+    if costs is None:
+        return None
+    if costs.dtype != np.dtype(np.uint8) or costs.shape != (source.num_samples,):
+        raise ValueError(
+            f"{source.name}: costs is {costs.dtype}{list(costs.shape)}, expected "
+            f"uint8[{source.num_samples}], one number a sample; or None where they cost alike"
+        )
+    return costs
+
+
 Mark = tuple[int, int]
 """The number of a sample in its shard, and where its first byte is."""
 
@@ -104,10 +123,12 @@ class Contents(NamedTuple):
     Attributes:
         counts: Samples of each piece that is read as one; of all, where there are no pieces.
         marks: int64[num_marks, 2]: Samples that reading can begin at, see `Mark`; ascending.
+        costs: Of each sample one byte, see `costs_of`; empty where they cost alike.
     """
 
     counts: list[int]
     marks: NDArray[np.int64] = NO_MARKS
+    costs: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -169,6 +190,7 @@ class ShardedSource:
         storage: Reads and counts.
         piece_starts: int64[num_pieces]: See `Source.shard_starts`; None: the shards' own.
         total_bytes: Bytes of all shards, or 0 if nobody counted them.
+        costs: See `costs_of`.
     """
 
     made_as = ""
@@ -183,8 +205,10 @@ class ShardedSource:
         storage: Storage,
         piece_starts: NDArray[np.int64] | None = None,
         total_bytes: int = 0,
+        costs: NDArray[np.uint8] | None = None,
     ) -> None:
         self.name = name
+        self.costs = costs
         self.total_bytes = total_bytes
         self.fingerprint = fingerprint
         self.shards = tuple(shards)

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 class Surveyed(NamedTuple):
     """A shard: the samples of its pieces, its bytes and time of change; its marks, flat.
 
-    ``beside`` are bytes and time of change of the file that lies beside it, if it has one.
+    ``beside`` are bytes and time of change of the file that lies beside it, if it has one;
+    ``costs`` a byte for each sample, where they cost differently, in base 64.
     """
 
     counts: list[int]
@@ -24,6 +25,7 @@ class Surveyed(NamedTuple):
     mtime_ns: int
     marks: list[int]
     beside: Sequence[int] = ()
+    costs: str = ""
 
 
 def own_directory(root: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
@@ -246,15 +247,13 @@ def open_source(
         for path, count, shard in zip(paths, totals, found, strict=True)
     ]
     fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([suffix, *marks]).encode())
+    costs = b"".join(b64decode(shard.costs) for shard in found)
     return made(
-        name,
-        shard_format,
-        shards,
-        fingerprint=fingerprint,
-        storage=storage,
+        name, shard_format, shards, fingerprint=fingerprint, storage=storage,
         piece_starts=np.cumsum(pieces) - pieces,
         total_bytes=sum(shard.num_bytes for shard in found),
-    )
+        costs=np.frombuffer(costs, np.uint8) if costs else None,
+    )  # fmt: skip
 
 
 def _growing(
@@ -373,8 +372,8 @@ def _survey(
     beside = storage.stat(index) if index and storage.exists(index) else ()
     if kept is not None and (kept.num_bytes, kept.mtime_ns, *kept.beside) == (*now, *beside):
         return kept
-    counts, marks = known if known is not None else shard_format.survey(storage, path)
-    return Surveyed(counts, *now, marks.ravel().tolist(), beside)
+    counts, marks, costs = known if known is not None else shard_format.survey(storage, path)
+    return Surveyed(counts, *now, marks.ravel().tolist(), beside, b64encode(costs).decode())
 
 
 def _refuse_empty(path: str, found: Surveyed) -> None:

@@ -28,7 +28,7 @@ from dataio.rows.fields import (
 )
 from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.views import Crop, Resize, Resizing
-from dataio.source.base import Source
+from dataio.source.base import Source, costs_of
 from dataio.source.function_hash import describe_function
 from dataio.source.place import place_of
 from dataio.source.row_block import RowBlock
@@ -98,6 +98,11 @@ class TransformedSource:
     @property
     def bytes_read(self) -> int:
         return self._source.bytes_read
+
+    @property
+    def costs(self) -> NDArray[np.uint8] | None:
+        """What training each sample costs beside the others, see `costs_of`."""
+        return costs_of(self._source)
 
     def place_of(self, sample_id: int) -> str:
         """Name a sample's place in the source that is transformed."""

@@ -109,6 +109,52 @@ def test_each_sample_of_each_epoch_comes_once_on_changing_ranks(tmp_path, by_sav
         assert counted == once, f"epoch {epoch}"
 
 
+@pytest.fixture
+def unequal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = np.random.default_rng(4).integers(0, 256, NUM_SAMPLES).astype(np.uint8)
+    monkeypatch.setattr(MemorySource, "costs", costs, raising=False)
+
+
+@pytest.mark.usefixtures("unequal_rows")
+@pytest.mark.parametrize("by_save", [True, False])
+@pytest.mark.parametrize("policy", [shuffle.Partial(0.3), shuffle.Global()])
+@pytest.mark.parametrize("stage", ["before", "overlap"])
+def test_so_does_each_sample_where_batches_are_made_to_cost_alike(tmp_path, by_save, policy, stage):
+    trained, _ = run_legs(tmp_path, by_save=by_save, policy=policy, stage=stage)
+    assert trained == [Counter(range(NUM_SAMPLES))] * EPOCHS
+
+
+@pytest.mark.usefixtures("unequal_rows")
+def test_and_what_a_policy_hides_stays_hidden_there(tmp_path):
+    trained, refreshed = run_legs(
+        tmp_path, by_save=True, policy=shuffle.Partial(0.3), importance=KAKURENBO
+    )
+    for epoch, counted in enumerate(trained):
+        assert max(counted.values()) == 1, f"epoch {epoch}"
+        assert set(counted) | set(refreshed[epoch]) == set(range(NUM_SAMPLES))
+
+
+@pytest.mark.usefixtures("unequal_rows")
+def test_each_batch_of_every_node_has_rows_of_every_level_of_cost(tmp_path):
+    def run(world):
+        with make(
+            world, tmp_path, batch_size=4, num_threads=0, policy=shuffle.Partial(0.3),
+            importance=None, stage="before",
+        ) as loader:  # fmt: skip
+            return [
+                [np.asarray(batch["sample_id"][batch["slot"] >= 0]) for batch in loader]
+                for _ in loader.epochs(2)
+            ]
+
+    costs = MemorySource.costs  # type: ignore[attr-defined]
+    first, second = run_threads(thread_worlds([1, 1]), run)
+    for epochs in (first, second):
+        for batches in epochs:
+            whole = np.array([np.sort(costs[ids]) for ids in batches if len(ids) == 4])
+            assert len(whole) >= 20
+            assert (whole[:, :-1].max(axis=0) <= whole[:, 1:].min(axis=0)).all()
+
+
 def test_a_cache_of_the_same_ranks_before_they_changed_is_not_taken_for_theirs(tmp_path):
     """It is of this layout and epoch too, but its rows have moved for longer."""
     legs = (((1, 1), 4, 0, 30), ((1,), 4, 0, 3), ((1, 1), 4, 0, 5), ((1,), 4, 0, None))

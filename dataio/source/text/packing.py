@@ -47,6 +47,17 @@ class Pieces(NamedTuple):
         return float(self.lengths.sum()) / max(self.num_sequences * (length + 1), 1)
 
 
+def attention_costs(pieces: Pieces, *, length: int) -> NDArray[np.uint8]:
+    """Compare what attention costs in each sequence, where it skips what documents do not see.
+
+    Returns:
+        uint8[num_sequences]: 255 for one document that fills the sequence, in proportion to the sum
+        of the squares of its pieces' lengths.
+    """
+    squares = np.concatenate([np.zeros(1), np.cumsum((pieces.lengths / (length + 1)) ** 2)])
+    return np.asarray(np.rint(255 * np.diff(squares[pieces.starts])), np.uint8)
+
+
 def pack(lengths: Ints, *, length: int, packing: Packing, window: int = WINDOW) -> Pieces:
     """Put documents into sequences.
 

@@ -30,7 +30,7 @@ from dataio.source.records.megatron import (
     read_part,
 )
 from dataio.source.records.samples import check_keys, disagree
-from dataio.source.text.packing import Packing, Pieces, pack, ranges
+from dataio.source.text.packing import Packing, Pieces, attention_costs, pack, ranges
 
 GROUP_BYTES = 16 << 20
 """Tokens of sequences that are made together: their pieces lie apart in the file."""
@@ -90,9 +90,11 @@ class SequenceFormat(MegatronFormat):
         self._lock = Lock()
 
     def survey(self, storage: Storage, path: str) -> Contents:
-        """Count the sequences that the lengths in the index make."""
+        """Count the sequences that the lengths in the index make, and what each costs."""
         with open_index(storage, path, self.index_of(path)) as file:
-            return Contents([self._pack(file, read_head(file)).num_sequences])
+            pieces = self._pack(file, read_head(file))
+        costs = attention_costs(pieces, length=self._sequences.length)
+        return Contents([pieces.num_sequences], costs=costs.tobytes())
 
     def read(
         self,

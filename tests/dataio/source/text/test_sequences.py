@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import dataio
 from dataio.base.errors import SourceError
+from dataio.source.base import costs_of
 from dataio.source.text.dataset import read_info
 from dataio.source.text.packing import Packing, pack
 from dataio.source.text.tokenizer import ByteTokenizer
@@ -99,7 +100,27 @@ def test_counts_that_are_kept_are_those_of_the_same_sequences(tmp_path: Path) ->
             source = dataio.open_source(
                 str(directory), sequences=dataio.Sequences(length), index_cache=tmp_path / "kept"
             )
-            assert source.num_samples == open_sequences(directory, "best_fit", length).num_samples
+            anew = open_sequences(directory, "best_fit", length)
+            assert source.num_samples == anew.num_samples
+            kept, found = costs_of(source), costs_of(anew)
+            assert kept is not None
+            assert found is not None
+            assert kept.tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("packing", WAYS)
+def test_a_sequence_costs_what_its_documents_attend_to(tmp_path: Path, packing: Packing) -> None:
+    directory = write_text(tmp_path / "a", some_texts(), shard_bytes=200)
+    source = open_sequences(directory, packing)
+    costs = costs_of(source)
+    assert costs is not None
+    assert costs.dtype == np.uint8
+    _, document = read(source)
+    # float64[num_sequences]: places of the same document, over all that one document would see.
+    seen = (document[:, :, None] == document[:, None, :]) & (document > 0)[:, None]
+    expected = seen.sum(axis=(1, 2)) / (LENGTH + 1) ** 2 * 255
+    assert np.abs(costs - expected).max() <= 0.5
+    assert len(set(costs.tolist())) > 5
 
 
 def test_what_holds_no_documents_is_refused(tmp_path: Path) -> None:
