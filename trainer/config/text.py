@@ -19,11 +19,13 @@ class TextConfig(Section):
     ``data.train`` and ``data.test`` are directories that ``tonari pack --tokenizer`` wrote, and a
     sample is a sequence of documents that do not see one another: ``"concatenated"``, or
     ``"best_fit"``, which cuts no document that fits in a sequence. ``tokenizer``, if given, must be
-    the one that they were packed with.
+    the one that they were packed with. ``mean``: a step descends the mean over its sequences'
+    losses, each a mean over its targets, or, with ``"tokens"``, the mean over all their targets.
     """
 
     packing: Literal["bytes", "concatenated", "best_fit"] = "bytes"
     tokenizer: str = ""
+    mean: Literal["sequences", "tokens"] = "sequences"
 
     @property
     def is_packed(self) -> bool:
@@ -42,6 +44,11 @@ def check_text(text: TextConfig, *, is_text: bool, test_fraction: float, cp: int
             f'text.tokenizer is {text.tokenizer!r}, but text.packing is "bytes", whose tokens are '
             "bytes; run `tonari pack SRC DST --tokenizer ...`, and give data.train=DST and "
             "text.packing=best_fit"
+        )
+    if text.mean == "tokens" and not text.is_packed:
+        raise ConfigError(
+            f'text.mean is "tokens", but text.packing is "{text.packing}", whose rows all have as '
+            "many tokens; leave it out, or give text.packing=best_fit"
         )
     if not text.is_packed:
         return

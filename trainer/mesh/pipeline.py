@@ -234,6 +234,11 @@ class Pipeline:
             yield from part.parameters()
 
     @property
+    def task(self) -> Judge:
+        """Which columns it reads, and how its answer is judged."""
+        return self._task
+
+    @property
     def again(self) -> set[nn.Parameter]:
         """Parameters that are further copies of a weight of several stages."""
         return self._ties.again

@@ -30,6 +30,7 @@ from trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
 from trainer.run.pace import Pace, build_schedule, find_max_steps, tokens_per_step
 from trainer.run.packed import (
     NextTokenInDocument,
+    NextTokenOfAll,
     check_documents_apart,
     check_tokenizer,
     check_vocabulary,
@@ -163,10 +164,17 @@ def make_task(
         mesh: The run's; None: the task describes shapes only.
         replica: The rank's.
     """
+    by_tokens = config.text.mean == "tokens"
+    if by_tokens and (own.task is not None or own.loss is not None):
+        raise ConfigError(
+            'text.mean is "tokens", but train was given a task or a loss of its own, which gives '
+            "one loss a row; leave it out, and give the task num_targets(batch) -> int64[batch]"
+        )
     if own.task is not None:
         task = own.task
     elif config.text.is_packed:
-        task = NextTokenInDocument(named=config.model.is_own)
+        kind = NextTokenOfAll if by_tokens else NextTokenInDocument
+        task = kind(named=config.model.is_own)
     elif config.data.kind == "text":
         task = NextToken(cp=None if mesh is None else mesh["cp"])
     else:

@@ -71,6 +71,14 @@ class NextTokenInDocument:
         return means[0], means[1].float()
 
 
+class NextTokenOfAll(NextTokenInDocument):
+    """The same, and a step descends the mean over all targets of its sequences."""
+
+    def num_targets(self, batch: Batch) -> Tensor:
+        """Count each sequence's targets: int64[batch]."""
+        return (self.target(batch) != NO_TARGET).sum(dim=1)
+
+
 def _mean(values: Tensor, target: Tensor) -> Tensor:
     has_target = target != NO_TARGET
     total = torch.where(has_target, values, 0).sum(dim=1)

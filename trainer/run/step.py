@@ -12,6 +12,7 @@ from torch import Tensor
 from dataio.batch.values import Batch
 from trainer.mesh.clip import clip_gradients
 from trainer.mesh.pipeline import Pipeline
+from trainer.run.tasks import CountsTargets
 
 MOST_BATCHES = 1 << 20
 """Of one step; numbers of steps are that far apart."""
@@ -40,6 +41,18 @@ class Step(NamedTuple):
 
     norm: Tensor | None
     skipped: bool
+
+
+class Weighed(NamedTuple):
+    """A batch of a step.
+
+    Attributes:
+        batch: Its weights make the mean that the step descends.
+        share: Of the batch in the step: float, or float64[].
+    """
+
+    batch: Batch
+    share: float | Tensor
 
 
 class Evaluation(NamedTuple):
@@ -77,10 +90,10 @@ def train_step(
             for the device.
         step: Number of the step in the run: what the model draws, such as dropout, depends on it.
     """
-    shares = find_shares(pipeline, batches)
-    for number, (batch, share) in enumerate(zip(batches, shares, strict=True), 1):
+    weighed = weigh(pipeline, batches)
+    for number, (batch, (weighed_batch, share)) in enumerate(zip(batches, weighed, strict=True), 1):
         scored = pipeline.train(
-            batch,
+            weighed_batch,
             share=share,
             sync=number == len(batches),
             outcome=loader.needs_outcome,
@@ -101,23 +114,40 @@ def train_step(
     return Step(norm, skipped)
 
 
-def find_shares(pipeline: Pipeline, batches: Sequence[Batch]) -> list[float | Tensor]:
+def weigh(pipeline: Pipeline, batches: Sequence[Batch]) -> list[Weighed]:
     """Find each batch's share of a step: that of its rows, without padding, on all replicas.
 
-    A batch's weights make its mean one over the valid rows of all replicas. Collective, where
-    there are several batches; does not wait for the device.
+    A batch's weights make its mean one over the valid rows of all replicas. Where the task counts
+    the targets of rows, they are weighed by these, and so are the batches. Collective, where it
+    does or there are several batches; does not wait for the device.
 
     Returns:
-        One number a batch, together 1, the same on all ranks: float, or float64[].
+        The batches; the shares are together 1, and the same on all ranks.
     """
-    if len(batches) == 1:
-        return [1.0]
-    rows = torch.zeros(len(batches), dtype=torch.float64, device=pipeline.device)
+    task = pipeline.task
+    counts = isinstance(task, CountsTargets)
+    if len(batches) == 1 and not counts:
+        return [Weighed(batches[0], 1.0)]
+    # Of each batch, on all replicas: rows that are no padding, and their targets.
+    sums = torch.zeros(2, len(batches), dtype=torch.float64, device=pipeline.device)
+    targets: list[Tensor] = []
+    if isinstance(task, CountsTargets) and pipeline.place.has_target:
+        targets = [task.num_targets(batch) for batch in batches]
     # The ranks of a replica train the same rows: they count once.
     if pipeline.place.rank == pipeline.place.scorer:
-        rows += torch.stack([(batch["sample_id"] >= 0).sum() for batch in batches])
-    dist.all_reduce(rows)
-    return list((rows / rows.sum().clamp(min=1)).unbind())
+        valid = [batch["sample_id"] >= 0 for batch in batches]
+        of_rows = targets if counts else [torch.ones_like(each) for each in valid]
+        sums[0] = torch.stack([each.sum() for each in valid])
+        sums[1] = torch.stack([(n * each).sum() for n, each in zip(of_rows, valid, strict=True)])
+    dist.all_reduce(sums)
+    shares = (sums[1] / sums[1].sum().clamp(min=1)).unbind()
+    if not targets:
+        return [Weighed(batch, share) for batch, share in zip(batches, shares, strict=True)]
+    per_target = (sums[0] / sums[1].clamp(min=1)).unbind()
+    return [
+        Weighed({**batch, "weight": (batch["weight"] * n * scale).float()}, share)
+        for batch, n, scale, share in zip(batches, targets, per_target, shares, strict=True)
+    ]
 
 
 def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:

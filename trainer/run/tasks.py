@@ -1,6 +1,6 @@
 """What a model learns: which columns it reads, and how its answer is judged, row by row."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,15 @@ class Task(Protocol):
                 counts as right where it is over a half.
             confidence: float32[batch].
         """
+        ...
+
+
+@runtime_checkable
+class CountsTargets(Protocol):
+    """A task of which a step descends the mean over all answers, not over rows. Optional."""
+
+    def num_targets(self, batch: Batch) -> Tensor:
+        """Count the answers of each row: int64[batch]."""
         ...
 
 

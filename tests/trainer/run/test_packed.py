@@ -1,13 +1,16 @@
 """Packed documents from the command line to a model, and what is refused before staging."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import dataio
 from dataio.loader import Loader
 from dataio.source.text.tokenizer import open_tokenizer
 from tests import hub
@@ -17,11 +20,11 @@ from tests.trainer.run.runs import lines, run
 from tonari.cli import main
 from trainer.config.config import Config, load_config
 from trainer.errors import ConfigError
-from trainer.models import Adapted
+from trainer.models import Adapted, seeded
 from trainer.models.documents import positions_of
 from trainer.run.build import make_model
 from trainer.run.loop import train
-from trainer.run.packed import NextTokenInDocument
+from trainer.run.packed import NO_TARGET, NextTokenInDocument
 
 
 @pytest.fixture
@@ -99,6 +102,10 @@ def test_concatenated_documents_train_too(tmp_path: Path) -> None:
         ("text.tokenizer={root}/tokenizer.json", r"but .*train was packed with bytes .*; give tha"),
         ("text.tokenizer=gpt2", r"text.tokenizer: gpt2: there is no tokenizer here, expected"),
         ("text.packing=bytes text.tokenizer=bytes", r'text.packing is "bytes", .*run `tonari pack'),
+        (
+            "text.packing=bytes text.mean=tokens",
+            r'text.mean is "tokens", but text.packing is "bytes"',
+        ),
         ("text.packing=best", r"text.packing is 'best', expected one of 'bytes', 'concatenated'"),
         ("mesh.cp=2", r"mesh.cp is 2, expected 1 with text.packing = .*; use mesh.tp"),
         ("data.sequence_length=70000", r"length is 70000, must be in \[1, 65534\]"),
@@ -115,6 +122,50 @@ def test_what_does_not_fit_the_text_is_refused_before_staging(
     with pytest.raises(ConfigError, match=message):
         run(config, "run", *overrides)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("mean", ["sequences", "tokens"])
+def test_a_step_descends_the_mean_over_sequences_or_over_all_their_targets(
+    tmp_path: Path, mean: str
+) -> None:
+    config = write_config(tmp_path, num_documents=60)
+    given = ["optimizer.accumulate=100", "shuffle.exchange=0", "run.epochs=1", "data.batch_size=7"]
+    settings = load_config(config, [*given, f"text.mean={mean}"])
+    run(config, "run", *given, f"text.mean={mean}")
+    (step,) = [line for line in lines(tmp_path / "run") if line["kind"] == "step"]
+    # By hand: the whole text is one step, and its last batch has padding.
+    source = dataio.open_source(
+        str(tmp_path / "train"), sequences=dataio.Sequences(16, packing="best_fit")
+    )
+    assert source.num_samples % 7
+    blocks = list(source.read(np.arange(source.num_samples), dataio.Sequences(16).fields("uint8")))
+    tokens, document = (
+        torch.from_numpy(
+            np.concatenate([rows.fixed[i] for rows in blocks]).view(dtype).astype("i8")
+        )
+        for i, dtype in enumerate(("u1", "<u2"))
+    )
+    task = NextTokenInDocument()
+    batch = {"tokens": tokens, "document": document}
+    target = task.target(batch)
+    num_targets = (target != NO_TARGET).sum(dim=1)
+    assert len(set(num_targets.tolist())) > 3
+    model = seeded(partial(make_model, settings), seed=settings.run.seed).double()
+    losses = task.losses(model(*task.input(batch)), target)
+    whole = (losses * num_targets).sum() / num_targets.sum() if mean == "tokens" else losses.mean()
+    whole.backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert step["gradient_norm"] == pytest.approx(float(norm), rel=1e-6)
+
+
+def test_a_loss_of_ones_own_is_one_a_row_and_not_by_tokens(tmp_path: Path) -> None:
+    config = load_config(
+        write_config(tmp_path), ["text.mean=tokens", f"run.directory={tmp_path}/run"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"text.mean is .tokens., but train was given .* num_targets"
+    ):
+        train(config, loss=lambda logits, target: logits.sum(dim=(1, 2)))
 
 
 class Own(torch.nn.Module):

@@ -77,6 +77,21 @@ def test_every_mesh_trains_packed_documents_as_one_process(
         assert losses(tmp_path / name) == expected, name
 
 
+def test_so_they_do_by_the_mean_over_all_tokens_of_several_batches(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, num_documents=70)
+    by_tokens = ("text.mean=tokens", "optimizer.accumulate=2")
+    train_watched(config, *settings(config, "1", *by_tokens))
+    train_watched(config, *settings(config, "rows", "optimizer.accumulate=2"))
+    names = ("dp2", "tp2", "pp2")
+    cases = [settings(config, name, *by_tokens, *ON_TWO[name]) for name in names]
+    on_ranks(run_ranks, 2, config, *cases)
+    assert losses(tmp_path / "1") != pytest.approx(losses(tmp_path / "rows"), rel=1e-4)
+    for name in names:
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "1"), rel=1e-6), name
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_meshes_and_every_schedule_do_too(
