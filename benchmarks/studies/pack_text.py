@@ -25,8 +25,10 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from dataio.plan.balance import balance
+from dataio.source.io.files import Storage
+from dataio.source.records.megatron import HEAD, read_head, read_part
+from dataio.source.text.dataset import read_infos
 from dataio.source.text.packing import Packing, attention_costs, pack
-from dataio.source.text.tokenizer import open_tokenizer
 
 BATCH_CHARACTERS = 2 << 20
 VOCABULARY, WIDTH, NUM_REPLICAS, BATCHES = 8000, 768, 8, (8, 32)
@@ -110,6 +112,16 @@ def speeds(directory: Path, texts: list[str], lines: Path, *, repeats: int) -> d
     return figures
 
 
+def packed_lengths(directory: Path) -> np.ndarray:
+    """Read how many tokens each packed document has: int64[num_documents]."""
+    storage, found = Storage(), []
+    for shard in read_infos([str(directory)]).shards:
+        with storage.open(str(Path(shard).with_suffix(".idx"))) as file:
+            count = read_head(file).num_sequences
+            found.append(read_part(file, HEAD.size, "<i4", 0, count).astype(np.int64))
+    return np.concatenate(found)
+
+
 def filled(lengths: np.ndarray, *, length: int, packing: Packing) -> dict[str, object]:
     """Compute how full sequences are, and how unequal the cost of a layer is."""
     pieces = pack(lengths, length=length, packing=packing)
@@ -151,8 +163,7 @@ def main() -> None:
         lines = directory / "documents.jsonl"
         texts = make_documents(text, lines, num_bytes=int(args.megabytes * 1e6))
         figures = speeds(directory, texts, lines, repeats=args.repeats)
-        tokens = open_tokenizer(str(directory)).encode(texts)
-    lengths = np.array([len(each) for each in tokens])
+        lengths = packed_lengths(directory / "out")
     ways: tuple[Packing, ...] = ("concatenated", "best_fit")
     line = {
         "question": "packing of text beside the tokenizer alone",

@@ -110,6 +110,34 @@ def llama() -> StagedModel:
     return Adapted(module, layers="model.layers", tp_plan=module.tp_plan)
 
 
+def qwen3() -> StagedModel:
+    """Adapt Qwen 3: norms of single heads, which tp deals out."""
+    hub.import_or_skip()
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, vocab_size=VOCABULARY,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=4, use_cache=False, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    module = Qwen3ForCausalLM(config)
+    return Adapted(module, layers="model.layers", tp_plan=module.tp_plan)
+
+
+def glm() -> StagedModel:
+    """Adapt GLM, whose gate and value are one layer: a plan that joins and splits again."""
+    hub.import_or_skip()
+    from transformers import GlmConfig, GlmForCausalLM
+
+    config = GlmConfig(
+        hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, vocab_size=VOCABULARY,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=4, use_cache=False, bos_token_id=1,
+        eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    module = GlmForCausalLM(config)
+    return Adapted(module, layers="model.layers", tp_plan=module.tp_plan)
+
+
 def resnet() -> StagedModel:
     """Adapt torchvision's ResNet with bottlenecks and batch statistics."""
     torchvision_v2.import_or_skip()
@@ -122,7 +150,7 @@ def resnet() -> StagedModel:
 
 
 MAKERS: dict[str, Callable[[], StagedModel]] = {
-    "unruly": unruly, "gpt2": gpt2, "llama": llama, "resnet": resnet,
+    "unruly": unruly, "gpt2": gpt2, "llama": llama, "qwen3": qwen3, "glm": glm, "resnet": resnet,
 }  # fmt: skip
 
 

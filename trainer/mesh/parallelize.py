@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -184,10 +185,12 @@ def average_buffers(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
         replicas = [mesh.get_group(axis) for axis in ("dp_replicate", "dp_shard")]
     for buffer in model.buffers():
         if buffer.is_floating_point():
+            # Styles of tp make DTensors of the buffers of a layer too, whole on every rank.
+            own = buffer.to_local() if isinstance(buffer, DTensor) else buffer
             for group in replicas:
                 with torch.no_grad():
-                    dist.all_reduce(buffer, group=group)
-                    buffer /= dist.get_world_size(group)
+                    dist.all_reduce(own, group=group)
+                    own /= dist.get_world_size(group)
 
 
 def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) -> None:

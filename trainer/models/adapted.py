@@ -131,8 +131,7 @@ class Adapted(StagedModel):
         here |= {name for name, before in first_names.items() if before in here}
         for number in set(range(self.num_blocks)) - set(blocks):
             owner, name = self._owners[number]
-            gives_tuple = found.gives_tuple[number]
-            passed_over = _PassedOver(self, gives_tuple, ends=number > max(blocks))
+            passed_over = _PassedOver(self, found.gives[number], ends=number > max(blocks))
             owner._modules[name] = passed_over
         self._own, self._first, self._last = blocks, first, last
         for path, module in list(self.wrapped.named_modules()):
@@ -296,11 +295,21 @@ class _Reached(BaseException):
 class _PassedOver(nn.Module):
     """Stands where a block of another stage was."""
 
-    def __init__(self, model: Adapted, gives_tuple: bool, *, ends: bool) -> None:
+    def __init__(self, model: Adapted, gives: int, *, ends: bool) -> None:
         super().__init__()
         # Not as a child: it would have all weights again.
         self._model = (model,)
-        self._gives_tuple, self._ends = gives_tuple, ends
+        self._gives, self._ends = gives, ends
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why it is not there: the module's ``forward`` looks into its blocks."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(
+                f"this layer is another stage's, so that {name} cannot be looked up in it; let the "
+                "module's forward do no more with its layers than call them, or leave mesh.pp out"
+            ) from None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Give what came from the stage before, or end the pass with what came here."""
@@ -309,7 +318,7 @@ class _PassedOver(nn.Module):
             assert hidden is not None, "seen as the module was traced"
             raise _Reached(hidden)
         received = self._model[0]._received
-        return (received,) if self._gives_tuple else received
+        return (received, *[None] * (self._gives - 1)) if self._gives else received
 
 
 def _hollow(module: nn.Module, prefix: str, here: set[str]) -> list[tuple[nn.Module, str]]:

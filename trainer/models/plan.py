@@ -4,10 +4,11 @@ import fnmatch
 from collections.abc import Callable, Mapping
 
 from torch import nn
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from trainer.errors import ConfigError
+from trainer.models.styles import Local
 
 BY_NAME: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -15,6 +16,8 @@ BY_NAME: dict[str, Callable[[], ParallelStyle]] = {
     "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "replicated_with_grad_allreduce": lambda: Local(gradient=Partial()),
 }
 """Hugging Face's names of styles (``base_model_tp_plan`` of a configuration)."""
 

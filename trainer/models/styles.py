@@ -28,6 +28,8 @@ class Local(ParallelStyle):
         takes: How the layer wants it.
         makes: What the layer's output is; a product of split inner dimensions is ``Partial()``.
         gives: How the output leaves.
+        gradient: Of the parameters; ``Partial()`` where whole ones work on a part of the input, as
+            norms of single heads do where heads are split. Defaults to how they are placed.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Local(ParallelStyle):
         takes: Placement | None = None,
         makes: Placement | None = None,
         gives: Placement | None = None,
+        gradient: Placement | None = None,
     ) -> None:
         super().__init__()
         whole = Replicate()
@@ -46,6 +49,7 @@ class Local(ParallelStyle):
         self.takes = takes or self.comes
         self.makes = makes or whole
         self.gives = gives or self.makes
+        self.gradient = gradient or self.parameters
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -67,7 +71,7 @@ class Local(ParallelStyle):
                 values = redistribute(given[0], device_mesh, self.comes, self.takes, input_gradient)
                 given = (values, *given[1:])
             weights = {
-                name: parameter.to_local(grad_placements=[self.parameters])
+                name: parameter.to_local(grad_placements=[self.gradient])
                 for name, parameter in layer.named_parameters(recurse=False)
                 if isinstance(parameter, DTensor)
             }

@@ -53,14 +53,15 @@ class Trace:
     Attributes:
         phases: Of each parameter and buffer, by its first name: those that use it.
         before: What each block takes, and last what the head takes.
-        gives_tuple: Whether each block gives a tuple, whose first item the next one takes.
+        gives: Items of the tuple that each block gives, of which only the first is used; 0: it
+            gives a tensor.
         logits: What the module gives.
         flops_per_row: Operations of one row's forward pass.
     """
 
     phases: Mapping[str, frozenset[int]]
     before: tuple[Shape, ...]
-    gives_tuple: tuple[bool, ...]
+    gives: tuple[int, ...]
     logits: Shape
     flops_per_row: int
 
@@ -123,7 +124,7 @@ def trace(
     ]
     logits = Shape(tuple(two.logits.shape), tuple(three.logits.shape), two.logits.dtype)
     phases = {name: frozenset(found) for name, found in two.phases.items()}
-    return Trace(phases, tuple(shapes), tuple(two.gives_tuple), logits, three.flops - two.flops)
+    return Trace(phases, tuple(shapes), tuple(two.gives), logits, three.flops - two.flops)
 
 
 class _Pass(TorchFunctionMode):
@@ -135,7 +136,9 @@ class _Pass(TorchFunctionMode):
         super().__init__()
         self.phase = STEM
         self.taken: list[Tensor] = []
-        self.gives_tuple: list[bool] = []
+        self.gives: list[int] = []
+        # What blocks give beside their first item, such as attention maps, and the block's number.
+        self._beside: dict[int, tuple[Tensor, int]] = {}
         self._given: Tensor | None = None
         self._kind = type(module).__name__
         # Not meta tensors: libraries know those without data by this, and do not ask for values.
@@ -180,7 +183,16 @@ class _Pass(TorchFunctionMode):
             name = self._names.get(id(leaf))
             if name is not None:
                 self.phases[name].add(self.phase)
-        return func(*args, **kwargs)
+        given = func(*args, **kwargs)
+        beside = [leaf for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._beside]
+        # Its shape, say, is not what it holds.
+        if beside and any(isinstance(leaf, Tensor) for leaf in tree_leaves(given)):
+            raise ConfigError(
+                f"layer {self._beside[id(beside[0])][1]} of {self._kind} gives several tensors, of "
+                "which another than the first is used later, expected one: a stage sends one to "
+                "the next; leave mesh.pp out"
+            )
+        return given
 
     @contextmanager
     def _followed(self, blocks: Sequence[nn.Module]) -> Iterator[None]:
@@ -229,15 +241,17 @@ class _Pass(TorchFunctionMode):
     def _after(self, number: int, num_blocks: int) -> Any:
         def hook(block: nn.Module, args: tuple[Any, ...], given: Any) -> None:
             is_tuple = isinstance(given, tuple)
-            rest = given[1:] if is_tuple else ()
+            rest = [leaf for leaf in tree_leaves(given[1:] if is_tuple else ()) if leaf is not None]
             self._given = given[0] if is_tuple else given
-            if not isinstance(self._given, Tensor) or any(value is not None for value in rest):
+            if not all(isinstance(value, Tensor) for value in (self._given, *rest)):
                 raise ConfigError(
                     f"layer {number} of {self._kind} gives {type(given).__name__}, expected one "
-                    "tensor, or a tuple of one tensor and None; turn caches and attention maps "
+                    "tensor, or a tuple of tensors of which only the first is used; turn caches "
                     "off, or leave mesh.pp out"
                 )
-            self.gives_tuple.append(is_tuple)
+            beside = [value for value in rest if value is not self._given]
+            self._beside |= {id(value): (value, number) for value in beside}
+            self.gives.append(len(given) if is_tuple else 0)
             if number == num_blocks - 1:
                 self.taken.append(self._given)
                 self.phase = num_blocks

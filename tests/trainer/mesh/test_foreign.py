@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from tests import hub, torchvision_v2
 from tests.multirank import RunRanks
 from tests.ranks.trainer.foreign_steps import run_case
 from tests.trainer.foreign_models import batch_of, make, task_of
+from trainer.mesh.parallelize import average_buffers
 from trainer.mesh.place import Schedule
 from trainer.watch.launch import join
 
@@ -83,12 +86,17 @@ def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
         (2, "unruly", [*PLAIN, ("1f1b", FSDP, {"checkpointing": "full"}), *EVERY]),
         (2, "gpt2", [*PLAIN, *EVERY]),
         (2, "llama", [*PLAIN[1:], *EVERY]),
+        (2, "qwen3", [("1f1b", TP, {})]),
+        (2, "glm", [("1f1b", TP, {})]),
         (2, "resnet", [PLAIN[0], ("1f1b", PP, {}), ("zbv", PP, {})]),
         (4, "gpt2", [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})]),
         (4, "llama", [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})]),
         (4, "unruly", [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})]),
     ],
-    ids=["unruly-2", "gpt2-2", "llama-2", "resnet-2", "gpt2-4", "llama-4", "unruly-4"],
+    ids=[
+        "unruly-2", "gpt2-2", "llama-2", "qwen3-2", "glm-2", "resnet-2", "gpt2-4", "llama-4",
+        "unruly-4",
+    ],
 )  # fmt: skip
 def test_every_mesh_equals_one_process(
     run_ranks: RunRanks, num_ranks: int, kind: str, cases: list[Any]
@@ -102,8 +110,19 @@ def test_every_mesh_equals_one_process(
         check([report[number] for report in reports], expected, case)
 
 
+def test_buffers_that_a_style_of_tp_has_made_dtensors_of_are_averaged() -> None:
+    # Gemma's embedding has one; torch's collectives take none.
+    with join(device="cpu"):
+        mesh = init_device_mesh("cpu", (1,))
+        layer = torch.nn.Embedding(3, 2)
+        scale = DTensor.from_local(torch.tensor([2.0]), mesh, [Replicate()])
+        layer.register_buffer("scale", scale)
+        average_buffers(layer)
+        assert scale.to_local().tolist() == [2.0]
+
+
 def needs(kind: str) -> None:
-    if kind in ("gpt2", "llama"):
+    if kind in ("gpt2", "llama", "qwen3", "glm"):
         hub.import_or_skip()
     elif kind == "resnet":
         torchvision_v2.import_or_skip()

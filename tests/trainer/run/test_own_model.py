@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.trainer.foreign_models import PlainImages
 from tests.trainer.run.runs import lines, run
 from trainer.config.config import load_config
 from trainer.errors import ConfigError
-from trainer.models import Adapted
+from trainer.models import Adapted, seeded
 from trainer.run.loop import Summary, train
 
 PLAIN = (
@@ -252,3 +252,92 @@ def test_a_module_that_computes_between_its_blocks_is_refused_over_a_pipeline() 
     model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
     with pytest.raises(ConfigError, match=r"layer 1 of Meddles takes another tensor"):
         model.check_mesh(num_stages=2)
+
+
+class Maps(nn.Module):
+    """Layers that give their attention maps too, as GPT-J's and Bloom's do.
+
+    Args:
+        adds: Whether the next layer is given the map.
+    """
+
+    def __init__(self, *, adds: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_GivesMap() for _ in range(3)])
+        self.adds = adds
+
+    def forward(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Give what the last layer gives, and all maps."""
+        maps: list[Tensor] = []
+        seen = None
+        for layer in self.layers:
+            values, seen = layer(values, seen if self.adds else None)
+            maps.append(seen)
+        return values, maps
+
+
+class _GivesMap(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, values: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Weigh the features by themselves."""
+        given = self.line(values).softmax(dim=-1)
+        return values * given if seen is None else values * given * seen, given
+
+
+def test_what_blocks_give_beside_is_left_out_where_nobody_uses_it() -> None:
+    values = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    whole = seeded(Maps, seed=3)
+    hidden = values
+    for blocks in (range(1), range(1, 2), range(2, 3)):
+        stage = Adapted(seeded(Maps, seed=3), layers="layers")
+        stage.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
+        first, last = blocks.start == 0, blocks.stop == 3
+        stage.keep(blocks, first=first, last=last)
+        given = stage(values) if first else stage(hidden, values)
+        hidden = given if last else given[0]
+    assert torch.equal(hidden, whole(values)[0])
+
+
+def test_a_module_that_uses_it_is_refused_over_a_pipeline() -> None:
+    model = Adapted(Maps(adds=True), layers="layers")
+    model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
+    with pytest.raises(ConfigError, match=r"layer (0|1) of Maps .*leave mesh.pp out"):
+        model.check_mesh(num_stages=2)
+    # Where no gradient goes through it, nothing but its use tells.
+    model = Adapted(Detached(), layers="layers")
+    model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
+    with pytest.raises(ConfigError, match=r"layer 0 of Detached gives several tensors, of which"):
+        model.check_mesh(num_stages=2)
+
+
+class Detached(Maps):
+    """Adds what the maps say in the end."""
+
+    def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
+        """Give what the last layer gives, and what all maps are on average."""
+        total = torch.zeros(())
+        for layer in self.layers:
+            values, seen = layer(values, None)
+            total = total + seen.detach().mean()
+        return values + total
+
+
+class Peeks(Maps):
+    """Looks into its last layer before it runs the first."""
+
+    def forward(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Scale by a weight of another layer."""
+        return super().forward(values * cast(_GivesMap, self.layers[2]).line.weight.abs().mean())
+
+
+def test_a_forward_that_looks_into_a_layer_of_another_stage_is_told_so() -> None:
+    stage = Adapted(seeded(Peeks, seed=3), layers="layers")
+    stage.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
+    stage.keep(range(1), first=True, last=False)
+    with pytest.raises(
+        AttributeError, match=r"another stage's, so that line cannot .* mesh.pp out"
+    ):
+        stage(torch.randn(2, 4))
