@@ -1,12 +1,20 @@
-"""Hold a policy against the two honest controls, at the training time that it takes itself."""
+"""Hold a policy against the two honest controls, at no more than its own training time.
+
+A control may spend less than the policy: where longer training makes a model worse, as with wrong
+labels, whoever has the time stops sooner. What counts is the best that it reaches by then.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tonari.ablate.results import ArmResults
 from tonari.ablate.stats import Difference, direction, paired_difference
+
+SeedLine = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""A control's line in one seed, float64[arms] each: seconds, rising, and accuracies in points."""
 
 CONTROLS = {"epochs": "fewer epochs", "random": "random pruning"}
 """The values of an arm's `control`, and what reports call them."""
@@ -18,7 +26,8 @@ class AgainstControl:
 
     Attributes:
         control: A key of `CONTROLS`.
-        difference: Points above the control at the policy's own training time; None: no pair yet.
+        difference: Points above the best of the control in the policy's own training time or less;
+            None: no pair yet.
         outcome: "better", "worse" or "undecided", of the policy.
         num_cheaper: Seeds in which the policy took less time than the control's cheapest arm,
             whose accuracy then stands in.
@@ -56,9 +65,10 @@ def control_line(
 def against_controls(arm: ArmResults, arms: Sequence[ArmResults]) -> tuple[AgainstControl, ...]:
     """Hold a policy against each control that was trained.
 
-    For each seed the control's accuracy at the policy's own training time is read off the line
-    through that seed's cells of the control, joined by straight pieces. It is not extrapolated:
-    beyond an end, the accuracy at that end counts.
+    For each seed the control's accuracy is read off the line through that seed's cells of the
+    control, joined by straight pieces, at the policy's own training time or at an arm that took
+    less: where the mean over the other seeds is highest, so that no seed's luck chooses for itself.
+    It is not extrapolated: beyond an end, the accuracy at that end counts.
 
     Args:
         arm: The policy.
@@ -98,30 +108,49 @@ def _against(arm: ArmResults, line: Sequence[ArmResults], control: str) -> Again
     seconds, accuracies = arm.figures("train_s"), arm.accuracies
     ends = _lines_by_seed(line)
     seeds = sorted(seconds.keys() & accuracies.keys() & ends.keys())
-    reached = {seed: float(np.interp(seconds[seed], *ends[seed])) for seed in seeds}
+    reached = {seed: _reached(seed, seconds[seed], ends) for seed in seeds}
     difference = paired_difference(accuracies, reached)
     return AgainstControl(
         control,
         difference,
         direction(difference),
-        sum(seconds[seed] < ends[seed][0][0] for seed in seeds),
-        sum(seconds[seed] > ends[seed][0][-1] for seed in seeds),
+        sum(seconds[seed] < float(ends[seed][0][0]) for seed in seeds),
+        sum(seconds[seed] > float(ends[seed][0][-1]) for seed in seeds),
     )
 
 
-def _lines_by_seed(
-    line: Sequence[ArmResults],
-) -> Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Seconds, rising, and accuracies of the seeds that every arm of the line has."""
+def _reached(seed: int, seconds: float, lines: Mapping[int, SeedLine]) -> float:
+    """Find the best that a seed's control reaches in that time, as the other seeds tell it.
+
+    Args:
+        seed: Of the policy's cell.
+        seconds: That it took.
+        lines: The control's, by seed.
+    """
+    places, own = lines[seed]
+    numbers = np.arange(len(places))
+    # A place of the line: the number of an arm, or between two.
+    here = float(np.interp(seconds, places, numbers))
+    options = [*numbers[numbers < here], here]
+    others = [line for number, (_, line) in lines.items() if number != seed] or [own]
+    means = [np.mean([np.interp(place, numbers, line) for line in others]) for place in options]
+    return float(np.interp(options[int(np.argmax(means))], numbers, own))
+
+
+def _lines_by_seed(line: Sequence[ArmResults]) -> Mapping[int, SeedLine]:
+    """Find the lines of the seeds that every arm has."""
     seconds = [arm.figures("train_s") for arm in line]
     accuracies = [arm.accuracies for arm in line]
     # A seed that lacks one of the arms would be held against another line than the others are
     seeds = set.intersection(*(set(one) for one in [*seconds, *accuracies]))
-    found = {}
-    for seed in seeds:
-        places = sorted((s[seed], a[seed]) for s, a in zip(seconds, accuracies, strict=True))
-        found[seed] = (tuple(s for s, _ in places), tuple(a for _, a in places))
-    return found
+    # In the arms' order; a cell that a busy machine made slow takes no less time than those before.
+    return {
+        seed: (
+            np.maximum.accumulate([arm[seed] for arm in seconds]),
+            np.array([arm[seed] for arm in accuracies]),
+        )
+        for seed in seeds
+    }
 
 
 def _mean_train_s(arm: ArmResults) -> float:

@@ -67,7 +67,7 @@ def _losses(policies: Sequence[Line]) -> str:
         for _, arm, name, gap in losses[:NUM_LOSSES]
     )
     rest = len(losses) - NUM_LOSSES
-    return f"A control wins in the same time: {worst}{f'; and {rest} more' if rest > 0 else ''}."
+    return f"A control wins in no more time: {worst}{f'; and {rest} more' if rest > 0 else ''}."
 
 
 def _cheapest(lines: Sequence[Line], margin: float) -> str:

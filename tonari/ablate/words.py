@@ -140,7 +140,7 @@ def _against(one: AgainstControl) -> str:
     figures = f"{points(one.difference)} points over {seeds} seed{'s' if seeds > 1 else ''}"
     said = {
         "better": f"It is above {one.name} by {figures}",
-        "worse": f"{one.name.capitalize()} wins in the same time: the policy is at {figures}",
+        "worse": f"{one.name.capitalize()} wins in no more time: the policy is at {figures}",
         "undecided": f"Against {one.name} it is undecided: {figures}",
     }[one.outcome]
     return f"{said}{_outside(one)}."

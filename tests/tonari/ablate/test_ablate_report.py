@@ -145,11 +145,11 @@ def test_where_a_control_wins_the_report_says_so_at_the_top(tmp_path, undrawn):
     arms = changed("Policy", points=84)
     line = lines_of(arms)["Policy"]
     assert line.control_verdict == "beats none"
-    assert "Fewer epochs wins in the same time: the policy is at -1.00" in verdict_sentence(line)
+    assert "Fewer epochs wins in no more time: the policy is at -1.00" in verdict_sentence(line)
     write_report(tmp_path, study_of(arms), cells_of(arms), "tonari ablate s.toml")
     for name in ("table.md", "report.html"):
         text = (tmp_path / name).read_text()
-        assert "A control wins in the same time: fewer epochs reaches +1.00" in text
+        assert "A control wins in no more time: fewer epochs reaches +1.00" in text
         assert "The policy does not beat both honest controls" in text
 
 
