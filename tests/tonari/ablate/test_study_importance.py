@@ -1,6 +1,8 @@
 """A study's arms hide, weigh and remember what real loaders of as many ranks would."""
 
 import dataclasses
+import inspect
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 import dataio
+import importance.kakurenbo
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
@@ -197,7 +200,7 @@ def test_fewer_epochs_have_the_whole_schedule():
 
 
 def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
-    seen = []
+    seen: list[str] = []
 
     def accuracy(model, test, device):
         seen.append(len(test.labels))
@@ -295,6 +298,52 @@ def test_what_an_arm_is_called_and_shown_as_makes_no_other_cell(tmp_path):
     )
     assert plain.digest == labelled.digest
     assert dataclasses.replace(plain.arm.settings, control="random") == labelled.arm.settings
+
+
+def digest_of(tmp_path: Path, text: str = "") -> str:
+    return load_study(write(tmp_path, f"[arms.a]\n{text}")).cells()[0].digest
+
+
+def test_data_of_the_same_name_and_size_makes_other_cells(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train", "test"):
+        study = tmp_path / f"{name}.parquet"
+        study.write_bytes(b"three rows")
+    seen: list[str] = []
+    for content in (b"three rows", b"other rows", b"three rows"):
+        # Two draws of wrong labels, say: nothing tells them apart but what is in them.
+        (tmp_path / "train.parquet").write_bytes(content)
+        os.utime(tmp_path / "train.parquet", ns=(len(seen), len(seen)))
+        digests = load_study(
+            write(tmp_path, "[arms.a]"), ("data.train=train.parquet", "data.test=test.parquet")
+        )
+        seen.append(digests.cells()[0].digest)
+    assert seen[0] != seen[1]
+    assert seen[0] == seen[2]
+    # Wherever it lies, and in a folder or by a pattern too.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train.parquet").rename(tmp_path / "elsewhere" / "moved.parquet")
+    moved = ("data.train=elsewhere/*.parquet", "data.test=test.parquet")
+    assert load_study(write(tmp_path, "[arms.a]"), moved).cells()[0].digest == seen[0]
+    (tmp_path / "elsewhere" / "moved.parquet").write_bytes(b"wrong rows")
+    assert load_study(write(tmp_path, "[arms.a]"), moved).cells()[0].digest != seen[0]
+
+
+def test_a_setting_at_its_default_and_a_comment_make_no_other_cell_and_code_does(
+    tmp_path, monkeypatch
+):
+    assert digest_of(tmp_path) == digest_of(tmp_path, 'shuffle = "global"\nlr = 0.1')
+    assert digest_of(tmp_path) != digest_of(tmp_path, "lr = 0.2")
+    hidden = 'importance = "kakurenbo"\nfraction = 0.3'
+    code = inspect.getsource(importance.kakurenbo)
+    before = digest_of(tmp_path, hidden)
+    plain = digest_of(tmp_path)
+    for text, is_same in ((f"# said\n{code}", True), (f"{code}\nOTHER = 1\n", False)):
+        monkeypatch.setattr(
+            "tonari.ablate.study.identity.inspect.getsource", lambda module, text=text: text
+        )
+        assert (digest_of(tmp_path, hidden) == before) is is_same
+        assert digest_of(tmp_path) == plain
 
 
 def test_the_example_has_both_controls_in_both_sizes():

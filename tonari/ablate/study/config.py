@@ -5,13 +5,14 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import dataio.plan.policies
 import shuffle as shuffles
 from tonari.ablate.study.grid import expand_grid
+from tonari.ablate.study.identity import changed, code_key, content_key
 from tonari.ablate.study.importance import importance_policy
 from trainer.config.settings import (
     Count,
@@ -224,11 +225,13 @@ class Study:
         ]
 
     def _digest(self, arm: Arm, seed: int) -> str:
-        trained = asdict(arm.settings)
-        trained = {name: value for name, value in trained.items() if name not in LABELS}
-        # Nor does it matter where the files lie, if they are the same
-        data = asdict(self.data) | {
-            name: _file_key(getattr(self.data, name)) for name in ("train", "test")
+        trained: dict[str, object] = {
+            name: value for name, value in changed(arm.settings).items() if name not in LABELS
+        }
+        if arm.settings.importance != "full":
+            trained["code"] = code_key(arm.settings.make_importance())
+        data = changed(self.data) | {
+            name: content_key(getattr(self.data, name)) for name in ("train", "test")
         }
         text = json.dumps([RESULTS_VERSION, trained, data, self.study.device, seed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -320,8 +323,3 @@ def _table(tables: Mapping[str, object], name: str) -> dict[str, object]:
     if not isinstance(table, dict):
         raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
     return table
-
-
-def _file_key(pattern: str) -> object:
-    path = Path(pattern)
-    return [path.name, path.stat().st_size] if path.is_file() else pattern
