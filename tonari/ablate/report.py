@@ -79,12 +79,13 @@ def _document(
         "torch": _distinct(cells, "torch"),
         "dates": _dates(cells),
         "seeds": study.study.seeds,
+        "first_seed": study.study.first_seed,
         "cells": len(cells),
         "cells_expected": expected,
         "cells_missing": {
             arm.name: missing
             for arm in arms
-            if (missing := [s for s in range(study.study.seeds) if s not in arm.cells])
+            if (missing := [s for s in study.study.all_seeds if s not in arm.cells])
         },
         "wall_s": sum(number(cell, "wall_s") for cell in cells),
         "cpu_s": sum(number(cell, "cpu_s") for cell in cells),

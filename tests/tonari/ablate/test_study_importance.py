@@ -200,7 +200,7 @@ def test_fewer_epochs_have_the_whole_schedule():
 
 
 def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
-    seen: list[str] = []
+    seen = []
 
     def accuracy(model, test, device):
         seen.append(len(test.labels))
@@ -344,6 +344,15 @@ def test_a_setting_at_its_default_and_a_comment_make_no_other_cell_and_code_does
         )
         assert (digest_of(tmp_path, hidden) == before) is is_same
         assert digest_of(tmp_path) == plain
+
+
+def test_other_seeds_are_other_cells(tmp_path):
+    path = write(tmp_path, "[arms.a]")
+    tried = load_study(path, ("study.seeds=2",)).cells()
+    shown = load_study(path, ("study.seeds=3", "study.first_seed=2")).cells()
+    assert [cell.seed for cell in shown] == [2, 3, 4]
+    whole = load_study(path, ("study.seeds=5",)).cells()
+    assert [cell.digest for cell in (*tried, *shown)] == [cell.digest for cell in whole]
 
 
 def test_the_example_has_both_controls_in_both_sizes():

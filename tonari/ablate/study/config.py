@@ -47,14 +47,22 @@ LABELS = ("against", "control")
 class StudyConfig(Section):
     """What is compared with what; ``margin_points`` is what counts as no loss of accuracy.
 
+    Seeds are ``first_seed`` and those behind it: what is tried out on some is shown on others.
+
     Arms are timed to ``target_accuracy``; 0: to their baseline's mean, less the margin.
     """
 
     baseline: str
     seeds: Count = 5
+    first_seed: Whole = 0
     margin_points: Positive = 0.5
     target_accuracy: Share = 0.0
     device: Literal["cpu", "cuda"] = "cpu"
+
+    @property
+    def all_seeds(self) -> range:
+        """The seeds, by their numbers."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +228,7 @@ class Study:
         """List the cells, a seed after the other, so that a part of them compares all arms."""
         return [
             Cell(arm, seed, self._digest(arm, seed))
-            for seed in range(self.study.seeds)
+            for seed in self.study.all_seeds
             for arm in self.arms
         ]
 
