@@ -100,9 +100,10 @@ def costs_of(source: Source) -> NDArray[np.uint8] | None:
     Raises:
         ValueError: If it is anything else.
     """
-    costs: NDArray[np.uint8] | None = getattr(source, "costs", None)
-    if costs is None:
+    given: NDArray[np.uint8] | None = getattr(source, "costs", None)
+    if given is None:
         return None
+    costs = np.asarray(given)
     if costs.dtype != np.dtype(np.uint8) or costs.shape != (source.num_samples,):
         raise ValueError(
             f"{source.name}: costs is {costs.dtype}{list(costs.shape)}, expected "

@@ -8,7 +8,7 @@ import pytest
 from dataio import Int, Loader, NumpySource
 from dataio.pool.pool import Pool
 from dataio.source import DatasetSource, Storage, TransformedSource
-from dataio.source.base import Shard, ShardedSource
+from dataio.source.base import Shard, ShardedSource, costs_of
 from dataio.source.image_folder import ImageFolderSource
 from dataio.source.opening import FORMATS
 from dataio.world import single_world
@@ -34,6 +34,15 @@ def test_a_source_that_lacks_a_member_is_refused_with_its_name(tmp_path):
             Bare(),  # type: ignore[arg-type]
             batch_size=2, fields={"label": Int("cls")}, cache=tmp_path,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("costs", [[1, 2, 3, 4], np.ones(3, np.uint8), np.ones(4)])
+def test_costs_that_are_not_a_byte_a_sample_are_refused(costs):
+    source = NumpySource({"cls": np.arange(4)}, name="numpy://costs")
+    assert costs_of(source) is None
+    source.costs = costs  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"costs is .*, expected uint8\[4\], one number a sample"):
+        costs_of(source)
 
 
 def test_what_a_cache_keeps_of_a_source_never_changes(tmp_path):
