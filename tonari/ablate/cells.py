@@ -17,6 +17,7 @@ from tonari.ablate.claims import claim
 from tonari.ablate.progress import Event
 from tonari.ablate.report import CellFile
 from tonari.ablate.study.config import Cell, Study
+from tonari.ablate.study.corrupt import corrupt
 from tonari.ablate.study.data import LabelledImages, draw_subset, load_images
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.errors import CommandError
@@ -24,7 +25,10 @@ from trainer.errors import ConfigError
 
 CELLS = "cells"
 
-FIGURES = ("train_s", "rows_trained", "rows_refreshed", "flops", "hidden_fraction")
+FIGURES = (
+    "train_s", "rows_trained", "rows_refreshed", "flops", "hidden_fraction", "hidden_precision",
+    "hidden_recall",
+)  # fmt: skip
 """Of a cell's results, what files of earlier versions lack."""
 
 
@@ -88,9 +92,15 @@ def _train(
     call: str,
 ) -> Event:
     try:
+        data = study.data
+        found = corrupt(
+            draw_subset(train, data.train_samples, seed=cell.seed), num_classes=data.num_classes,
+            seed=cell.seed, noise=data.noise, duplicates=data.duplicates, junk=data.junk,
+            imbalance=data.imbalance,
+        )  # fmt: skip
         result = train_cell(
             cell.arm.settings,
-            draw_subset(train, study.data.train_samples, seed=cell.seed),
+            found,
             test,
             num_classes=study.data.num_classes,
             seed=cell.seed,
@@ -224,6 +234,8 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "rows_refreshed": result.rows_refreshed,
         "flops": result.flops,
         "hidden_fraction": result.hidden_fraction,
+        "hidden_precision": result.hidden_precision,
+        "hidden_recall": result.hidden_recall,
         "epochs": [asdict(point) for point in result.points],
         "settings": asdict(cell.arm.settings),
         "data": asdict(study.data),

@@ -42,6 +42,8 @@ class Costs:
         rows_trained: Passed forward and backward.
         rows_refreshed: Passed forward only.
         hidden_fraction: Share of rows left out, mean over epochs.
+        hidden_precision: Share of these that are known to be wrong; None where none is.
+        hidden_recall: Share of the wrong ones that is left out.
     """
 
     train_s: Mean
@@ -52,6 +54,8 @@ class Costs:
     flops: float | None
     flops_ratio: Difference | None
     hidden_fraction: float | None
+    hidden_precision: float | None
+    hidden_recall: float | None
     target: Target | None
 
 
@@ -141,6 +145,8 @@ def _costs(arm: ArmResults, baseline: ArmResults, target: float | None) -> Costs
         _mean(arm, "flops"),
         flops,
         _mean(arm, "hidden_fraction"),
+        _mean(arm, "hidden_precision"),
+        _mean(arm, "hidden_recall"),
         None if target is None else _target(arm, target),
     )
 

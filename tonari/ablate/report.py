@@ -180,6 +180,8 @@ def _flat(line: Line) -> dict[str, object]:
         "flops": costs and costs.flops,
         **_bounds("flops_ratio", costs and costs.flops_ratio),
         "hidden_fraction": costs and costs.hidden_fraction,
+        "hidden_precision": costs and costs.hidden_precision,
+        "hidden_recall": costs and costs.hidden_recall,
         "target_points": target and target.accuracy,
         "target_s": target and target.seconds,
         "target_seeds": target and target.num_reached,

@@ -18,6 +18,7 @@ BASELINE, VERDICT, SECONDS = "compared with", "verdict", "seconds a cell (CPU)"
 TIME_RATIO, AGAINST_CONTROLS = "time, x baseline", "at its own time"
 BASE_COLUMNS = (ARM, ACCURACY, DIFFERENCE, INTERVAL, BASELINE, VERDICT, SECONDS)
 COST_COLUMNS = ("training, s", "rows trained", "FLOPs, x baseline", "hidden, %", "s to target")
+WRONG_COLUMNS = ("of hidden, wrong, %", "of wrong, hidden, %")
 
 
 def has_costs(lines: Sequence[Line]) -> bool:
@@ -32,7 +33,8 @@ def table_columns(lines: Sequence[Line]) -> list[str]:
     columns = [ARM, ACCURACY, DIFFERENCE, INTERVAL, VERDICT, TIME_RATIO]
     columns += [AGAINST_CONTROLS] if any(line.is_policy for line in lines) else []
     columns += [BASELINE] if len({line.baseline for line in lines}) > 1 else []
-    return [*columns, *COST_COLUMNS]
+    knows_wrong = any(x.costs and x.costs.hidden_precision is not None for x in lines)
+    return [*columns, *COST_COLUMNS, *(WRONG_COLUMNS if knows_wrong else ())]
 
 
 def table_row(line: Line, columns: Sequence[str]) -> list[str]:
@@ -58,15 +60,22 @@ def _base_words(line: Line) -> dict[str, str]:
 
 def _cost_words(costs: Costs | None) -> dict[str, str]:
     if costs is None:
-        return dict.fromkeys((TIME_RATIO, *COST_COLUMNS), NOTHING)
+        return dict.fromkeys((TIME_RATIO, *COST_COLUMNS, *WRONG_COLUMNS), NOTHING)
     values = [
         spread(costs.train_s, digits=1),
         count(costs.rows_trained),
         ratio(costs.flops_ratio, with_interval=False),
-        NOTHING if costs.hidden_fraction is None else f"{100 * costs.hidden_fraction:.1f}",
+        _percent(costs.hidden_fraction),
         time_to_target(costs.target),
+        _percent(costs.hidden_precision),
+        _percent(costs.hidden_recall),
     ]
-    return {TIME_RATIO: ratio(costs.train_ratio)} | dict(zip(COST_COLUMNS, values, strict=True))
+    columns = (*COST_COLUMNS, *WRONG_COLUMNS)
+    return {TIME_RATIO: ratio(costs.train_ratio)} | dict(zip(columns, values, strict=True))
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.1f}"
 
 
 def spread(mean: Mean | None, *, digits: int = 2) -> str:

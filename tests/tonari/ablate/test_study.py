@@ -15,6 +15,7 @@ from dataio.world import run_threads, thread_worlds
 from shuffle import Global, Local, Partial
 from tests.memory_source import FIELDS, MemorySource
 from tonari.ablate.study.config import SettingsConfig, load_study
+from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.data import LabelledImages, draw_subset, load_images
 from tonari.ablate.study.model import StudyResNet
 from tonari.ablate.study.order import epoch_batches, number_samples
@@ -194,7 +195,7 @@ def test_a_cell_learns_and_depends_on_its_seed_alone(arm):
         replicas=4, batch_size=4, width=4, epochs=4, lr=0.05, local_steps=3, norm="group"
     )
     settings = SettingsConfig(**{**vars(settings), **arm})
-    train, test = blobs(130), blobs(200, seed=1)
+    train, test = as_found(blobs(130)), blobs(200, seed=1)
     points: list[Point] = []
     first, again, other = (
         train_cell(settings, train, test, num_classes=4, seed=seed, on_point=points.append)
@@ -216,7 +217,7 @@ def test_arms_of_one_seed_begin_with_the_same_weights_and_samples():
     losses = [
         train_cell(
             SettingsConfig(**{**vars(settings), "shuffle": policy}),
-            data, data, num_classes=4, seed=0,
+            as_found(data), data, num_classes=4, seed=0,
         ).points[0].loss
         for policy in ("local", "global")
     ]  # fmt: skip
@@ -227,7 +228,7 @@ def test_arms_of_one_seed_begin_with_the_same_weights_and_samples():
 def test_a_batch_larger_than_a_replica_s_rows_is_refused():
     settings = SettingsConfig(replicas=4, batch_size=16)
     with pytest.raises(ConfigError, match=r"batch_size is 16, .* 20 training .* lower it"):
-        train_cell(settings, blobs(20), blobs(9), num_classes=4, seed=0)
+        train_cell(settings, as_found(blobs(20)), blobs(9), num_classes=4, seed=0)
 
 
 def test_more_samples_than_there_are_are_refused():

@@ -18,6 +18,7 @@ from shuffle import Global, Local, Partial
 from tests.memory_source import FIELDS, MemorySource
 from tests.tonari.ablate.test_study import blobs
 from tonari.ablate.study.config import SettingsConfig, load_study
+from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.order import epoch_batches
 from tonari.ablate.study.run import CellResult, train_cell
@@ -113,8 +114,9 @@ def test_a_study_hides_weighs_and_remembers_as_real_loaders(tmp_path, replicas, 
                 assert memory.scores[list(scores)].tolist() == list(scores.values())
         refreshed = [i for _, batches_, *_ in now for ids, _ in batches_ for i in ids]
         assert sorted(refreshed) == sorted(batches.due.tolist())
-        assert batches.num_hidden == NUM_SAMPLES - int(batches.valid.sum())
-        most_hidden = max(most_hidden, batches.num_hidden)
+        trained = batches.sample_id[batches.valid]
+        assert sorted([*batches.hidden, *trained]) == list(range(NUM_SAMPLES))
+        most_hidden = max(most_hidden, len(batches.hidden))
     assert most_hidden >= 5
 
 
@@ -124,7 +126,9 @@ def settings(**changed) -> SettingsConfig:
 
 
 def cell(**changed) -> CellResult:
-    return train_cell(settings(**changed), blobs(200), blobs(90, seed=1), num_classes=4, seed=0)
+    return train_cell(
+        settings(**changed), as_found(blobs(200)), blobs(90, seed=1), num_classes=4, seed=0
+    )
 
 
 def test_hidden_rows_are_not_trained_and_cost_one_forward_pass_where_refreshed():
@@ -150,7 +154,7 @@ def test_the_learning_rate_grows_by_the_factor_of_what_is_hidden(rate):
         importance="kakurenbo", fraction=0.5, tau=0.0, alphas=(1.0,), drops=(), rate=rate, lr=0.01
     )
     training, plain = (
-        Training(which, blobs(90), num_classes=4, seed=0, device="cpu")
+        Training(which, as_found(blobs(90)), num_classes=4, seed=0, device="cpu")
         for which in (arm, settings(lr=0.01))
     )
     for epoch in range(3):
@@ -184,7 +188,7 @@ def test_a_refresh_leaves_the_statistics_of_the_model_alone():
 def test_hidden_rows_have_a_score_of_this_epoch_only_where_they_are_refreshed():
     for every, refreshed in ((1, True), (0, False)):
         arm = settings(importance="kakurenbo", fraction=0.5, tau=0.0, refresh_every=every)
-        training = Training(arm, blobs(90), num_classes=4, seed=0, device="cpu")
+        training = Training(arm, as_found(blobs(90)), num_classes=4, seed=0, device="cpu")
         points = [training.train_epoch(epoch) for epoch in range(3)]
         hidden = round(points[-1].hidden_fraction * 90)
         fresh = int((training._memory.scores["epoch"] == 2).sum())

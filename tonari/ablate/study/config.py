@@ -67,7 +67,11 @@ class StudyConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """The images; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``."""
+    """The images; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``.
+
+    ``noise``, ``duplicates``, ``junk`` (shares) and ``imbalance`` make the training samples worse,
+    see `tonari.ablate.study.corrupt.corrupt`.
+    """
 
     train: str
     test: str
@@ -77,6 +81,10 @@ class DataConfig(Section):
     num_classes: Count = 10
     train_samples: Whole = 0
     test_samples: Whole = 0
+    noise: Share = 0.0
+    duplicates: Share = 0.0
+    junk: Share = 0.0
+    imbalance: Annotated[float, Range(1)] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

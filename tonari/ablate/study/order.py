@@ -34,7 +34,7 @@ class EpochBatches(NamedTuple):
         sample_id: int64[steps, replicas, batch]: Padding repeats samples of the same replica.
         valid: bool[steps, replicas, batch]: False for padding.
         weight: float32[steps, replicas, batch]: 0 for padding.
-        num_hidden: Samples that are left out.
+        hidden: int64[num_hidden]: Samples that are left out.
         due: int64[num_due]: Those of them that get a new score at the epoch's end.
         lr_factor: What the learning rate is multiplied by.
         figures: What else the policy reports: sums over the groups, but for ``hidden_cap``.
@@ -43,7 +43,7 @@ class EpochBatches(NamedTuple):
     sample_id: NDArray[np.int64]
     valid: NDArray[np.bool_]
     weight: NDArray[np.float32]
-    num_hidden: int
+    hidden: NDArray[np.int64]
     due: NDArray[np.int64]
     lr_factor: float
     figures: Mapping[str, float]
@@ -91,7 +91,7 @@ def epoch_batches(
         np.stack([held[p.mine][b.slots] for p, b in zip(places, blocks, strict=True)], axis=1),
         np.arange(batch_size) < num_valid[..., None],
         np.stack([block.weight for block in blocks], axis=1),
-        sum(map(len, by_group)),
+        np.concatenate([rows[slots] for rows, slots in zip(held, by_group, strict=True)]),
         np.concatenate([rows[np.sort(slots)] for rows, slots in zip(held, due, strict=True)]),
         selections[0].lr_factor,
         _figures(selections),

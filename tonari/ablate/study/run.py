@@ -2,13 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from tonari.ablate.study.config import SettingsConfig
+from tonari.ablate.study.corrupt import Found
 from tonari.ablate.study.data import LabelledImages, draw_subset
 from tonari.ablate.study.training import Point, Training, augmented
 
@@ -30,6 +31,9 @@ class CellResult:
         rows_refreshed: Rows passed forward only, for a new score.
         flops: Of three forward passes for a row trained, one for a row refreshed.
         hidden_fraction: Share of the rows left out, mean over epochs.
+        hidden_precision: Share of these, over all epochs, whose label is wrong, or which are junk;
+            None where nothing is left out, or nothing is known to be wrong.
+        hidden_recall: Share of the wrong ones that is left out, mean over epochs; None likewise.
     """
 
     points: tuple[Point, ...]
@@ -40,6 +44,8 @@ class CellResult:
     rows_refreshed: int
     flops: float
     hidden_fraction: float
+    hidden_precision: float | None
+    hidden_recall: float | None
 
     @property
     def accuracy(self) -> float:
@@ -51,7 +57,7 @@ class CellResult:
 
 def train_cell(
     settings: SettingsConfig,
-    train: LabelledImages,
+    train: Found,
     test: LabelledImages,
     *,
     num_classes: int,
@@ -63,7 +69,7 @@ def train_cell(
 
     Args:
         settings: The arm's.
-        train: The seed's samples.
+        train: The seed's samples, and what is wrong with them.
         test: Images whose accuracy is reported.
         num_classes: Classes of the dataset.
         seed: Of weights, partition, order and flips; arms of one seed share what they can.
@@ -89,8 +95,18 @@ def train_cell(
     return CellResult(
         tuple(points), wall_s, cpu_s, training.train_s, training.rows_trained,
         training.rows_refreshed, training.flops,
-        statistics.fmean(point.hidden_fraction for point in points),
+        statistics.fmean(point.hidden_fraction for point in points), *_judged(points, train),
     )  # fmt: skip
+
+
+def _judged(points: Sequence[Point], train: Found) -> tuple[float | None, float | None]:
+    """Compute precision and recall of what was hidden."""
+    num_wrong, num_rows = int(train.is_wrong.sum()), len(train.is_wrong)
+    hidden = sum(round(point.hidden_fraction * num_rows) for point in points)
+    caught = sum(point.hidden_wrong for point in points)
+    if not num_wrong or not hidden:
+        return None, None
+    return caught / hidden, caught / (num_wrong * len(points))
 
 
 def _accuracy(model: nn.Module, test: LabelledImages, device: str) -> float:

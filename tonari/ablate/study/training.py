@@ -13,7 +13,7 @@ from dataio.base.seeding import generator, key
 from dataio.plan.layout import Layout
 from importance import outcome
 from tonari.ablate.study.config import SettingsConfig
-from tonari.ablate.study.data import LabelledImages
+from tonari.ablate.study.corrupt import Found
 from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.model import StudyResNet
 from tonari.ablate.study.order import EpochBatches, epoch_batches, number_samples
@@ -38,6 +38,8 @@ class Point:
         rows_trained: Rows until its end.
         flops: FLOPs until its end.
         hidden_fraction: Share of the rows that it left out.
+        hidden_wrong: Of these, the ones with a wrong label, or junk.
+        hidden_copies: Of these, the near copies of others.
         lr_factor: What the importance policy multiplied the learning rate by.
         moved_back: Rows of low loss that were shown all the same: wrong, or unsure.
         hidden_cap: Share of the rows that the policy would have left out at most.
@@ -51,6 +53,8 @@ class Point:
     rows_trained: int
     flops: float
     hidden_fraction: float
+    hidden_wrong: int
+    hidden_copies: int
     lr_factor: float
     moved_back: int
     hidden_cap: float
@@ -61,7 +65,7 @@ class Training:
 
     Args:
         settings: The arm's.
-        train: The seed's samples.
+        train: The seed's samples, and what is wrong with them.
         num_classes: Classes of the dataset.
         seed: Of weights, partition, order and flips.
         device: Where to train.
@@ -79,22 +83,24 @@ class Training:
     def __init__(
         self,
         settings: SettingsConfig,
-        train: LabelledImages,
+        train: Found,
         *,
         num_classes: int,
         seed: int,
         device: str,
     ) -> None:
-        layout = Layout(settings.nodes, len(train.labels))
+        data = train.data
+        layout = Layout(settings.nodes, len(data.labels))
         if settings.batch_size > layout.share_rows(layout.num_replicas - 1):
             raise ConfigError(
                 f"settings.batch_size is {settings.batch_size}, more than the "
-                f"{len(train.labels)} training samples over {layout.num_replicas} replicas; lower "
+                f"{len(data.labels)} training samples over {layout.num_replicas} replicas; lower "
                 f"it, or raise data.train_samples"
             )
         self._settings, self._layout, self._seed, self._device = settings, layout, seed, device
-        self._rows_of = number_samples(train.labels, settings.partition, seed=seed)
-        self._images, self._labels = (torch.from_numpy(part).to(device) for part in train)
+        self._rows_of = number_samples(data.labels, settings.partition, seed=seed)
+        self._images, self._labels = (torch.from_numpy(part).to(device) for part in data)
+        self._found = train
         self.replicas = _replicas(settings, num_classes, seed=seed, device=device)
         policy = settings.make_importance()
         self._memory = Memory(policy, layout.num_samples, settings.num_epochs)
@@ -128,6 +134,7 @@ class Training:
         self.rows_trained += int(batches.valid.sum())
         self.rows_refreshed += len(batches.due)
         self.train_s += self._now() - began
+        hidden = self._rows_of[batches.hidden]
         return Point(
             epoch=epoch,
             loss=loss,
@@ -135,7 +142,9 @@ class Training:
             train_s=self.train_s,
             rows_trained=self.rows_trained,
             flops=self.flops,
-            hidden_fraction=batches.num_hidden / self._layout.num_samples,
+            hidden_fraction=len(hidden) / self._layout.num_samples,
+            hidden_wrong=int(self._found.is_wrong[hidden].sum()),
+            hidden_copies=int(self._found.is_copy[hidden].sum()),
             lr_factor=batches.lr_factor,
             moved_back=int(batches.figures.get("moved_back", 0)),
             hidden_cap=batches.figures.get("hidden_cap", 0.0),

@@ -1,0 +1,114 @@
+"""Data as it is found: wrong labels, near duplicates, junk and rare classes, and all of it known.
+
+What is made of a seed's samples follows from the seed and the settings, so that all arms of a seed
+train on the same; a policy is told nothing of it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.seeding import generator, key
+from tonari.ablate.study.data import LabelledImages
+from trainer.errors import ConfigError
+
+SHIFT_PIXELS, NOISE_LEVELS = 1, 4
+"""How a near duplicate differs: moved by at most so many pixels, each value by so many of 255."""
+
+
+class Found(NamedTuple):
+    """Samples, and what is wrong with each.
+
+    Attributes:
+        data: The samples.
+        is_wrong: bool[num_samples]: Its label is another class's, or it is junk.
+        is_copy: bool[num_samples]: It is nearly another of the samples.
+    """
+
+    data: LabelledImages
+    is_wrong: NDArray[np.bool_]
+    is_copy: NDArray[np.bool_]
+
+
+def as_found(data: LabelledImages) -> Found:
+    """Take samples of which nothing is known to be wrong."""
+    nothing = np.zeros(len(data.labels), np.bool_)
+    return Found(data, nothing, nothing)
+
+
+def corrupt(
+    data: LabelledImages, *, num_classes: int, seed: int, noise: float = 0.0,
+    duplicates: float = 0.0, junk: float = 0.0, imbalance: float = 1.0,
+) -> Found:  # fmt: skip
+    """Make samples worse, as settings of `DataConfig` say.
+
+    Args:
+        data: Of one seed; left as they are.
+        num_classes: Classes of the dataset.
+        seed: Of the cell.
+        noise: Share of all samples that get the label of another class, each as likely.
+        duplicates: Share of all samples that are replaced by near copies of the others, with the
+            labels of these.
+        junk: Share of all samples whose image is noise, and whose label is any.
+        imbalance: Samples of the first class for each of the last, >= 1; the classes between lie
+            on a geometric series (Cui et al., Class-balanced loss, CVPR 2019, section 5). Less
+            frequent classes lose samples.
+
+    Raises:
+        ConfigError: If more is asked for than there are samples.
+    """
+    if noise + junk > 1:
+        raise ConfigError(
+            f"data.noise is {noise} and data.junk {junk}, together more than all samples; lower one"
+        )
+    rng = generator(key(seed, "study corruption"))
+    data = _imbalanced(data, imbalance, num_classes, rng)
+    images, labels = data.images.copy(), data.labels.copy()
+    count = len(labels)
+    order = rng.permutation(count)
+    num_copies = round(duplicates * count)
+    if num_copies == count:
+        raise ConfigError(
+            f"data.duplicates is {duplicates}, which leaves none of {count} samples to be copied; "
+            "lower it, or raise data.train_samples"
+        )
+    copies, originals = order[:num_copies], order[num_copies:]
+    of = originals[np.arange(num_copies) % len(originals)]
+    images[copies], labels[copies] = _nearly(images[of], rng), labels[of]
+    # Of all samples, copies among them: as a crawler would have found them.
+    order = rng.permutation(count)
+    num_junk, num_noise = round(junk * count), round(noise * count)
+    rubbish, mislabelled = order[:num_junk], order[num_junk : num_junk + num_noise]
+    images[rubbish] = rng.integers(256, size=(num_junk, *images.shape[1:]), dtype=np.uint8)
+    labels[rubbish] = rng.integers(num_classes, size=num_junk)
+    steps = rng.integers(1, num_classes, len(mislabelled)) if num_classes > 1 else 0
+    labels[mislabelled] = (labels[mislabelled] + steps) % num_classes
+    is_wrong, is_copy = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    is_wrong[rubbish] = is_wrong[mislabelled] = is_copy[copies] = True
+    return Found(LabelledImages(images, labels), is_wrong, is_copy)
+
+
+def _imbalanced(
+    data: LabelledImages, imbalance: float, num_classes: int, rng: np.random.Generator
+) -> LabelledImages:
+    if imbalance == 1:
+        return data
+    shares = imbalance ** -(np.arange(num_classes) / max(num_classes - 1, 1))
+    kept = []
+    for label, share in enumerate(shares.tolist()):
+        rows = np.flatnonzero(data.labels == label)
+        most = max(round(share * len(rows)), min(len(rows), 1))
+        kept.append(rng.permutation(rows)[:most])
+    chosen = np.sort(np.concatenate(kept))
+    return LabelledImages(data.images[chosen], data.labels[chosen])
+
+
+def _nearly(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Move each image a little, and change its values a little."""
+    moved = images.astype(np.int64)
+    shifts = rng.integers(-SHIFT_PIXELS, SHIFT_PIXELS + 1, (len(images), 2))
+    for place, (down, right) in enumerate(shifts.tolist()):
+        moved[place] = np.roll(moved[place], (down, right), axis=(1, 2))
+    moved += rng.integers(-NOISE_LEVELS, NOISE_LEVELS + 1, moved.shape)
+    return np.clip(moved, 0, 255).astype(np.uint8)
