@@ -19,20 +19,22 @@ def tail_of_t(t: float, degrees: int) -> float:
     return float(stdtr(degrees, -t))
 
 
-def t_quantile(degrees: int) -> float:
+def t_quantile(degrees: int, *, comparisons: int = 1) -> float:
     """Find how far Student's t is from 0 at most, either way, with a probability of `CONFIDENCE`.
 
     Args:
         degrees: Degrees of freedom, >= 1.
+        comparisons: All of so many, whatever they have in common (Bonferroni), >= 1.
     """
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
+    return float(stdtrit(degrees, 1 - (1 - CONFIDENCE) / (2 * comparisons)))
 
 
-def reach_of_mean(values: Sequence[float]) -> float | None:
+def reach_of_mean(values: Sequence[float], *, comparisons: int = 1) -> float | None:
     """Find half the width of the interval around a mean that holds the true one.
 
     Args:
         values: Those that the mean is of; they are independent of one another.
+        comparisons: Intervals that together hold what they should, see `t_quantile`.
 
     Returns:
         The distance from the mean to either bound, with `CONFIDENCE`; None for fewer than two
@@ -40,4 +42,5 @@ def reach_of_mean(values: Sequence[float]) -> float | None:
     """
     if len(values) < 2:
         return None
-    return t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    quantile = t_quantile(len(values) - 1, comparisons=comparisons)
+    return quantile * stdev(values) / math.sqrt(len(values))

@@ -33,17 +33,20 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
     return Mean(sum(values) / n, stdev(values) if n > 1 else None, n)
 
 
-def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+def paired_difference(
+    arm: Mapping[int, float], baseline: Mapping[int, float], *, comparisons: int = 1
+) -> Difference | None:
     """Compare an arm with its baseline by the seeds that both have; None where there is none.
 
     Args:
         arm: Its figure for each seed.
         baseline: Likewise.
+        comparisons: Intervals that are to hold the truth together, so that each is wider.
     """
     gaps = [arm[seed] - baseline[seed] for seed in sorted(arm.keys() & baseline.keys())]
     if not gaps:
         return None
-    mean, reach = sum(gaps) / len(gaps), reach_of_mean(gaps)
+    mean, reach = sum(gaps) / len(gaps), reach_of_mean(gaps, comparisons=comparisons)
     if reach is None:
         return Difference(mean, None, None, 1)
     return Difference(mean, mean - reach, mean + reach, len(gaps))

@@ -97,3 +97,26 @@ def test_a_policy_that_is_nothing_beats_both_controls_in_few_of_400_studies(slop
     assert verdicts(slope).count("beats both controls") <= 0.05 * 400
     # And one that is three points better does in most.
     assert verdicts(slope, gain=3.0).count("beats both controls") > 0.8 * 400
+
+
+def test_more_policies_make_none_of_them_win_by_luck() -> None:
+    rng = np.random.default_rng(5)
+
+    def cells(seconds: float, points: float) -> Cells:
+        return {s: (seconds, points + float(rng.normal())) for s in range(6)}
+
+    def wins(num_policies: int) -> int:
+        """Count the studies, of 300, in which any policy beats the control; none is any better."""
+        found = 0
+        for _ in range(300):
+            arms = [arm("Full", cells(100, 80)), arm("half", cells(60, 80), control="epochs")]
+            policies = [
+                arm(f"P{n}", cells(60, 80), importance="kakurenbo") for n in range(num_policies)
+            ]
+            every = [*arms, *policies]
+            held = [one for policy in policies for one in against_controls(policy, every)]
+            found += "better" in [one.outcome for one in held]
+        return found
+
+    assert wins(1) <= 0.05 * 300
+    assert wins(12) <= 0.05 * 300
