@@ -35,8 +35,11 @@ test: $(STAMP) ## Run the tests that are quick, in minutes (ARGS="-k name" for s
 	@$(VENV)/bin/pytest -m "(smoke or not (multirank or thorough)) and not slow and not lab" $(ARGS)
 
 test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
-	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal -m "not (multirank or slow or lab)" $(ARGS)
-	@$(VENV)/bin/pytest --durations=60 -m "multirank and not (slow or lab)" $(ARGS)
+	@status=0; \
+	$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal -m "not (multirank or slow or lab)" $(ARGS) \
+	  || status=$$?; \
+	$(VENV)/bin/pytest --durations=60 -m "multirank and not (slow or lab)" $(ARGS) || status=$$?; \
+	exit $$status
 
 check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
 
