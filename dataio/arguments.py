@@ -15,7 +15,7 @@ from dataio.batch.values import BatchTransform, Collate, OnError, Transform
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Drawing, Importance, Local, Shuffle
+from dataio.plan.policies import ByFields, Drawing, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
 from dataio.source import Shards, Source
 from dataio.source.wrapping import check_openable
@@ -113,12 +113,13 @@ def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None
         )
 
 
-def check_drawing(arguments: Arguments, source: Source, fields: Mapping[str, Field]) -> None:
-    """Refuse a policy that draws rows if the dataset, or its fields, do not fit it."""
+def check_policy(arguments: Arguments, source: Source, fields: Mapping[str, Field]) -> None:
+    """Refuse a policy that draws rows, or goes by fields, if the dataset does not fit it."""
     policy = arguments.importance
-    if not isinstance(policy, Drawing):
+    if isinstance(policy, Drawing):
+        policy.num_drawn(source.num_samples)
+    if not isinstance(policy, ByFields):
         return
-    policy.num_drawn(source.num_samples)
     numbers = {
         column.name: np.dtype(column.dtype).kind in "iufb" and column.shape == ()
         for column in row_schema(fields).fixed
@@ -127,15 +128,15 @@ def check_drawing(arguments: Arguments, source: Source, fields: Mapping[str, Fie
         if not numbers.get(name):
             having = ", ".join(name for name, is_number in numbers.items() if is_number)
             raise ValueError(
-                f"importance: {policy} draws by the field {name!r}, expected a field that is one "
+                f"importance: {policy} goes by the field {name!r}, expected a field that is one "
                 f"number a sample, which this loader's are: {having or 'none'}; name one of these, "
-                "declare it in fields, or give an array of values by sample id"
+                "or declare it in fields; some policies take an array by sample id instead"
             )
         if arguments.cache.quota is not None or arguments.staging.when == "overlap":
             raise ValueError(
-                f"importance: {policy} draws by the field {name!r}, so all rows must be in the "
-                'caches before the first epoch, expected no quota and staging when="before"; give '
-                "an array of values by sample id instead"
+                f"importance: {policy} goes by the field {name!r}, so all rows must be in the "
+                'caches before the first epoch, expected no quota and staging when="before"; some '
+                "policies take an array of values by sample id instead"
             )
 
 

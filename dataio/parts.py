@@ -11,8 +11,8 @@ from dataio.arguments import (
     Arguments,
     check_agreement,
     check_batch_size,
-    check_drawing,
     check_growth,
+    check_policy,
     find_device,
 )
 from dataio.base.filesystem import cache_directory
@@ -150,7 +150,7 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
         check_metrics(metrics)
     layout = lay_out(source, world)
     check_batch_size(arguments.batch_size, layout)
-    check_drawing(arguments, source, fields)
+    check_policy(arguments, source, fields)
     check_growth(arguments, source)
     check_agreement(arguments.agreed(source, fields), world)
     identity = identify(source, seed=seed, shuffle=shuffle)

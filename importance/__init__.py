@@ -3,7 +3,8 @@
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
-from importance.named import POLICIES, make_policy
+from importance.keep_agreed import KeepAgreed
+from importance.named import POLICIES, find_policy, make_policy, settings_of
 from importance.outcome import outcome
 from importance.random import RandomPrune
 from importance.schedule import lr_drops
@@ -15,10 +16,13 @@ __all__ = [
     "Full",
     "InfoBatch",
     "Kakurenbo",
+    "KeepAgreed",
     "RandomPrune",
     "SelectiveBackprop",
     "Weighted",
+    "find_policy",
     "lr_drops",
     "make_policy",
     "outcome",
+    "settings_of",
 ]

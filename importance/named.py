@@ -1,12 +1,14 @@
 """Make a policy by its name, as settings files do."""
 
 import difflib
-from dataclasses import fields
+import inspect
 
+from dataio.base.named import import_named
 from dataio.plan.policies import Importance
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
+from importance.keep_agreed import KeepAgreed
 from importance.random import RandomPrune
 from importance.selective_backprop import SelectiveBackprop
 from importance.weighted import Weighted
@@ -14,34 +16,73 @@ from importance.weighted import Weighted
 POLICIES: dict[str, type[Importance]] = {
     "full": Full,
     "kakurenbo": Kakurenbo,
+    "keep_agreed": KeepAgreed,
     "infobatch": InfoBatch,
     "selective_backprop": SelectiveBackprop,
     "random": RandomPrune,
     "weighted": Weighted,
 }
 
+ASKED = ("columns", "select", "due")
+"""What the loader asks of every policy."""
+
+
+def find_policy(name: str) -> type[Importance]:
+    """Find the class of a policy.
+
+    Args:
+        name: One of `POLICIES`, or ``"package.module:Class"`` of one's own.
+
+    Raises:
+        ValueError: If there is no such policy, or the class is not one.
+    """
+    if ":" not in name:
+        _check_known("importance", name, list(POLICIES), ", or package.module:Class of your own")
+        return POLICIES[name]
+    try:
+        found = import_named(name)
+    except ImportError as error:
+        raise ValueError(f"importance {name!r} cannot be imported: {error}") from error
+    missing = [asked for asked in ASKED if not hasattr(found, asked)]
+    if not isinstance(found, type) or missing:
+        kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ValueError(
+            f"importance {name!r} is {kind} without {', '.join(missing) or 'a class of its own'}, "
+            f"expected a class with {', '.join(ASKED)}, as dataio.plan.policies.Importance says; "
+            "give it these"
+        )
+    return found
+
 
 def make_policy(name: str, **settings: object) -> Importance:
     """Make a policy.
 
     Args:
-        name: One of `POLICIES`.
+        name: One of `POLICIES`, or ``"package.module:Class"`` of one's own.
         settings: Its arguments.
 
     Raises:
         ValueError: If there is no such policy, it takes no such setting, or a value is out of
             range.
     """
-    _check_known("importance", name, list(POLICIES))
-    made_by = POLICIES[name]
-    known = [field.name for field in fields(made_by)]  # type: ignore[arg-type]
+    made_by = find_policy(name)
+    known = settings_of(made_by)
     for setting in settings:
         _check_known(f"importance {name!r}: setting", setting, known)
-    return made_by(**settings)
+    try:
+        return made_by(**settings)
+    except TypeError as error:
+        raise ValueError(f"importance {name!r}: {error}; it takes {', '.join(known)}") from error
 
 
-def _check_known(what: str, name: str, known: list[str]) -> None:
+def settings_of(policy: type[Importance]) -> list[str]:
+    """List the settings that a policy takes."""
+    return list(inspect.signature(policy).parameters)
+
+
+def _check_known(what: str, name: str, known: list[str], besides: str = "") -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{what} {name!r} is unknown, expected one of {', '.join(known)}{hint}")
+        listed = ", ".join(known) or "none"
+        raise ValueError(f"{what} {name!r} is unknown, expected one of {listed}{besides}{hint}")

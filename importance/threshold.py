@@ -91,6 +91,52 @@ def _count_digits(keys: NDArray[np.uint64], shift: int) -> NDArray[np.int64]:
     return counts
 
 
+def lowest_of_each(
+    keys: NDArray[np.uint64], groups: NDArray[np.int64], counts: NDArray[np.int64], total: Total,
+    *, num_bits: int,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Find which of this pool's rows are among those of the lowest keys of their groups.
+
+    As `lowest` for each group, all of them in the same rounds, which total at most 65,536 counts
+    each; collective likewise.
+
+    Args:
+        keys: uint64[n], below 2**num_bits: Distinct over all pools.
+        groups: int64[n], in [0, num_groups).
+        counts: int64[num_groups], the same in all pools: Rows wanted of each group over all pools;
+            all, where a group has fewer.
+        total: Sums over the pools.
+        num_bits: Of a key.
+
+    Returns:
+        int64[...]: Indices into ``keys``, ascending.
+    """
+    num_groups = len(counts)
+    bits = min(max(16 - (num_groups - 1).bit_length(), 1), DIGIT_BITS)
+    left, thresholds = counts.copy(), np.zeros(num_groups, np.uint64)
+    is_whole = np.zeros(num_groups, np.bool_)
+    # Groups whose threshold is not yet known, and the rows that may lie on either side of it
+    is_open, here = counts > 0, np.arange(len(keys))
+    shift = -(-num_bits // bits) * bits
+    while shift and is_open.any():
+        shift -= bits
+        here = here[is_open[groups[here]]]
+        digits = (keys[here] >> np.uint64(shift) & np.uint64((1 << bits) - 1)).astype(np.int64)
+        cells = np.bincount(groups[here] << bits | digits, minlength=num_groups << bits)
+        ends = np.cumsum(total(cells).reshape(num_groups, -1), axis=1)
+        # Only in the first round, as later ones lie below a digit
+        is_whole |= is_open & (ends[:, -1] <= left)
+        is_open &= ~is_whole
+        # int64[num_groups]
+        digit = np.where(is_open, (ends <= left[:, None]).sum(axis=1), 0)
+        below = np.take_along_axis(ends, np.maximum(digit - 1, 0)[:, None], axis=1)[:, 0]
+        left -= np.where(digit > 0, below, 0)
+        thresholds += digit.astype(np.uint64) << np.uint64(shift)
+        is_open &= left > 0
+        here = here[keys[here] >> np.uint64(shift) == thresholds[groups[here]] >> np.uint64(shift)]
+    return np.flatnonzero((keys < thresholds[groups]) | is_whole[groups])
+
+
 def percentiles(rows: Candidates, total: Total) -> NDArray[np.float64]:
     """Find the share of all pools' rows whose last loss is lower; of equal ones half counts.
 

@@ -28,7 +28,7 @@ Collective the first time that a field is asked for; the same on all ranks."""
 def no_field(name: str) -> NDArray[np.generic]:
     """Stand in for the values of a field where no rows are held."""
     raise ValueError(
-        f"importance: a policy draws by the field {name!r}, which only a loader can read; give the "
+        f"importance: a policy goes by the field {name!r}, which only a loader can read; give the "
         "policy an array of values by sample id"
     )
 
@@ -49,7 +49,7 @@ class Candidates:
         num_samples: Rows of all pools together.
         stream: Key of the epoch's places, the same on all ranks.
         total: Sums over all pools.
-        by_field: The values of a field that `Drawing.by_fields` names, of all samples.
+        by_field: The values of a field that `ByFields.by_fields` names, of all samples.
     """
 
     scores: Scores

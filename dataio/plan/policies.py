@@ -82,13 +82,18 @@ class Importance(Protocol):
 
 
 @runtime_checkable
-class Drawing(Protocol):
-    """What else the loader asks of an importance policy that sets ``Selection.counts``."""
+class ByFields(Protocol):
+    """What else the loader asks of an importance policy that goes by fields, such as labels."""
 
     @property
     def by_fields(self) -> tuple[str, ...]:
         """Fields of one number a sample whose values of all samples it asks `Candidates` for."""
         ...
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """What else the loader asks of an importance policy that sets ``Selection.counts``."""
 
     def num_drawn(self, num_samples: int) -> int:
         """Count the rows of an epoch on all ranks, each as often as it comes.

@@ -12,9 +12,17 @@ import shuffle
 from dataio import Loader, Reports, Workers
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
-from dataio.plan.policies import Importance, Selection, Shuffle
+from dataio.plan.policies import ByFields, Importance, Selection, Shuffle
 from dataio.world import World
-from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop, Weighted
+from importance import (
+    Full,
+    InfoBatch,
+    Kakurenbo,
+    KeepAgreed,
+    RandomPrune,
+    SelectiveBackprop,
+    Weighted,
+)
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 97
@@ -23,6 +31,7 @@ NUM_EPOCHS = 5
 POLICIES: dict[str, Importance] = {
     "full": Full(columns=("loss",)),
     "kakurenbo": Kakurenbo(0.4, alphas=(1.0, 0.8), drops=(3,), rate="realised"),
+    "keep_agreed": KeepAgreed(0.6, begins=1),
     "infobatch": InfoBatch(0.5, delta=0.8),
     "selective_backprop": SelectiveBackprop(0.4),
     "random": RandomPrune(0.3, delta=0.8),
@@ -49,6 +58,10 @@ class Watched:
     @property
     def columns(self) -> tuple[ScoreColumn, ...]:
         return self.policy.columns
+
+    @property
+    def by_fields(self) -> tuple[str, ...]:
+        return self.policy.by_fields if isinstance(self.policy, ByFields) else ()
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         chosen = self.policy.select(rows, epoch=epoch, num_epochs=num_epochs)

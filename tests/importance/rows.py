@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import key
-from dataio.plan.candidates import Candidates
+from dataio.plan.candidates import ByField, Candidates, no_field
 from dataio.plan.history import COLUMNS, Scores, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
@@ -28,7 +28,14 @@ def reported(loss: Sequence[float] | NDArray[np.floating]) -> Scores:
 def one_pool(scores: Scores, *, seed: int = 0, epoch: int = 0) -> Candidates:
     """All rows of a job in one pool, row i of sample i."""
     stream = key(seed, "importance", epoch=epoch)
-    return Candidates(scores, np.arange(len(scores)), len(scores), stream)
+    return Candidates(
+        scores, np.arange(len(scores)), len(scores), stream, by_field=field_of(len(scores))
+    )
+
+
+def field_of(num_samples: int) -> ByField:
+    """Stand in for what a loader reads: the labels of `tests.memory_source.MemorySource`."""
+    return lambda name: np.arange(num_samples) % 10 if name == "label" else no_field(name)
 
 
 def scattered(num_samples: int, num_pools: int, *, seed: int = 0) -> list[NDArray[np.int64]]:
@@ -55,7 +62,9 @@ def in_pools(
             return world.allreduce(values, op="sum", doing="try")
 
         mine = pools[world.rank]
-        return function(Candidates(scores[mine], mine, len(scores), whole.stream, total))
+        return function(
+            Candidates(scores[mine], mine, len(scores), whole.stream, total, whole.by_field)
+        )
 
     return run_threads(thread_worlds([1] * len(pools)), ask)
 

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from dataio.plan.candidates import Candidates, alone
 from dataio.plan.history import QUANTUM
-from importance.threshold import DIGIT_BITS, key_bits, loss_keys, lowest, percentiles
+from importance.threshold import (
+    DIGIT_BITS,
+    key_bits,
+    loss_keys,
+    lowest,
+    lowest_of_each,
+    percentiles,
+)
 from tests.importance.rows import in_pools, one_pool, reported, scattered
 
 # Few different losses, so that ties are common; and everything a loss can be.
@@ -37,6 +44,40 @@ def test_the_lowest_keys_are_those_of_a_sort(num_bits: int, data: st.DataObject)
 def test_keys_at_both_ends_of_their_range_are_told_apart(num_bits: int, count: int) -> None:
     keys = np.unique(np.array([2**num_bits - 1, 0, 2 ** (num_bits - 1)], np.uint64))
     assert lowest(keys, count, alone, num_bits=num_bits).tolist() == list(range(len(keys)))[:count]
+
+
+@given(NUM_BITS, st.sampled_from([1, 2, 5, 300, 70_000]), st.data())
+def test_the_lowest_keys_of_each_group_are_those_of_a_sort(
+    num_bits: int, num_groups: int, data: st.DataObject
+) -> None:
+    values = st.integers(0, 2**num_bits - 1)
+    keys = np.array(data.draw(st.lists(values, unique=True, max_size=40)), np.uint64)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    used = rng.choice(num_groups, min(num_groups, 4), replace=False)
+    groups = used[rng.integers(0, len(used), len(keys))]
+    counts = rng.integers(0, 2 + len(keys) // 2, num_groups)
+    found = lowest_of_each(keys, groups, counts, alone, num_bits=num_bits)
+    wanted = []
+    for group in used:
+        mine = np.flatnonzero(groups == group)
+        wanted += mine[np.argsort(keys[mine])][: counts[group]].tolist()
+    assert found.tolist() == sorted(wanted)
+
+
+@given(st.lists(LOSSES, min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99))
+def test_pools_agree_on_the_lowest_rows_of_each_group(
+    losses: list[float], num_pools: int, seed: int
+) -> None:
+    scores, counts = reported(losses), np.array([3, 0, 7])
+
+    def choose(rows: Candidates) -> NDArray[np.int64]:
+        groups = rows.sample_id % 3
+        return lowest_of_each(loss_keys(rows), groups, counts, rows.total, num_bits=key_bits(rows))
+
+    pools = scattered(len(losses), num_pools, seed=seed)
+    parts = in_pools(scores, pools, choose)
+    ids = [int(i) for pool, rows in zip(pools, parts, strict=True) for i in pool[rows]]
+    assert sorted(ids) == choose(one_pool(scores)).tolist()
 
 
 @given(st.lists(LOSSES, min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99), st.data())

@@ -211,8 +211,8 @@ def test_what_does_not_fit_the_dataset_is_refused() -> None:
         select(Weighted(balance=[1, 2, 3]), 4)
     with pytest.raises(ValueError, match=r"weights of epoch 2 are 0\.0 in all"):
         select(Weighted(lambda epoch: [0.0] * 4), 4, epoch=2)
-    with pytest.raises(ValueError, match="draws by the field 'label', which only a loader"):
-        select(Weighted("label"), 4)
+    with pytest.raises(ValueError, match="goes by the field 'kind', which only a loader"):
+        select(Weighted("kind"), 4)
 
 
 def test_weights_that_differ_between_ranks_are_noticed() -> None:

@@ -341,7 +341,7 @@ def test_a_policy_with_counts_and_score_columns_is_refused(tmp_path: Path) -> No
     [
         (Weighted([1.0, 2.0]), {}, "weights: 2 numbers for a dataset of 61 samples"),
         (Weighted("lable"), {}, "field 'lable', expected .* which this loader's are: label;"),
-        (Weighted(balance="data"), {}, "draws by the field 'data', expected a field that is one"),
+        (Weighted(balance="data"), {}, "goes by the field 'data', expected a field that is one"),
         (
             Weighted("label"),
             {"staging": Staging(when="overlap")},

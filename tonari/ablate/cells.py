@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from tonari.ablate.progress import Event
 from tonari.ablate.report import CellFile
 from tonari.ablate.study.config import Cell, Study
 from tonari.ablate.study.corrupt import corrupt
-from tonari.ablate.study.data import LabelledImages, draw_subset, load_images
+from tonari.ablate.study.data import LabelledImages, draw_subset, draw_subsets, load_images
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.errors import CommandError
 from trainer.errors import ConfigError
@@ -26,8 +27,8 @@ from trainer.errors import ConfigError
 CELLS = "cells"
 
 FIGURES = (
-    "train_s", "rows_trained", "rows_refreshed", "flops", "hidden_fraction", "hidden_precision",
-    "hidden_recall",
+    "train_s", "rows_trained", "rows_refreshed", "cost_rows", "flops", "hidden_fraction",
+    "hidden_precision", "hidden_recall",
 )  # fmt: skip
 """Of a cell's results, what files of earlier versions lack."""
 
@@ -93,11 +94,13 @@ def _train(
 ) -> Event:
     try:
         data = study.data
-        found = corrupt(
-            draw_subset(train, data.train_samples, seed=cell.seed), num_classes=data.num_classes,
-            seed=cell.seed, noise=data.noise, duplicates=data.duplicates, junk=data.junk,
-            imbalance=data.imbalance,
-        )  # fmt: skip
+        drawn, validation = draw_subsets(
+            train, data.train_samples, data.validation_samples, seed=cell.seed
+        )
+        worsen = partial(corrupt, num_classes=data.num_classes, seed=cell.seed, noise=data.noise)
+        found = worsen(drawn, duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance)
+        if data.validation_samples:
+            test = worsen(validation).data
         result = train_cell(
             cell.arm.settings,
             found,
@@ -218,7 +221,8 @@ def _load(study: Study) -> tuple[LabelledImages, LabelledImages]:
                 f"data.{name}: has classes {labels.min()} to {labels.max()}, expected 0 to "
                 f"{data.num_classes - 1}; correct data.num_classes, or the labels"
             )
-    draw_subset(train, data.train_samples, seed=0)  # too many are wrong for every cell
+    # Too many are wrong for every cell
+    draw_subsets(train, data.train_samples, data.validation_samples, seed=0)
     return train, draw_subset(test, data.test_samples, seed=0)
 
 
@@ -232,6 +236,7 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "train_s": result.train_s,
         "rows_trained": result.rows_trained,
         "rows_refreshed": result.rows_refreshed,
+        "cost_rows": result.cost_rows,
         "flops": result.flops,
         "hidden_fraction": result.hidden_fraction,
         "hidden_precision": result.hidden_precision,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from tonari.ablate.controls import beats_all
 from tonari.ablate.lines import Line
 from tonari.ablate.stats import negated
 from tonari.ablate.words import has_costs, points, ratio
@@ -36,19 +37,19 @@ def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: 
 
 
 def _on_policies(policies: Sequence[Line]) -> list[str]:
-    both = [line for line in policies if line.control_verdict == "beats both controls"]
+    both = [line for line in policies if line.control_verdict == beats_all(len(line.controls))]
     count = len(policies)
     if both:
         some = f"{len(both)} of {count} policies" if count > 1 else "The policy"
         verb, own = ("beat", "their") if len(both) > 1 else ("beats", "its")
-        first = f"{some} {verb} both honest controls at {own} own training time: {_names(both)}."
+        first = f"{some} {verb} every control at {own} own cost: {_names(both)}."
     else:
         rest = "; ".join(
             f"{_names([x for x in policies if x.control_verdict == verdict])}: {verdict}"
             for verdict in dict.fromkeys(line.control_verdict for line in policies)
         )
         none = f"None of {count} policies beats" if count > 1 else "The policy does not beat"
-        first = f"{none} both honest controls at its own training time ({rest})."
+        first = f"{none} every control at its own cost ({rest})."
     return [first, _losses(policies)]
 
 
@@ -67,7 +68,7 @@ def _losses(policies: Sequence[Line]) -> str:
         for _, arm, name, gap in losses[:NUM_LOSSES]
     )
     rest = len(losses) - NUM_LOSSES
-    return f"A control wins in no more time: {worst}{f'; and {rest} more' if rest > 0 else ''}."
+    return f"A control wins at no more cost: {worst}{f'; and {rest} more' if rest > 0 else ''}."
 
 
 def _cheapest(lines: Sequence[Line], margin: float) -> str:

@@ -128,7 +128,7 @@ def _card(line: Line) -> Card:
 
 def _tone(verdict: str) -> str:
     """How a verdict is coloured: "better", "worse", or plain."""
-    if verdict.startswith(("better", "beats both")):
+    if verdict.startswith(("better", "beats both", "beats all")):
         return "better"
     return "worse" if verdict.startswith(("worse", "beats none")) else "undecided"
 

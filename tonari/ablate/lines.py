@@ -41,6 +41,7 @@ class Costs:
         train_s: Seconds of training alone, tests left out.
         rows_trained: Passed forward and backward.
         rows_refreshed: Passed forward only.
+        cost_rows: Trained, with all else that training took counted as rows; see `CellResult`.
         hidden_fraction: Share of rows left out, mean over epochs.
         hidden_precision: Share of these that are known to be wrong; None where none is.
         hidden_recall: Share of the wrong ones that is left out.
@@ -51,6 +52,7 @@ class Costs:
     rows_trained: float | None
     rows_ratio: Difference | None
     rows_refreshed: float | None
+    cost_rows: float | None
     flops: float | None
     flops_ratio: Difference | None
     hidden_fraction: float | None
@@ -98,7 +100,7 @@ def _line(study: Study, arm: ArmResults, baseline: ArmResults, arms: Sequence[Ar
     if arm is not baseline:
         difference = paired_difference(own, baseline.accuracies)
         words = verdict(difference, margin=study.study.margin_points)
-    controls = against_controls(arm, arms) if arm.is_policy else ()
+    controls = against_controls(arm, arms, cost=study.study.cost) if arm.is_policy else ()
     return Line(
         arm.name,
         arm.baseline,
@@ -142,6 +144,7 @@ def _costs(arm: ArmResults, baseline: ArmResults, target: float | None) -> Costs
         _mean(arm, "rows_trained"),
         rows,
         _mean(arm, "rows_refreshed"),
+        _mean(arm, "cost_rows"),
         _mean(arm, "flops"),
         flops,
         _mean(arm, "hidden_fraction"),

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
 MARKERS = "oDv^P>Xph"
 BASELINE_COLOUR = "#7f7f7f"
-CONTROL_STYLES = {"epochs": ("#6b8fb5", "--", "s"), "random": ("#b5896b", ":", "<")}
+CONTROL_STYLES = {
+    "epochs": ("#6b8fb5", "--", "s"),
+    "random": ("#b5896b", ":", "<"),
+    "ema": ("#7fa67f", "-.", "d"),
+    "robust": ("#a58ab8", (0, (3, 1, 1, 1)), "h"),
+}
 FRONT_COLOUR = "#e8c547"
 
 Draw = Callable[["Figure"], None]

@@ -177,6 +177,7 @@ def _flat(line: Line) -> dict[str, object]:
         "rows_trained": costs and costs.rows_trained,
         **_bounds("rows_ratio", costs and costs.rows_ratio),
         "rows_refreshed": costs and costs.rows_refreshed,
+        "cost_rows": costs and costs.cost_rows,
         "flops": costs and costs.flops,
         **_bounds("flops_ratio", costs and costs.flops_ratio),
         "hidden_fraction": costs and costs.hidden_fraction,

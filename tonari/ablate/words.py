@@ -15,9 +15,16 @@ ARM, ACCURACY, DIFFERENCE, INTERVAL = (
     "95 % interval",
 )
 BASELINE, VERDICT, SECONDS = "compared with", "verdict", "seconds a cell (CPU)"
-TIME_RATIO, AGAINST_CONTROLS = "time, x baseline", "at its own time"
+TIME_RATIO, AGAINST_CONTROLS = "time, x baseline", "at its own cost"
 BASE_COLUMNS = (ARM, ACCURACY, DIFFERENCE, INTERVAL, BASELINE, VERDICT, SECONDS)
-COST_COLUMNS = ("training, s", "rows trained", "FLOPs, x baseline", "hidden, %", "s to target")
+COST_COLUMNS = (
+    "training, s",
+    "rows trained",
+    "cost in rows",
+    "FLOPs, x baseline",
+    "hidden, %",
+    "s to target",
+)
 WRONG_COLUMNS = ("of hidden, wrong, %", "of wrong, hidden, %")
 
 
@@ -64,6 +71,7 @@ def _cost_words(costs: Costs | None) -> dict[str, str]:
     values = [
         spread(costs.train_s, digits=1),
         count(costs.rows_trained),
+        count(costs.cost_rows),
         ratio(costs.flops_ratio, with_interval=False),
         _percent(costs.hidden_fraction),
         time_to_target(costs.target),
@@ -130,7 +138,7 @@ def time_to_target(target: Target | None) -> str:
 
 
 def verdict_sentence(line: Line) -> str:
-    """Say how a policy stands to the controls at its own training time, and to its baseline."""
+    """Say how a policy stands to the controls at its own cost, and to its baseline."""
     parts = [f"{line.arm}: {line.control_verdict}."]
     parts += [_against(one) for one in line.controls]
     if line.difference is not None:
@@ -149,7 +157,7 @@ def _against(one: AgainstControl) -> str:
     figures = f"{points(one.difference)} points over {seeds} seed{'s' if seeds > 1 else ''}"
     said = {
         "better": f"It is above {one.name} by {figures}",
-        "worse": f"{one.name.capitalize()} wins in no more time: the policy is at {figures}",
+        "worse": f"{one.name.capitalize()} wins at no more cost: the policy is at {figures}",
         "undecided": f"Against {one.name} it is undecided: {figures}",
     }[one.outcome]
     return f"{said}{_outside(one)}."
@@ -160,12 +168,12 @@ def _outside(one: AgainstControl) -> str:
     said = []
     if one.num_cheaper:
         said.append(
-            f"in {one.num_cheaper} of {n} seeds it took less time than the cheapest such run, with "
+            f"in {one.num_cheaper} of {n} seeds it cost less than the cheapest such run, with "
             "which it is compared"
         )
     if one.num_dearer:
         said.append(
-            f"in {one.num_dearer} of {n} seeds it took more time than the dearest such run, with "
+            f"in {one.num_dearer} of {n} seeds it cost more than the dearest such run, with "
             "which it is compared"
         )
     return f" ({'; '.join(said)})" if said else ""

@@ -13,7 +13,8 @@ from typing import Literal, NoReturn, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.plan.history import ScoreColumn
-from importance import POLICIES
+from dataio.plan.policies import Importance
+from importance import POLICIES, make_policy, settings_of
 from trainer.config.augment import RESCORING, AugmentConfig, check_augment
 from trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
 from trainer.config.optimizer import OptimizerConfig
@@ -105,13 +106,16 @@ class ShuffleConfig(Section):
 class ImportanceConfig(Section):
     """Which rows an epoch leaves out, or draws: one of `importance.POLICIES`, and its own settings.
 
+    A kind ``"package.module:Class"`` is a policy of your own, which takes the table ``args`` as
+    keyword arguments.
+
     What is left out is as the policy has it. ``refresh_every`` 0: never. ``drops`` "lr": where this
-    run's learning rate has halved (`importance.lr_drops`). ``weights`` and ``balance``: fields.
+    run's learning rate has halved (`importance.lr_drops`). ``weights``, ``balance`` and ``label``:
+    fields.
     """
 
-    kind: Literal[
-        "full", "kakurenbo", "infobatch", "selective_backprop", "random", "weighted"
-    ] = "full"  # fmt: skip
+    kind: str = "full"
+    args: dict[str, object] = field(default_factory=dict)
     fraction: Share | None = None
     tau: Fraction | None = None
     drops: tuple[Positive, ...] | Literal["lr"] | None = None
@@ -125,11 +129,18 @@ class ImportanceConfig(Section):
     balance: str | None = None
     num_samples: Count | None = None
     over: Literal["global", "pool"] | None = None
+    label: str | None = None
+    begins: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        takes = [f.name for f in dataclasses.fields(POLICIES[self.kind])]  # type: ignore[arg-type]
-        for name in self.settings:
+        if not self.is_own and self.kind not in POLICIES:
+            raise ConfigError(
+                f'importance.kind is "{self.kind}", expected one of '
+                f"{', '.join(map(repr, POLICIES))}, or package.module:Class of your own; correct it"
+            )
+        takes = ["args"] if self.is_own else settings_of(POLICIES[self.kind])
+        for name in self._given:
             if name not in takes:
                 mine = [f.name for f in dataclasses.fields(self) if f.name in takes]
                 raise ConfigError(
@@ -138,15 +149,36 @@ class ImportanceConfig(Section):
                 )
 
     @property
+    def is_own(self) -> bool:
+        """Whether the policy is a class of the user's."""
+        return ":" in self.kind
+
+    @property
     def settings(self) -> dict[str, object]:
-        """What was given beside the kind."""
+        """What the policy is made with, so far as it was given."""
+        return dict(self.args) if self.is_own else self._given
+
+    @property
+    def _given(self) -> dict[str, object]:
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {k: v for k, v in given.items() if k != "kind" and v is not None}
+        return {k: v for k, v in given.items() if k != "kind" and v not in (None, {})}
 
     @property
     def keeps_losses(self) -> bool:
         """Whether each row's last loss is remembered."""
-        return "loss" in (*POLICIES[self.kind]().columns, *(self.columns or ()))
+        made = self.make() if self.is_own else POLICIES[self.kind]()
+        return "loss" in (*made.columns, *(self.columns or ()))
+
+    def make(self, **settings: object) -> Importance:
+        """Make the policy, with some settings above those given.
+
+        Raises:
+            ConfigError: If it is a class of the user's that is not found, or it does not take them.
+        """
+        try:
+            return make_policy(self.kind, **self.settings | settings)
+        except ValueError as error:
+            raise ConfigError(f"[importance]: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

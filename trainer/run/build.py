@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import dataio
 import importance
 import shuffle
-from dataio.plan.policies import Drawing, Importance, Shuffle
+from dataio.plan.policies import ByFields, Importance, Shuffle
 from dataio.world import World
 from trainer.config.config import Config, ShuffleConfig
 from trainer.config.model import GIVEN
@@ -267,7 +267,7 @@ def build_loader(
     fields = make_fields(config, own)
     train, test = _sources(config)
     policy = _importance(config)
-    drawn_by = policy.by_fields if isinstance(policy, Drawing) else ()
+    goes_by = policy.by_fields if isinstance(policy, ByFields) else ()
 
     def open_loader(
         world: World, device: torch.device | None, columns: Collection[str]
@@ -276,7 +276,7 @@ def build_loader(
             train,
             batch_size=data.batch_size,
             fields={
-                name: field for name, field in fields.items() if name in columns or name in drawn_by
+                name: field for name, field in fields.items() if name in columns or name in goes_by
             },
             cache=data.cache,
             shuffle=_shuffle(config.shuffle),
@@ -344,25 +344,25 @@ def _shuffle(config: ShuffleConfig) -> Shuffle:
 
 
 def _importance(config: Config) -> Importance | None:
-    kind, settings = config.importance.kind, config.importance.settings
-    if kind == "full" and not settings:
+    kind, given = config.importance.kind, config.importance.settings
+    if kind == "full" and not given:
         # No policy at all: full data needs no agreement between ranks.
         return None
-    if settings.get("refresh_every") == 0:
+    if config.importance.is_own:
+        return config.importance.make()
+    settings: dict[str, object] = {}
+    if given.get("refresh_every") == 0:
         settings["refresh_every"] = None
     if kind == "kakurenbo":
         optimizer = config.optimizer
         settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
-    if settings.get("drops") == "lr":
+    if given.get("drops") == "lr":
         schedule = build_schedule(config.optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)
         alphas = config.importance.alphas or importance.Kakurenbo.alphas
         # A rate that halves less often than there are alphas leaves the last ones out.
         settings |= {"drops": drops, "alphas": alphas[: len(drops) + 1]}
-    try:
-        return importance.make_policy(kind, **settings)
-    except ValueError as error:
-        raise ConfigError(f"[importance]: {error}") from error
+    return config.importance.make(**settings)
 
 
 def _sources(config: Config) -> tuple[Data, Data | None]:

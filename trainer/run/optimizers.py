@@ -1,12 +1,12 @@
 """Make the optimizer that the settings name, with groups of parameters that decay and do not."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from dataio.base.named import import_named
 from trainer.config.optimizer import OptimizerConfig
 from trainer.errors import ConfigError
 
@@ -61,10 +61,9 @@ def _groups(config: OptimizerConfig, parameters: list[nn.Parameter]) -> list[dic
 
 
 def _find(kind: str) -> Callable[..., torch.optim.Optimizer]:
-    module, _, name = kind.rpartition(":" if ":" in kind else ".")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = import_named(kind if ":" in kind else ":".join(kind.rsplit(".", 1)))
+    except ImportError as error:
         raise ConfigError(
             f'optimizer.kind is "{kind}", which cannot be imported ({error}); give a class that '
             'can, such as "torch.optim.NAdam" or "package.module:Name"'

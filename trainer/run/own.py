@@ -4,12 +4,9 @@ A module that was not written for the trainer is wrapped in `Adapted`; the field
 inputs look like, so that it can be followed without data.
 """
 
-import importlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import dataio
+from dataio.base.named import import_named
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
 from trainer.models import Adapted, StagedModel
@@ -54,19 +52,10 @@ def import_model(path: str) -> Callable[..., nn.Module]:
     Raises:
         ConfigError: If there is none, or it cannot be called.
     """
-    module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        # As `python -m` has it; an installed command has its own directory there.
-        sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f'model.kind is "{path}", which cannot be imported: {error}; give a name that '
-            f'`python -c "from {module or "package"} import {name or "name"}"` finds, from the '
-            "directory that the command runs in or PYTHONPATH"
-        ) from error
+        found = import_named(path)
+    except ImportError as error:
+        raise ConfigError(f'model.kind is "{path}", which cannot be imported: {error}') from error
     if not callable(found):
         raise ConfigError(
             f'model.kind is "{path}", a {type(found).__name__}, expected a class or function that '

@@ -109,8 +109,8 @@ def test_a_line_has_all_arms_of_its_control_or_the_seed_does_not_count():
 @pytest.mark.parametrize(
     ("seconds", "gap", "said"),
     [
-        (40, 8, "in 5 of 5 seeds it took less time than the cheapest such run"),
-        (110, -2, "in 5 of 5 seeds it took more time than the dearest such run"),
+        (40, 8, "in 5 of 5 seeds it cost less than the cheapest such run"),
+        (110, -2, "in 5 of 5 seeds it cost more than the dearest such run"),
     ],
 )
 def test_beyond_its_end_a_line_is_not_extrapolated_and_the_sentence_says_so(seconds, gap, said):
@@ -145,12 +145,12 @@ def test_where_a_control_wins_the_report_says_so_at_the_top(tmp_path, undrawn):
     arms = changed("Policy", points=84)
     line = lines_of(arms)["Policy"]
     assert line.control_verdict == "beats none"
-    assert "Fewer epochs wins in no more time: the policy is at -1.00" in verdict_sentence(line)
+    assert "Fewer epochs wins at no more cost: the policy is at -1.00" in verdict_sentence(line)
     write_report(tmp_path, study_of(arms), cells_of(arms), "tonari ablate s.toml")
     for name in ("table.md", "report.html"):
         text = (tmp_path / name).read_text()
-        assert "A control wins in no more time: fewer epochs reaches +1.00" in text
-        assert "The policy does not beat both honest controls" in text
+        assert "A control wins at no more cost: fewer epochs reaches +1.00" in text
+        assert "The policy does not beat every control" in text
 
 
 def test_findings_follow_the_figures():
@@ -159,7 +159,7 @@ def test_findings_follow_the_figures():
             findings(list(lines_of(arms).values()), margin=0.5, num_cells=20, expected=20)
         )
 
-    assert "beats both honest controls at its own training time: Policy" in said(ARMS)
+    assert "beats every control at its own cost: Policy" in said(ARMS)
     assert "No arm is shown to keep its baseline's accuracy, to 0.5 points" in said(ARMS)
     kept = said(changed("Policy", points=90.1))
     assert "shown to keep the accuracy of Full is Policy, a policy: +0.10" in kept

@@ -1,13 +1,25 @@
 import dataclasses
 from pathlib import Path
-from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dataio
 import importance
 import shuffle
-from importance import Full, InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop, Weighted
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import ScoreColumn
+from dataio.plan.policies import Selection
+from importance import (
+    Full,
+    InfoBatch,
+    Kakurenbo,
+    KeepAgreed,
+    RandomPrune,
+    SelectiveBackprop,
+    Weighted,
+)
 from trainer.config.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
 from trainer.run.build import _importance, _shuffle, lay_out
@@ -61,7 +73,10 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
         ("shuffle.rows=scores", r"keeps no losses.*give importance.kind=full and .*columns"),
         ("shuffle.partners=scores", r"keeps no losses.*shuffle.partners=uniform"),
-        ("importance.kind=kakurenba", r"kind is 'kakurenba', expected one of 'full', 'kakurenbo'"),
+        (
+            "importance.kind=kakurenba",
+            r'kind is "kakurenba", expected one of .*package.module:Class',
+        ),
         ("importance.tau=0.5", r'importance.tau is given, but .*"full" takes columns only; leave'),
         ("importance.drops=fast", r"drops is 'fast', expected a list, each a number > 0 or one of"),
         (
@@ -113,9 +128,55 @@ def test_a_shuffle_is_made_as_it_is_set(
     assert _shuffle(load(tmp_path, "", overrides).shuffle) == expected
 
 
-def test_a_kind_of_importance_is_each_policy() -> None:
-    kinds = get_args(get_type_hints(ImportanceConfig)["kind"])
-    assert set(kinds) == set(importance.POLICIES)
+@pytest.mark.parametrize("kind", importance.POLICIES)
+def test_every_setting_of_every_policy_has_its_key(kind: str) -> None:
+    keys = {its.name for its in dataclasses.fields(ImportanceConfig)}
+    assert set(importance.settings_of(importance.POLICIES[kind])) <= {*keys, "warmup_epochs"}
+
+
+class Odd:
+    """A policy of one's own: hides every other sample."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    @property
+    def columns(self) -> tuple[ScoreColumn, ...]:
+        return ("loss",)
+
+    def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
+        return Selection(hidden=np.flatnonzero(rows.sample_id % 2 == self.first))
+
+    def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+        return hidden[:0]
+
+
+def test_a_policy_of_ones_own_is_made_with_its_own_keys(tmp_path: Path) -> None:
+    kind = f"importance.kind={__name__}:Odd"
+    made = _importance(load(tmp_path, "", (kind, "importance.args.first=1")))
+    assert isinstance(made, Odd)
+    assert made.first == 1
+    # It keeps losses, so that a shuffle can go by them
+    assert load(tmp_path, "", (kind, "shuffle.rows=scores")).importance.is_own
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("kind=nowhere:Policy",), r"\[importance\]: .*'nowhere:Policy' cannot be .*PYTHONPATH"),
+        (("kind=dataio:Loader",), "is a class without columns, select, due, expected a class"),
+        (("kind=math:pi",), "is a float without columns"),
+        ((f"kind={__name__}:Odd", "args.last=1"), "setting 'last' is unknown, expected .* first"),
+        (("kind=random", "args.first=1"), r"args is given, .*\"random\" takes fraction, delta"),
+        ((f"kind={__name__}:Odd", "fraction=0.5"), "fraction is given, .* takes args only"),
+    ],
+)
+def test_a_policy_of_ones_own_that_cannot_be_made_is_named(
+    tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    given = tuple(f"importance.{override}" for override in overrides)
+    with pytest.raises(ConfigError, match=message):
+        _importance(load(tmp_path, "", given))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +203,7 @@ def test_a_kind_of_importance_is_each_policy() -> None:
             Weighted(balance="label", num_samples=500, over="pool"),
         ),
         (("kind=weighted", "weights=label"), Weighted("label")),
+        (("kind=keep_agreed", "label=kind", "begins=4"), KeepAgreed(label="kind", begins=4)),
     ],
 )  # fmt: skip
 def test_importance_is_made_as_it_is_set(

@@ -5,7 +5,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,7 +35,7 @@ RESULTS_VERSION = 1
 TABLES = ("study", "data", "settings", "arms", "grid", "full")
 
 KNOBS = (
-    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops"
+    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins"
 )  # fmt: skip
 """Settings that are an importance policy's own."""
 
@@ -49,7 +49,9 @@ class StudyConfig(Section):
 
     Seeds are ``first_seed`` and those behind it: what is tried out on some is shown on others.
 
-    Arms are timed to ``target_accuracy``; 0: to their baseline's mean, less the margin.
+    Arms are timed to ``target_accuracy``; 0: to their baseline's mean, less the margin. A policy is
+    held against controls of no more ``cost``: seconds of training, which a busy machine makes
+    noisy, or rows (`CellResult.cost_rows`).
     """
 
     baseline: str
@@ -57,6 +59,7 @@ class StudyConfig(Section):
     first_seed: Whole = 0
     margin_points: Positive = 0.5
     target_accuracy: Share = 0.0
+    cost: Literal["train_s", "cost_rows"] = "train_s"
     device: Literal["cpu", "cuda"] = "cpu"
 
     @property
@@ -70,7 +73,9 @@ class DataConfig(Section):
     """The images; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``.
 
     ``noise``, ``duplicates``, ``junk`` (shares) and ``imbalance`` make the training samples worse,
-    see `tonari.ablate.study.corrupt.corrupt`.
+    see `tonari.ablate.study.corrupt.corrupt`. With ``validation_samples`` the accuracy is that of
+    so many other training images, their labels as noisy: to choose lengths and knobs by, with seeds
+    of their own, before the test images are looked at.
     """
 
     train: str
@@ -81,6 +86,7 @@ class DataConfig(Section):
     num_classes: Count = 10
     train_samples: Whole = 0
     test_samples: Whole = 0
+    validation_samples: Whole = 0
     noise: Share = 0.0
     duplicates: Share = 0.0
     junk: Share = 0.0
@@ -102,12 +108,20 @@ class SettingsConfig(Section):
         norm: See `StudyResNet`; ``running`` is for ``"batch"``.
         evaluate_epochs: Test accuracy is measured every so many epochs, and after the last.
         evaluate_samples: Test images of the measurements before the last; 0: all.
+        min_lr: What the learning rate ends at, a share of ``lr``.
+        loss: ``"generalised"``: (1 - p ** q) / q of the probability p of the label, q = ``gce_q``,
+            which wrong labels pull at less (Zhang and Sabuncu, NeurIPS 2018, section 3.3).
+        ema: What a step keeps of the averaged weights, which then are what is tested; 0: none.
         importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
             are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
-            never), ``rate``, ``threshold``, ``alphas``, ``drops``.
+            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``. A class of your own,
+            ``"package.module:Class"``, takes the table ``args``. Policies may ask for the fields
+            ``label``, ``is_wrong`` and ``is_copy``; only an oracle may use the last two.
         epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
         control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
-            leaving out ``"random"`` rows. The report draws each set as a line.
+            leaving out ``"random"`` rows; averaged weights (``"ema"``); a ``"robust"`` loss. The
+            report draws each set as a line. ``"oracle"``: it knows what nobody could, and is held
+            against nothing.
         against: The arm that this one is compared with, where it is not ``study.baseline``.
     """
 
@@ -127,11 +141,16 @@ class SettingsConfig(Section):
     lr: Positive = 0.1
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
+    min_lr: Share = 0.0
+    loss: Literal["cross_entropy", "generalised"] = "cross_entropy"
+    gce_q: Annotated[float, Range(0, 1, "(]")] = 0.7
+    ema: Share = 0.0
     warmup_epochs: Whole = 1
     flip: bool = True
     evaluate_epochs: Count = 5
     evaluate_samples: Whole = 0
-    importance: Literal["full", "kakurenbo", "infobatch", "selective_backprop", "random"] = "full"
+    importance: str = "full"
+    args: dict[str, object] = field(default_factory=dict)
     fraction: Share | None = None
     tau: Fraction | None = None
     delta: Fraction | None = None
@@ -140,8 +159,9 @@ class SettingsConfig(Section):
     threshold: Literal["global", "pool"] | None = None
     alphas: tuple[Fraction, ...] | None = None
     drops: tuple[Positive, ...] | None = None
+    begins: Count | None = None
     epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
-    control: Literal["", "epochs", "random"] = ""
+    control: Literal["", "epochs", "random", "ema", "robust", "oracle"] = ""
     against: str = ""
 
     def __post_init__(self) -> None:
@@ -157,6 +177,11 @@ class SettingsConfig(Section):
             raise ConfigError(
                 f"settings.norm is 'batch' with settings.update {self.update!r}, expected 'none' "
                 f"or 'group': replicas that train apart keep no running statistics here"
+            )
+        if (self.loss != "cross_entropy" or self.ema) and self.update != "gradients":
+            raise ConfigError(
+                f"settings.loss or settings.ema is set with settings.update {self.update!r}, "
+                "expected 'gradients'; leave them out"
             )
         if self.importance != "full" and self.update != "gradients":
             raise ConfigError(
@@ -179,7 +204,7 @@ class SettingsConfig(Section):
         """Make the importance policy that a loader would be handed."""
         knobs = {name: getattr(self, name) for name in KNOBS}
         warmup = {"warmup_epochs": self.num_warmup_epochs} if self.importance == "kakurenbo" else {}
-        return importance_policy(self.importance, {**knobs, **warmup})
+        return importance_policy(self.importance, {**knobs, **warmup}, self.args)
 
     @property
     def nodes(self) -> tuple[int, ...]:

@@ -52,13 +52,32 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
 
 def draw_subset(data: LabelledImages, num_samples: int, *, seed: int) -> LabelledImages:
     """Draw the samples of one seed, the same for every arm; 0 takes all of them."""
-    if num_samples == 0:
-        return data
-    if num_samples > len(data.labels):
+    return draw_subsets(data, num_samples, 0, seed=seed)[0]
+
+
+def draw_subsets(
+    data: LabelledImages, num_samples: int, num_validation: int, *, seed: int
+) -> tuple[LabelledImages, LabelledImages]:
+    """Draw the samples of one seed, and others to validate on; 0 samples takes all that are left.
+
+    Raises:
+        ConfigError: If there are not so many, or none are left to train on.
+    """
+    count = len(data.labels)
+    wanted = (num_samples or 1) + num_validation
+    if wanted > count:
+        asked = f"train_samples is {num_samples}"
+        if num_validation:
+            asked += f" and validation_samples {num_validation}"
         raise ConfigError(
-            f"data: train_samples is {num_samples}, but there are {len(data.labels)}; take fewer, "
-            f"or 0 for all"
+            f"data: {asked}, but there are {count}; take fewer, or train_samples = 0 for all "
+            "that are left"
         )
-    order = generator(key(seed, "study subset")).permutation(len(data.labels))
-    chosen = np.sort(order[:num_samples])
-    return LabelledImages(data.images[chosen], data.labels[chosen])
+    order = generator(key(seed, "study subset")).permutation(count)
+    split = num_samples or count - num_validation
+    return _take(data, order[:split]), _take(data, order[split : split + num_validation])
+
+
+def _take(data: LabelledImages, chosen: NDArray[np.int64]) -> LabelledImages:
+    rows = np.sort(chosen)
+    return LabelledImages(data.images[rows], data.labels[rows])

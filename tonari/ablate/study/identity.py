@@ -4,7 +4,7 @@ import ast
 import hashlib
 import inspect
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,12 @@ def changed(section: Any) -> dict[str, object]:
     return {
         each.name: getattr(section, each.name)
         for each in fields(section)
-        if getattr(section, each.name) != each.default
+        if getattr(section, each.name) != _default(each)
     }
+
+
+def _default(each: Field[Any]) -> object:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def content_key(pattern: str) -> list[str]:

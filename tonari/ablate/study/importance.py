@@ -1,7 +1,7 @@
 """What an arm's importance policy is, and the scores it goes by: of all replicas in one process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,25 +13,37 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
-from importance import POLICIES, make_policy
+from importance import find_policy, make_policy, settings_of
 from trainer.errors import ConfigError
 
 GROUPS_TIMEOUT_S = 600.0
 """Longest that one sampling group's choice waits for another's."""
 
 
-def importance_policy(name: str, knobs: Mapping[str, object]) -> Importance:
+def importance_policy(
+    name: str, knobs: Mapping[str, object], args: Mapping[str, object]
+) -> Importance:
     """Make an arm's policy.
 
     Args:
-        name: One of `importance.POLICIES`.
+        name: One of `importance.POLICIES`, or a class by its path.
         knobs: Its settings as in a study's file; None where the policy's own default holds.
+        args: What a class by its path is made with.
 
     Raises:
-        ConfigError: If the policy has no such knob, or a value is out of range.
+        ConfigError: If there is no such policy, it has no such knob, or a value is out of range.
     """
+    is_own = ":" in name
+    if args and not is_own:
+        raise ConfigError(
+            f"settings.args is given, but importance {name!r} has settings of its own; leave it "
+            "out, or name a class of your own, package.module:Class"
+        )
     given = {knob: value for knob, value in knobs.items() if value is not None}
-    known = [its.name for its in fields(POLICIES[name])]  # type: ignore[arg-type]
+    try:
+        known = [] if is_own else settings_of(find_policy(name))
+    except ValueError as error:
+        raise ConfigError(f"settings.importance: {error}") from error
     for knob in given:
         if knob not in known:
             raise ConfigError(
@@ -42,7 +54,7 @@ def importance_policy(name: str, knobs: Mapping[str, object]) -> Importance:
     if "refresh_every" in given:
         given["refresh_every"] = given["refresh_every"] or None
     try:
-        return make_policy(name, **given)
+        return make_policy(name, **given, **args)
     except ValueError as error:
         raise ConfigError(f"settings.importance: {error}") from error
 
@@ -55,16 +67,26 @@ class Memory:
         policy: Which rows an epoch leaves out.
         num_samples: Of all replicas.
         num_epochs: Length of the run.
+        fields: dtype[num_samples] each, by sample id: what the policy may ask for by name.
         scores: scores[num_samples], by sample id.
     """
 
     policy: Importance
     num_samples: int
     num_epochs: int
+    fields: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     scores: Scores = field(init=False)
 
     def __post_init__(self) -> None:
         self.scores = unscored(self.num_samples, score_dtype(self.policy.columns))
+
+    def _field(self, name: str) -> NDArray[np.generic]:
+        if name not in self.fields:
+            raise ConfigError(
+                f"settings.importance: the policy goes by the field {name!r}, expected one of "
+                f"{', '.join(self.fields)}, which a study has; name one of these"
+            )
+        return self.fields[name]
 
     @property
     def keeps_scores(self) -> bool:
@@ -86,6 +108,7 @@ class Memory:
             rows = Candidates(
                 self.scores[held], held, self.num_samples, key(seed, "importance", epoch=epoch),
                 lambda values: world.allreduce(values, op="sum", doing="agree on rows to hide"),
+                self._field,
             )  # fmt: skip
             return self.policy.select(rows, epoch=epoch, num_epochs=self.num_epochs)
 

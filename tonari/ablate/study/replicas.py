@@ -6,6 +6,7 @@ Replicas that train apart are one set of parameters with a leading axis: SGD wor
 element, so that one optimizer stands for one each.
 """
 
+import copy
 from typing import Literal, Protocol, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dataio.base.seeding import generator, key
+from trainer.run.ema import WeightAverage
 
 ModelExchange = Literal["average", "average_partner", "swap_partner"]
 
@@ -42,10 +44,31 @@ class Replicas(Protocol):
 
 
 class OneModel:
-    """Replicas that average their gradients in every step."""
+    """Replicas that average their gradients in every step.
 
-    def __init__(self, model: nn.Module, *, lr: float, momentum: float, weight_decay: float):
-        self.model = model
+    Args:
+        model: What is trained.
+        lr: Until it is set.
+        momentum: Of SGD.
+        weight_decay: Likewise.
+        gce_q: Of the generalised cross entropy; None: cross entropy. Losses of rows, which
+            policies go by, are cross entropy in either case.
+        ema: What a step keeps of the averaged weights, which are tested; 0: none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        gce_q: float | None = None,
+        ema: float = 0.0,
+    ):
+        self.model, self._gce_q = model, gce_q
+        self._average = WeightAverage([model], decay=ema) if ema else None
+        self._steps = 0
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
             model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
         )
@@ -68,10 +91,13 @@ class OneModel:
         rows = images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
         logits = self.model(rows)
         losses = F.cross_entropy(logits, labels.flatten(), reduction="none")
-        loss = (losses * weight.flatten()).mean()
+        loss = (self._pulling(losses) * weight.flatten()).mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        self._steps += 1
+        if self._average:
+            self._average.update(self._steps)
         return loss.detach(), losses.detach(), logits.detach()
 
     def pass_rows(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +112,20 @@ class OneModel:
             return F.cross_entropy(logits, labels, reduction="none"), logits
 
     def tested_model(self) -> nn.Module:
-        """Give the only one."""
-        return self.model
+        """Give the only one, or a copy with the averaged weights."""
+        if self._average is None:
+            return self.model
+        averaged = copy.deepcopy(self.model)
+        # By names in a list of one stage
+        nn.ModuleList([averaged]).load_state_dict(self._average.state, strict=False)
+        return averaged
+
+    def _pulling(self, losses: Tensor) -> Tensor:
+        """Of floating[rows], cross entropies, what gradients are taken of."""
+        if self._gce_q is None:
+            return losses
+        # The probability of the label is exp(-loss)
+        return (1 - torch.exp(-self._gce_q * losses)) / self._gce_q
 
 
 class ManyModels:

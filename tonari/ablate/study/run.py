@@ -29,6 +29,9 @@ class CellResult:
             or by the clock on a GPU, which has then done all it was asked for.
         rows_trained: Rows passed forward and backward, padding out.
         rows_refreshed: Rows passed forward only, for a new score.
+        cost_rows: ``rows_trained`` and all else that training took, such as passes for new scores,
+            in rows of the same time: ``rows_trained * train_s / (seconds in steps)``. A machine
+            that is slow for a while changes both alike.
         flops: Of three forward passes for a row trained, one for a row refreshed.
         hidden_fraction: Share of the rows left out, mean over epochs.
         hidden_precision: Share of these, over all epochs, whose label is wrong, or which are junk;
@@ -42,6 +45,7 @@ class CellResult:
     train_s: float
     rows_trained: int
     rows_refreshed: int
+    cost_rows: float
     flops: float
     hidden_fraction: float
     hidden_precision: float | None
@@ -94,7 +98,7 @@ def train_cell(
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     return CellResult(
         tuple(points), wall_s, cpu_s, training.train_s, training.rows_trained,
-        training.rows_refreshed, training.flops,
+        training.rows_refreshed, training.cost_rows, training.flops,
         statistics.fmean(point.hidden_fraction for point in points), *_judged(points, train),
     )  # fmt: skip
 

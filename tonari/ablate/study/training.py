@@ -73,6 +73,7 @@ class Training:
     Attributes:
         replicas: What is trained.
         train_s: See `CellResult`, as for the others.
+        step_s: Of these, in steps.
         rows_trained: Rows passed forward and backward.
         rows_refreshed: Rows passed forward only.
 
@@ -103,15 +104,22 @@ class Training:
         self._found = train
         self.replicas = _replicas(settings, num_classes, seed=seed, device=device)
         policy = settings.make_importance()
-        self._memory = Memory(policy, layout.num_samples, settings.num_epochs)
+        told = {"label": data.labels, "is_wrong": train.is_wrong, "is_copy": train.is_copy}
+        by_id = {name: values[self._rows_of] for name, values in told.items()}
+        self._memory = Memory(policy, layout.num_samples, settings.num_epochs, by_id)
         self._forward_flops = _count_flops(self.replicas.tested_model(), self._images[:1])
-        self.train_s, self.rows_trained, self.rows_refreshed = 0.0, 0, 0
+        self.train_s, self.step_s, self.rows_trained, self.rows_refreshed = 0.0, 0.0, 0, 0
 
     @property
     def flops(self) -> float:
         """FLOPs so far, as if every row had cost the same."""
         passes = FORWARD_PASSES * self.rows_trained + self.rows_refreshed
         return float(self._forward_flops * passes)
+
+    @property
+    def cost_rows(self) -> float:
+        """See `CellResult`."""
+        return self.rows_trained * self.train_s / self.step_s
 
     def train_epoch(self, epoch: int) -> Point:
         """Select, train, and refresh the scores of one epoch."""
@@ -123,11 +131,13 @@ class Training:
         for group in self.replicas.optimizer.param_groups:
             group["lr"] = batches.lr_factor * learning_rate(
                 epoch, length=settings.num_epochs, lr=settings.lr,
-                warmup=settings.num_warmup_epochs,
+                warmup=settings.num_warmup_epochs, min_lr=settings.min_lr * settings.lr,
             )  # fmt: skip
         flips = _flips(len(self._labels), seed=self._seed, epoch=epoch, wanted=settings.flip)
         flips, reports = flips.to(self._device), EpochReports()
+        steps_began = self._now()
         loss = self._train(batches, flips, reports)
+        self.step_s += self._now() - steps_began
         if self._memory.keeps_scores:
             self._refresh(batches.due, flips, reports)
             reports.write(self._memory.scores, epoch=epoch)
@@ -198,7 +208,10 @@ def _replicas(settings: SettingsConfig, num_classes: int, *, seed: int, device: 
     lr, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
     if settings.update == "gradients":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return OneModel(model, lr=lr, momentum=momentum, weight_decay=decay)
+        q = settings.gce_q if settings.loss == "generalised" else None
+        return OneModel(
+            model, lr=lr, momentum=momentum, weight_decay=decay, gce_q=q, ema=settings.ema
+        )
     return ManyModels(
         model, replicas=settings.replicas, exchange=settings.update,
         local_steps=settings.local_steps, seed=seed, lr=lr, momentum=momentum, weight_decay=decay,
