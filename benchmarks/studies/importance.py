@@ -78,12 +78,13 @@ def measure_selection(settings: Settings) -> Iterator[Figures]:
     policies = {name: make_policy(name) for name in POLICIES}
     scores = {name: make_scores(settings.rows, made.columns) for name, made in policies.items()}
     ids, stream = np.arange(settings.rows), key(0, "importance", epoch=EPOCH)
+    labels = (ids % NUM_CLASSES).astype(np.int32)
     elapsed: dict[str, list[float]] = {name: [] for name in policies}
     busy: dict[str, list[float]] = {name: [] for name in policies}
     hidden = {}
     for _ in range(settings.repeats):
         for name, policy in policies.items():
-            rows = Candidates(scores[name], ids, settings.rows, stream)
+            rows = Candidates(scores[name], ids, settings.rows, stream, by_field=lambda _: labels)
             started, cpu = time.perf_counter(), time.thread_time()
             selection = policy.select(rows, epoch=EPOCH, num_epochs=NUM_EPOCHS)
             elapsed[name].append(time.perf_counter() - started)

@@ -77,6 +77,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         importance.Full: {},
         importance.InfoBatch: {},
         importance.Kakurenbo: {},
+        importance.KeepAgreed: {},
         importance.RandomPrune: {},
         importance.Weighted: {},
         importance.SelectiveBackprop: {},

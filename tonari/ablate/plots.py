@@ -90,7 +90,7 @@ def draw_curves(figure: "Figure", arms: Sequence[ArmResults]) -> None:
         dash = CONTROL_STYLES[arm.control][1] if arm.control in CONTROLS else "-"
         middle, spread = accuracies.mean(axis=0), accuracies.std(axis=0, ddof=len(accuracies) > 1)
         (line,) = axes.plot(
-            seconds, middle, dash, color=colour, linewidth=1.2 if arm.control else 2.2,
+            seconds, middle, linestyle=dash, color=colour, linewidth=1.2 if arm.control else 2.2,
             marker="." if len(seconds) < 12 else None, alpha=0.8,
         )  # fmt: skip
         if not arm.control:
@@ -150,7 +150,7 @@ def _draw_controls(
         colour, dash, marker = CONTROL_STYLES[control]
         joined = [places[arm.name] for arm in line]
         (drawn,) = axes.plot(
-            [one.seconds for one in joined], [one.accuracy for one in joined], dash,
+            [one.seconds for one in joined], [one.accuracy for one in joined], linestyle=dash,
             color=colour, linewidth=2, marker=marker, markersize=6, zorder=2,
         )  # fmt: skip
         for one in joined:

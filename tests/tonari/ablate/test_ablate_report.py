@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks.pictures import DARK, LIGHT, darkened, render
@@ -22,10 +23,10 @@ from tests.tonari.ablate.study_cells import (
 )
 from tonari.ablate import html as ablate_html
 from tonari.ablate import report as ablate_report
-from tonari.ablate.controls import AgainstControl, against_controls, control_verdict
+from tonari.ablate.controls import CONTROLS, AgainstControl, against_controls, control_verdict
 from tonari.ablate.findings import findings
 from tonari.ablate.lines import report_lines
-from tonari.ablate.plots import Place, draw_pareto, front
+from tonari.ablate.plots import Place, draw_curves, draw_pareto, front
 from tonari.ablate.report import write_report
 from tonari.ablate.results import gather_arms
 from tonari.ablate.stats import Difference, paired_ratio
@@ -339,6 +340,17 @@ def test_a_plot_needs_nothing_beside_it_and_is_dark_on_a_dark_page():
         assert colour in light.decode()
         assert colour not in dark
         assert DARK[name] in dark
+
+
+def test_every_control_is_drawn_in_all_plots(tmp_path):
+    arms = {**ARMS, **{name: ({"control": name}, 60, 85) for name in CONTROLS}}
+    write_report(tmp_path, study_of(arms), cells_of(arms), "c")
+    found = gather_arms(study_of(arms), cells_of(arms))
+    for draw in (draw_pareto, draw_curves):
+        figure = Figure()
+        draw(figure, found)
+        drawn = {text.get_text() for text in figure.legends[0].get_texts()}
+        assert all(any(name in text for text in drawn) for name in CONTROLS.values()), drawn
 
 
 def test_names_are_shown_as_they_are(tmp_path):

@@ -13,7 +13,7 @@ import dataio
 import importance.kakurenbo
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, thread_worlds
-from importance import InfoBatch, Kakurenbo, RandomPrune, SelectiveBackprop
+from importance import InfoBatch, Kakurenbo, KeepAgreed, RandomPrune, SelectiveBackprop
 from shuffle import Global, Local, Partial
 from tests.memory_source import FIELDS, MemorySource
 from tests.tonari.ablate.test_study import blobs
@@ -33,6 +33,7 @@ POLICIES = {
     "infobatch": InfoBatch(0.6),
     "selective backprop": SelectiveBackprop(0.4, refresh_every=2),
     "random": RandomPrune(0.3),
+    "keep agreed": KeepAgreed(0.5, begins=1, refresh_every=2),
 }
 
 
@@ -70,7 +71,8 @@ def loader_epochs(world, root, shuffle, policy):
 
 def study_epochs(shuffle, layout, policy):
     """The same of all replicas, as a study computes it."""
-    memory = Memory(policy, NUM_SAMPLES, EPOCHS)
+    # As MemorySource has it
+    memory = Memory(policy, NUM_SAMPLES, EPOCHS, {"label": np.arange(NUM_SAMPLES) % 10})
     for epoch in range(EPOCHS):
         batches = epoch_batches(
             shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory
