@@ -81,18 +81,12 @@ class KeepAgreed:
         classes, num_classes = self._classes(rows)
         sizes = rows.total(np.bincount(classes, minlength=num_classes))
         most = np.floor(self.fraction * sizes).astype(np.int64)
-        wrong = np.flatnonzero(~rows.scores["correct"] & (rows.scores["epoch"] >= 0))
+        slots = np.flatnonzero(~rows.scores["correct"] & (rows.scores["epoch"] >= 0))
+        wrong = rows.of(slots)
         # The highest losses have the lowest of these
-        keys = np.uint64((1 << key_bits(rows)) - 1) - loss_keys(rows)
-        chosen = lowest_of_each(
-            keys[wrong], classes[wrong], most, rows.total, num_bits=key_bits(rows)
-        )
-        hidden = wrong[chosen]
-        return Selection(
-            # Keys are distinct: any sort gives the same order
-            hidden=hidden[np.argsort(keys[hidden])],
-            figures={"called_wrong": float(len(wrong))},
-        )
+        keys = np.uint64((1 << key_bits(wrong)) - 1) - loss_keys(wrong)
+        chosen = lowest_of_each(keys, classes[slots], most, rows.total, num_bits=key_bits(wrong))
+        return Selection(hidden=slots[chosen], figures={"called_wrong": float(len(slots))})
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
         """Choose all hidden slots every ``refresh_every`` epochs, and none in the others."""

@@ -5,7 +5,7 @@ same samples on any number of nodes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -66,3 +66,7 @@ class Candidates:
         Distinct over all pools, in [0, num_samples): what a policy draws by, and what breaks ties.
         """
         return permute(self.sample_id, self.num_samples, self.stream)
+
+    def of(self, slots: NDArray[np.int64]) -> "Candidates":
+        """Take some of the rows, int64[num_taken]: their keys and places stay what they were."""
+        return replace(self, scores=self.scores[slots], sample_id=self.sample_id[slots])

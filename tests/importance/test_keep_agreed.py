@@ -49,8 +49,6 @@ def test_of_each_class_the_highest_losses_go_first(policy: KeepAgreed, scores: S
     rows = one_pool(scores)
     chosen = hidden(policy, rows)
     loss = np.fmin(scores["loss"], np.inf)
-    ranks = [(-loss[slot], -rows.places[slot]) for slot in chosen]
-    assert ranks == sorted(ranks), "the highest loss first: it comes back last"
     classes = np.arange(len(scores)) % NUM_CLASSES if policy.label else np.zeros(len(scores), int)
     for slot in np.flatnonzero(~scores["correct"] & (scores["epoch"] >= 0)):
         worse = [other for other in chosen if classes[other] == classes[slot]]
