@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from importance import KeepAgreed
 from tests.tonari.ablate.study import make_study
 from tests.tonari.ablate.test_study import blobs, drawn, small_model
 from tonari.ablate.cells import read_cells, train_missing
+from tonari.ablate.controls import CONTROLS
 from tonari.ablate.progress import Event
 from tonari.ablate.results import number
 from tonari.ablate.study.config import SettingsConfig, load_study
@@ -20,6 +22,7 @@ from tonari.ablate.study.replicas import OneModel
 from tonari.ablate.study.run import CellResult, train_cell
 from trainer.errors import ConfigError
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "selection_study.toml"
 OWN = """
 from dataclasses import dataclass
 
@@ -199,6 +202,7 @@ def test_a_policy_of_ones_own_is_an_arm_with_keys_of_its_own(tmp_path, monkeypat
         ('importance = "own_label:FirstClass"\nargs = {a = 1}', "setting 'a' is unknown"),
         ('importance = "own_label:FirstClass"\nfraction = 0.5', "has no such knob"),
         ('loss = "generalised"\nupdate = "average"', "settings.loss or settings.ema is set with"),
+        ('ema = 0.9\nnorm = "batch"\nrunning = "first"', "with the batch statistics of one"),
     ],
 )
 def test_an_arm_that_cannot_be_made_is_named(tmp_path, monkeypatch, arm, message):
@@ -214,3 +218,16 @@ def test_a_field_that_a_study_does_not_have_is_named(tmp_path, monkeypatch):
     train_missing(study, mine, tmp_path / "out", command="", call="", tell=told.append)
     (error,) = [event.error for event in told if event.error]
     assert "goes by the field 'colour', expected one of label, is_wrong, is_copy" in error
+
+
+def test_the_example_holds_every_control_and_freezes_what_its_claim_is_of():
+    for full in (False, True):
+        study = load_study(EXAMPLE, full=full)
+        settings = {arm.name: arm.settings for arm in study.arms}
+        assert {one.control for one in settings.values()} == {"", "oracle", *CONTROLS}
+        claimed = settings["keep agreed, half"]
+        policy = claimed.make_importance()
+        assert isinstance(policy, KeepAgreed)
+        assert (policy.fraction, policy.begins, claimed.num_epochs) == (0.5, 8, 20)
+        assert study.study.cost == "cost_rows"
+        assert study.data.validation_samples == 0, "knobs are chosen with other seeds"

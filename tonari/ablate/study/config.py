@@ -183,6 +183,12 @@ class SettingsConfig(Section):
                 f"settings.loss or settings.ema is set with settings.update {self.update!r}, "
                 "expected 'gradients'; leave them out"
             )
+        if self.ema and self.norm == "batch" and self.running == "first":
+            raise ConfigError(
+                f"settings.ema is {self.ema} with settings.running 'first', expected 'mean': the "
+                "weights would be averaged over all replicas, and tested with the batch statistics "
+                "of one; change running, or leave ema out"
+            )
         if self.importance != "full" and self.update != "gradients":
             raise ConfigError(
                 f"settings.importance is {self.importance!r} with settings.update {self.update!r}, "
