@@ -8,6 +8,11 @@ set -euo pipefail
 
 out=${1:-runs/selection}
 study=$(dirname "$0")/selection_study.toml
+kept=$(dirname "$0")/../docs/results/selection.tar.xz
+if [[ ! -d $out ]]; then
+    mkdir -p "$out"
+    tar -C "$out" -xJf "$kept"
+fi
 
 point() {
     local name=$1 seeds=$2 noise=$3 duplicates=$4
