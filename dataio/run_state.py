@@ -7,6 +7,7 @@ Whatever the state, the run may be left for a position that was chosen or restor
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -297,7 +298,7 @@ class RunState:
 
     def begin(self, position: Position) -> None:
         """Begin an epoch whose rows and scores are there already, but for new ones. Collective."""
-        before = self.parts.pool
+        before, chosen = self.parts.pool, self.running.plan.selection.figures
         self._go_to_samples_of(position)
         parts = self.parts
         if parts.pool is not before:
@@ -306,7 +307,7 @@ class RunState:
                 if parts.world.local_rank == 0:
                     parts.pool.take_scores(before.scores)
                 parts.world.barrier(doing="take over the scores")
-        self._enter(self._deal(position, None), None)
+        self._enter(self._deal(position, None, chosen), None)
 
     def begin_exchange(self) -> None:
         """Begin the running epoch's exchange, unless it is the last epoch. Collective."""
@@ -348,7 +349,12 @@ class RunState:
         elif isinstance(state, Chosen):
             pool.scores[:] = unscored(len(pool.scores), pool.scores.dtype)
 
-    def _deal(self, position: Position, restored: Restored | None) -> Running:
+    def _deal(
+        self,
+        position: Position,
+        restored: Restored | None,
+        chosen: Mapping[str, float] | None = None,
+    ) -> Running:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
         parts, node = self.parts, restored.node if restored is not None else None
         seen = self._seen_before(position, node)
@@ -358,6 +364,7 @@ class RunState:
             parts.pool.scores,
             lambda: parts.pool.sample_ids,
             num_epochs=self.num_epochs,
+            before=chosen or {},
             restored=node.selection if node is not None else None,
             seen=seen,
         )

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Train every point of the phase diagram: noise x duplicates, each in a directory of its own. Cells
 # that are there are not trained again: kill it when you like, and run it once more. 12 seeds at the
-# three main points, 4 at the six others: some eleven hours of one core.
+# three main points, 4 at the six others: some eleven hours of one core. Then eight mixtures on which
+# nothing was chosen, to judge `Auto` by: one hour.
 #
 #   bash examples/selection_study.sh [DIRECTORY [SECTION.KEY=VALUE ...]]
 set -euo pipefail
@@ -31,3 +32,22 @@ point noise20-duplicates50 4 0.2 0.5 "${@:2}"
 point noise20-duplicates90 4 0.2 0.9 "${@:2}"
 point noise40-duplicates50 4 0.4 0.5 "${@:2}"
 point noise40-duplicates90 4 0.4 0.9 "${@:2}"
+
+held_back() {
+    local name=$1
+    shift
+    echo "== held back: $name"
+    tonari ablate "$study" --out "$out/held-back/$name" --jobs "${JOBS:-auto}" \
+        --only 'full, *' --only 'random 0.5, 0.5 *' --only 'averaged weights, 0.25 *' \
+        --only 'keep agreed, half' --only 'auto, half' \
+        study.first_seed=20 study.seeds=4 "$@"
+}
+
+held_back noise10 data.noise=0.1 "${@:2}"
+held_back noise30 data.noise=0.3 "${@:2}"
+held_back noise15-duplicates70 data.noise=0.15 data.duplicates=0.7 "${@:2}"
+held_back duplicates75 data.noise=0.0 data.duplicates=0.75 "${@:2}"
+held_back junk30 data.noise=0.0 data.junk=0.3 "${@:2}"
+held_back junk15-noise15 data.noise=0.15 data.junk=0.15 "${@:2}"
+held_back imbalance10 data.noise=0.0 data.imbalance=10 "${@:2}"
+held_back noise30-imbalance10 data.noise=0.3 data.imbalance=10 "${@:2}"

@@ -1,5 +1,6 @@
 """Which rows are worth this epoch, and how often: the policies, and what a step reports to them."""
 
+from importance.auto import Auto
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
@@ -13,6 +14,7 @@ from importance.weighted import Weighted
 
 __all__ = [
     "POLICIES",
+    "Auto",
     "Full",
     "InfoBatch",
     "Kakurenbo",

@@ -5,6 +5,7 @@ import inspect
 
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
+from importance.auto import Auto
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
@@ -14,6 +15,7 @@ from importance.selective_backprop import SelectiveBackprop
 from importance.weighted import Weighted
 
 POLICIES: dict[str, type[Importance]] = {
+    "auto": Auto,
     "full": Full,
     "kakurenbo": Kakurenbo,
     "keep_agreed": KeepAgreed,

@@ -4,8 +4,8 @@ Nothing here depends on where a row lies: a policy that goes by scores, places a
 same samples on any number of nodes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -50,6 +50,8 @@ class Candidates:
         stream: Key of the epoch's places, the same on all ranks.
         total: Sums over all pools.
         by_field: The values of a field that `ByFields.by_fields` names, of all samples.
+        before: The figures of what the policy chose for the epoch before; empty where none was
+            chosen. A decision that is to last is among them: they are saved and restored with it.
     """
 
     scores: Scores
@@ -58,6 +60,7 @@ class Candidates:
     stream: Key
     total: Total = alone
     by_field: ByField = no_field
+    before: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Agree with all ranks on an epoch: what each sampling group hides, and its batches."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,7 @@ class Dealer:
         sample_id: Callable[[], NDArray[np.int64]],
         *,
         num_epochs: int | None,
+        before: Mapping[str, float],
         restored: Selection | None,
         seen: NDArray[np.int64] | None,
     ) -> tuple[EpochPlan, Order]:
@@ -83,6 +84,7 @@ class Dealer:
             sample_id: Returns int64[rows of the sampling group], where a policy asks, or rows cost
                 differently.
             num_epochs: Length of the whole run, None where nobody said.
+            before: Figures of what the policy chose for the epoch before; empty: not known.
             restored: What the epoch was found to hide before; None: the policy selects.
             seen: int64[rows of the sampling group]: How often each was trained in ended segments of
                 the epoch.
@@ -96,7 +98,7 @@ class Dealer:
         sampling, epoch = self._sampling, position.epoch
         selection = restored
         if selection is None:
-            selection = self._select(epoch, scores, sample_id, num_epochs=num_epochs)
+            selection = self._select(epoch, scores, sample_id, num_epochs=num_epochs, before=before)
         counts = Counts(sampling.sizes, sampling.sizes)
         if self._importance is not None or position.ended:
             mine = np.array(count_rows(sampling, selection, seen))
@@ -139,6 +141,7 @@ class Dealer:
         sample_id: Callable[[], NDArray[np.int64]],
         *,
         num_epochs: int | None,
+        before: Mapping[str, float],
     ) -> Selection:
         if self._importance is None:
             return Selection()
@@ -149,8 +152,11 @@ class Dealer:
             key(self._seed, "importance", epoch=epoch),
             self._total,
             self._by_field,
+            before,
         )
         selection = self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
+        if selection.note and not self._world.rank:
+            log.info("[rank 0] epoch %d: importance: %s", epoch, selection.note)
         if selection.counts is not None and self._importance.columns:
             raise ValueError(
                 f"importance: {self._importance} lets rows come several times and has the score "

@@ -74,6 +74,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         shuffle.Local: {},
         shuffle.Partial: {},
         shuffle.ModelExchange: {"model": model, "world": world(), "every": 2},
+        importance.Auto: {},
         importance.Full: {},
         importance.InfoBatch: {},
         importance.Kakurenbo: {},

@@ -15,6 +15,7 @@ from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import ByFields, Importance, Selection, Shuffle
 from dataio.world import World
 from importance import (
+    Auto,
     Full,
     InfoBatch,
     Kakurenbo,
@@ -29,6 +30,7 @@ NUM_SAMPLES = 97
 NUM_EPOCHS = 5
 
 POLICIES: dict[str, Importance] = {
+    "auto": Auto(0.6, begins=2, second_guess=1.0),
     "full": Full(columns=("loss",)),
     "kakurenbo": Kakurenbo(0.4, alphas=(1.0, 0.8), drops=(3,), rate="realised"),
     "keep_agreed": KeepAgreed(0.6, begins=1),

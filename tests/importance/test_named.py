@@ -22,7 +22,11 @@ def test_settings_are_those_of_the_policy() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("kakurenba", {}, "'kakurenba' is unknown, expected one of full.*did you mean 'kakurenbo'"),
+        (
+            "kakurenba",
+            {},
+            "'kakurenba' is unknown, expected one of auto, full.*did you mean 'kakurenbo'",
+        ),
         ("infobatch", {"tau": 0.7}, "'infobatch': setting 'tau' is unknown.*fraction, delta; did"),
         ("random", {"fraction": 2.0}, "RandomPrune: fraction is 2.0"),
     ],

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import fnmatch
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="ARM",
-        help="train only this arm's cells; may be given several times",
+        help="train only this arm's cells, or those of all that a pattern fits, such as "
+        "'full, *'; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--seeds", type=_count, metavar="K", help="instead of the file's number of seeds"
@@ -132,14 +134,17 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 def _asked(study: "Study", only: Sequence[str]) -> "list[Cell]":
     names = [arm.name for arm in study.arms]
+    wanted: set[str] = set()
     for name in only:
-        if name not in names:
+        meant = {name} & set(names) or set(fnmatch.filter(names, name))
+        wanted |= meant
+        if not meant:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
             raise CommandError(
                 f"--only {name!r} is no arm of the study, expected one of "
                 f"{', '.join(map(repr, names))}; did you mean {near!r}?"
             )
-    return [cell for cell in study.cells() if not only or cell.arm.name in only]
+    return [cell for cell in study.cells() if not only or cell.arm.name in wanted]
 
 
 def _list_text(cells: "Sequence[Cell]") -> str:

@@ -131,6 +131,7 @@ class ImportanceConfig(Section):
     over: Literal["global", "pool"] | None = None
     label: str | None = None
     begins: Count | None = None
+    second_guess: Fraction | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -217,6 +217,12 @@ def test_a_failed_process_is_told(study, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
+def test_a_pattern_names_all_arms_that_it_fits(study):
+    assert run("study.toml", "--out", "out", "--only", "loc*") == 0
+    assert {name.split("-seed")[0] for name in map(str, cell_files(Path("out")))} != set()
+    assert all("local" in str(name) for name in cell_files(Path("out")))
+
+
 def test_a_broken_cell_is_named_with_its_cure(study, capsys):
     assert run("study.toml", "--out", "out", "--only", "global") == 0
     broken = next(Path("out/cells").glob("*.json"))

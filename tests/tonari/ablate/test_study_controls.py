@@ -1,5 +1,6 @@
 """Robust losses, averaged weights, an oracle, a validation split, and policies of one's own."""
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from importance import KeepAgreed
+import importance.keep_agreed
+from importance import Auto, KeepAgreed, RandomPrune
 from tests.tonari.ablate.study import make_study
 from tests.tonari.ablate.test_study import blobs, drawn, small_model
 from tonari.ablate.cells import read_cells, train_missing
@@ -18,6 +20,7 @@ from tonari.ablate.results import number
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import corrupt
 from tonari.ablate.study.data import draw_subsets
+from tonari.ablate.study.identity import code_key
 from tonari.ablate.study.replicas import OneModel
 from tonari.ablate.study.run import CellResult, train_cell
 from trainer.errors import ConfigError
@@ -218,6 +221,19 @@ def test_a_field_that_a_study_does_not_have_is_named(tmp_path, monkeypatch):
     train_missing(study, mine, tmp_path / "out", command="", call="", tell=told.append)
     (error,) = [event.error for event in told if event.error]
     assert "goes by the field 'colour', expected one of label, is_wrong, is_copy" in error
+
+
+def test_a_policy_that_hands_on_to_another_has_cells_of_both_codes(monkeypatch):
+    before = code_key(Auto()), code_key(KeepAgreed()), code_key(RandomPrune())
+    source = inspect.getsource
+
+    def changed(module: object) -> str:
+        edited = "\nCHANGED = 1\n" if module is importance.keep_agreed else ""
+        return source(module) + edited  # type: ignore[arg-type]
+
+    monkeypatch.setattr(inspect, "getsource", changed)
+    now = code_key(Auto()), code_key(KeepAgreed()), code_key(RandomPrune())
+    assert [one != other for one, other in zip(before, now, strict=True)] == [True, True, False]
 
 
 def test_the_example_holds_every_control_and_freezes_what_its_claim_is_of():

@@ -13,7 +13,7 @@ import dataio
 import importance.kakurenbo
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, thread_worlds
-from importance import InfoBatch, Kakurenbo, KeepAgreed, RandomPrune, SelectiveBackprop
+from importance import Auto, InfoBatch, Kakurenbo, KeepAgreed, RandomPrune, SelectiveBackprop
 from shuffle import Global, Local, Partial
 from tests.memory_source import FIELDS, MemorySource
 from tests.tonari.ablate.test_study import blobs
@@ -33,6 +33,7 @@ POLICIES = {
     "infobatch": InfoBatch(0.6),
     "selective backprop": SelectiveBackprop(0.4, refresh_every=2),
     "random": RandomPrune(0.3),
+    "auto": Auto(0.5, begins=2, second_guess=0.9, refresh_every=2),
     "keep agreed": KeepAgreed(0.5, begins=1, refresh_every=2),
 }
 

@@ -7,12 +7,14 @@ import sys
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import xxhash
 
 from dataio import SourceError
 from dataio.source.expand import expand
+from importance.named import ASKED
 
 READ_BYTES = 1 << 22
 
@@ -47,9 +49,21 @@ def content_key(pattern: str) -> list[str]:
 
 
 def code_key(policy: object) -> str:
-    """Digest the code of the module that a policy's class is in, without comments."""
-    tree = ast.parse(inspect.getsource(sys.modules[type(policy).__module__]))
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+    """Digest the code of a policy's module, and of policies it hands on to, without comments."""
+    module = sys.modules[type(policy).__module__]
+    named = [value for _, value in sorted(vars(module).items()) if _is_policy(value)]
+    others = dict.fromkeys(each.__module__ for each in named if each.__module__ != module.__name__)
+    codes = [_plain(module), *(_plain(sys.modules[name]) for name in others)]
+    return hashlib.sha256("".join(codes).encode()).hexdigest()
+
+
+def _is_policy(value: object) -> bool:
+    is_class = inspect.isclass(value) and not getattr(value, "_is_protocol", False)
+    return is_class and all(hasattr(value, asked) for asked in ASKED)
+
+
+def _plain(module: ModuleType) -> str:
+    return ast.unparse(ast.parse(inspect.getsource(module)))
 
 
 def _file_key(path: str) -> str:

@@ -69,6 +69,7 @@ class Memory:
         num_epochs: Length of the run.
         fields: dtype[num_samples] each, by sample id: what the policy may ask for by name.
         scores: scores[num_samples], by sample id.
+        figures: Of what each sampling group's choice was last.
     """
 
     policy: Importance
@@ -76,6 +77,7 @@ class Memory:
     num_epochs: int
     fields: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     scores: Scores = field(init=False)
+    figures: list[Mapping[str, float]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.scores = unscored(self.num_samples, score_dtype(self.policy.columns))
@@ -103,19 +105,23 @@ class Memory:
             seed: The loaders' seed.
             epoch: Which one.
         """
+        before = self.figures or [{} for _ in groups]
 
         def select_one(held: NDArray[np.int64], world: World) -> Selection:
             rows = Candidates(
                 self.scores[held], held, self.num_samples, key(seed, "importance", epoch=epoch),
                 lambda values: world.allreduce(values, op="sum", doing="agree on rows to hide"),
-                self._field,
+                self._field, before[world.rank],
             )  # fmt: skip
             return self.policy.select(rows, epoch=epoch, num_epochs=self.num_epochs)
 
         worlds = thread_worlds([1] * len(groups), timeout_s=GROUPS_TIMEOUT_S)
         if len(groups) == 1:
-            return [select_one(groups[0], worlds[0])]
-        return run_threads(worlds, lambda world: select_one(groups[world.rank], world))
+            chosen = [select_one(groups[0], worlds[0])]
+        else:
+            chosen = run_threads(worlds, lambda world: select_one(groups[world.rank], world))
+        self.figures = [selection.figures for selection in chosen]
+        return chosen
 
 
 @dataclass
