@@ -74,8 +74,9 @@ def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
 
 
 def measure_selection(settings: Settings) -> Iterator[Figures]:
-    """Time every policy's selection over the rows of one rank."""
-    policies = {name: make_policy(name) for name in POLICIES}
+    """Time every policy's selection over the rows of one rank; that of Auto where it decides."""
+    given = {"auto": {"begins": EPOCH, "second_guess": 1.0}}
+    policies = {name: make_policy(name, **given.get(name, {})) for name in POLICIES}
     scores = {name: make_scores(settings.rows, made.columns) for name, made in policies.items()}
     ids, stream = np.arange(settings.rows), key(0, "importance", epoch=EPOCH)
     labels = (ids % NUM_CLASSES).astype(np.int32)
