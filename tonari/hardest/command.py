@@ -16,6 +16,7 @@ from dataio.base.atomic import write_file
 from dataio.plan.history import Scores
 from dataio.state.snapshot import load_scores
 from tonari.errors import CommandError
+from tonari.hardest.page import page
 from tonari.hardest.picture import draw_tiles, to_png
 from tonari.hardest.rank import Measure, hardest_of_each, hardest_rows, hardness, reported_rows
 from tonari.hardest.samples import (
@@ -38,8 +39,9 @@ MOST_PICTURES = 500
 class Hardest:
     """List the rows that never become easy: wrong labels, broken samples, or just hard ones.
 
-    Reads the scores that loader.save or tonari train left, and writes hardest.csv and, where the
-    source has images, hardest.png. Scores are there if importance went by them, or was
+    Reads the scores that loader.save or tonari train left. Writes hardest.csv, hardest.html to look
+    through the rows and save a list of those to leave out, and, where the source has images,
+    hardest.png. Scores are there if importance went by them, or was
     importance.Full(columns=("loss", "loss_mean")), which leaves no row out.
     """
 
@@ -120,11 +122,16 @@ def main(argv: list[str]) -> int:
     told = _ask(source, found.sample_ids, label)
     table = make_table(found.sample_ids, found.ranks, scores, told, classes)
     write_file(options.out / "hardest.csv", to_csv(table).encode())
+    images = None
+    if image is not None and table:
+        images = read_field(source, found.sample_ids[:MOST_PICTURES], image).tolist()
+    shown = page(table, images, by=found.by, title=_headline(options, found))
+    write_file(options.out / "hardest.html", shown.encode())
     picture = options.out / "hardest.png"
     # One of an earlier call would show other rows
     picture.unlink(missing_ok=True)
-    if image is not None and table:
-        write_file(picture, _draw(options, found, table, source, image))
+    if images is not None:
+        write_file(picture, _draw(options, found, table, images))
     _report(options, found, table, picture if picture.exists() else None)
     return 0
 
@@ -182,12 +189,10 @@ def _ask(source: Source, sample_ids: NDArray[np.int64], label: Field | None) -> 
     )
 
 
-def _draw(
-    options: Hardest, found: Found, table: Sequence[Row], source: Source, image: Field
-) -> bytes:
-    shown = table[:MOST_PICTURES]
-    images = read_field(source, found.sample_ids[:MOST_PICTURES], image).tolist()
-    tiles = to_tiles(shown, images, by=found.by, grouped=options.per_class is not None)
+def _draw(options: Hardest, found: Found, table: Sequence[Row], images: Sequence[bytes]) -> bytes:
+    tiles = to_tiles(
+        table[:MOST_PICTURES], images, by=found.by, grouped=options.per_class is not None
+    )
     return to_png(draw_tiles(tiles, title=f"{_headline(options, found)}, each with its label"))
 
 
@@ -210,6 +215,7 @@ def _report(options: Hardest, found: Found, table: Sequence[Row], picture: Path 
             "never_reported": never,
             "median": found.median if math.isfinite(found.median) else None,
             "csv": str(written),
+            "html": str(options.out / "hardest.html"),
             "png": str(picture) if picture else None,
             "sample_ids": found.sample_ids.tolist(),
         }
@@ -219,4 +225,7 @@ def _report(options: Hardest, found: Found, table: Sequence[Row], picture: Path 
     shown = f"{picture}" if picture else "no picture, as the source has no images"
     if picture and len(table) > MOST_PICTURES:
         shown += f" (of the first {MOST_PICTURES:,})"
-    print(f"{_headline(options, found)}{left_out}: {written}, {shown}")
+    print(
+        f"{_headline(options, found)}{left_out}: {written}, {shown}; to look through them and mark "
+        f"those to leave out, open {options.out / 'hardest.html'}"
+    )

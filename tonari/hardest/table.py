@@ -88,7 +88,7 @@ def to_tiles(
         Tile(
             image,
             _title(row),
-            (f"#{row['rank']}  {_words(row, by)}", f"sample {row['sample_id']}"),
+            (f"#{row['rank']}  {words(row, by)}", f"sample {row['sample_id']}"),
             begins=grouped and row["rank"] == 1,
         )
         for row, image in zip(rows, images, strict=True)
@@ -101,7 +101,8 @@ def _title(row: Row) -> str:
     return str(row["class"] if row["class"] is not None else row["label"])
 
 
-def _words(row: Row, by: Measure) -> str:
+def words(row: Row, by: Measure) -> str:
+    """Say how hard a row was, by what rows were ranked by."""
     value = row[by]
     if by == "forgotten" and not value and not row["correct"]:
         return "never right"

@@ -1,0 +1,83 @@
+"""The hardest rows as one page to click through, which saves a list of those to leave out.
+
+It needs nothing beside it: images are inside, and what is marked stays in the browser.
+"""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from dataio.base.digest import digest
+from dataio.rows.decode import PILLOW_ERRORS
+from tonari.hardest.rank import Measure
+from tonari.hardest.table import Row, words
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+
+SIDE = 480
+"""Pixels of the longer side of an image in the page, where it is larger."""
+
+MOST_BYTES = 32 << 10
+"""An image of at most so many is in the page as it is."""
+
+SMALL_SIDE = 64
+"""An image up to here is shown with its pixels."""
+
+SHOWN = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp", "GIF": "gif"}
+"""Formats that every browser shows."""
+
+
+def page(rows: Sequence[Row], images: Sequence[bytes] | None, *, by: Measure, title: str) -> str:
+    """Lay out the page.
+
+    Args:
+        rows: Of the table.
+        images: Of the first rows, as the source holds them; None where it has none.
+        by: What the rows were ranked by.
+        title: Above them.
+    """
+    told = []
+    for place, row in enumerate(rows):
+        facts = {name: _plain(value) for name, value in row.items() if value is not None}
+        shown: dict[str, object] = {}
+        if images is not None and place < len(images):
+            shown = _image(images[place])
+        named = {name: row[name] for name in ("rank", "sample_id", "key", "label", "class")}
+        told.append({**named, "words": words(row, by), "facts": facts, **shown})
+    identity = digest(json.dumps([row["sample_id"] for row in rows]))
+    text = json.dumps({"title": title, "digest": identity, "rows": told}, allow_nan=False)
+    # No sample's name may end the script that it stands in
+    return TEMPLATE.read_text().replace("{{ DATA }}", text.replace("<", "\\u003c"))
+
+
+def _plain(value: object) -> object:
+    """Say what JSON has no number for."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _image(data: bytes) -> dict[str, object]:
+    """Make what the page knows of an image: none where it does not decode."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            small = max(image.size) <= SMALL_SIDE
+            kind = SHOWN.get(image.format or "")
+            image.draft("RGB", (SIDE, SIDE))
+            image.load()
+            if kind is None or len(data) > MOST_BYTES:
+                kind, data = "jpeg", _shrunk(image)
+    except PILLOW_ERRORS:
+        return {"image": None}
+    return {"image": f"data:image/{kind};base64,{base64.b64encode(data).decode()}", "small": small}
+
+
+def _shrunk(image: Image.Image) -> bytes:
+    picture = image.convert("RGB")
+    picture.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=85)
+    return file.getvalue()
