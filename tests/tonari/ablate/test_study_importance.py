@@ -12,6 +12,7 @@ import torch
 import dataio
 import importance.kakurenbo
 from dataio.plan.layout import Layout
+from dataio.plan.policies import Importance
 from dataio.world import run_threads, thread_worlds
 from importance import Auto, InfoBatch, Kakurenbo, KeepAgreed, RandomPrune, SelectiveBackprop
 from shuffle import Global, Local, Partial
@@ -20,14 +21,14 @@ from tests.tonari.ablate.test_study import blobs
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.importance import EpochReports, Memory
-from tonari.ablate.study.order import epoch_batches
+from tonari.ablate.study.order import MovedRows, epoch_batches
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.ablate.study.training import Training
 from trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "importance_study.toml"
 NUM_SAMPLES, EPOCHS, BATCH, SEED = 101, 5, 3, 7
-POLICIES = {
+POLICIES: dict[str, Importance] = {
     "kakurenbo": Kakurenbo(0.4, tau=0.3, rate="realised"),
     "kakurenbo of each pool": Kakurenbo(0.5, tau=0.2, threshold="pool", refresh_every=2),
     "infobatch": InfoBatch(0.6),
@@ -74,10 +75,13 @@ def study_epochs(shuffle, layout, policy):
     """The same of all replicas, as a study computes it."""
     # As MemorySource has it
     memory = Memory(policy, NUM_SAMPLES, EPOCHS, {"label": np.arange(NUM_SAMPLES) % 10})
+    moved = MovedRows(shuffle, layout, seed=SEED) if shuffle.by_losses else None
     for epoch in range(EPOCHS):
+        begun = memory.scores["loss"].copy() if moved is not None else None
         batches = epoch_batches(
-            shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory
-        )
+            shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory,
+            held=moved.held if moved is not None else None,
+        )  # fmt: skip
         reports = EpochReports()
         if memory.keeps_scores:
             for ids, valid in zip(batches.sample_id, batches.valid, strict=True):
@@ -87,16 +91,26 @@ def study_epochs(shuffle, layout, policy):
                 reports.add(ids, valid, loss, correct, confidence)
             reports.add(batches.due, np.ones(len(batches.due), bool), *told(batches.due, epoch))
             reports.write(memory.scores, epoch=epoch)
+        if moved is not None and begun is not None:
+            moved.exchange(begun, epoch=epoch)
         yield batches, memory
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("replicas", "shuffle"),
-    [((2, 2), Partial(0.3)), ((1, 1, 1), Local()), ((2, 1), Global())],
-    ids=["partial", "local", "global"],
+    [
+        ((2, 2), Partial(0.3)),
+        ((1, 1, 1), Local()),
+        ((2, 1), Global()),
+        ((2, 1, 1), Partial(0.3, rows="scores", partners="scores")),
+        ((1, 1, 1), Partial(0.3, rows="scores")),
+    ],
+    ids=["partial", "local", "global", "by scores", "rows by scores"],
 )
 def test_a_study_hides_weighs_and_remembers_as_real_loaders(tmp_path, replicas, shuffle, policy):
+    if shuffle.by_losses and "loss" not in POLICIES[policy].columns:
+        pytest.skip("the policy keeps no losses, and the shuffle goes by them")
     ranks = run_threads(
         thread_worlds(list(replicas), timeout_s=20),
         lambda world: loader_epochs(world, tmp_path, shuffle, POLICIES[policy]),
@@ -281,6 +295,65 @@ def test_a_grid_makes_an_arm_of_each_combination(tmp_path):
     assert found["alphas [1.0, 0.5]"].alphas == (1.0, 0.5)
 
 
+def test_each_arm_of_a_grid_may_be_compared_with_one_of_its_own_values(tmp_path):
+    path = write(
+        tmp_path,
+        """
+        [arms.a]
+        [grid.uniform]
+        shuffle = "partial"
+        exchange = [0.1, 0.2]
+        name = "uniform {exchange}"
+        [grid.chosen]
+        shuffle = "partial"
+        exchange = [0.1, 0.2]
+        exchange_rows = "scores"
+        name = "chosen {exchange}"
+        against = "uniform {exchange}"
+        """,
+    )
+    against = {arm.name: arm.baseline for arm in load_study(path).arms}
+    assert against["chosen 0.1"] == "uniform 0.1"
+    assert against["chosen 0.2"] == "uniform 0.2"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"exchange_rows": "scores"}, "settings.shuffle 'global', expected 'partial'"),
+        (
+            {
+                "shuffle": "partial",
+                "exchange_partners": "scores",
+                "update": "average",
+                "norm": "none",
+            },
+            "settings.update 'average', expected 'gradients'",
+        ),
+        (
+            {"shuffle": "partial", "exchange_rows": "scores", "importance": "random"},
+            "settings.importance 'random' keeps no losses",
+        ),
+    ],
+)
+def test_an_exchange_by_scores_needs_losses_and_partners(changed, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changed)
+
+
+def test_an_exchange_by_losses_trains_other_rows_and_mixes_all_the_same():
+    uniform, chosen = (
+        cell(replicas=4, shuffle="partial", exchange=0.2, exchange_rows=by, exchange_partners=by)
+        for by in ("uniform", "scores")
+    )
+    for result in (uniform, chosen):
+        skews = [point.class_skew for point in result.points]
+        assert skews[0] == pytest.approx(0.75)
+        assert skews[-1] < 0.5
+    assert uniform.points[2].loss != chosen.points[2].loss
+    assert cell(replicas=4, shuffle="global").points[0].class_skew == 0
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
@@ -290,6 +363,7 @@ def test_a_grid_makes_an_arm_of_each_combination(tmp_path):
         ('name = "b"\nwidth = [4, 8]', r"arm 'b' is there 2 times, .* \{setting\} that varies"),
         ('name = "{lr}"\nwidth = [4, 8]', r"grid.g.name is '\{lr\}': lr is unknown; .* braces"),
         ('name = "{}"\nwidth = [4, 8]', r"grid.g.name is '\{\}': .* braces"),
+        ('width = [4, 8]\nagainst = "{lr}"', r"grid.g.against is '\{lr\}': lr is unknown"),
         ("width = [4, 7]", r"arm 'g, 7': settings.width is 7, expected a multiple of 4"),
     ],
 )

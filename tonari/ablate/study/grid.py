@@ -19,7 +19,7 @@ def expand_grid(
     Args:
         grid: Its name, which begins the arms' names.
         table: Settings; those that are lists vary. ``name``, where it is there, is a template of
-            the arms' names, such as ``"{importance} {fraction}"``.
+            the arms' names, such as ``"{importance} {fraction}"``; so is ``against``.
         known: Names of all settings.
 
     Returns:
@@ -38,7 +38,10 @@ def expand_grid(
         raise ConfigError(f"{where}.name is {template!r}, expected text such as '{{importance}}'")
     choices.pop("name", None)
     arms = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-    return [(_named(where, template, settings), settings) for settings in arms]
+    for settings in arms:
+        if isinstance(against := settings.get("against"), str):
+            settings["against"] = _named(f"{where}.against", against, settings)
+    return [(_named(f"{where}.name", template, settings), settings) for settings in arms]
 
 
 def _choices(where: str, name: str, value: object) -> list[object]:
@@ -69,6 +72,6 @@ def _named(where: str, template: str, settings: Mapping[str, object]) -> str:
         return template.format_map(settings)
     except (ConfigError, ValueError, KeyError, IndexError) as error:
         raise ConfigError(
-            f"{where}.name is {template!r}: {error}; expected text with settings of the grid in "
+            f"{where} is {template!r}: {error}; expected text with settings of the grid in "
             f"braces, such as '{{importance}} {{fraction}}'"
         ) from error

@@ -20,8 +20,10 @@ from dataio.plan.epoch import (
     plan_epoch,
 )
 from dataio.plan.layout import Layout
-from dataio.plan.policies import Selection, Shuffle
-from tonari.ablate.study.importance import Memory
+from dataio.plan.policies import ExchangeContext, Selection, Shuffle
+from dataio.rows.rows import IdStore, Rows
+from dataio.world import World, run_threads, thread_worlds
+from tonari.ablate.study.importance import GROUPS_TIMEOUT_S, Memory
 
 Partition = str
 """``"sorted"`` or ``"random"``: how samples are numbered before they are dealt to the nodes."""
@@ -57,6 +59,7 @@ def epoch_batches(
     epoch: int,
     batch_size: int,
     memory: Memory | None = None,
+    held: Sequence[NDArray[np.int64]] | None = None,
 ) -> EpochBatches:
     """Compute the batches that the replicas' loaders deliver in an epoch.
 
@@ -67,16 +70,15 @@ def epoch_batches(
         epoch: Which one.
         batch_size: Rows a batch and replica.
         memory: The importance policy, and the scores after the epoch before; None: all rows.
+        held: int64[rows of the group], for each sampling group: The samples in its slots, where no
+            seed tells them (`MovedRows`).
     """
     places = [
         find_sampling_groups(layout, replica=replica, holds_all=shuffle.holds_all)
         for replica in range(layout.num_replicas)
     ]
-    # int64[rows of the group], for each sampling group
-    held = [
-        shuffle.placement(layout, node=group, epoch=epoch, seed=seed)
-        for group in range(len(places[0].leaders))
-    ]
+    if held is None:
+        held = placed(shuffle, layout, seed=seed, epoch=epoch)
     selections = [Selection() for _ in held]
     if memory is not None:
         selections = memory.select(held, seed=seed, epoch=epoch)
@@ -96,6 +98,78 @@ def epoch_batches(
         selections[0].lr_factor,
         _figures(selections),
     )
+
+
+def placed(shuffle: Shuffle, layout: Layout, *, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+    """int64[rows of the group], for each sampling group: The samples that the seed puts there."""
+    groups = range(1 if shuffle.holds_all else layout.num_nodes)
+    return [shuffle.placement(layout, node=node, epoch=epoch, seed=seed) for node in groups]
+
+
+class MovedRows:
+    """Where rows lie that a shuffle moves by scores: the loaders' exchange, each in a thread.
+
+    Args:
+        shuffle: The loaders' policy.
+        layout: Replicas and samples.
+        seed: The loaders' seed.
+
+    Attributes:
+        held: int64[rows of the node], for each node: The samples in its slots.
+    """
+
+    def __init__(self, shuffle: Shuffle, layout: Layout, *, seed: int) -> None:
+        self._shuffle, self._layout, self._seed = shuffle, layout, seed
+        self.held = placed(shuffle, layout, seed=seed, epoch=0)
+
+    def exchange(self, losses: NDArray[np.float32], *, epoch: int) -> None:
+        """Move an epoch's rows.
+
+        Args:
+            losses: float32[num_samples], by sample id: As they were when the epoch began.
+            epoch: Which one.
+        """
+        later = [rows.copy() for rows in self.held]
+
+        def move(world: World) -> None:
+            held = self.held[world.node]
+            store = _Arriving(held, later[world.node])
+            context = ExchangeContext(
+                world, store, self._layout, epoch, self._seed, range(0),
+                mean_row_bytes=store.schema.fixed_bytes, first_tag=world.open_channel(),
+                losses=losses[held],
+            )  # fmt: skip
+            exchange = self._shuffle.begin(context)
+            if exchange is not None:
+                exchange.finish(None)
+
+        run_threads(thread_worlds(self._layout.replicas, timeout_s=GROUPS_TIMEOUT_S), move)
+        self.held = later
+
+
+class _Arriving(IdStore):
+    """Sample ids that arrive in the slots of the next epoch."""
+
+    def __init__(self, sample_ids: NDArray[np.int64], later: NDArray[np.int64]) -> None:
+        super().__init__(sample_ids)
+        self._later = later
+
+    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
+        """Write them."""
+        self._later[slots] = rows.sample_id
+
+
+def class_skew(held: Sequence[NDArray[np.int64]], labels: NDArray[np.int64]) -> float:
+    """Say how far the classes of nodes are from those of all, in [0, 1]: mean total variation.
+
+    Args:
+        held: int64[rows of the node], for each node: The samples that it holds.
+        labels: int64[num_samples], by sample id.
+    """
+    num_classes = int(labels.max()) + 1
+    whole = np.bincount(labels, minlength=num_classes) / len(labels)
+    shares = [np.bincount(labels[rows], minlength=num_classes) / len(rows) for rows in held]
+    return float(np.mean([np.abs(share - whole).sum() / 2 for share in shares]))
 
 
 def _plan(

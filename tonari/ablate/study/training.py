@@ -16,7 +16,14 @@ from tonari.ablate.study.config import SettingsConfig
 from tonari.ablate.study.corrupt import Found
 from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.model import StudyResNet
-from tonari.ablate.study.order import EpochBatches, epoch_batches, number_samples
+from tonari.ablate.study.order import (
+    EpochBatches,
+    MovedRows,
+    class_skew,
+    epoch_batches,
+    number_samples,
+    placed,
+)
 from tonari.ablate.study.replicas import ManyModels, OneModel, Replicas
 from trainer.errors import ConfigError
 from trainer.models import seeded
@@ -43,6 +50,8 @@ class Point:
         lr_factor: What the importance policy multiplied the learning rate by.
         moved_back: Rows of low loss that were shown all the same: wrong, or unsure.
         hidden_cap: Share of the rows that the policy would have left out at most.
+        class_skew: How far the classes of nodes' rows are from those of all, see
+            `tonari.ablate.study.order.class_skew`; 0 where each holds all.
     """
 
     epoch: int
@@ -58,6 +67,7 @@ class Point:
     lr_factor: float
     moved_back: int
     hidden_cap: float
+    class_skew: float = 0.0
 
 
 class Training:
@@ -107,6 +117,9 @@ class Training:
         told = {"label": data.labels, "is_wrong": train.is_wrong, "is_copy": train.is_copy}
         by_id = {name: values[self._rows_of] for name, values in told.items()}
         self._memory = Memory(policy, layout.num_samples, settings.num_epochs, by_id)
+        self._moved = None
+        if settings.policy.by_losses:
+            self._moved = MovedRows(settings.policy, layout, seed=seed)
         self._forward_flops = _count_flops(self.replicas.tested_model(), self._images[:1])
         self.train_s, self.step_s, self.rows_trained, self.rows_refreshed = 0.0, 0.0, 0, 0
 
@@ -124,9 +137,15 @@ class Training:
     def train_epoch(self, epoch: int) -> Point:
         """Select, train, and refresh the scores of one epoch."""
         settings, began = self._settings, self._now()
+        held = (
+            self._moved.held
+            if self._moved is not None
+            else placed(settings.policy, self._layout, seed=self._seed, epoch=epoch)
+        )
+        begun = self._memory.scores["loss"].copy() if self._moved is not None else None
         batches = epoch_batches(
             settings.policy, self._layout, seed=self._seed, epoch=epoch,
-            batch_size=settings.batch_size, memory=self._memory,
+            batch_size=settings.batch_size, memory=self._memory, held=held,
         )  # fmt: skip
         for group in self.replicas.optimizer.param_groups:
             group["lr"] = batches.lr_factor * learning_rate(
@@ -141,6 +160,8 @@ class Training:
         if self._memory.keeps_scores:
             self._refresh(batches.due, flips, reports)
             reports.write(self._memory.scores, epoch=epoch)
+        if self._moved is not None and begun is not None:
+            self._moved.exchange(begun, epoch=epoch)
         self.rows_trained += int(batches.valid.sum())
         self.rows_refreshed += len(batches.due)
         self.train_s += self._now() - began
@@ -158,6 +179,7 @@ class Training:
             lr_factor=batches.lr_factor,
             moved_back=int(batches.figures.get("moved_back", 0)),
             hidden_cap=batches.figures.get("hidden_cap", 0.0),
+            class_skew=class_skew(held, self._found.data.labels[self._rows_of]),
         )
 
     def _train(self, batches: EpochBatches, flips: Tensor, reports: EpochReports) -> float:
