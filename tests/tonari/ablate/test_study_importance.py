@@ -348,8 +348,8 @@ def test_an_exchange_by_losses_trains_other_rows_and_mixes_all_the_same():
     )
     for result in (uniform, chosen):
         skews = [point.class_skew for point in result.points]
-        assert skews[0] == pytest.approx(0.75)
-        assert skews[-1] < 0.5
+        assert skews[0] > 0.5
+        assert skews[-1] < skews[0] / 2
     assert uniform.points[2].loss != chosen.points[2].loss
     assert cell(replicas=4, shuffle="global").points[0].class_skew == 0
 
