@@ -23,6 +23,8 @@ ARMS = {
     "Policy": (POLICY, 75, 88),
     "Epochs": (EPOCHS_CONTROL, 50, 80),
     "Random": (RANDOM_CONTROL, 55, 83),
+    "Averaged": ({"ema": 0.99, "epochs_fraction": 0.4, "control": "ema"}, 45, 79),
+    "Robust": ({"loss": "generalised", "epochs_fraction": 0.6, "control": "robust"}, 60, 84),
 }
 
 pytestmark = needs_browser
@@ -72,7 +74,7 @@ def test_a_browser_loads_every_plot(report):
     assert all(min(size) > 100 for size in widths)
 
 
-def test_the_plot_is_drawn_with_its_policy_and_both_controls(report):
+def test_the_plot_is_drawn_with_its_policy_and_every_control(report):
     picture = shot(report)
     for colour in (COLOURS[0], *(style[0] for style in CONTROL_STYLES.values())):
         assert pixels_of(picture, colour) > 30, colour
