@@ -27,8 +27,9 @@ class Auto:
     Where labels are right, a model that calls a row wrong has often thought of its label second;
     a wrong label follows from nothing that the model could have learned. So it decides once, by the
     *second guess*: of the rows called wrong, the part of the probability beside the predicted class
-    that goes to the label; over the share of all rows called right; each above what
-    chance gives. Among fewer than three classes there is no second guess, and all rows stay.
+    that goes to the label; over the share of all rows called right; each above what chance gives,
+    and each class with the same weight. Among fewer than three classes there is no second guess,
+    and all rows stay.
 
     It is `KeepAgreed` from then on if the second guess is below ``second_guess``, else `Full`. The
     figures ``second_guess`` and ``keeps_agreed`` (1 or 0) say what it saw and chose, every epoch.
@@ -125,24 +126,35 @@ class Auto:
             About 0 for labels that follow from nothing, 1 where none are called wrong, or there
             are two classes; None if fewer than half of the rows were reported.
         """
-        labels = rows.by_field(self.label)
-        num_classes = int(labels.max()) - int(labels.min()) + 1
+        classes, num_classes = self._keep_agreed._classes(rows)
         reported = rows.scores["epoch"] >= 0
         wrong = np.flatnonzero(~rows.scores["correct"] & reported)
         # float64[num_wrong]: what the predicted class leaves to the others, and the label's part
         rest = 1 - rows.scores["confidence"][wrong].astype(np.float64)
         mine = np.minimum(np.exp(-rows.scores["loss"][wrong].astype(np.float64)), rest)
-        parts = [np.rint(part * PROBABILITY).sum() for part in (mine, rest)]
-        counts = rows.total(np.array([reported.sum(), len(wrong), *parts]).astype(np.int64))
-        num_reported, num_wrong, label_part, rest_part = counts.tolist()
-        if 2 * num_reported < rows.num_samples:
+
+        def by_class(
+            slots: NDArray[np.int64], values: NDArray[np.float64] | None = None
+        ) -> NDArray[np.int64]:
+            whole = None if values is None else np.rint(values * PROBABILITY)
+            counts = np.bincount(classes[slots], whole, minlength=num_classes)
+            return counts.astype(np.int64)
+
+        sums = [by_class(np.flatnonzero(reported)), by_class(wrong)]
+        sums += [by_class(wrong, mine), by_class(wrong, rest)]
+        # float64[4, classes there are]
+        totals = rows.total(np.concatenate(sums)).reshape(4, -1).astype(np.float64)
+        if 2 * totals[0].sum() < rows.num_samples:
             return None
-        first = _above_chance(1 - num_wrong / num_reported, num_classes)
-        if num_classes < 3 or not rest_part:
+        totals = totals[:, totals[0] > 0]
+        # Each class weighs as much: of rare ones, whose label is seldom guessed at all, too
+        num_rows, num_wrong, label_part, rest_part = (totals / totals[0]).sum(axis=1)
+        if len(totals[0]) < 3 or not rest_part:
             return 1.0
-        second = _above_chance(label_part / rest_part, num_classes - 1)
+        first = _above_chance(1 - num_wrong / num_rows, len(totals[0]))
+        second = _above_chance(label_part / rest_part, len(totals[0]) - 1)
         # A model that has learned nothing yet does not tell
-        return max(second, 0.0) / first if first > 0 else 1.0
+        return float(max(second, 0.0) / first) if first > 0 else 1.0
 
 
 def _above_chance(share: float, num_choices: int) -> float:
