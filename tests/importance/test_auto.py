@@ -79,24 +79,20 @@ def test_the_more_labels_are_wrong_the_less_they_follow_a_second_guess() -> None
     assert guesses[3] < 0.15
 
 
-@pytest.mark.parametrize(("wrong_labels", "hides"), [(0.0, False), (0.3, True)])
-def test_rare_classes_are_no_sign_of_wrong_labels(wrong_labels: float, hides: bool) -> None:
-    """Labels of rare classes are seldom guessed, first or second: each class weighs as much."""
-    rng = np.random.default_rng(1)
-    shares = 0.1 ** (np.arange(NUM_CLASSES) / (NUM_CLASSES - 1))
-    logits = rng.normal(0, 2, (6000, NUM_CLASSES)) + 1.5 * np.log(shares)
-    odds = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    odds = (1 - wrong_labels) * odds + wrong_labels / NUM_CLASSES
-    labels = np.array([rng.choice(NUM_CLASSES, p=row) for row in odds])
-    assert np.bincount(labels).max() > 2 * np.bincount(labels).min()
-    scores = np.zeros(len(labels), SCORE_DTYPE)
-    scores["loss"] = -np.log(odds[np.arange(len(labels)), labels])
-    scores["confidence"], scores["correct"] = odds.max(axis=1), odds.argmax(axis=1) == labels
-    rows = one_pool(scores)
-    rows = Candidates(
-        scores, rows.sample_id, len(labels), rows.stream, by_field=lambda name: labels
-    )
-    assert (len(chosen(Auto(begins=2), rows).hidden) > 0) == hides
+def test_a_class_weighs_as_much_however_many_rows_it_has() -> None:
+    """Labels of rare classes are seldom guessed at all, and hardly count where rows are counted."""
+    scores, labels = predicted(2000, wrong_labels=0.2), np.arange(2000) % NUM_CLASSES
+    scores["correct"][labels == 3] = False  # a class that is seldom guessed
+    repeated = np.concatenate([np.arange(2000), *[np.flatnonzero(labels == 3)] * 9])
+
+    def measured(slots: NDArray[np.int64]) -> float:
+        stream, ids = one_pool(scores[slots]).stream, np.arange(len(slots))
+        rows = Candidates(
+            scores[slots], ids, len(slots), stream, by_field=lambda name: labels[slots]
+        )
+        return chosen(Auto(begins=2), rows).figures["second_guess"]
+
+    assert measured(repeated) == pytest.approx(measured(np.arange(2000)), rel=1e-12)
 
 
 def test_what_it_chose_stays_whatever_is_reported_later() -> None:
