@@ -1,6 +1,7 @@
 """A study's page in a real browser: the plots are there, in light and dark, wide and narrow."""
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tests.tonari.ablate.study_cells import (
 from tonari.ablate.plots import COLOURS, CONTROL_STYLES
 from tonari.ablate.report import write_report
 
-ARMS = {
+ARMS: dict[str, tuple[Mapping[str, object], int, int]] = {
     "Full": ({}, 100, 90),
     "Policy": (POLICY, 75, 88),
     "Epochs": (EPOCHS_CONTROL, 50, 80),
