@@ -29,6 +29,8 @@ By = Literal["uniform", "scores"]
 class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
+    Choosing by scores was measured to lose accuracy and to mix more slowly than uniform
+    (``docs/results/exchange_by_score.md``).
     With ``"scores"`` it needs an importance policy that keeps them; its placements then cannot be
     computed from the seed: a run goes on from `Loader.save`, not from ``state_dict`` alone.
 
