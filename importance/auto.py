@@ -153,7 +153,7 @@ class Auto:
             return 1.0
         first = _above_chance(1 - num_wrong / num_rows, len(totals[0]))
         second = _above_chance(label_part / rest_part, len(totals[0]) - 1)
-        # A model that has learned nothing yet does not tell
+        # Nothing can be said of a model that has learned nothing yet
         return float(max(second, 0.0) / first) if first > 0 else 1.0
 
 

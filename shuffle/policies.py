@@ -29,10 +29,10 @@ By = Literal["uniform", "scores"]
 class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
-    Choosing by scores was measured to lose accuracy and to mix more slowly than uniform
-    (``docs/results/exchange_by_score.md``).
-    With ``"scores"`` it needs an importance policy that keeps them; its placements then cannot be
-    computed from the seed: a run goes on from `Loader.save`, not from ``state_dict`` alone.
+    With ``"scores"`` it was measured to lose accuracy and to mix more slowly
+    (``docs/results/exchange_by_score.md``). It then needs an importance policy that keeps them; its
+    placements cannot be computed from the seed: a run goes on from `Loader.save`, not from
+    ``state_dict`` alone.
 
     Attributes:
         exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of

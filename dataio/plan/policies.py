@@ -31,10 +31,10 @@ class Selection:
         top_up: Whether steps that not all replicas can fill are filled with hidden rows, instead of
             padding of weight 0. Unbiased policies pad.
         figures: What else there is to know of the choice, for ``Loader.stats``; of this pool, or of
-            all where they were totalled. The next epoch's choice is told of them.
+            all where they were totalled. The policy receives them in the next epoch.
         counts: int64[num_slots]: How often each row comes in the epoch, 0 for the hidden ones; None
             means once. Only of a policy without score columns, and without ``top_up``.
-        note: Why it chose so, where that is worth a line in the log; rank 0 says it.
+        note: Why it chose so, where that is worth a line in the log of rank 0.
 
     Raises:
         ValueError: If ``counts`` do not go with ``hidden`` or ``top_up``.
