@@ -58,7 +58,6 @@ class Arguments:
                 'staging: when="overlap" and a quota exclude one another, because what fits is '
                 'known only when all is staged; give when="before" or no quota'
             )
-        check_scores(self.shuffle, self.importance)
 
     @property
     def shuffle_or_local(self) -> Shuffle:
@@ -100,19 +99,6 @@ def find_device(device: torch.device | str | int | None) -> torch.device | None:
         ) from error
 
 
-def check_scores(shuffle: Shuffle | None, importance: Importance | None) -> None:
-    """Refuse a shuffle that goes by scores where there are none."""
-    if shuffle is None:
-        return
-    keeps_losses = importance is not None and "loss" in importance.columns
-    if shuffle.by_losses and not keeps_losses:
-        raise ValueError(
-            f"shuffle: {shuffle} goes by losses, and importance is {importance}, which keeps none; "
-            'give a policy that does, such as Full(columns=("loss",)), or rows="uniform", '
-            'partners="uniform"'
-        )
-
-
 def check_policy(arguments: Arguments, source: Source, fields: Mapping[str, Field]) -> None:
     """Refuse a policy that draws rows, or goes by fields, if the dataset does not fit it."""
     policy = arguments.importance
@@ -148,8 +134,6 @@ def check_growth(arguments: Arguments, source: Source) -> None:
     found = cure = ""
     if arguments.staging.transform is not None:
         found, cure = "Staging(transform=...)", "give it as transform="
-    elif not arguments.shuffle_or_local.traced:
-        found, cure = str(arguments.shuffle), 'shuffle with rows="uniform", partners="uniform"'
     elif isinstance(policy, Drawing) and not _draws_from(policy, source.num_samples + 1):
         found, cure = f"{policy}, which has one weight a sample", "name a field that is the weight"
     if found:

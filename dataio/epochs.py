@@ -14,7 +14,6 @@ from dataio.base.errors import StateError
 from dataio.batch.values import Batch
 from dataio.iterations import Iterations
 from dataio.parts import Parts
-from dataio.plan.segment import Position
 from dataio.pool.epoch_end import end_epoch
 from dataio.run_state import RunState
 from dataio.state.scores import spread_scores
@@ -134,15 +133,8 @@ class Epochs:
         return min(epochs / run.num_epochs, 1.0) if run.num_epochs else 1.0
 
     def go_to(self, epoch: int) -> None:
-        """Let the next loop over the batches be of an epoch. Collective.
-
-        Raises:
-            StateError: If the shuffle goes by scores, and placed the rows of that epoch.
-        """
+        """Let the next loop over the batches be of an epoch. Collective."""
         run = self.run
-        if epoch != run.epoch and not (run.is_running and epoch == run.epoch + 1):
-            position = Position(epoch, run.position.segments)
-            self._parts.placements.check_known(position, call="set_epoch")
         run.start_with(epoch)
         run.ensure_running()
         if epoch == run.epoch + 1:

@@ -207,7 +207,7 @@ class Loader:
         and forgets the scores.
 
         Raises:
-            StateError: If the shuffle goes by scores, and placed the rows of that epoch.
+            ValueError: If it is negative.
         """
         if epoch < 0:
             raise ValueError(f"epoch: {epoch}; give a number >= 0")
@@ -290,9 +290,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, object]:
         """Describe where the loader stands: a few integers and hashes, JSON, under 1 KB."""
-        parts, run = self._parts, self._run
-        placement = None if parts.placements.traced else parts.moves.digest
-        return parts.identity.to_state(run.position, num_hidden=run.num_hidden, placement=placement)
+        run = self._run
+        return self._parts.identity.to_state(run.position, num_hidden=run.num_hidden)
 
     @checked_call
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -303,15 +302,14 @@ class Loader:
 
         Raises:
             StateError: If the state is damaged; or of another dataset, seed or shuffle; or from the
-                middle of an epoch with hidden rows, and the layout or batch size is another; or the
-                shuffle goes by scores, and placed the rows of that epoch. When the epoch
-                begins: if it hid another number of rows than a policy without scores now does.
+                middle of an epoch with hidden rows, and the layout or batch size is another. When
+                the epoch begins: if it hid another number of rows than a policy without scores now
+                does.
         """
         position = self._run.find_position(state)
         num_hidden = find_num_hidden(
             state, position, hides=self._parts.arguments.importance is not None
         )
-        self._parts.placements.check_known(position, call="load_state_dict")
         if self._parts.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
         self._run.choose(position, num_hidden=num_hidden)

@@ -214,27 +214,21 @@ class RunState:
         """
         self.abandon()
         self._go_to_samples_of(position)
-        parts, first_epoch = self.parts, position.running.first_epoch
-        wanted = None
-        if parts.placements.knows(position.epoch, first_epoch=first_epoch):
-            wanted = parts.placements.sample_ids(position.epoch, first_epoch=first_epoch)
+        parts = self.parts
+        wanted = parts.placements.at(position).sample_ids()
         node = load_part(
             saved, wanted, parts.pool.scores.dtype, layout=parts.layout, world=parts.world,
             tag=parts.first_tag,
         )  # fmt: skip
-        placement = saved.state.get("placement")
-        as_saved = parts.moves.is_as_saved(node.sample_id, wanted, placement)
 
         def check() -> None:
-            if not as_saved:
+            if not np.array_equal(node.sample_id, wanted):
                 raise StateError(
                     f"{saved.path}: the rows saved for node {parts.world.node} are not those of "
                     f"epoch {position.epoch}; it is damaged or of another run: {CURE}"
                 )
 
         together(parts.world, check, doing="compare the saved rows")
-        if wanted is None:
-            parts.moves.follow(node.sample_id, epoch=position.epoch, saved=str(placement))
         self.state = Restored(position, node, saved.figures)
 
     def ensure_running(self) -> Running:
@@ -253,7 +247,7 @@ class RunState:
         groups = None
         if position.running.grouped and not position.running.steps:
             groups = groups_of(parts.sampling, seed=parts.arguments.seed).bounds.tolist()
-        parts.pool.ensure(parts.moves.take_placement(position), groups=groups)
+        parts.pool.ensure(parts.placements.at(position), groups=groups)
         # Past `ensure`, where all ranks meet: none reports of what it has left any more.
         self._begin_scores(state)
         parts.world.barrier(doing="restore scores")
@@ -302,7 +296,7 @@ class RunState:
         self._go_to_samples_of(position)
         parts = self.parts
         if parts.pool is not before:
-            parts.pool.ensure(parts.moves.take_placement(position))
+            parts.pool.ensure(parts.placements.at(position))
             if parts.pool.keeps_scores:
                 if parts.world.local_rank == 0:
                     parts.pool.take_scores(before.scores)
@@ -337,8 +331,7 @@ class RunState:
         num_rows = self.parts.sampling.num_rows
         before = running.seen if running.seen is not None else np.zeros(num_rows, np.int64)
         now = np.bincount(trained_slots(running.plan.order, self.step), minlength=num_rows)
-        selection, losses = running.plan.selection, self.parts.moves.losses
-        return NodeSnapshot(pool.sample_ids, pool.scores, selection, before, now, losses)
+        return NodeSnapshot(pool.sample_ids, pool.scores, running.plan.selection, before, now)
 
     def _begin_scores(self, state: New | Chosen | Restored) -> None:
         pool, world = self.parts.pool, self.parts.world
@@ -358,7 +351,6 @@ class RunState:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
         parts, node = self.parts, restored.node if restored is not None else None
         seen = self._seen_before(position, node)
-        parts.moves.keep_losses(node.losses if node is not None else None)
         plan, refresh_order = parts.dealer.deal(
             position,
             parts.pool.scores,

@@ -17,8 +17,7 @@ class Full:
     """Hide nothing.
 
     Args:
-        columns: What to remember of every row all the same, for ``tonari hardest`` or a shuffle
-            that goes by losses.
+        columns: What to remember of every row all the same, for ``tonari hardest``.
 
     Raises:
         ValueError: If there is no such column.

@@ -2,26 +2,21 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.checked import checked
-from dataio.base.seeding import key
 from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Exchange, ExchangeContext
-from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal
 from shuffle.plan import leaving_slots, num_leaving, placement, trace_homes
 from shuffle.relocation import begin_moves
-from shuffle.ring import Ring, crossing_fraction, make_ring
+from shuffle.ring import crossing_fraction
 from shuffle.schedule import plan_legs
 
 log = logging.getLogger(__name__)
-
-By = Literal["uniform", "scores"]
 
 
 @checked
@@ -29,25 +24,14 @@ By = Literal["uniform", "scores"]
 class Partial:
     """Every replica gives and takes a fraction of its rows each epoch, while the epoch runs.
 
-    With ``"scores"`` it was measured to lose accuracy and to mix more slowly
-    (``docs/results/exchange_by_score.md``). It then needs an importance policy that keeps them; its
-    placements cannot be computed from the seed: a run goes on from `Loader.save`, not from
-    ``state_dict`` alone.
-
     Attributes:
         exchange: Q, the fraction of a replica's rows, in [0, 1]. Storage is at most (1 + 2 Q) of
             the pool.
-        rows: Which rows leave: all alike, or ``"scores"``: drawn in proportion to their last
-            losses (``docs/adr/0009``).
-        partners: Who meets: drawn anew for every chunk, or ``"scores"``: the node of the highest
-            mean loss meets that of the lowest, and so on inwards.
 
     Source: partial local shuffling, Nguyen et al., IPDPS 2022.
     """
 
     exchange: float = 0.1
-    rows: By = "uniform"
-    partners: By = "uniform"
 
     def __post_init__(self) -> None:
         if not 0 <= self.exchange <= 1:
@@ -57,14 +41,6 @@ class Partial:
     def holds_all(self) -> bool:
         return False
 
-    @property
-    def traced(self) -> bool:
-        return self.rows == self.partners == "uniform"
-
-    @property
-    def by_losses(self) -> bool:
-        return "scores" in (self.rows, self.partners)
-
     def num_leaving(self, layout: Layout) -> int:
         """floor(Q * floor(N/R)); 0 on a single node, whose replicas share one pool anyway."""
         return num_leaving(layout, self.exchange)
@@ -73,11 +49,6 @@ class Partial:
         self, layout: Layout, *, node: int, epoch: int, seed: int, first_epoch: int = 0
     ) -> NDArray[np.int64]:
         """Trace every slot of a node back to the sample it holds at the start of ``epoch``."""
-        if not self.traced and epoch > first_epoch and self.num_leaving(layout):
-            raise ValueError(
-                f"{self}: the placement of epoch {epoch} depends on scores, only "
-                f"that of epoch {first_epoch} is known from the seed; take it from loader.save"
-            )
         return placement(
             layout,
             node=node,
@@ -90,7 +61,7 @@ class Partial:
     def trace(
         self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
     ) -> NDArray[np.int64]:
-        """Trace rows back from where uniform exchanges brought them."""
+        """Trace rows back from where exchanges brought them."""
         return trace_homes(
             layout,
             homes,
@@ -101,18 +72,20 @@ class Partial:
         )
 
     def begin(self, context: ExchangeContext) -> Exchange | None:
-        """Start the epoch's exchange, spread over its steps; `progress` sends the first.
-
-        Collective, where partners are found by scores.
-        """
+        """Start the epoch's exchange, spread over its steps; `progress` sends the first."""
         leaving = self.num_leaving(context.layout)
         if leaving == 0:
             return None
-        begins = context.epoch == context.first_epoch and context.world.rank == 0
-        if begins and self.partners == "uniform":
+        if context.epoch == context.first_epoch and context.world.rank == 0:
             self._log_what_crosses(context.layout)
         rank_of = context.world.rank_of_replica
-        slots = self._leaving_slots(context, leaving)
+        slots = leaving_slots(
+            context.layout,
+            replica=context.world.replica,
+            num_leaving=leaving,
+            seed=context.seed,
+            epoch=context.epoch,
+        )
         legs = plan_legs(
             context.layout,
             replica=context.world.replica,
@@ -122,7 +95,6 @@ class Partial:
             steps=context.steps,
             mean_row_bytes=context.mean_row_bytes,
             first_tag=context.first_tag,
-            ring=self._ring(context),
         )
         rows = [slots[leg.start : leg.stop] for leg in legs]
         return Transfer(
@@ -151,33 +123,6 @@ class Partial:
                 self.exchange * crossing,
             )  # fmt: skip
 
-    def _leaving_slots(self, context: ExchangeContext, leaving: int) -> NDArray[np.int64]:
-        layout, replica = context.layout, context.world.replica
-        if self.rows == "uniform":
-            return leaving_slots(
-                layout, replica=replica, num_leaving=leaving, seed=context.seed, epoch=context.epoch
-            )
-        start, stop = layout.share_slots(replica)
-        stream = key(context.seed, "leaving by score", epoch=context.epoch, replica=replica)
-        losses = _losses(context)[start:stop]
-        return start + leaving_by_loss(losses, num_leaving=leaving, stream=stream)
-
-    def _ring(self, context: ExchangeContext) -> Ring:
-        if self.partners == "uniform":
-            return make_ring(context.layout, seed=context.seed, epoch=context.epoch)
-        mine = np.array([mean_loss(_losses(context))])
-        figures = context.world.allgather_array(mine, doing="compare the nodes' losses")[:, 0]
-        leaders = [
-            context.world.rank_of_replica(int(replica))
-            for replica in context.layout.first_replica[:-1]
-        ]
-        return facing_ring(context.layout, figures[leaders], seed=context.seed, epoch=context.epoch)
-
-
-def _losses(context: ExchangeContext) -> NDArray[np.float32]:
-    assert context.losses is not None, "a loader refuses a shuffle by scores that are not kept"
-    return context.losses
-
 
 @checked
 @dataclass(frozen=True)
@@ -196,14 +141,6 @@ class Global:
     @property
     def holds_all(self) -> bool:
         return not self.moves
-
-    @property
-    def traced(self) -> bool:
-        return True
-
-    @property
-    def by_losses(self) -> bool:
-        return False
 
     def num_leaving(self, layout: Layout) -> int:
         """All of a replica's rows, at most; nothing where nothing moves, or on a single node."""

@@ -24,19 +24,16 @@ class Ring:
         layout: The replicas that stand in it.
         seed: The run's seed.
         epoch: The epoch whose chunks it sends.
-        facing: int64[num_nodes]: Nodes in the order in which they stand, where it is not drawn:
-            those half way round from one another are to meet. None: drawn by seed and epoch.
     """
 
     layout: Layout
     seed: int
     epoch: int
-    facing: NDArray[np.int64] | None = None
 
     def replica_at(self, positions: ArrayLike) -> NDArray[np.int64]:
         """int64[...]: Replicas that stand at these positions, each in [0, num_replicas)."""
         places = np.asarray(positions, np.int64)
-        if self._is_computed:
+        if self.layout.is_even:
             turn = places // self.layout.widest
             node = permute(turn, self.layout.num_nodes, self._stream)
             return places + (node - turn) * self.layout.widest
@@ -47,7 +44,7 @@ class Ring:
     def position_of(self, replicas: ArrayLike) -> NDArray[np.int64]:
         """int64[...]: Positions at which these replicas stand; the inverse of ``replica_at``."""
         numbers = np.asarray(replicas, np.int64)
-        if self._is_computed:
+        if self.layout.is_even:
             node = numbers // self.layout.widest
             turn = unpermute(node, self.layout.num_nodes, self._stream)
             return numbers + (turn - node) * self.layout.widest
@@ -69,10 +66,6 @@ class Ring:
 
     def shift(self, chunk: int) -> int:
         """Say how many places on a chunk of this epoch goes, the same for all replicas."""
-        if self.facing is not None:
-            # Chunks of an odd ring go by turns a little less and a little more than half way
-            half = self.layout.num_replicas // 2
-            return half if chunk % 2 == 0 else self.layout.num_replicas - half
         low, high = _shift_bounds(self.layout)
         # 128 random bits: what the remainder favours is below anything measurable
         return low + key(self.seed, f"shift of chunk {chunk}", epoch=self.epoch) % (high - low + 1)
@@ -80,11 +73,6 @@ class Ring:
     def shifts(self, num_chunks: int) -> NDArray[np.int64]:
         """int64[num_chunks]: The shift of every chunk."""
         return np.array([self.shift(chunk) for chunk in range(num_chunks)], np.int64)
-
-    @property
-    def _is_computed(self) -> bool:
-        """Whether any position's replica is found by itself, without an array of nodes."""
-        return self.layout.is_even and self.facing is None
 
     @cached_property
     def _stream(self) -> Key:
@@ -98,9 +86,7 @@ class Ring:
     @cached_property
     def _standing(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Nodes in the order in which they stand, and the position of each one's first replica."""
-        nodes = self.facing
-        if nodes is None:
-            nodes = permute(np.arange(self.layout.num_nodes), self.layout.num_nodes, self._stream)
+        nodes = permute(np.arange(self.layout.num_nodes), self.layout.num_nodes, self._stream)
         widths = np.diff(self.layout.first_replica)[nodes]
         return nodes, np.cumsum(widths) - widths
 

@@ -9,7 +9,7 @@ from dataio.base.errors import ExchangeError
 from dataio.plan.layout import Layout
 from dataio.world import CHANNEL_TAGS
 from shuffle.plan import chunk_bounds, chunk_step, parcel_bounds
-from shuffle.ring import Ring, make_ring
+from shuffle.ring import make_ring
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ def plan_legs(
     steps: range,
     mean_row_bytes: int,
     first_tag: int,
-    ring: Ring | None = None,
 ) -> list[Leg]:
     """Plan a replica's parcels of an epoch, in the order in which they are sent.
 
@@ -58,14 +57,13 @@ def plan_legs(
         steps: Its steps that remain.
         mean_row_bytes: The same on all ranks.
         first_tag: Parcels are tagged from here on.
-        ring: Who stands where; None: as seed and epoch say.
 
     Raises:
         ExchangeError: If a channel has not enough tags.
     """
     bounds = chunk_bounds(num_leaving)
     chunks = len(bounds) - 1
-    ring = ring or make_ring(layout, seed=seed, epoch=epoch)
+    ring = make_ring(layout, seed=seed, epoch=epoch)
     shifts = ring.shifts(chunks)
     dests = ring.destinations(np.full(chunks, replica), shifts)
     sources = ring.destinations(np.full(chunks, replica), -shifts)

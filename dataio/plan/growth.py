@@ -18,7 +18,7 @@ def samples_in(
     """int64[pool_rows(node)]: Samples that a node's slots hold at the start of an epoch.
 
     Args:
-        shuffle: Decides which node holds which row; traced, where the dataset grew.
+        shuffle: Decides which node holds which row.
         layout: Replicas and samples, and how many these were before.
         node: Whose slots.
         epoch: At whose start.

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.digest import digest
-from dataio.base.errors import StateError
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
@@ -35,7 +34,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Placements:
-    """A node's placements in all epochs, as far as layout and seed decide them.
+    """A node's placements in all epochs: layout and seed decide them.
 
     Attributes:
         shuffle: Decides which node holds which row.
@@ -53,11 +52,6 @@ class Placements:
     seed: int
     num_leaving: int
 
-    @property
-    def traced(self) -> bool:
-        """Whether every epoch's placement follows from the seed."""
-        return self.shuffle.traced or not self.num_leaving
-
     def of(self, epoch: int, *, first_epoch: int) -> Placement:
         """Name an epoch's placement; ``first_epoch`` is the one in which the layout began."""
         function_of: tuple[object, ...] = (self.shuffle.holds_all, self.layout, self.node)
@@ -74,12 +68,12 @@ class Placements:
             lambda: self.sample_ids(epoch, first_epoch=first_epoch),
         )
 
-    def sample_ids(self, epoch: int, *, first_epoch: int) -> NDArray[np.int64]:
-        """int64[num_slots]: The sample of every slot at the start of an epoch.
+    def at(self, position: Position) -> Placement:
+        """Name the placement with which a position's epoch begins."""
+        return self.of(position.epoch, first_epoch=position.running.first_epoch)
 
-        Raises:
-            ValueError: If nothing but the exchange knows.
-        """
+    def sample_ids(self, epoch: int, *, first_epoch: int) -> NDArray[np.int64]:
+        """int64[num_slots]: The sample of every slot at the start of an epoch."""
         if self.shuffle.holds_all:
             return np.arange(self.layout.num_samples, dtype=np.int64)
         return samples_in(
@@ -90,21 +84,3 @@ class Placements:
             seed=self.seed,
             first_epoch=first_epoch,
         )
-
-    def knows(self, epoch: int, *, first_epoch: int) -> bool:
-        """Whether an epoch's placement follows from the seed."""
-        return self.traced or epoch <= first_epoch
-
-    def check_known(self, position: Position, *, call: str) -> None:
-        """Refuse to go where nothing but the exchange knows the placement.
-
-        Raises:
-            StateError: It names the ``call``.
-        """
-        epoch = position.epoch
-        if not self.knows(epoch, first_epoch=position.running.first_epoch):
-            raise StateError(
-                f"{call}: {self.shuffle} placed the rows of epoch {epoch} by scores or hidden "
-                "rows, so the seed does not tell where they are; use loader.save and "
-                "loader.restore, which do"
-            )

@@ -150,8 +150,6 @@ class ExchangeContext:
         mean_row_bytes: The same on all ranks: it says into how many parcels a chunk is cut.
         first_tag: Messages use the CHANNEL_TAGS tags from here on.
         first_epoch: In which the layout began, with the rows where `Layout` puts them at first.
-        losses: float32[num_slots]: The pool's last losses, quantised, as they were when the epoch
-            began: the same after a restore in the middle of it. None where it does not go by them.
         fetch: Reads samples from the source, for rows that come damaged; any thread may call it.
             None if nothing can.
         buffers: Memory for parcels, which one exchange after the other uses.
@@ -166,7 +164,6 @@ class ExchangeContext:
     mean_row_bytes: int
     first_tag: int
     first_epoch: int = 0
-    losses: NDArray[np.float32] | None = None
     fetch: Fetch | None = None
     buffers: ParcelBuffers = field(default_factory=ParcelBuffers)
 
@@ -205,20 +202,6 @@ class Shuffle(Protocol):
         """Whether every node's pool is the whole dataset, so that nothing moves."""
         ...
 
-    @property
-    def traced(self) -> bool:
-        """Whether every placement follows from the seed.
-
-        If not, it depends on scores or on what a policy hides too: only the loader that trained
-        knows it, and `save`.
-        """
-        ...
-
-    @property
-    def by_losses(self) -> bool:
-        """Whether it goes by last losses, which a policy must then keep."""
-        ...
-
     def num_leaving(self, layout: Layout) -> int:
         """Rows that every replica gives and takes an epoch, at most; the cache has room for them.
 
@@ -234,9 +217,6 @@ class Shuffle(Protocol):
         A pure function: any rank can ask for any node. ``first_epoch`` is the epoch in which this
         layout began, with the rows where `Layout` puts them at first. Time O(pool rows x epochs
         since then), memory O(pool rows).
-
-        Raises:
-            ValueError: If the shuffle is not traced, and the epoch is later than ``first_epoch``.
         """
         ...
 
@@ -260,14 +240,6 @@ class Local:
 
     @property
     def holds_all(self) -> bool:
-        return False
-
-    @property
-    def traced(self) -> bool:
-        return True
-
-    @property
-    def by_losses(self) -> bool:
         return False
 
     def num_leaving(self, layout: Layout) -> int:

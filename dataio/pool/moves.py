@@ -1,11 +1,8 @@
-"""Rows between epochs: the exchange under way, and the name of what it leaves a node with."""
+"""Rows between epochs: the exchange under way."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dataio.base.digest import digest
-from dataio.base.errors import QuotaError
-from dataio.plan.placement import Placement, Placements
+from dataio.plan.placement import Placements
 from dataio.plan.policies import Exchange, ExchangeContext, RowStore
 from dataio.plan.segment import Position
 from dataio.pool.pool import Pool
@@ -20,14 +17,10 @@ class Moves:
 
     Args:
         pool: The node's rows.
-        placements: Where they are to lie, as far as they follow from the seed.
+        placements: Where they are to lie.
         first_tag: Messages use the tags of this channel.
 
     Attributes:
-        digest: Of a placement that does not follow from the seed, over all nodes; "" in an epoch
-            whose placement does.
-        losses: float32[num_slots]: The last losses as the epoch began, where they decide what is
-            exchanged.
         buffers: Memory for parcels, which one exchange after the other uses.
     """
 
@@ -36,11 +29,7 @@ class Moves:
         self._world = pool.world
         self._placements = placements
         self._first_tag = first_tag
-        self.digest = ""
-        self.losses: NDArray[np.float32] | None = None
         self.buffers = ParcelBuffers()
-        # What was restored, where it does not follow from the seed.
-        self._given: Placement | None = None
         self._exchange: Exchange | None = None
         self._mean_row_bytes = 0
 
@@ -70,22 +59,10 @@ class Moves:
             joined = placements.of(epoch if epoch < NO_EPOCH else 0, first_epoch=0)
             pool.ensure(pool.held() if not missing else begun if follows else joined)
 
-    def keep_losses(self, losses: NDArray[np.float32] | None) -> None:
-        """Remember the last losses as an epoch begins, those of a snapshot if there is one."""
-        if self._placements.shuffle.by_losses and self._placements.num_leaving:
-            # Copied before ranks meet again, after which any of them may report.
-            self.losses = losses if losses is not None else self._pool.scores["loss"].copy()
-
     def begin(self, position: Position, steps: range) -> None:
-        """Start an epoch's exchange beside its steps, if a quota leaves room. Collective.
-
-        Raises:
-            QuotaError: If it leaves none, and nothing but the exchange knows the next placement.
-        """
+        """Start an epoch's exchange beside its steps, if a quota leaves room. Collective."""
         if self._pool.agree_to_move():
             self._start(position, steps)
-        elif not self._placements.traced:
-            raise self._no_room()
 
     def progress(self, step: int) -> None:
         """Send and take in what is due by this step. Never blocks."""
@@ -99,8 +76,6 @@ class Moves:
         assert self._exchange is not None
         figures = self._exchange.finish(self._pool.scores if self._pool.keeps_scores else None)
         self._exchange = None
-        if not self._placements.traced:
-            self._name_arrivals()
         return figures
 
     def refill(self, position: Position) -> None:
@@ -112,8 +87,6 @@ class Moves:
         pool = self._pool
         if not self._placements.num_leaving:
             return
-        if not self._placements.traced:
-            raise self._no_room()
         if pool.keeps_scores:
             ids = IdStore(pool.sample_ids)
             context = self._context(ids, position, range(0), ids.schema.fixed_bytes)
@@ -129,39 +102,12 @@ class Moves:
             self._exchange.finish(None)
             self._exchange = None
         self._pool.cache.forget_arrivals()
-        self._given = None
 
     def stop(self) -> None:
         """Let go of the exchange without the other ranks."""
         if self._exchange is not None:
             self._exchange.stop()
             self._exchange = None
-
-    def is_as_saved(
-        self, ids: NDArray[np.int64], wanted: NDArray[np.int64] | None, saved: object
-    ) -> bool:
-        """Whether a node's saved samples are the right ones.
-
-        Collective where ``wanted``, the samples of every slot, is not known: then digests are
-        compared.
-        """
-        if wanted is not None:
-            return np.array_equal(ids, wanted)
-        share = slice(*self._placements.layout.share_slots(self._world.replica))
-        return self._digest_shares(ids[share]) == saved
-
-    def follow(self, ids: NDArray[np.int64], *, epoch: int, saved: str) -> None:
-        """Begin next with a saved placement that does not follow from the seed."""
-        self.digest = saved
-        self._given = Placement(self._name(), epoch, len(ids), lambda: ids)
-
-    def take_placement(self, position: Position) -> Placement:
-        """Return, once, the placement to begin with: the saved one, or that of the seed."""
-        given, self._given = self._given, None
-        if given is not None:
-            return given
-        self.digest = ""
-        return self._placements.of(position.epoch, first_epoch=position.running.first_epoch)
 
     def _start(self, position: Position, steps: range) -> None:
         if not self._mean_row_bytes:
@@ -183,7 +129,6 @@ class Moves:
             mean_row_bytes,
             self._first_tag,
             position.running.first_epoch,
-            self.losses,
             self._pool.fetch,
             self.buffers,
         )
@@ -193,36 +138,3 @@ class Moves:
         mean = self._pool.cache.schema.fixed_bytes + -(-entries.extents_total_bytes // len(entries))
         most = self._world.allreduce(np.array([mean]), op="max", doing="compare row sizes")
         return max(int(most[0]), 1)
-
-    def _no_room(self) -> QuotaError:
-        return QuotaError(
-            f"quota: leaves no room for the rows that arrive, and {self._placements.shuffle} "
-            "cannot do without: nothing but the exchange knows the next placement; raise the "
-            'quota, or shuffle with rows="uniform", partners="uniform"',
-            on_all_ranks=True,
-        )
-
-    def _name_arrivals(self) -> None:
-        """Name what the pool is about to hold, which no seed determines. Collective."""
-        cache = self._pool.cache
-        start, stop = self._placements.layout.share_slots(self._world.replica)
-        ids = np.array(cache.entries.sample_id[start:stop], np.int64)
-        slots, arrived = cache.arrivals.ids()
-        ids[slots - start] = arrived
-        self.digest = self._digest_shares(ids)
-        cache.name_placement(self._name())
-
-    def _name(self) -> str:
-        return f"{self.digest} on node {self._world.node}"
-
-    def _digest_shares(self, ids: NDArray[np.int64]) -> str:
-        """Digest all ranks' shares, given this one's samples, slot by slot. Collective.
-
-        Equal digests are equal placements, whatever run they come from.
-        """
-        mine = digest(ids.astype("<i8").tobytes()).encode()
-        everyone = self._world.allgather(mine, doing="agree on what was exchanged")
-        layout = self._placements.layout
-        replicas = range(layout.num_replicas)
-        shares = [everyone[self._world.rank_of_replica(replica)] for replica in replicas]
-        return digest(f"{layout} {b' '.join(shares).decode()}")

@@ -78,19 +78,15 @@ class RunIdentity:
             **({"shards": self.shards} if self.shards else {}),
         }
 
-    def to_state(
-        self, position: Position, *, num_hidden: int | None, placement: str | None
-    ) -> dict[str, object]:
+    def to_state(self, position: Position, *, num_hidden: int | None) -> dict[str, object]:
         """Make what `state_dict` gives.
 
         Args:
             position: Where the loader stands.
             num_hidden: Rows that the epoch hides on all nodes; None: not known.
-            placement: Digest of the epoch's placement; None where the seed decides it.
         """
-        placed = {} if placement is None else {"placement": placement}
         hidden = {} if num_hidden is None else {"hidden": num_hidden}
-        return sign({**self.to_json(), **placed, **position.to_json(), **hidden})
+        return sign({**self.to_json(), **position.to_json(), **hidden})
 
     def find_position(
         self, state: dict[str, object], *, layout: Layout, batch_size: int
@@ -191,7 +187,7 @@ def trained_before(position: Position, node: NodeSnapshot) -> NDArray[np.int64]:
 
 def load_part(
     saved: Saved,
-    wanted: NDArray[np.int64] | None,
+    wanted: NDArray[np.int64],
     dtype: np.dtype[np.void],
     *,
     layout: Layout,
@@ -202,8 +198,7 @@ def load_part(
 
     Args:
         saved: What was saved.
-        wanted: int64[num_slots]: The node's samples; None where only the save has them, which is
-            of the same layout then.
+        wanted: int64[num_slots]: The node's samples.
         dtype: The score columns that are wanted.
         layout: The layout now.
         world: All ranks.
@@ -216,5 +211,4 @@ def load_part(
         return together(
             world, lambda: load_node(saved, world.node, dtype), doing="read what was saved"
         )
-    assert wanted is not None, "another layout begins where its first placement is known"
     return load_samples(saved, wanted, dtype, world=world, num_samples=layout.num_samples, tag=tag)

@@ -42,7 +42,6 @@ def _row_dtype(scores: np.dtype[np.void]) -> np.dtype[np.void]:
         ("before", "<i8"),
         ("now", "<i8"),
         ("scores", scores),
-        ("begun_loss", "<f4"),
     ]
     return np.dtype(fields)
 
@@ -57,8 +56,6 @@ class NodeSnapshot:
         selection: The running epoch's choice, after topping up.
         before: int64[num_slots]: How often each was trained in ended segments of the epoch.
         now: int64[num_slots]: How often in the running one.
-        losses: float32[num_slots]: Last losses when the epoch began, where they decide of its
-            exchange.
     """
 
     sample_id: NDArray[np.int64]
@@ -66,7 +63,6 @@ class NodeSnapshot:
     selection: Selection
     before: NDArray[np.int64]
     now: NDArray[np.int64]
-    losses: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +261,7 @@ def load_scores(path: Path) -> Scores:
 def _unsaved(sample_id: NDArray[np.int64], dtype: np.dtype[np.void]) -> NDArray[np.void]:
     rows = np.zeros(len(sample_id), _row_dtype(dtype))
     rows["scores"] = unscored(len(rows), dtype)
-    rows["hidden_place"], rows["weight"], rows["begun_loss"], rows["count"] = -1, 1, np.inf, 1
+    rows["hidden_place"], rows["weight"], rows["count"] = -1, 1, 1
     rows["sample_id"] = sample_id
     return rows
 
@@ -303,8 +299,6 @@ def _read_rows(
     for name in COUNTS:
         if name in table.column_names:
             rows[name] = table.column(name).to_numpy()
-    if "begun_loss" in table.column_names:
-        rows["begun_loss"] = table.column("begun_loss").to_numpy()
     for name in set(dtype.names or ()).intersection(table.column_names):
         rows["scores"][name] = table.column(name).to_numpy()
     return rows, json.loads(table.schema.metadata[b"selection"])
@@ -346,7 +340,6 @@ def _from_rows(rows: NDArray[np.void], meta: dict[str, Any]) -> NodeSnapshot:
         selection,
         rows["before"].copy(),
         rows["now"].copy(),
-        rows["begun_loss"].copy() if meta.get("losses") else None,
     )
 
 
@@ -361,14 +354,11 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     columns["trained"] = np.where(node.now > 0, 2, node.before > 0).astype(np.uint8)
     if node.selection.counts is not None:
         columns |= zip(COUNTS, (node.selection.counts, node.before, node.now), strict=True)
-    if node.losses is not None:
-        columns["begun_loss"] = node.losses
     meta = {
         "weighted": weights is not None,
         "lr_factor": node.selection.lr_factor,
         "top_up": node.selection.top_up,
         "figures": dict(node.selection.figures),
-        "losses": node.losses is not None,
     }
     if node.selection.counts is not None:
         meta["counted"] = True

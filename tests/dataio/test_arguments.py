@@ -168,7 +168,6 @@ def test_a_loader_says_what_is_wrong_on_all_ranks_before_any_effect(tmp_path, na
         (lambda: ANY.dataio.Int(3), "Int: key is 3, expected a str"),
         (lambda: ANY.dataio.Array("x", (3,), np.float32), 'Array: dtype .*"float32"'),
         (lambda: ANY.shuffle.Partial("0.1"), "Partial: exchange is '0.1', expected a number"),
-        (lambda: ANY.shuffle.Partial(rows="score"), "rows is 'score', .*did you mean 'scores'"),
         (lambda: ANY.shuffle.Global(moves="no"), "Global: moves is 'no', expected True or False"),
         (
             lambda: ANY.importance.Kakurenbo("0.3"),

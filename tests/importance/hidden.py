@@ -42,7 +42,6 @@ POLICIES: dict[str, Importance] = {
 SHUFFLES: dict[str, Callable[[], Shuffle]] = {
     "local": shuffle.Local,
     "partial": lambda: shuffle.Partial(0.3),
-    "by scores": lambda: shuffle.Partial(0.3, rows="scores", partners="scores"),
     "dealt anew": lambda: shuffle.Global(moves=True),
     "all on every node": shuffle.Global,
 }

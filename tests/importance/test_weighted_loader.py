@@ -28,7 +28,6 @@ from tests.memory_source import FIELDS, MemorySource
 NUM_SAMPLES, NUM_EPOCHS, SEED = 61, 3, 7
 WEIGHTS = np.random.default_rng(4).lognormal(sigma=1.2, size=NUM_SAMPLES)
 WORLDS = {"1 rank": [1], "2 ranks": [2], "2 nodes": [1, 1], "3 on 2": [2, 1], "4 nodes": [1] * 4}
-MOVING = {name: made for name, made in SHUFFLES.items() if name != "by scores"}
 
 
 def make(world: World, root: Path, policy: object = None, **options: Any) -> Loader:
@@ -59,12 +58,12 @@ def count(parts: list[list[int]]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("shuffled", MOVING)
+@pytest.mark.parametrize("shuffled", SHUFFLES)
 def test_rows_come_as_often_as_drawn_in_equal_steps_on_any_world(
     tmp_path: Path, world: str, shuffled: str
 ) -> None:
     def run(its: World) -> list[tuple[int, int, list[int], float]]:
-        with make(its, tmp_path, shuffle=MOVING[shuffled]()) as loader:
+        with make(its, tmp_path, shuffle=SHUFFLES[shuffled]()) as loader:
             seen = []
             for _ in loader.epochs(NUM_EPOCHS):
                 batches = [(ids_of(batch), batch["weight"].sum()) for batch in loader]
@@ -159,7 +158,7 @@ def test_an_epoch_goes_on_elsewhere_with_exactly_what_is_left(
         ) -> tuple[list[int], list[list[int]]]:
             with make(
                 world, tmp_path / f"cache{number}", batch_size=batch_size,
-                shuffle=MOVING[shuffled](),
+                shuffle=SHUFFLES[shuffled](),
             ) as loader:  # fmt: skip
                 if number:
                     loader.restore(tmp_path / "saved")

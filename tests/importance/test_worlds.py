@@ -92,11 +92,9 @@ def test_pools_hide_what_one_pool_hides(
 @pytest.mark.parametrize("shuffled", SHUFFLES)
 @pytest.mark.parametrize("policy", HIDING)
 def test_loaders_of_any_world_hide_what_one_process_hides(tmp_path, alone, policy, shuffled):
-    if shuffled == "by scores" and "loss" not in POLICIES[policy].columns:
-        pytest.skip("the policy keeps no losses, and the shuffle goes by them")
     assert sum(len(ids) for ids in alone(policy)) > NUM_SAMPLES // 4
-    # Where rows go is another matter than what hides them: one world for the costlier shuffles
-    names = ["uneven nodes"] if shuffled in ("by scores", "dealt anew") else list(WORLDS)
+    # Where rows go is another matter than what hides them: one world for the costlier shuffle
+    names = ["uneven nodes"] if shuffled == "dealt anew" else list(WORLDS)
     for name in names:
         seen = run(WORLDS[name], tmp_path / name, policy, shuffled)
         assert hidden_of_all([rank.watched.hidden for rank in seen]) == alone(policy), name

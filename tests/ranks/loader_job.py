@@ -32,7 +32,7 @@ class Options:
         source: Pattern of shards.
         cache: Cache directory.
         exchange: Fraction; -1 holds all rows on every node.
-        by: What decides which rows go where: "uniform", "scores" or "dealing", of all rows anew.
+        by: What decides which rows go where: "uniform", or "dealing", of all rows anew.
         hides: Whether `Kakurenbo` hides rows.
         at: What to go on from: directory of a save, or a state; None: from the beginning.
         save: Directory for the save that ends the job after ``stop`` batches; else a state ends it.
@@ -50,7 +50,7 @@ class Options:
     num_threads: int = 1
     num_processes: int = 0
     exchange: float = 0.3
-    by: Literal["uniform", "scores", "dealing"] = "uniform"
+    by: Literal["uniform", "dealing"] = "uniform"
     hides: bool = False
     stage: str = "before"
     at: Any = None
@@ -79,7 +79,7 @@ def memory() -> dict[str, int]:
 def shuffle_of(options: Options) -> shuffle.Global | shuffle.Partial:
     if options.exchange < 0 or options.by == "dealing":
         return shuffle.Global(moves=options.by == "dealing")
-    return shuffle.Partial(options.exchange, rows=options.by, partners=options.by)
+    return shuffle.Partial(options.exchange)
 
 
 def make(options: Options, world: World) -> Loader:

@@ -106,7 +106,7 @@ def run_epochs(
 
     Returns:
         For each epoch what `train_epoch` tells; the samples and losses of the node's slots as it
-        began, and its samples by the policy's own trace, if it has one; rows that this rank had
+        began, and its samples by the policy's own trace; rows that this rank had
         exchanged, and rows read from the source since all were staged; what ``look`` saw.
     """
     layout, history = Layout(world.replicas_per_node, source.num_samples), list[dict[str, Any]]()
@@ -121,9 +121,7 @@ def run_epochs(
             world.barrier(doing="begin to look")
             seen = look(loader)
             world.barrier(doing="end looking")
-            traced = None
-            if policy.traced:
-                traced = policy.placement(layout, node=world.node, epoch=epoch, seed=seed).tolist()
+            traced = policy.placement(layout, node=world.node, epoch=epoch, seed=seed).tolist()
             found = {
                 "ids": ids, "losses": losses, "traced": traced, "seen": seen,
                 "exchanged": loader.stats()["exchanged_rows"],
@@ -159,7 +157,7 @@ def check_epochs(
             for rank in now[first : first + replicas[node]]:
                 assert rank["ids"] == now[first]["ids"], "ranks of a node see the same rows"
                 assert len(rank["ids"]) == len(histories[first][0]["ids"]), "a pool keeps its size"
-                assert rank["traced"] in (None, rank["ids"]), "the trace is what happened"
+                assert rank["traced"] == rank["ids"], "the trace is what happened"
                 scores = [expected[sample] for sample in rank["ids"]]
                 assert rank["losses"] == scores, f"epoch {epoch}: scores follow their rows"
                 assert [rank["ids"][slot] for slot in rank["slots"]] == rank["trained"]

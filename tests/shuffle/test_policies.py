@@ -1,4 +1,4 @@
-"""Rows and partners by scores, and the global shuffle by moving rows: on real pools, no MPI."""
+"""Partial shuffling, and the global shuffle by moving rows: on real pools, no MPI."""
 
 import tempfile
 from pathlib import Path
@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.base.seeding import key
 from dataio.plan.layout import Layout
-from dataio.plan.policies import ExchangeContext
 from dataio.world import run_threads, thread_worlds
 from shuffle import Global, Partial
-from shuffle.by_score import facing_ring, leaving_by_loss, mean_loss
 from shuffle.homes import deal, plan_moves
 from tests.memory_source import MemorySource
-from tests.row_store import MemoryStore
 from tests.shuffle.epochs import check_epochs, open_loader, run_epochs, train_epoch
 
 LAYOUTS = [(2, 2), (4, 3, 1), (1,), (3, 2, 2), (1, 1), (5, 1), (1, 1, 1)]
 POLICIES = [
     Global(moves=True),
-    Partial(0.3, rows="scores"),
-    Partial(0.3, partners="scores"),
-    Partial(1.0, rows="scores", partners="scores"),
+    Partial(0.3),
+    Partial(1.0),
 ]
 
 
@@ -127,84 +122,6 @@ def test_sender_and_receiver_plan_the_same_rows_in_the_same_order(replicas, extr
                 assert len(left) == 0
 
 
-def test_rows_of_high_loss_leave_more_often_and_any_may():
-    losses = np.repeat(np.array([0.0, 1.0, 4.0], np.float32), 100)
-    times = np.zeros(300, np.int64)
-    for epoch in range(400):
-        stream = key(0, "test", epoch=epoch)
-        chosen = leaving_by_loss(losses, num_leaving=30, stream=stream)
-        assert len(np.unique(chosen)) == 30
-        assert np.all(np.diff(chosen) > 0)
-        times[chosen] += 1
-    low, middle, high = times.reshape(3, 100).sum(axis=1)
-    assert 3 * middle < high < 5 * middle, "in proportion, as few of each leave"
-    assert low < middle / 100
-    all_rows = leaving_by_loss(losses, num_leaving=300, stream=key(0, "test"))
-    assert all_rows.tolist() == list(range(300))
-
-
-def test_rows_never_reported_weigh_as_much_as_the_mean():
-    losses = np.concatenate([np.full(200, np.inf), np.full(100, 1), np.full(100, 3)])
-    losses = losses.astype(np.float32)
-    times = np.zeros(400, np.int64)
-    for epoch in range(400):
-        times[leaving_by_loss(losses, num_leaving=20, stream=key(1, "test", epoch=epoch))] += 1
-    unknown, low, high = times[:200].sum() / 2, times[200:300].sum(), times[300:].sum()
-    assert low < unknown < high
-    assert abs(unknown - (low + high) / 2) < 0.1 * unknown
-    assert mean_loss(losses) == 2
-    assert mean_loss(losses[:200]) == 0
-
-
-@pytest.mark.parametrize("num_leaving", [-1, 4])
-def test_more_rows_than_there_are_cannot_leave(num_leaving):
-    with pytest.raises(ValueError, match=r"expected a number in \[0, 3\].*take it from the layout"):
-        leaving_by_loss(np.ones(3, np.float32), num_leaving=num_leaving, stream=key(0, "test"))
-
-
-def nodes_of(ring):
-    assert ring.facing is not None
-    return ring.facing.tolist()
-
-
-def test_the_richest_node_meets_the_poorest():
-    layout = Layout((2, 2, 2, 2), 800)
-    ring = facing_ring(layout, np.array([3.0, 1.0, 4.0, 2.0]), seed=0, epoch=0)
-    assert nodes_of(ring) == [2, 0, 1, 3]
-    dests = ring.destinations(np.arange(8), ring.shifts(4)[:, None])
-    met = [[layout.node_of(int(r)) for r in row] for row in dests]
-    assert met == [[3, 3, 2, 2, 1, 1, 0, 0]] * 4
-
-
-@given(
-    st.lists(st.integers(1, 4), min_size=2, max_size=7),
-    st.integers(0, 99),
-)
-def test_a_ring_by_scores_is_balanced_and_leaves_every_node_where_it_can(replicas, seed):
-    layout = Layout(tuple(replicas), 1000)
-    rng = np.random.default_rng(seed)
-    richness = rng.integers(0, 3, len(replicas)).astype(np.float64)
-    ring = facing_ring(layout, richness, seed=seed, epoch=2)
-    everyone = np.arange(sum(replicas))
-    assert sorted(nodes_of(ring)) == list(range(len(replicas)))
-    for shift in ring.shifts(3):
-        dests = ring.destinations(everyone, np.array(shift))
-        assert sorted(dests.tolist()) == everyone.tolist(), "each receives once"
-        if 2 * max(replicas) <= sum(replicas):
-            for replica, dest in zip(everyone.tolist(), dests.tolist(), strict=True):
-                assert layout.node_of(replica) != layout.node_of(dest)
-
-
-@given(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(0, 9))
-def test_equally_rich_nodes_meet_others_from_epoch_to_epoch(replicas, seed):
-    layout = Layout(tuple(replicas), 1000)
-    orders = {
-        tuple(nodes_of(facing_ring(layout, np.zeros(len(replicas)), seed=seed, epoch=e)))
-        for e in range(20)
-    }
-    assert len(orders) > 1
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_moves_on_one_node(policy):
     layout = Layout((3,), 40)
@@ -212,21 +129,7 @@ def test_nothing_moves_on_one_node(policy):
     assert policy.placement(layout, node=0, epoch=3, seed=0).tolist() == list(range(40))
 
 
-def test_a_placement_that_no_seed_tells_is_not_guessed():
-    policy = Partial(0.3, rows="scores")
-    layout = Layout((1, 1), 40)
-    assert policy.placement(layout, node=1, epoch=2, seed=0, first_epoch=2)[0] == 20
-    with pytest.raises(ValueError, match=r"depends on scores.*loader\.save"):
-        policy.placement(layout, node=1, epoch=3, seed=0, first_epoch=2)
-
-
-@pytest.mark.parametrize("name", ["rows", "partners"])
-def test_an_unknown_choice_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 'loss', expected \"uniform\""):
-        Partial(0.1, **{name: "loss"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("policy", [Global(moves=True), Partial(0.5, rows="scores")])
+@pytest.mark.parametrize("policy", [Global(moves=True), Partial(0.5)])
 def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
     """As after a kill between two nodes' commits; then it goes on over what became free again."""
     replicas, num_samples, epochs = (2, 2), 120, 6
@@ -272,16 +175,3 @@ def test_another_layout_begins_with_rows_where_a_first_layout_puts_them():
     layout, homes = Layout((2, 1), 60), np.arange(60)
     assert deal(layout, seed=1, epoch=5, first_epoch=5).samples(homes).tolist() == homes.tolist()
     assert deal(layout, seed=1, epoch=6, first_epoch=5).samples(homes).tolist() != homes.tolist()
-
-
-def test_replicas_of_equal_losses_do_not_give_the_same_rows():
-    layout, losses = Layout((1, 1), 200), np.ones(100, np.float32)
-
-    def leaving(world):
-        context = ExchangeContext(
-            world, MemoryStore(0, 1), layout, 3, 0, range(4), 20, 0, 0, losses
-        )
-        return Partial(0.3, rows="scores")._leaving_slots(context, 30).tolist()
-
-    first, second = run_threads(thread_worlds([1, 1]), leaving)
-    assert first != second

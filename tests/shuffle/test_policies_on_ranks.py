@@ -1,4 +1,4 @@
-"""Rows placed by scores, or dealt anew, on real MPI ranks: killed, and resumed."""
+"""Rows exchanged, or dealt anew, on real MPI ranks: killed, and resumed."""
 
 import json
 
@@ -19,7 +19,7 @@ def shards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("by", "ranks", "ranks_per_node"), [("scores", 2, 1), ("scores", 4, 2), ("dealing", 3, 2)]
+    ("by", "ranks", "ranks_per_node"), [("uniform", 2, 1), ("uniform", 4, 2), ("dealing", 3, 2)]
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
     run_ranks, shards, tmp_path, by, ranks, ranks_per_node

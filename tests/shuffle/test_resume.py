@@ -1,4 +1,4 @@
-"""Loaders whose shuffle goes by scores or hidden rows, or deals all anew: resumed they go on."""
+"""Loaders whose rows move, some of them or all dealt anew: resumed they go on."""
 
 from functools import partial
 from typing import Any
@@ -9,10 +9,9 @@ import pytest
 import shuffle
 from dataio import Loader, NodeCache, Reports, StateError, Workers
 from dataio.base.atomic import read_record, write_record
-from dataio.base.errors import QuotaError
 from dataio.plan.policies import Shuffle
-from dataio.world import run_threads, single_world, thread_worlds
-from importance import Kakurenbo, RandomPrune
+from dataio.world import run_threads, thread_worlds
+from importance import Kakurenbo
 from tests.dataio.loaders import digest, jitter, loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -21,12 +20,9 @@ pytestmark = pytest.mark.thorough
 EPOCHS = 4
 HIDES = Kakurenbo(0.3, drops=(), alphas=(1.0,), warmup_epochs=0)
 SHUFFLES: dict[str, Shuffle] = {
-    "rows": shuffle.Partial(0.3, rows="scores"),
-    "partners": shuffle.Partial(0.3, partners="scores"),
-    "both": shuffle.Partial(0.5, rows="scores", partners="scores"),
+    "partial": shuffle.Partial(0.3),
     "moves": shuffle.Global(moves=True),
 }
-BY_SCORES = ["rows", "partners", "both"]
 
 
 def make(world, root, name, *, num_samples=61, quota=None, **options):
@@ -93,9 +89,8 @@ def test_a_run_goes_on_byte_for_byte_whatever_the_caches_hold(tmp_path, name, re
             assert end == seen[saved[epoch, step] :], f"from epoch {epoch}, step {step}"
 
 
-@pytest.mark.parametrize("name", BY_SCORES)
+@pytest.mark.parametrize("name", SHUFFLES)
 def test_a_save_right_after_a_restore_is_as_good_as_the_first(tmp_path, name):
-    """The losses that the exchange goes by are those of the epoch's start, not of the save."""
     results = whole_run(tmp_path, name, (1, 1), saves=(3,))
 
     def copy(world):
@@ -146,7 +141,7 @@ def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, nam
         assert not np.array_equal(there, here)
 
 
-@pytest.mark.parametrize("name", BY_SCORES)
+@pytest.mark.parametrize("name", SHUFFLES)
 def test_another_layout_goes_on_from_its_first_placement_each_row_once(tmp_path, name):
     def begin(world):
         with make(world, tmp_path / "three", name) as loader:
@@ -176,31 +171,8 @@ def test_another_layout_goes_on_from_its_first_placement_each_row_once(tmp_path,
     assert len(trained) == len(set(trained)), "no row twice in the epoch"
 
 
-@pytest.mark.parametrize("name", BY_SCORES)
-def test_a_state_without_scores_is_refused_where_they_placed_the_rows(tmp_path, name):
-    def job(world):
-        with make(world, tmp_path, name) as loader:
-            early = loader.state_dict()
-            for _ in loader.epochs(2):
-                for batch in loader:
-                    loader.report(batch, *loss_of(batch["sample_id"], loader.epoch))
-            late = loader.state_dict()
-            with pytest.raises(StateError, match=r"epoch 1 by scores.*loader\.save"):
-                loader.load_state_dict(late)
-            with pytest.raises(StateError, match=r"set_epoch: .*loader\.restore"):
-                loader.set_epoch(3)
-            loader.load_state_dict(early)
-            for batch in loader:
-                loader.report(batch, *loss_of(batch["sample_id"], loader.epoch))
-            loader.set_epoch(1)
-            loader.set_epoch(0)
-            return loader.epoch
-
-    assert run_threads(thread_worlds([1, 1], timeout_s=20), job) == [0, 0]
-
-
 def test_a_snapshot_whose_rows_were_changed_is_refused(tmp_path):
-    name = "rows"
+    name = "partial"
     whole_run(tmp_path, name, (1, 1), saves=(3,))
     saved, later = (read_record(tmp_path / at / "state.json") for at in ("at-1-3", "at-2-3"))
     (tmp_path / "at-1-3" / "node-0.arrow").write_bytes(
@@ -221,14 +193,8 @@ def test_a_snapshot_whose_rows_were_changed_is_refused(tmp_path):
     run_threads(thread_worlds([1, 1], timeout_s=20), partial(rest, found=found))
 
 
-@pytest.mark.parametrize("importance", [None, RandomPrune(0.25, delta=0.9)])
-def test_a_shuffle_by_scores_needs_a_policy_that_keeps_them(tmp_path, importance):
-    with pytest.raises(ValueError, match=r"goes by losses.*such as Full"):
-        make(single_world(), tmp_path, "rows", importance=importance)
-
-
-@pytest.mark.parametrize("name", ["rows", "moves"])
-def test_a_quota_without_room_for_arrivals_is_an_error_only_where_scores_place_rows(tmp_path, name):
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_a_quota_without_room_for_arrivals_goes_on_without_an_exchange(tmp_path, name):
     def job(world):
         with make(world, tmp_path, name, num_samples=4000, quota=350_000) as loader:
             seen: list[list[int]] = []
@@ -239,12 +205,7 @@ def test_a_quota_without_room_for_arrivals_is_an_error_only_where_scores_place_r
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
             return seen, loader._parts.pool.moves
 
-    worlds = thread_worlds([1, 1], timeout_s=20)
-    if name == "rows":
-        with pytest.raises(QuotaError, match=r"no room for the rows that arrive.*raise the quota"):
-            run_threads(worlds, job)
-        return
-    results = run_threads(worlds, job)
+    results = run_threads(thread_worlds([1, 1], timeout_s=20), job)
     assert [moves for _, moves in results] == [False, False]
     first = sorted(i for seen, _ in results for i in seen[0])
     assert first == list(range(4000))

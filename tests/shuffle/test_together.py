@@ -19,7 +19,6 @@ pytestmark = pytest.mark.thorough
 
 SHUFFLES = [
     Partial(0.3),
-    Partial(0.3, rows="scores", partners="scores"),
     Global(moves=True),
 ]
 NODES = [2, 1, 2]

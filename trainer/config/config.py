@@ -73,27 +73,18 @@ class DataConfig(Section):
 class ShuffleConfig(Section):
     """Which node holds which row; see `shuffle.Partial` and `shuffle.Global`.
 
-    ``exchange``, ``rows`` and ``partners`` are for partial shuffling, ``moves`` for global: true
-    gives each node its part, dealt anew every epoch, in place of the whole dataset.
+    ``exchange`` is for partial shuffling, ``moves`` for global: true gives each node its part,
+    dealt anew every epoch, in place of the whole dataset.
     """
 
     kind: Literal["local", "partial", "global"] = "partial"
     exchange: Fraction = 0.1
-    rows: Literal["uniform", "scores"] = "uniform"
-    partners: Literal["uniform", "scores"] = "uniform"
     moves: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.by_scores and self.kind != "partial":
-            self._refuse("rows and shuffle.partners by scores are", "partial")
         if self.moves and self.kind != "global":
             self._refuse("moves is", "global")
-
-    @property
-    def by_scores(self) -> bool:
-        """Whether scores decide where rows go."""
-        return "scores" in (self.rows, self.partners)
 
     def _refuse(self, setting: str, kind: str) -> NoReturn:
         raise ConfigError(
@@ -163,12 +154,6 @@ class ImportanceConfig(Section):
     def _given(self) -> dict[str, object]:
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {k: v for k, v in given.items() if k != "kind" and v not in (None, {})}
-
-    @property
-    def keeps_losses(self) -> bool:
-        """Whether each row's last loss is remembered."""
-        made = self.make() if self.is_own else POLICIES[self.kind]()
-        return "loss" in (*made.columns, *(self.columns or ()))
 
     def make(self, **settings: object) -> Importance:
         """Make the policy, with some settings above those given.
@@ -299,13 +284,6 @@ class Config:
                 f'model.kind is "{self.model.kind}" and data.kind is "{self.data.kind}", expected '
                 'a gpt or llama for text and another model for images; give data.kind="text" with '
                 'model.kind="gpt"'
-            )
-        if self.shuffle.by_scores and not self.importance.keeps_losses:
-            raise ConfigError(
-                f'importance.kind is "{self.importance.kind}", which keeps no losses, and the '
-                'shuffle goes by them; give importance.kind=full and importance.columns=["loss"], '
-                "or a kind that goes by losses, or shuffle.rows=uniform and "
-                "shuffle.partners=uniform"
             )
 
     def _check_length(self) -> None:

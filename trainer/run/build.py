@@ -339,7 +339,7 @@ def _fields(config: Config) -> dict[str, dataio.Field]:
 
 def _shuffle(config: ShuffleConfig) -> Shuffle:
     if config.kind == "partial":
-        return shuffle.Partial(config.exchange, rows=config.rows, partners=config.partners)
+        return shuffle.Partial(config.exchange)
     return shuffle.Local() if config.kind == "local" else shuffle.Global(moves=config.moves)
 
 

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
 
-import shuffle
 from dataio import (
     Int,
     Loader,
@@ -25,7 +24,7 @@ from dataio import (
     StateError,
 )
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import Full, Weighted
+from importance import Weighted
 from tests.dataio.growing.shards import FIELDS, Directory, make, samples_of, write_shard
 
 
@@ -146,13 +145,6 @@ def test_a_node_without_room_for_new_rows_says_so_and_lets_go_of_its_cache(tmp_p
     ("options", "match"),
     [
         ({"importance": Weighted(np.ones(61))}, "one weight a sample.*name a field"),
-        (
-            {
-                "shuffle": shuffle.Partial(0.1, rows="scores"),
-                "importance": Full(columns=("loss",)),
-            },
-            'rows="uniform"',
-        ),
         ({"staging": Staging(transform=dict)}, "give it as transform="),
     ],
 )

@@ -191,7 +191,6 @@ def check(pools, scores):
 
 POLICIES = {
     "partial": shuffle.Partial(0.4),
-    "by score": shuffle.Partial(0.4, rows="scores", partners="scores"),
     "homes": shuffle.Global(),
 }
 

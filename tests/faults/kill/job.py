@@ -44,7 +44,7 @@ class Options:
     """What the job does.
 
     Attributes:
-        shuffle: ``"scores"``: partial, rows and partners by scores. ``"dealt"``: all dealt anew.
+        shuffle: ``"dealt"``: all dealt anew.
         importance: ``"full"`` keeps scores and hides nothing. ``"weighted"``: rows come as often as
             they weigh, other ones in each epoch; ``"pooled"``: each node draws from its own rows.
         mixed: Whether it draws from two datasets.
@@ -53,7 +53,7 @@ class Options:
         save_ends: Whether one more ends each epoch; else the last alone.
     """
 
-    shuffle: Literal["local", "partial", "scores", "global", "dealt"] = "partial"
+    shuffle: Literal["local", "partial", "global", "dealt"] = "partial"
     importance: Literal[
         "none", "full", "kakurenbo", "infobatch", "selective", "random", "weighted", "pooled"
     ] = "none"
@@ -117,9 +117,8 @@ def weights(name: str, epoch: int) -> NDArray[np.int64]:
 
 def policies(options: Options, name: str) -> tuple[Shuffle, Importance | None]:
     """Make what the loader of a dataset is handed."""
-    by_scores = shuffle.Partial(options.exchange, rows="scores", partners="scores")
     shuffles: dict[str, Any] = {
-        "local": shuffle.Local(), "partial": shuffle.Partial(options.exchange), "scores": by_scores,
+        "local": shuffle.Local(), "partial": shuffle.Partial(options.exchange),
         "global": shuffle.Global(), "dealt": shuffle.Global(moves=True),
     }  # fmt: skip
     # A mixture does not say how long its loaders' runs are.

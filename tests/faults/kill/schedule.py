@@ -23,10 +23,9 @@ SLOW_SHARE = 0.3
 SOON = 60
 """Moments of a rank after a slow call in which the kill comes."""
 
-SHUFFLES = ("local", "partial", "scores", "global", "dealt")
+SHUFFLES = ("local", "partial", "global", "dealt")
 STAGES = ("before", "overlap")
-POLICIES = ("none", "kakurenbo", "infobatch", "selective", "random", "weighted", "pooled")
-WITHOUT_SCORES = ("none", "random", "weighted", "pooled")
+POLICIES = ("none", "full", "kakurenbo", "infobatch", "selective", "random", "weighted", "pooled")
 NUM_PLAIN = len(SHUFFLES) * len(STAGES) * len(POLICIES)
 MPI_EVERY = 23
 PROCESSES_EVERY = 40
@@ -98,14 +97,12 @@ def configuration(seed: int, *, what: What) -> tuple[Configuration, Launcher]:
 
 def _plain(number: int, *, on_mpi: bool) -> Configuration:
     rng = np.random.default_rng([number, 1])
-    shuffle = SHUFFLES[number % 5]
-    stage = STAGES[number // 5 % 2]
-    importance = POLICIES[(number // 10 + number) % len(POLICIES)]
-    if shuffle == "scores" and importance in WITHOUT_SCORES:
-        importance = "full"
+    shuffle = SHUFFLES[number % 4]
+    stage = STAGES[number // 4 % 2]
+    importance = POLICIES[(number // 8 + number) % len(POLICIES)]
     kind = str(rng.choice(["fixed", "variable", "both", "both"]))
     mixed = bool(rng.random() < 0.15)
-    limited = stage == "before" and shuffle != "scores" and not mixed and rng.random() < 0.3
+    limited = stage == "before" and not mixed and rng.random() < 0.3
     layouts = [(2, 1), (2, 1), (2, 1), (4, 2), (3, 2), (2, 2), (1, 1)]
     ranks, per_node = layouts[rng.integers(len(layouts))]
     if on_mpi:

@@ -19,11 +19,9 @@ from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.data import LabelledImages, draw_subset, load_images
 from tonari.ablate.study.model import StudyResNet
 from tonari.ablate.study.order import (
-    MovedRows,
     class_skew,
     epoch_batches,
     number_samples,
-    placed,
 )
 from tonari.ablate.study.replicas import ManyModels, OneModel
 from tonari.ablate.study.run import train_cell
@@ -95,18 +93,6 @@ def test_replicas_train_the_very_batches_of_real_loaders(tmp_path, replicas, pol
                 assert (computed.sample_id[step, replica][trained] == np.array(ids)[trained]).all()
         valid = computed.sample_id[computed.weight > 0]
         assert sorted(valid.tolist()) == list(range(num_samples))
-
-
-@pytest.mark.parametrize("replicas", [(1, 1, 1, 1), (2, 2), (3, 1, 2)])
-def test_rows_that_are_moved_one_by_one_lie_where_the_seed_says(replicas):
-    layout, policy = Layout(replicas, 53), Partial(0.3)
-    moved = MovedRows(policy, layout, seed=7)
-    for epoch in range(4):
-        for held, wanted in zip(
-            moved.held, placed(policy, layout, seed=7, epoch=epoch), strict=True
-        ):
-            assert held.tolist() == wanted.tolist()
-        moved.exchange(np.zeros(53, np.float32), epoch=epoch)
 
 
 def test_nodes_of_one_class_are_as_far_from_the_whole_as_can_be():

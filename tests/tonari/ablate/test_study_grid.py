@@ -1,8 +1,8 @@
-"""Grids of a study's file, and exchange by scores in a study's arms."""
+"""Grids of a study's file."""
 
 import pytest
 
-from tests.tonari.ablate.test_study_importance import cell, settings, write
+from tests.tonari.ablate.test_study_importance import write
 from tonari.ablate.study.config import load_study
 from trainer.errors import ConfigError
 
@@ -46,7 +46,7 @@ def test_each_arm_of_a_grid_may_be_compared_with_one_of_its_own_values(tmp_path)
         [grid.chosen]
         shuffle = "partial"
         exchange = [0.1, 0.2]
-        exchange_rows = "scores"
+        epochs = 3
         name = "chosen {exchange}"
         against = "uniform {exchange}"
         """,
@@ -54,43 +54,6 @@ def test_each_arm_of_a_grid_may_be_compared_with_one_of_its_own_values(tmp_path)
     against = {arm.name: arm.baseline for arm in load_study(path).arms}
     assert against["chosen 0.1"] == "uniform 0.1"
     assert against["chosen 0.2"] == "uniform 0.2"
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"exchange_rows": "scores"}, "settings.shuffle 'global', expected 'partial'"),
-        (
-            {
-                "shuffle": "partial",
-                "exchange_partners": "scores",
-                "update": "average",
-                "norm": "none",
-            },
-            "settings.update 'average', expected 'gradients'",
-        ),
-        (
-            {"shuffle": "partial", "exchange_rows": "scores", "importance": "random"},
-            "settings.importance 'random' keeps no losses",
-        ),
-    ],
-)
-def test_an_exchange_by_scores_needs_losses_and_partners(changed, message):
-    with pytest.raises(ConfigError, match=message):
-        settings(**changed)
-
-
-def test_an_exchange_by_losses_trains_other_rows_and_mixes_all_the_same():
-    uniform, chosen = (
-        cell(replicas=4, shuffle="partial", exchange=0.2, exchange_rows=by, exchange_partners=by)
-        for by in ("uniform", "scores")
-    )
-    for result in (uniform, chosen):
-        skews = [point.class_skew for point in result.points]
-        assert skews[0] > 0.5
-        assert skews[-1] < skews[0] / 2
-    assert uniform.points[2].loss != chosen.points[2].loss
-    assert cell(replicas=4, shuffle="global").points[0].class_skew == 0
 
 
 @pytest.mark.parametrize(

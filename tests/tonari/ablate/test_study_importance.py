@@ -21,7 +21,7 @@ from tests.tonari.ablate.test_study import blobs
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.importance import EpochReports, Memory
-from tonari.ablate.study.order import MovedRows, epoch_batches
+from tonari.ablate.study.order import epoch_batches
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.ablate.study.training import Training
 from trainer.errors import ConfigError
@@ -75,13 +75,10 @@ def study_epochs(shuffle, layout, policy):
     """The same of all replicas, as a study computes it."""
     # As MemorySource has it
     memory = Memory(policy, NUM_SAMPLES, EPOCHS, {"label": np.arange(NUM_SAMPLES) % 10})
-    moved = MovedRows(shuffle, layout, seed=SEED) if shuffle.by_losses else None
     for epoch in range(EPOCHS):
-        begun = memory.scores["loss"].copy() if moved is not None else None
         batches = epoch_batches(
-            shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory,
-            held=moved.held if moved is not None else None,
-        )  # fmt: skip
+            shuffle, layout, seed=SEED, epoch=epoch, batch_size=BATCH, memory=memory
+        )
         reports = EpochReports()
         if memory.keeps_scores:
             for ids, valid in zip(batches.sample_id, batches.valid, strict=True):
@@ -91,8 +88,6 @@ def study_epochs(shuffle, layout, policy):
                 reports.add(ids, valid, loss, correct, confidence)
             reports.add(batches.due, np.ones(len(batches.due), bool), *told(batches.due, epoch))
             reports.write(memory.scores, epoch=epoch)
-        if moved is not None and begun is not None:
-            moved.exchange(begun, epoch=epoch)
         yield batches, memory
 
 
@@ -103,14 +98,10 @@ def study_epochs(shuffle, layout, policy):
         ((2, 2), Partial(0.3)),
         ((1, 1, 1), Local()),
         ((2, 1), Global()),
-        ((2, 1, 1), Partial(0.3, rows="scores", partners="scores")),
-        ((1, 1, 1), Partial(0.3, rows="scores")),
     ],
-    ids=["partial", "local", "global", "by scores", "rows by scores"],
+    ids=["partial", "local", "global"],
 )
 def test_a_study_hides_weighs_and_remembers_as_real_loaders(tmp_path, replicas, shuffle, policy):
-    if shuffle.by_losses and "loss" not in POLICIES[policy].columns:
-        pytest.skip("the policy keeps no losses, and the shuffle goes by them")
     ranks = run_threads(
         thread_worlds(list(replicas), timeout_s=20),
         lambda world: loader_epochs(world, tmp_path, shuffle, POLICIES[policy]),
@@ -146,6 +137,13 @@ def cell(**changed) -> CellResult:
     return train_cell(
         settings(**changed), as_found(blobs(200)), blobs(90, seed=1), num_classes=4, seed=0
     )
+
+
+def test_an_exchange_brings_the_classes_of_nodes_nearer_to_those_of_all():
+    skews = [point.class_skew for point in cell(replicas=4, shuffle="partial").points]
+    assert skews[0] > 0.5
+    assert skews[-1] < skews[0] / 2
+    assert cell(replicas=4, shuffle="global").points[0].class_skew == 0
 
 
 def test_hidden_rows_are_not_trained_and_cost_one_forward_pass_where_refreshed():

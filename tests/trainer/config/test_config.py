@@ -67,12 +67,9 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("optimizer.lr=inf", r"optimizer.lr is inf, expected a number > 0"),
         ("optimizer.milestones=[0]", r"milestones is \(0,\), expected a list, each a whole number"),
         ("shuffle.kind=ring", r"shuffle.kind is 'ring', expected one of 'local', 'partial'"),
-        ("shuffle.rows=loss", r"shuffle.rows is 'loss', expected one of 'uniform', 'scores'"),
         ("data.channels=true", r"data.channels is True, expected one of 1, 3"),
         ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
         ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
-        ("shuffle.rows=scores", r"keeps no losses.*give importance.kind=full and .*columns"),
-        ("shuffle.partners=scores", r"keeps no losses.*shuffle.partners=uniform"),
         (
             "importance.kind=kakurenba",
             r'kind is "kakurenba", expected one of .*package.module:Class',
@@ -116,10 +113,7 @@ def test_a_wrong_setting_names_field_value_range_and_cure(
     [
         (("shuffle.kind=global", "shuffle.moves=true"), shuffle.Global(moves=True)),
         (("shuffle.kind=global",), shuffle.Global()),
-        (
-            ("shuffle.rows=scores", "shuffle.partners=scores", "importance.kind=kakurenbo"),
-            shuffle.Partial(0.1, rows="scores", partners="scores"),
-        ),
+        (("shuffle.exchange=0.2",), shuffle.Partial(0.2)),
     ],
 )
 def test_a_shuffle_is_made_as_it_is_set(
@@ -156,8 +150,6 @@ def test_a_policy_of_ones_own_is_made_with_its_own_keys(tmp_path: Path) -> None:
     made = _importance(load(tmp_path, "", (kind, "importance.args.first=1")))
     assert isinstance(made, Odd)
     assert made.first == 1
-    # It keeps losses, so that a shuffle can go by them
-    assert load(tmp_path, "", (kind, "shuffle.rows=scores")).importance.is_own
 
 
 @pytest.mark.parametrize(
@@ -247,22 +239,6 @@ def test_settings_that_do_not_go_together_name_their_table(tmp_path: Path) -> No
     config = load(tmp_path, "", ("importance.kind=kakurenbo", "importance.drops=[0.5]"))
     with pytest.raises(ConfigError, match=r"\[importance\]: Kakurenbo: 4 alphas for 1 drops"):
         _importance(config)
-
-
-@pytest.mark.parametrize("kind", ["kakurenbo", "infobatch", "selective_backprop", "full"])
-def test_rows_go_by_scores_under_any_policy_that_keeps_losses(tmp_path: Path, kind: str) -> None:
-    chosen: tuple[str, ...] = ("shuffle.rows=scores", f"importance.kind={kind}")
-    if kind == "full":
-        chosen = (*chosen, 'importance.columns=["loss"]')
-    assert load(tmp_path, "", chosen).shuffle.by_scores
-    with pytest.raises(ConfigError, match=r'importance.kind is "random", which keeps no losses'):
-        load(tmp_path, "", ("shuffle.rows=scores", "importance.kind=random"))
-
-
-def test_scores_place_rows_only_in_partial_shuffling(tmp_path: Path) -> None:
-    overrides = ("shuffle.kind=local", "shuffle.partners=scores", "importance.kind=kakurenbo")
-    with pytest.raises(ConfigError, match=r'for shuffle.kind "partial", which is "local"; leave'):
-        load(tmp_path, "", overrides)
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv", "dualpipev"])

@@ -168,7 +168,7 @@ def test_an_importance_policy_hides_rows_raises_the_rate_and_gets_new_scores(
 @pytest.mark.parametrize("kind", ["selective_backprop", "weighted", "full"])
 def test_a_run_trains_under_every_other_policy(config: Path, kind: str) -> None:
     more = {
-        "full": ('importance.columns=["loss"]', "shuffle.rows=scores"),
+        "full": ('importance.columns=["loss"]',),
         "weighted": ("importance.balance=label", "importance.num_samples=30"),
     }
     run(config, "run", f"importance.kind={kind}", *more.get(kind, ()))

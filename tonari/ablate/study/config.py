@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import dataio.plan.policies
 import shuffle as shuffles
-from importance import Full
 from tonari.ablate.study.grid import expand_grid
 from tonari.ablate.study.identity import changed, code_key, content_key
 from tonari.ablate.study.importance import importance_policy
@@ -100,8 +99,7 @@ class SettingsConfig(Section):
 
     Attributes:
         partition: Numbering of the samples that is dealt to the nodes at first: by class, or mixed.
-        shuffle: Which node holds which row; ``exchange`` is for partial shuffling, as are
-            ``exchange_rows`` and ``exchange_partners``: `shuffle.Partial.rows`, `partners`.
+        shuffle: Which node holds which row; ``exchange`` is for partial shuffling.
         replicas: In all; ``replicas_per_node`` of them share a pool.
         batch_size: Rows a step and replica.
         update: ``"gradients"``: averaged every step, one model. The others train one model a
@@ -130,8 +128,6 @@ class SettingsConfig(Section):
     partition: Literal["sorted", "random"] = "sorted"
     shuffle: Literal["local", "partial", "global"] = "global"
     exchange: Fraction = 0.1
-    exchange_rows: Literal["uniform", "scores"] = "uniform"
-    exchange_partners: Literal["uniform", "scores"] = "uniform"
     replicas: Count = 16
     replicas_per_node: Count = 1
     batch_size: Count = 16
@@ -193,17 +189,6 @@ class SettingsConfig(Section):
                 "weights would be averaged over all replicas, and tested with the batch statistics "
                 "of one; change running, or leave ema out"
             )
-        if self.policy.by_losses and self.update != "gradients":
-            raise ConfigError(
-                "settings.exchange_rows or settings.exchange_partners is 'scores' with "
-                f"settings.update {self.update!r}, expected 'gradients': replicas that train apart "
-                "have no common loss of a row"
-            )
-        if self.shuffle != "partial" and "scores" in (self.exchange_rows, self.exchange_partners):
-            raise ConfigError(
-                "settings.exchange_rows or settings.exchange_partners is 'scores' with "
-                f"settings.shuffle {self.shuffle!r}, expected 'partial'; leave them out"
-            )
         if self.importance != "full" and self.update != "gradients":
             raise ConfigError(
                 f"settings.importance is {self.importance!r} with settings.update {self.update!r}, "
@@ -225,15 +210,7 @@ class SettingsConfig(Section):
         """Make the importance policy that a loader would be handed."""
         knobs = {name: getattr(self, name) for name in KNOBS}
         warmup = {"warmup_epochs": self.num_warmup_epochs} if self.importance == "kakurenbo" else {}
-        made = importance_policy(self.importance, {**knobs, **warmup}, self.args)
-        if self.policy.by_losses and "loss" not in made.columns:
-            if not isinstance(made, Full):
-                raise ConfigError(
-                    f"settings.importance {self.importance!r} keeps no losses, and rows or "
-                    "partners of the exchange are chosen by them; choose another, or none"
-                )
-            return Full(columns=("loss",))
-        return made
+        return importance_policy(self.importance, {**knobs, **warmup}, self.args)
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -244,8 +221,7 @@ class SettingsConfig(Section):
     def policy(self) -> dataio.plan.policies.Shuffle:
         """The shuffle that a loader would be handed."""
         if self.shuffle == "partial":
-            by = {"rows": self.exchange_rows, "partners": self.exchange_partners}
-            return shuffles.Partial(self.exchange, **by)
+            return shuffles.Partial(self.exchange)
         return shuffles.Local() if self.shuffle == "local" else shuffles.Global()
 
 

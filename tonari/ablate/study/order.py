@@ -20,10 +20,8 @@ from dataio.plan.epoch import (
     plan_epoch,
 )
 from dataio.plan.layout import Layout
-from dataio.plan.policies import ExchangeContext, Selection, Shuffle
-from dataio.rows.rows import IdStore, Rows
-from dataio.world import World, run_threads, thread_worlds
-from tonari.ablate.study.importance import GROUPS_TIMEOUT_S, Memory
+from dataio.plan.policies import Selection, Shuffle
+from tonari.ablate.study.importance import Memory
 
 Partition = str
 """``"sorted"`` or ``"random"``: how samples are numbered before they are dealt to the nodes."""
@@ -70,8 +68,8 @@ def epoch_batches(
         epoch: Which one.
         batch_size: Rows a batch and replica.
         memory: The importance policy, and the scores after the epoch before; None: all rows.
-        held: int64[rows of the group], for each sampling group: The samples in its slots, where no
-            seed tells them (`MovedRows`).
+        held: int64[rows of the group], for each sampling group: The samples in its slots, where
+            `placed` was asked already.
     """
     places = [
         find_sampling_groups(layout, replica=replica, holds_all=shuffle.holds_all)
@@ -104,59 +102,6 @@ def placed(shuffle: Shuffle, layout: Layout, *, seed: int, epoch: int) -> list[N
     """int64[rows of the group], for each sampling group: The samples that the seed puts there."""
     groups = range(1 if shuffle.holds_all else layout.num_nodes)
     return [shuffle.placement(layout, node=node, epoch=epoch, seed=seed) for node in groups]
-
-
-class MovedRows:
-    """Where rows lie that a shuffle moves by scores: the loaders' exchange, each in a thread.
-
-    Args:
-        shuffle: The loaders' policy.
-        layout: Replicas and samples.
-        seed: The loaders' seed.
-
-    Attributes:
-        held: int64[rows of the node], for each node: The samples in its slots.
-    """
-
-    def __init__(self, shuffle: Shuffle, layout: Layout, *, seed: int) -> None:
-        self._shuffle, self._layout, self._seed = shuffle, layout, seed
-        self.held = placed(shuffle, layout, seed=seed, epoch=0)
-
-    def exchange(self, losses: NDArray[np.float32], *, epoch: int) -> None:
-        """Move an epoch's rows.
-
-        Args:
-            losses: float32[num_samples], by sample id: As they were when the epoch began.
-            epoch: Which one.
-        """
-        later = [rows.copy() for rows in self.held]
-
-        def move(world: World) -> None:
-            held = self.held[world.node]
-            store = _Arriving(held, later[world.node])
-            context = ExchangeContext(
-                world, store, self._layout, epoch, self._seed, range(0),
-                mean_row_bytes=store.schema.fixed_bytes, first_tag=world.open_channel(),
-                losses=losses[held],
-            )  # fmt: skip
-            exchange = self._shuffle.begin(context)
-            if exchange is not None:
-                exchange.finish(None)
-
-        run_threads(thread_worlds(self._layout.replicas, timeout_s=GROUPS_TIMEOUT_S), move)
-        self.held = later
-
-
-class _Arriving(IdStore):
-    """Sample ids that arrive in the slots of the next epoch."""
-
-    def __init__(self, sample_ids: NDArray[np.int64], later: NDArray[np.int64]) -> None:
-        super().__init__(sample_ids)
-        self._later = later
-
-    def write_arrivals(self, slots: NDArray[np.int64], rows: Rows) -> None:
-        """Write them."""
-        self._later[slots] = rows.sample_id
 
 
 def class_skew(held: Sequence[NDArray[np.int64]], labels: NDArray[np.int64]) -> float:

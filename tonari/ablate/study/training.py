@@ -18,7 +18,6 @@ from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.model import StudyResNet
 from tonari.ablate.study.order import (
     EpochBatches,
-    MovedRows,
     class_skew,
     epoch_batches,
     number_samples,
@@ -117,9 +116,6 @@ class Training:
         told = {"label": data.labels, "is_wrong": train.is_wrong, "is_copy": train.is_copy}
         by_id = {name: values[self._rows_of] for name, values in told.items()}
         self._memory = Memory(policy, layout.num_samples, settings.num_epochs, by_id)
-        self._moved = None
-        if settings.policy.by_losses:
-            self._moved = MovedRows(settings.policy, layout, seed=seed)
         self._forward_flops = _count_flops(self.replicas.tested_model(), self._images[:1])
         self.train_s, self.step_s, self.rows_trained, self.rows_refreshed = 0.0, 0.0, 0, 0
 
@@ -137,12 +133,7 @@ class Training:
     def train_epoch(self, epoch: int) -> Point:
         """Select, train, and refresh the scores of one epoch."""
         settings, began = self._settings, self._now()
-        held = (
-            self._moved.held
-            if self._moved is not None
-            else placed(settings.policy, self._layout, seed=self._seed, epoch=epoch)
-        )
-        begun = self._memory.scores["loss"].copy() if self._moved is not None else None
+        held = placed(settings.policy, self._layout, seed=self._seed, epoch=epoch)
         batches = epoch_batches(
             settings.policy, self._layout, seed=self._seed, epoch=epoch,
             batch_size=settings.batch_size, memory=self._memory, held=held,
@@ -160,8 +151,6 @@ class Training:
         if self._memory.keeps_scores:
             self._refresh(batches.due, flips, reports)
             reports.write(self._memory.scores, epoch=epoch)
-        if self._moved is not None and begun is not None:
-            self._moved.exchange(begun, epoch=epoch)
         self.rows_trained += int(batches.valid.sum())
         self.rows_refreshed += len(batches.due)
         self.train_s += self._now() - began
