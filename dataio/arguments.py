@@ -12,8 +12,10 @@ from dataio.base.errors import WorldError
 from dataio.base.filesystem import is_named
 from dataio.batch.process_checks import end_if_unguarded
 from dataio.batch.values import BatchTransform, Collate, OnError, Transform
+from dataio.excluding import Exclude
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers, check_least
+from dataio.plan.exclusion import Exclusion
 from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, Drawing, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
@@ -47,6 +49,7 @@ class Arguments:
     staging: Staging
     workers: Workers
     reports: Reports
+    exclude: Exclude | None = None
 
     def __post_init__(self) -> None:
         end_if_unguarded()
@@ -69,7 +72,9 @@ class Arguments:
         """Whether a whole cache of another user may be read."""
         return is_named(os.fspath(self.cache.path))
 
-    def agreed(self, source: Source, fields: Mapping[str, Field]) -> dict[str, object]:
+    def agreed(
+        self, source: Source, fields: Mapping[str, Field], exclusion: Exclusion
+    ) -> dict[str, object]:
         """Tell what must be the same on all ranks."""
         return {
             "quota": self.cache.quota_bytes,
@@ -81,6 +86,7 @@ class Arguments:
             "fields": repr(dict(fields)),
             "shuffle": repr(self.shuffle_or_local),
             "importance": repr(self.importance),
+            "exclude": f"{exclusion.num_excluded} samples ({exclusion.name})",
         }
 
 

@@ -18,14 +18,14 @@ from dataio.base.digest import digest
 from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation, Transforms
+from dataio.excluding import Exclude
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import Parts, build_parts, release
-from dataio.plan.order import deal, num_steps
-from dataio.plan.policies import Drawing, Importance, Shuffle
+from dataio.plan.policies import Importance, Shuffle
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
-from dataio.state.resume import find_num_hidden, warn_without_scores
+from dataio.state.resume import check_excluded, find_num_hidden, warn_without_scores
 from dataio.state.saves import clear
 from dataio.state.snapshot import find_state, save_snapshot
 from dataio.world import World, discover_world
@@ -51,6 +51,10 @@ class Loader:
             TONARI_CACHE, else a node-local directory.
         shuffle: Which node holds which row; by default `Local`.
         importance: Which rows an epoch leaves out, or how often they come; by default each once.
+        exclude: Samples that no epoch has, whatever the policy: their ids, a bool for each sample,
+            their keys, paths of whole shards, or the path of a CSV or Parquet file with a column
+            ``sample_id`` or ``key``. The others keep their order. Another list may be given where
+            a run goes on; see docs/exclude.md.
         transform: ``(sample, rng) -> sample``; what it returns decides the batch, see
             docs/transforms.md; rng depends on (seed, epoch, sample_id) alone. Where it draws from a
             global generator instead, this is seeded for each sample, on the loader's own thread.
@@ -86,6 +90,7 @@ class Loader:
         cache: str | os.PathLike[str] | NodeCache = "auto",
         shuffle: Shuffle | None = None,
         importance: Importance | None = None,
+        exclude: Exclude | None = None,
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
         collate: Collate | None = None,
@@ -103,7 +108,7 @@ class Loader:
             importance=importance, transform=transform, batch_transform=batch_transform,
             collate=collate, device=device, seed=seed, on_error=on_error,
             staging=staging or Staging(), workers=workers or Workers(),
-            reports=reports or Reports(),
+            reports=reports or Reports(), exclude=exclude,
         )  # fmt: skip
         self.device, self.batch_size, self.seed = find_device(device), batch_size, seed
         self.world = world if world is not None else discover_world()
@@ -191,12 +196,10 @@ class Loader:
         """Count the steps of some epochs with every row visible: the bound of a schedule.
 
         A policy that draws has its rows shared out evenly; see `importance.Weighted` for more.
+        Rows that are left out for good are not counted, but where rows move between nodes: how many
+        a node has then differs from epoch to epoch, and the bound is that of a node with none.
         """
-        policy, num_rows = self._parts.arguments.importance, self.num_samples
-        if isinstance(policy, Drawing):
-            num_rows = policy.num_drawn(num_rows)
-        dealt = deal(num_rows, self._parts.layout.num_replicas)[[0, -1]]
-        return epochs * num_steps(dealt, self.batch_size, drop_last=self._parts.arguments.drop_last)
+        return epochs * self._parts.most_steps()
 
     @checked_call
     def set_epoch(self, epoch: int) -> None:
@@ -310,6 +313,7 @@ class Loader:
         num_hidden = find_num_hidden(
             state, position, hides=self._parts.arguments.importance is not None
         )
+        check_excluded(position, self._parts.exclusion.name)
         if self._parts.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
         self._run.choose(position, num_hidden=num_hidden)
@@ -344,8 +348,9 @@ class Loader:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on exactly where `save` was called. Collective.
 
-        Ranks, nodes, threads and batch size may be others than then: the rest of the epoch is dealt
-        anew, each of its samples once; scores and hidden rows follow their samples.
+        Ranks, nodes, threads, batch size and what to exclude may be others than then: the rest of
+        the epoch is dealt anew, each of its samples once; scores and hidden rows follow their
+        samples.
 
         Raises:
             StateError: On all ranks, if nothing was saved there, if it is damaged, or by a loader

@@ -22,12 +22,15 @@ from dataio.batch.feed import Feed
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.evaluation import Evaluation, Transforms
+from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import SamplingGroups, find_sampling_groups
+from dataio.plan.exclusion import Exclusion
 from dataio.plan.layout import Layout
+from dataio.plan.order import deal, deal_all, num_steps
 from dataio.plan.placement import Placements
-from dataio.plan.policies import Shuffle
+from dataio.plan.policies import Drawing, Shuffle
 from dataio.pool.field_reader import FieldReader
 from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
@@ -55,6 +58,7 @@ class Parts:
         source: Where the rows come from.
         fields: What is kept of a sample, as rows are stored.
         layout: Replicas and samples.
+        exclusion: Samples that no epoch shows.
         identity: What the run keeps, whoever goes on with it.
         sampling: All sampling groups, and this replica's place.
         dealer: Deals the replica its rows of an epoch.
@@ -77,6 +81,7 @@ class Parts:
     source: Source
     fields: dict[str, Field]
     layout: Layout
+    exclusion: Exclusion
     identity: RunIdentity
     sampling: SamplingGroups
     dealer: Dealer
@@ -96,6 +101,20 @@ class Parts:
     def grows(self) -> bool:
         """Whether samples may come to the source."""
         return isinstance(self.source, GrowingSource)
+
+    def most_steps(self) -> int:
+        """Count the steps of an epoch that shows every row; see `Loader.max_steps`."""
+        arguments, layout, exclusion = self.arguments, self.layout, self.exclusion
+        dealt = deal(layout.num_samples, layout.num_replicas)
+        if isinstance(arguments.importance, Drawing):
+            gone = {"num_excluded": exclusion.num_excluded} if exclusion.num_excluded else {}
+            num_drawn = arguments.importance.num_drawn(layout.num_samples, **gone)
+            dealt = deal(num_drawn, layout.num_replicas)
+        elif exclusion.num_excluded and self.placements.shuffle.holds_all:
+            dealt = deal(exclusion.num_left, layout.num_replicas)
+        elif exclusion.num_excluded and not (self.placements.num_leaving or layout.earlier):
+            dealt = deal_all(exclusion.left_in_pools(layout), layout.replicas)
+        return num_steps(dealt, arguments.batch_size, drop_last=arguments.drop_last)
 
     def open_evaluation(
         self, source: Openable, fields: Mapping[str, Field] | None, transforms: Transforms
@@ -152,14 +171,22 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
     check_batch_size(arguments.batch_size, layout)
     check_policy(arguments, source, fields)
     check_growth(arguments, source)
-    check_agreement(arguments.agreed(source, fields), world)
+    exclusion = find_excluded(arguments.exclude, source, world)
+    check_agreement(arguments.agreed(source, fields, exclusion), world)
     identity = identify(source, seed=seed, shuffle=shuffle)
     parts = _assemble(
-        arguments, world, opener, source, fields, layout, identity,
+        arguments, world, opener, source, fields, layout, exclusion, identity,
         first_tag=world.open_channel(), figures=(figures := Figures()),
         delivery=Delivery(find_device(arguments.device)),
         line=EpochLine(figures, source, world=world, metrics=metrics),
     )  # fmt: skip
+    if exclusion.num_excluded and not parts.grows and not parts.most_steps():
+        release(parts)
+        raise ValueError(
+            f"exclude: {exclusion.num_left} samples of {source.name} are left, and with drop_last "
+            f"and batch_size {arguments.batch_size} some rank has no whole batch of them, expected "
+            "one at least; exclude fewer, lower the batch size, or give drop_last=False"
+        )
     # Of one that grows, nobody knows yet how many samples the first epoch has.
     if arguments.staging.when == "before" and not parts.grows:
         with contextlib.ExitStack() as undo:
@@ -194,7 +221,8 @@ def with_layout(parts: Parts, source: Source, layout: Layout) -> Parts:
     release(parts)
     identity = identify(source, seed=arguments.seed, shuffle=arguments.shuffle_or_local)
     made = _assemble(
-        arguments, parts.world, parts.opener, source, parts.fields, layout, identity,
+        arguments, parts.world, parts.opener, source, parts.fields, layout,
+        parts.exclusion.of(layout.num_samples), identity,
         first_tag=parts.first_tag, figures=parts.figures, delivery=parts.delivery, line=parts.line,
     )  # fmt: skip
     made.pool.go_on_from(old)
@@ -219,6 +247,7 @@ def _assemble(
     source: Source,
     fields: dict[str, Field],
     layout: Layout,
+    exclusion: Exclusion,
     identity: RunIdentity,
     *,
     first_tag: int,
@@ -240,14 +269,14 @@ def _assemble(
             sampling, world=world, importance=arguments.importance, seed=seed,
             batch_size=arguments.batch_size, drop_last=arguments.drop_last,
             by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
-            costs=costs_of(source),
+            costs=costs_of(source), exclusion=exclusion,
         )  # fmt: skip
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
         gather = _start_gather(arguments, source, pool, fields, delivery, world)
         undo.callback(gather.close)
         parts = Parts(
-            arguments, world, opener, source, fields, layout, identity, sampling, dealer,
+            arguments, world, opener, source, fields, layout, exclusion, identity, sampling, dealer,
             placements, pool, Moves(pool, placements, first_tag=first_tag), first_tag, feedback,
             reported, gather, delivery, Feed(pool, gather, delivery, figures=figures), figures,
             line,

@@ -168,7 +168,10 @@ class RunState:
             # Of an epoch before all that is known: as many samples as were known first.
             grown = tuple(pair for pair in known if pair[0] <= epoch) or ((epoch, known[0][1]),)
             first_epoch = grown[-1][0]
-        segment = Segment(replicas, arguments.batch_size, first_epoch, grouped=grouped, grown=grown)
+        segment = Segment(
+            replicas, arguments.batch_size, first_epoch, grouped=grouped, grown=grown,
+            excluded=self.parts.exclusion.name,
+        )  # fmt: skip
         return Position(epoch, (segment,))
 
     def next_position(self) -> Position:
@@ -278,7 +281,10 @@ class RunState:
                 raise StateError(f"checkpoint: {error}") from error
             identity = identify(source, seed=identity.seed, shuffle=identity.shuffle)
             layout = Layout(layout.replicas, num_samples)
-        return identity.find_position(state, layout=layout, batch_size=parts.arguments.batch_size)
+        return identity.find_position(
+            state, layout=layout, batch_size=parts.arguments.batch_size,
+            excluded=parts.exclusion.name,
+        )  # fmt: skip
 
     def _go_to_samples_of(self, position: Position) -> None:
         """Have the parts that a position's samples need. Collective where these are others."""
@@ -388,5 +394,6 @@ class RunState:
             epoch=position.epoch,
             world=parts.world,
             costs=costs_of(parts.source),
+            exclusion=parts.exclusion,
         )
         return seen[parts.pool.sample_ids].astype(np.int64)

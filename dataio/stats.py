@@ -25,7 +25,8 @@ With a quota:
 Of the last epoch over all ranks:
     ``straggler_rank``, who waited longest, ``wait_max_s`` and ``wait_mean_s``.
 Of importance in this epoch:
-    ``hidden_fraction`` of this node's rows, ``padded_fraction`` of all replicas' batches, and the
+    ``hidden_fraction`` of this node's rows, ``excluded_fraction`` of them left out for good,
+    ``padded_fraction`` of all replicas' batches, and the
     policy's own, such as Kakurenbo's ``hidden_cap`` and ``moved_back``.
 """
 
@@ -65,12 +66,14 @@ def collect_stats(
         last_epoch: The line of the last epoch that ended; see `figures.summarise`.
     """
     hidden = len(plan.selection.hidden) if plan is not None else 0
+    excluded = plan.num_excluded if plan is not None else 0
     return {
         **figures.to_stats(cache_bytes=gather.num_bytes, pulled_bytes=pool.pulled_bytes),
         **{name: last_epoch[name] for name in SPREAD if last_epoch},
         "epoch": epoch,
         "step": step,
         "hidden_fraction": hidden / pool.cache.num_slots,
+        "excluded_fraction": excluded / pool.cache.num_slots,
         "padded_fraction": plan.padded_fraction if plan is not None else 0.0,
         **(plan.selection.figures if plan is not None else {}),
         "disk_bytes_written": pool.cache.bytes_written,

@@ -12,6 +12,7 @@ from dataio.base.checked import checked
 from dataio.base.permutation import unpermute
 from dataio.base.seeding import generator, key
 from dataio.plan.candidates import Candidates
+from dataio.plan.exclusion import Exclusion
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance.sample_values import (
@@ -49,7 +50,8 @@ class Weighted:
         balance: Whole numbers by sample id, or the name of a field of whole numbers, such as a
             label: the rows of each value together have the same share of the epoch, in each epoch
             up to one row; within a value ``weights`` decide.
-        num_samples: Rows of an epoch on all ranks; None: as many as the dataset has.
+        num_samples: Rows of an epoch on all ranks; None: as many as the dataset has, less those
+            that the loader excludes.
         over: ``"global"``: draw from the rows of all nodes. ``"pool"``: each node draws its part of
             ``num_samples``, as large as its part of the dataset, rounded down to at least one, from
             its own rows by their weights. These have the gradient weight (share of its rows in all
@@ -93,8 +95,8 @@ class Weighted:
         """Fields whose values of all samples it goes by."""
         return tuple(given for given in (self.weights, self.balance) if isinstance(given, str))
 
-    def num_drawn(self, num_samples: int) -> int:
-        """Count the rows of an epoch on all ranks.
+    def num_drawn(self, num_samples: int, *, num_excluded: int = 0) -> int:
+        """Count the rows of an epoch on all ranks; excluded ones are none of them.
 
         Raises:
             ValueError: If the weights are not those of so many samples.
@@ -103,7 +105,7 @@ class Weighted:
             given = getattr(self, name)
             if isinstance(given, np.ndarray):
                 check_length(given, num_samples, where=f"Weighted: {name}")
-        return self.num_samples if self.num_samples is not None else num_samples
+        return self.num_samples if self.num_samples is not None else num_samples - num_excluded
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         """Decide how often each row of one pool comes in an epoch. Collective.
@@ -112,9 +114,11 @@ class Weighted:
             ValueError: If the weights of the epoch are not as they have to be, or others than on
                 another node.
         """
-        num_samples, ids = rows.num_samples, rows.sample_id
-        num_drawn = self.num_drawn(num_samples)
+        num_samples, ids = rows.num_ids, rows.sample_id
+        num_drawn = self.num_drawn(num_samples, num_excluded=num_samples - rows.num_samples)
         weights = self._weights_in(rows, epoch)
+        if rows.exclusion is not None:
+            weights = _without(weights, rows.exclusion)
         # int64[num_samples]: sample ids in the order of their places
         order = unpermute(np.arange(num_samples), num_samples, rows.stream)
         if self.balance is not None:
@@ -124,7 +128,7 @@ class Weighted:
         count, gradient_weights = num_drawn, None
         if self.over == "pool":
             order = order[np.isin(order, ids)]
-            count, weight = self._part(weights, ids, num_drawn)
+            count, weight = self._part(weights, ids, num_drawn, of=rows.num_samples)
             gradient_weights = np.full(len(ids), weight, np.float32)
         start = float(generator(key(rows.stream, "start")).random())
         drawn = np.zeros(num_samples, np.int64)
@@ -140,19 +144,23 @@ class Weighted:
 
     @staticmethod
     def _part(
-        weights: NDArray[np.float64], ids: NDArray[np.int64], num_drawn: int
+        weights: NDArray[np.float64], ids: NDArray[np.int64], num_drawn: int, *, of: int
     ) -> tuple[int, float]:
-        """Count the rows that a pool of some samples draws by itself, and what each stands for."""
+        """Count the rows that a pool of some samples, of ``of`` in all, draws by itself.
+
+        Returns:
+            That number, and what each of these rows stands for.
+        """
         share = float(weights[ids].sum() / weights.sum())
         if share == 0:
             return 0, 0.0
-        count = max(num_drawn * len(ids) // len(weights), 1)
+        count = max(num_drawn * len(ids) // of, 1)
         return count, share * num_drawn / count
 
     def _weights_in(self, rows: Candidates, epoch: int) -> NDArray[np.float64]:
         given, where = self.weights, f"Weighted: the weights of epoch {epoch}"
         if given is None:
-            return np.ones(rows.num_samples)
+            return np.ones(rows.num_ids)
         if callable(given):
             weights = checked_weights(given(epoch), where=where)
             # Arrays, which a policy's name tells apart, were compared when the loader was made
@@ -161,7 +169,7 @@ class Weighted:
             # An array was checked when it was given
             found = rows.by_field(given) if isinstance(given, str) else given
             weights = checked_weights(found, where=where)
-        check_length(weights, rows.num_samples, where=where)
+        check_length(weights, rows.num_ids, where=where)
         return weights
 
     def _balanced(
@@ -189,6 +197,21 @@ class Weighted:
 
     def __hash__(self) -> int:
         return hash(self._name)
+
+
+def _without(weights: NDArray[np.float64], exclusion: Exclusion) -> NDArray[np.float64]:
+    """Give no weight to what is left out for good.
+
+    Raises:
+        ValueError: If nothing else has any.
+    """
+    left = np.where(exclusion.flags(np.arange(len(weights))), 0.0, weights)
+    if not left.any():
+        raise ValueError(
+            f"Weighted: all {exclusion.num_left} samples that are not excluded have weight 0, "
+            "expected one above at least; give other weights, or exclude fewer"
+        )
+    return left
 
 
 def systematic(weights: NDArray[np.float64], count: int, start: float) -> NDArray[np.int64]:

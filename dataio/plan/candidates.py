@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key
+from dataio.plan.exclusion import Exclusion
 from dataio.plan.history import Scores
 
 Total = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -45,13 +46,14 @@ class Candidates:
     Attributes:
         scores: scores[num_slots]: The columns that the policy named, with all reports of the epoch
             before.
-        sample_id: int64[num_slots], each in [0, num_samples).
-        num_samples: Rows of all pools together.
+        sample_id: int64[num_slots], each in [0, num_ids).
+        num_samples: Rows of all pools together, less those that are left out for good.
         stream: Key of the epoch's places, the same on all ranks.
         total: Sums over all pools.
         by_field: The values of a field that `ByFields.by_fields` names, of all samples.
         before: The figures of what the policy chose for the epoch before; empty where none was
             chosen. A decision that is to last is among them: they are saved and restored with it.
+        exclusion: What is left out for good, of which no row is among these; None: nothing.
     """
 
     scores: Scores
@@ -61,14 +63,23 @@ class Candidates:
     total: Total = alone
     by_field: ByField = no_field
     before: Mapping[str, float] = field(default_factory=dict)
+    exclusion: Exclusion | None = None
+
+    @property
+    def num_ids(self) -> int:
+        """Samples of the dataset, left out or not: ids are in [0, num_ids)."""
+        return self.num_samples if self.exclusion is None else self.exclusion.num_samples
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """int64[num_slots]: Each row's place in a list of all samples, shuffled for this epoch.
+        """int64[num_slots]: Each row's place in a list of all rows, shuffled for this epoch.
 
         Distinct over all pools, in [0, num_samples): what a policy draws by, and what breaks ties.
         """
-        return permute(self.sample_id, self.num_samples, self.stream)
+        numbers = self.sample_id
+        if self.exclusion is not None:
+            numbers = self.exclusion.numbers(numbers)
+        return permute(numbers, self.num_samples, self.stream)
 
     def of(self, slots: NDArray[np.int64]) -> "Candidates":
         """Take some of the rows, int64[num_taken]: their keys and places stay what they were."""

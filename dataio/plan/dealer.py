@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,10 @@ from dataio.plan.epoch import (
     count_rows,
     plan_epoch,
     plan_refresh,
+    spread_selection,
+    without_excluded,
 )
+from dataio.plan.exclusion import Exclusion
 from dataio.plan.history import Scores
 from dataio.plan.order import Order, deal, num_steps
 from dataio.plan.policies import Importance, Selection
@@ -41,6 +45,7 @@ class Dealer:
         drop_last: Leave out the steps that not every replica can fill.
         by_field: Returns the values of a field of all samples, where a policy asks.
         costs: uint8[num_samples]: What each costs, where batches are to cost alike.
+        exclusion: What is left out for good; None: nothing.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Dealer:
         drop_last: bool,
         by_field: ByField = no_field,
         costs: NDArray[np.uint8] | None = None,
+        exclusion: Exclusion | None = None,
     ) -> None:
         self._sampling = sampling
         self._world = world
@@ -63,6 +69,7 @@ class Dealer:
         self._drop_last = drop_last
         self._by_field = by_field
         self._costs = costs
+        self._exclusion = exclusion if exclusion is not None and exclusion.num_excluded else None
         self._has_warned = False
 
     def deal(
@@ -81,8 +88,8 @@ class Dealer:
         Args:
             position: The epoch, and its segments.
             scores: Of this replica's sampling group.
-            sample_id: Returns int64[rows of the sampling group], where a policy asks, or rows cost
-                differently.
+            sample_id: Returns int64[rows of the sampling group], where a policy asks, rows cost
+                differently, or some are left out for good.
             num_epochs: Length of the whole run, None where nobody said.
             before: Figures of what the policy chose for the epoch before; empty: not known.
             restored: What the epoch was found to hide before; None: the policy selects.
@@ -96,12 +103,17 @@ class Dealer:
             ValueError: If a policy with score columns lets rows come several times.
         """
         sampling, epoch = self._sampling, position.epoch
+        excluded = self._exclusion.flags(sample_id()) if self._exclusion is not None else None
         selection = restored
         if selection is None:
-            selection = self._select(epoch, scores, sample_id, num_epochs=num_epochs, before=before)
+            selection = self._select(
+                epoch, scores, sample_id, excluded, num_epochs=num_epochs, before=before
+            )
+        elif excluded is not None:  # another list may be given than when it was saved
+            selection = without_excluded(selection, excluded, seen)
         counts = Counts(sampling.sizes, sampling.sizes)
-        if self._importance is not None or position.ended:
-            mine = np.array(count_rows(sampling, selection, seen))
+        if self._importance is not None or position.ended or excluded is not None:
+            mine = np.array(count_rows(sampling, selection, seen, excluded))
             counts = Counts(*self._count(mine, "count visible rows").T)
         plan = plan_epoch(
             sampling,
@@ -113,9 +125,10 @@ class Dealer:
             drop_last=self._drop_last,
             groups=groups_of(sampling, seed=self._seed) if position.running.grouped else None,
             costs=None if self._costs is None else self._costs[sample_id()],
+            excluded=excluded,
         )
         self._warn_of_uneven(plan, epoch)
-        return plan, self._deal_refresh(plan.selection.hidden, epoch)
+        return plan, self._deal_refresh(plan, epoch)
 
     def _warn_of_uneven(self, plan: EpochPlan, epoch: int) -> None:
         """Log once if rows that come several times give some replicas far more than others."""
@@ -139,6 +152,7 @@ class Dealer:
         epoch: int,
         scores: Scores,
         sample_id: Callable[[], NDArray[np.int64]],
+        excluded: NDArray[np.bool_] | None,
         *,
         num_epochs: int | None,
         before: Mapping[str, float],
@@ -154,6 +168,11 @@ class Dealer:
             self._by_field,
             before,
         )
+        if self._exclusion is not None and excluded is not None:
+            kept = np.flatnonzero(~excluded)
+            rows = replace(
+                rows.of(kept), num_samples=self._exclusion.num_left, exclusion=self._exclusion
+            )
         selection = self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
         if selection.note and not self._world.rank:
             log.info("[rank 0] epoch %d: importance: %s", epoch, selection.note)
@@ -163,6 +182,8 @@ class Dealer:
                 f"columns {', '.join(self._importance.columns)}, expected none, as several ranks "
                 "would report of one row; give it no columns, or no counts"
             )
+        if excluded is not None:
+            return spread_selection(selection, kept, num_rows=len(excluded))
         return selection
 
     def _total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -171,14 +192,16 @@ class Dealer:
         mine = values if sends else np.zeros_like(values)
         return self._world.allreduce(mine, op="sum", doing="agree on the rows to hide")
 
-    def _deal_refresh(self, hidden: NDArray[np.int64], epoch: int) -> Order:
-        sampling = self._sampling
+    def _deal_refresh(self, plan: EpochPlan, epoch: int) -> Order:
+        sampling, hidden = self._sampling, plan.selection.hidden
         due, most = hidden[:0], 0
         if self._importance is not None:
             due = np.sort(self._importance.due(hidden, epoch=epoch))
             num_due = np.array([-(-len(due) // sampling.replicas[sampling.mine])])
             most = int(self._count(num_due, "count rows to refresh").max())
-        return plan_refresh(sampling, due, most, batch_size=self._batch_size)
+        # Where all of a group's rows are left out there is none to show
+        filler = 0 if plan.excluded is None else int(np.argmin(plan.excluded))
+        return plan_refresh(sampling, due, most, batch_size=self._batch_size, filler=filler)
 
     def _count(self, mine: NDArray[np.int64], doing: str) -> NDArray[np.int64]:
         """int64[num_sampling_groups, len(mine)]: The numbers of every sampling group. Collective.

@@ -77,12 +77,14 @@ class EpochPlan:
         order: The batches.
         dealt: int64[num_replicas]: Rows that every replica of the job trains.
         num_hidden: Rows that all sampling groups hide, the same however they are dealt.
+        excluded: bool[num_rows]: Rows of this sampling group that no epoch shows; None: none.
     """
 
     selection: Selection
     order: Order
     dealt: NDArray[np.int64]
     num_hidden: int = 0
+    excluded: NDArray[np.bool_] | None = None
 
     def block(self, first_step: int, num_steps: int) -> Block:
         """Find rows and weights of some steps.
@@ -111,6 +113,11 @@ class EpochPlan:
         trained = np.minimum(self.dealt, self.order.steps * self.order.batch_size)
         return 1 - int(trained.sum()) / whole if whole else 0.0
 
+    @property
+    def num_excluded(self) -> int:
+        """Rows of this replica's sampling group that are left out for good."""
+        return 0 if self.excluded is None else int(np.count_nonzero(self.excluded))
+
     @cached_property
     def _fewest(self) -> int:
         return int(self.dealt.min())
@@ -127,6 +134,7 @@ def plan_epoch(
     drop_last: bool = False,
     groups: Groups | None = None,
     costs: NDArray[np.uint8] | None = None,
+    excluded: NDArray[np.bool_] | None = None,
 ) -> EpochPlan:
     """Order the visible rows of this replica's sampling group in as many steps as any needs.
 
@@ -141,6 +149,8 @@ def plan_epoch(
         drop_last: Leave out the steps that not every replica can fill.
         groups: In which the rows come in, while they are staged.
         costs: uint8[num_rows]: What each row costs, where batches are to cost alike.
+        excluded: bool[num_rows]: Rows that no epoch shows, none of which is hidden, or comes by
+            ``selection.counts``.
     """
     shown = counts.visible
     if selection.top_up:
@@ -155,6 +165,9 @@ def plan_epoch(
         is_left = np.ones(sampling.num_rows, np.bool_) if seen is None else seen == 0
         is_left[hidden] = False
         visible = np.flatnonzero(is_left)
+    taken_out = None
+    if excluded is not None and selection.counts is None:
+        taken_out = excluded[np.asarray(visible)]
     dealt = deal_all(shown, sampling.replicas)
     order = Order(
         visible,
@@ -165,9 +178,10 @@ def plan_epoch(
         num_steps(dealt, batch_size, drop_last=drop_last),
         groups,
         None if costs is None else costs[np.asarray(visible)],
+        taken_out,
     )
     num_hidden = int((counts.unseen - shown).sum())
-    return EpochPlan(replace(selection, hidden=hidden), order, dealt, num_hidden)
+    return EpochPlan(replace(selection, hidden=hidden), order, dealt, num_hidden, excluded)
 
 
 @dataclass(frozen=True)
@@ -175,8 +189,8 @@ class Counts:
     """Rows of all sampling groups in an epoch.
 
     Attributes:
-        unseen: int64[num_sampling_groups]: Not trained before the layout or the batch size changed;
-            each as often as it still comes, a hidden one once.
+        unseen: int64[num_sampling_groups]: Not trained before the layout or the batch size changed,
+            nor left out for good; each as often as it still comes, a hidden one once.
         visible: int64[num_sampling_groups]: Of these, the ones that the selections left.
     """
 
@@ -185,7 +199,10 @@ class Counts:
 
 
 def count_rows(
-    sampling: SamplingGroups, selection: Selection, seen: NDArray[np.int64] | None
+    sampling: SamplingGroups,
+    selection: Selection,
+    seen: NDArray[np.int64] | None,
+    excluded: NDArray[np.bool_] | None = None,
 ) -> tuple[int, int]:
     """Count this replica's sampling group for `Counts`: unseen rows, visible rows."""
     num_seen = 0 if seen is None else int(seen.sum())
@@ -193,11 +210,53 @@ def count_rows(
         visible = int(selection.counts.sum()) - num_seen
         return visible + len(selection.hidden), visible
     unseen = sampling.num_rows - num_seen
+    if excluded is not None:
+        unseen -= int(np.count_nonzero(excluded if seen is None else excluded & (seen == 0)))
     return unseen, unseen - len(selection.hidden)
 
 
+def spread_selection(selection: Selection, kept: NDArray[np.int64], *, num_rows: int) -> Selection:
+    """Say of a whole sampling group what a policy selected among the rows that are not left out.
+
+    Args:
+        selection: Of those rows.
+        kept: int64[num_kept]: Their slots.
+        num_rows: Of the sampling group.
+    """
+    weights, counts, hidden = None, None, kept[selection.hidden]
+    if selection.weights is not None:
+        weights = np.ones(num_rows, np.float32)
+        weights[kept] = selection.weights
+    if selection.counts is not None:
+        counts = np.zeros(num_rows, np.int64)
+        counts[kept] = selection.counts
+        hidden = np.flatnonzero(counts == 0)
+    return replace(selection, hidden=hidden, weights=weights, counts=counts)
+
+
+def without_excluded(
+    selection: Selection, excluded: NDArray[np.bool_], seen: NDArray[np.int64] | None
+) -> Selection:
+    """Take rows out of what an epoch was found to hide, or to draw, before they were left out.
+
+    Args:
+        selection: Of a sampling group.
+        excluded: bool[num_rows]: Rows that no epoch shows from now on.
+        seen: int64[num_rows]: How often each was trained in the epoch.
+    """
+    if selection.counts is None:
+        return replace(selection, hidden=selection.hidden[~excluded[selection.hidden]])
+    counts = np.where(excluded, 0 if seen is None else seen, selection.counts)
+    return replace(selection, hidden=np.flatnonzero(counts == 0), counts=counts)
+
+
 def plan_refresh(
-    sampling: SamplingGroups, due: NDArray[np.int64], most_rows: int, *, batch_size: int
+    sampling: SamplingGroups,
+    due: NDArray[np.int64],
+    most_rows: int,
+    *,
+    batch_size: int,
+    filler: int = 0,
 ) -> Order:
     """Order the hidden rows that get a new score.
 
@@ -206,7 +265,10 @@ def plan_refresh(
         due: int64[n]: Slots of this replica's sampling group, ascending.
         most_rows: Rows of the replica that has the most to refresh, over all sampling.
         batch_size: Rows a batch.
+        filler: Slot that padding shows where there is nothing to refresh.
     """
     dealt = deal(len(due), sampling.replicas[sampling.mine])
     steps = num_steps(np.array([most_rows]), batch_size)
+    if not len(due):
+        due = np.array([filler])
     return Order(due, None, dealt, sampling.place, batch_size, steps)

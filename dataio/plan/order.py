@@ -73,6 +73,8 @@ class Order:
         steps: Batches of the epoch, the same on every replica of the job.
         groups: Runs of slots that are trained one after the other; None shuffles all as one.
         costs: uint8[num_visible]: What each row costs, where batches are to cost alike.
+        excluded: bool[num_visible]: Rows that are shuffled with the others and then taken out, so
+            that these keep their order; None: none. ``dealt`` does not count them.
     """
 
     visible: NDArray[np.int64] | range
@@ -83,6 +85,7 @@ class Order:
     steps: int
     groups: "Groups | None" = None
     costs: NDArray[np.uint8] | None = None
+    excluded: NDArray[np.bool_] | None = None
 
     @cached_property
     def num_rows(self) -> int:
@@ -137,11 +140,14 @@ class Order:
     def slots_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots at some places of this replica's run, each in [0, num_rows)."""
         if self.num_rows == 0:
+            if self.excluded is not None and len(self._whole):
+                # Padding is read too, and a row may be left out because it cannot be
+                return self.slots_in_run(np.zeros(len(places), np.int64))
             return np.full(len(places), self.visible[0] if len(self.visible) else 0)
         return self.slots_in_run(self._own(places))
 
     def slots_in_run(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slots at some places of the sampling group's run, each in [0, num_visible)."""
+        """Slots at some places of the sampling group's run, each in [0, rows of the run)."""
         index = self._visible_at(index)
         if isinstance(self.visible, range):
             return index + self.visible.start
@@ -153,7 +159,9 @@ class Order:
 
     def _visible_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Find which of the visible rows stand at some places of the sampling group's run."""
-        return self._shuffled(index) if self.costs is None else self._balanced[index]
+        if self.costs is None and self.excluded is None:
+            return self._shuffled(index)
+        return self._whole[index]
 
     def _shuffled(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.groups is not None:
@@ -161,17 +169,18 @@ class Order:
         return index if self.stream is None else permute(index, len(self.visible), self.stream)
 
     @cached_property
-    def _balanced(self) -> NDArray[np.int64]:
-        """int64[num_visible]: The visible row at each place of the sampling group's run."""
-        assert self.costs is not None
+    def _whole(self) -> NDArray[np.int64]:
+        """int64[rows of the run]: The visible row at each place of the sampling group's run."""
         shuffled = self._shuffled(np.arange(len(self.visible)))
         # Of a group that is staged later, no row comes sooner.
         sizes = [len(self.visible)] if self.groups is None else self.groups.sizes(self.visible)
         runs = np.split(shuffled, np.cumsum(sizes)[:-1])
-        width, rows = len(self.dealt), self.batch_size
-        return np.concatenate(
-            [balance(self.costs, run, num_replicas=width, batch_size=rows) for run in runs]
-        )
+        if self.excluded is not None:
+            runs = [run[~self.excluded[run]] for run in runs]
+        if self.costs is not None:
+            width, rows = len(self.dealt), self.batch_size
+            runs = [balance(self.costs, run, num_replicas=width, batch_size=rows) for run in runs]
+        return np.concatenate(runs)
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,12 @@ class ByFields(Protocol):
 class Drawing(Protocol):
     """What else the loader asks of an importance policy that sets ``Selection.counts``."""
 
-    def num_drawn(self, num_samples: int) -> int:
+    def num_drawn(self, num_samples: int, *, num_excluded: int = 0) -> int:
         """Count the rows of an epoch on all ranks, each as often as it comes.
+
+        Args:
+            num_samples: Of the dataset.
+            num_excluded: Of these, the ones left out for good; given only where there are some.
 
         Raises:
             ValueError: If the policy is not one for a dataset of so many samples.

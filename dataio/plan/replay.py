@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.plan.epoch import Counts, SamplingGroups, find_sampling_groups, plan_epoch
+from dataio.plan.exclusion import Exclusion
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
 from dataio.plan.order import Groups, Order, stage_groups
@@ -37,10 +38,12 @@ def trained_samples(
     epoch: int,
     world: World,
     costs: NDArray[np.uint8] | None = None,
+    exclusion: Exclusion | None = None,
 ) -> NDArray[np.bool_]:
     """Find the samples that segments of an epoch trained, every row visible. Collective.
 
-    ``costs`` are those that `plan_epoch` had, uint8[num_samples].
+    ``costs`` are those that `plan_epoch` had, uint8[num_samples]. ``exclusion`` is what segments
+    that name a list left out.
 
     The sampling groups of a segment are shared out among the ranks; each sends all what it
     found.
@@ -57,19 +60,35 @@ def trained_samples(
         for leader in leaders[world.rank :: world.world_size]:
             sampling = find_sampling_groups(layout, replica=leader, holds_all=shuffle.holds_all)
             mine.append((sampling, _group_samples(layout, sampling, segment, shuffle, seed, epoch)))
-        unseen = np.array([len(ids) - int(seen[ids].sum()) for _, ids in mine], np.int64)
+        gone = [_left_out(ids, segment, exclusion) for _, ids in mine]
+        unseen = np.array(
+            [
+                len(ids) - int(np.count_nonzero(seen[ids] if out is None else seen[ids] | out))
+                for (_, ids), out in zip(mine, gone, strict=True)
+            ],
+            np.int64,
+        )
         parts = world.allgather(unseen.tobytes(), doing="count the rows of an earlier layout")
         counts = np.empty(len(leaders), np.int64)
         for rank, part in enumerate(parts):
             counts[rank :: world.world_size] = np.frombuffer(part, np.int64)
         found = [
-            _trained(sampling, ids, counts, segment, seed, epoch, seen, costs)
-            for sampling, ids in mine
+            _trained(sampling, ids, counts, segment, seed, epoch, seen, costs, out)
+            for (sampling, ids), out in zip(mine, gone, strict=True)
         ]
         data = np.concatenate([np.empty(0, np.int64), *found]).tobytes()
         for part in world.allgather(data, doing="find the rows of an earlier layout"):
             seen[np.frombuffer(part, np.int64)] = True
     return seen
+
+
+def _left_out(
+    ids: NDArray[np.int64], segment: Segment, exclusion: Exclusion | None
+) -> NDArray[np.bool_] | None:
+    """bool[len(ids)]: Samples that a segment left out for good; None: none."""
+    if not segment.excluded or exclusion is None:
+        return None
+    return exclusion.flags(ids)
 
 
 def _group_samples(
@@ -101,6 +120,7 @@ def _trained(
     epoch: int,
     seen: NDArray[np.bool_],
     costs: NDArray[np.uint8] | None,
+    excluded: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
     before = seen[ids]
     plan = plan_epoch(
@@ -112,5 +132,6 @@ def _trained(
         seen=before.astype(np.int64) if before.any() else None,
         groups=groups_of(sampling, seed=seed) if segment.grouped else None,
         costs=None if costs is None else costs[ids],
+        excluded=excluded,
     )
     return ids[trained_slots(plan.order, segment.steps)]

@@ -1,8 +1,8 @@
 """Where a run stands: the epoch, and the segments of it that were trained so far.
 
-A *segment* is a part of an epoch under one layout and batch size. A run that goes on under another
-layout or batch size begins a new one with the rows that no segment before it trained: each sample
-of the epoch still comes exactly once. Pure.
+A *segment* is a part of an epoch under one layout, batch size and list of samples left out. A run
+that goes on under another begins a new one with the rows that no segment before it trained: each
+sample of the epoch still comes exactly once. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ class Segment:
         grouped: Whether the rows were ordered as they were being staged.
         grown: Of a dataset that grows: pairs of an epoch and of the samples from there on, since
             the layout began; the last is of ``first_epoch``. Empty where it does not grow.
+        excluded: Name of the list of samples left out for good; "" where there is none.
     """
 
     replicas: tuple[int, ...]
@@ -33,6 +34,7 @@ class Segment:
     steps: int = 0
     grouped: bool = False
     grown: tuple[tuple[int, int], ...] = ()
+    excluded: str = ""
 
     def layout(self, num_samples: int) -> Layout:
         """Return the layout; ``num_samples`` are those of a dataset that does not grow."""
@@ -55,6 +57,8 @@ class Segment:
         stored = {**asdict(self), "replicas": runs}
         if not self.grown:
             del stored["grown"]
+        if not self.excluded:
+            del stored["excluded"]
         return stored
 
     @staticmethod
@@ -108,30 +112,36 @@ class Position:
         )
 
     def resumed(
-        self, replicas: Sequence[int], batch_size: int, *, same_steps: bool = False
+        self,
+        replicas: Sequence[int],
+        batch_size: int,
+        *,
+        excluded: str = "",
+        same_steps: bool = False,
     ) -> "Position":
-        """Go on under this layout and batch size: in the same segment if it has both, else anew.
+        """Go on in the same segment if it has this layout, batch size and list, else in a new one.
 
         Another layout begins in this epoch, with its rows where a first layout puts them.
 
         Args:
             replicas: Replicas on each node, node by node.
             batch_size: Rows a batch.
+            excluded: Name of the list of samples left out for good.
             same_steps: Whether the steps train the same rows as before, only dealt to other
                 replicas: then the segment goes on too.
         """
         old = self.running
-        same_layout = old.replicas == tuple(replicas)
-        if same_layout and old.batch_size == batch_size:
+        same_layout, same_list = old.replicas == tuple(replicas), old.excluded == excluded
+        if same_layout and old.batch_size == batch_size and same_list:
             return self
-        if same_steps:
+        if same_steps and same_list:
             running = replace(old, replicas=tuple(replicas), batch_size=batch_size)
             return replace(self, segments=(*self.ended, running))
         first_epoch, grown = old.first_epoch, old.grown
         if not same_layout:
             first_epoch = self.epoch
             grown = tuple((self.epoch, num_samples) for _, num_samples in old.grown[-1:])
-        new = Segment(tuple(replicas), batch_size, first_epoch, grown=grown)
+        new = Segment(tuple(replicas), batch_size, first_epoch, grown=grown, excluded=excluded)
         ended = self.segments if old.steps else self.ended
         return Position(self.epoch, (*ended, new))
 

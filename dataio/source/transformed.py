@@ -92,6 +92,11 @@ class TransformedSource:
         self._made_fields: Mapping[str, Field] | None = None
 
     @property
+    def inner(self) -> Source:
+        """What is transformed: the same samples, by the same ids."""
+        return self._source
+
+    @property
     def shard_starts(self) -> NDArray[np.int64]:
         return self._source.shard_starts
 

@@ -89,9 +89,9 @@ class RunIdentity:
         return sign({**self.to_json(), **position.to_json(), **hidden})
 
     def find_position(
-        self, state: dict[str, object], *, layout: Layout, batch_size: int
+        self, state: dict[str, object], *, layout: Layout, batch_size: int, excluded: str = ""
     ) -> Position:
-        """Find where to go on from a saved state, under this layout and batch size.
+        """Find where to go on from a saved state, under this layout, batch size and list.
 
         Raises:
             StateError: If it is of another run, or damaged.
@@ -105,7 +105,7 @@ class RunIdentity:
         check_signed(state)
         position = Position.from_json(state)
         same = self._has_same_steps(position.running, layout, batch_size)
-        return position.resumed(layout.replicas, batch_size, same_steps=same)
+        return position.resumed(layout.replicas, batch_size, excluded=excluded, same_steps=same)
 
     def _has_same_steps(self, old: Segment, layout: Layout, batch_size: int) -> bool:
         """Whether every step trains what it would have under the saved layout, dealt otherwise."""
@@ -124,6 +124,24 @@ class RunIdentity:
             for num_samples in {self.num_samples, *dict(old.grown).values()}
         )
         return same_pools and not moves and np.array_equal(mine, theirs)
+
+
+def check_excluded(position: Position, excluded: str) -> None:
+    """Refuse to go on without a save amid an epoch of which a part left out what nobody knows.
+
+    Args:
+        position: Where this loader goes on.
+        excluded: Name of its list.
+
+    Raises:
+        StateError: If an ended segment had a list that is not this one.
+    """
+    if any(segment.excluded not in ("", excluded) for segment in position.ended):
+        raise StateError(
+            f"checkpoint: epoch {position.epoch} was begun with another list to exclude, and "
+            "state_dict does not say which samples it had; use loader.save and loader.restore, or "
+            "give the list as it was until the epoch ends"
+        )
 
 
 def find_num_hidden(state: Mapping[str, object], position: Position, *, hides: bool) -> int | None:

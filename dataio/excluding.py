@@ -1,0 +1,244 @@
+"""What a loader is told to leave out, found among the samples of its source."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dataio.base.errors import SourceError
+from dataio.plan.exclusion import Exclusion, exclude_ids
+from dataio.source import Source, TransformedSource
+from dataio.source.base import ShardedSource
+from dataio.source.names import find_name, find_named, read_names
+from dataio.world import World
+from dataio.world.agree import agree, together
+
+Exclude = str | os.PathLike[str] | Sequence[int] | Sequence[str] | NDArray[np.generic]
+"""Samples by their ids or by a bool each; by their keys, or the paths of whole shards; or the path
+of a list: a CSV or Parquet file with a column ``sample_id`` or ``key``."""
+
+COMPARED = 256
+"""Keys of a list that also has ids are compared with the source's, so many of them."""
+
+CURE = "give a list that was made of this source"
+
+
+def find_excluded(given: Exclude | None, source: Source, world: World) -> Exclusion:
+    """Find the samples to leave out. Collective.
+
+    Keys are looked up by rank 0, which reads those of all samples.
+
+    Args:
+        given: As the loader was told; None: none.
+        source: The dataset.
+        world: All ranks.
+
+    Raises:
+        ValueError: On all ranks, if an id, a key or a shard is not of the source, the list is not
+            one, or nothing is left.
+        SourceError: On all ranks, if the list's file cannot be read.
+    """
+    if isinstance(source, TransformedSource):
+        source = source.inner
+    if given is None:
+        return Exclusion(source.num_samples)
+    if isinstance(given, str | os.PathLike):
+        ids, keys = _of_path(os.fspath(given), source, world)
+    else:
+        ids, keys = _of_values(given, source)
+    if keys:
+        ids = [*ids, _ids_of(keys, source, world)]
+    exclusion = exclude_ids(ids, source.num_samples)
+    if not exclusion.num_left:
+        raise ValueError(
+            f"exclude: all {source.num_samples} samples of {source.name} are left out, expected "
+            "some to train on; give a shorter list"
+        )
+    return exclusion
+
+
+Found = tuple[list[NDArray[np.integer]], list[str]]
+"""Ids, and keys that are to be looked up."""
+
+
+def _of_values(given: Sequence[int] | Sequence[str] | NDArray[np.generic], source: Source) -> Found:
+    values = np.asarray(given)
+    if values.ndim != 1:
+        raise ValueError(
+            f"exclude: an array of shape {list(values.shape)}, expected one dimension; give a list "
+            "of sample ids or keys, or a bool for each sample"
+        )
+    if not len(values):
+        return [], []
+    if values.dtype == np.bool_:
+        if len(values) != source.num_samples:
+            raise ValueError(
+                f"exclude: {len(values)} bools, expected one for each of the {source.num_samples} "
+                "samples; give them in the order of sample ids, or give the ids"
+            )
+        return [np.flatnonzero(values)], []
+    if values.dtype.kind in "iu":
+        return [values], []
+    strings = values.tolist()
+    if not all(isinstance(value, str) for value in strings):
+        raise ValueError(
+            f"exclude: {values.dtype} values such as {strings[0]!r}, expected whole numbers, which "
+            "are sample ids, bools or keys; convert them"
+        )
+    return _shards_among(strings, source)
+
+
+def _shards_among(strings: list[str], source: Source) -> Found:
+    """Take the samples of each string that is a shard's path; the others are keys."""
+    shards = source.shards if isinstance(source, ShardedSource) else ()
+    by_path = {shard.path: shard for shard in shards}
+    whole = [by_path[path] for path in strings if path in by_path]
+    ids = [np.arange(shard.first, shard.first + shard.num_samples) for shard in whole]
+    return [*ids], [key for key in strings if key not in by_path]
+
+
+def _of_path(path: str, source: Source, world: World) -> Found:
+    whole, _ = _shards_among([path], source)
+    if whole:
+        return whole, []
+    columns = together(world, lambda: _read_list(Path(path)), doing="read what to leave out")
+    if "sample_id" not in columns:
+        return [], [key for keys in columns["key"] for key in keys.tolist()]
+    ids = columns["sample_id"]
+    if "key" in columns and ids:
+        _compare(path, np.concatenate(ids), np.concatenate(columns["key"]), source, world)
+    return [*ids], []
+
+
+def _read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
+    """Read the columns ``sample_id`` and ``key`` of a list, whichever it has.
+
+    Raises:
+        SourceError: If it cannot be read, has neither, or a sample_id is no whole number.
+    """
+    found: dict[str, list[NDArray[Any]]] = {}
+    try:
+        for batch in _batches(path):
+            for name in batch.schema.names:
+                found.setdefault(name, []).append(_plain(path, name, batch.column(name)))
+        return found
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SourceError(
+            f"exclude: {path} cannot be read ({error}), expected a CSV file with a line of names, "
+            "or a Parquet file (.parquet), with a column sample_id or key; correct the path, or "
+            "write it so"
+        ) from error
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    if path.suffix.lower() in (".parquet", ".pq"):
+        file = pq.ParquetFile(path)
+        yield from file.iter_batches(columns=_columns(path, file.schema_arrow.names))
+        return
+    with pa.csv.open_csv(path) as reader:
+        wanted = _columns(path, reader.schema.names)
+    types = {name: pa.int64() if name == "sample_id" else pa.string() for name in wanted}
+    options = pa.csv.ConvertOptions(include_columns=wanted, column_types=types)
+    parsing = pa.csv.ParseOptions(newlines_in_values=True)
+    with pa.csv.open_csv(path, convert_options=options, parse_options=parsing) as reader:
+        yield from reader
+
+
+def _columns(path: Path, names: Sequence[str]) -> list[str]:
+    wanted = [name for name in ("sample_id", "key") if name in names]
+    if not wanted:
+        raise SourceError(
+            f"exclude: {path} has the columns {', '.join(names)[:200]}, expected sample_id or key; "
+            "name the column so, in its first line if it is CSV"
+        )
+    return wanted
+
+
+def _plain(path: Path, name: str, column: pa.Array) -> NDArray[np.generic]:
+    if column.null_count and name == "sample_id":
+        raise SourceError(
+            f"exclude: {path} has {column.null_count} rows without a sample_id, expected one in "
+            "each; leave the column out, or fill it"
+        )
+    values: NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
+    if name == "sample_id" and values.dtype.kind not in "iu":
+        raise SourceError(
+            f"exclude: {path}: sample_id is {column.type}, expected whole numbers; convert them"
+        )
+    return values
+
+
+def _compare(
+    path: str,
+    ids: NDArray[np.integer],
+    keys: NDArray[np.generic],
+    source: Source,
+    world: World,
+) -> None:
+    """Refuse a list whose keys are not those of its ids in this source. Collective."""
+    places = np.unique(np.linspace(0, len(ids) - 1, COMPARED).astype(np.int64))
+    _, first = np.unique(ids[places], return_index=True)
+    places = places[first]
+    places = places[[isinstance(key, str) and key != "" for key in keys[places].tolist()]]
+
+    def look() -> bytes:
+        if world.rank or not len(places) or (field := find_name(source)) is None:
+            return b"[]"
+        mine = ids[places].astype(np.int64)
+        named = zip(
+            mine.tolist(), keys[places].tolist(), read_names(source, field, mine), strict=True
+        )
+        return json.dumps([row for row in named if row[1] != row[2]]).encode()
+
+    wrong = json.loads(agree(world, look, doing="compare keys of what to leave out")[0])
+    if wrong:
+        sample_id, said, found = wrong[0]
+        raise ValueError(
+            f"{path}: says that sample {sample_id} is {said!r}, and the source has {found!r} there "
+            f"({len(wrong)} of {len(places)} that were compared differ), expected the same; {CURE}"
+        )
+
+
+def _ids_of(keys: Sequence[str], source: Source, world: World) -> NDArray[np.int64]:
+    """Find the samples of some keys. Collective.
+
+    Raises:
+        ValueError: On all ranks, if one is of no sample, or of several.
+    """
+
+    def look() -> bytes:
+        if world.rank:
+            return b""
+        if (field := find_name(source)) is None:
+            return b"{}"
+        found, several = find_named(source, field, set(keys))
+        missing = [key for key in keys if key not in found]
+        told = {"ids": list(found.values()), "missing": missing, "several": list(several.items())}
+        return json.dumps(told).encode()
+
+    told = json.loads(agree(world, look, doing="find the samples to leave out")[0])
+    if not told:
+        raise ValueError(
+            f"exclude: {source.name} has no keys, found {keys[0]!r} to leave out, expected sample "
+            "ids; give these, or a list with a column sample_id"
+        )
+    if told["missing"]:
+        raise ValueError(
+            f"exclude: {len(told['missing'])} of {len(keys)} keys are of no sample of "
+            f"{source.name}, such as {told['missing'][0]!r}, expected keys, or paths of shards, as "
+            f"the source has them; {CURE}"
+        )
+    if told["several"]:
+        key, (one, other) = told["several"][0]
+        raise ValueError(
+            f"exclude: the key {key!r} is that of the samples {one} and {other} of {source.name}, "
+            "expected one sample a key; give sample ids instead"
+        )
+    return np.array(told["ids"], np.int64)
