@@ -110,10 +110,10 @@ def _of_path(path: str, source: Source, world: World) -> Found:
         return whole, []
     columns = together(world, lambda: _read_list(Path(path)), doing="read what to leave out")
     if "sample_id" not in columns:
-        return [], [key for keys in columns["key"] for key in keys.tolist()]
+        return [], [key for keys in columns.get("key", []) for key in keys.tolist()]
     ids = columns["sample_id"]
     if "key" in columns and ids:
-        _compare(path, np.concatenate(ids), np.concatenate(columns["key"]), source, world)
+        _compare(path, ids[0], columns["key"][0], source, world)
     return [*ids], []
 
 
@@ -127,6 +127,8 @@ def _read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
     try:
         for batch in _batches(path):
             for name in batch.schema.names:
+                if name == "key" and found.get("sample_id") and found.get("key"):
+                    continue  # to compare, the first keys are enough
                 found.setdefault(name, []).append(_plain(path, name, batch.column(name)))
         return found
     except (OSError, pa.ArrowInvalid) as error:
@@ -172,6 +174,8 @@ def _plain(path: Path, name: str, column: pa.Array) -> NDArray[np.generic]:
         raise SourceError(
             f"exclude: {path}: sample_id is {column.type}, expected whole numbers; convert them"
         )
+    if name == "sample_id" and len(values) and 0 <= values.min() and values.max() < 1 << 31:
+        return values.astype(np.int32)  # half the memory of a long list
     return values
 
 

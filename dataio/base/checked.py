@@ -25,6 +25,7 @@ CURES = {
     "fields": 'give for example {"image": dataio.Image("jpg"), "label": dataio.Int("cls")}',
     "shuffle": "give for example shuffle.Partial(0.1)",
     "importance": "give for example importance.Kakurenbo(0.3)",
+    "exclude": "give sample ids, keys, or the path of a list of them",
     "world": "give what dataio.discover_world() returns",
     "dtype": 'give its name, such as "float32"',
     "shape": "give a tuple, such as (3,)",

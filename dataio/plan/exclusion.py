@@ -41,7 +41,7 @@ class Exclusion:
 
     def flags(self, sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[...]: Whether samples, each in [0, num_samples), are left out."""
-        if not self.num_excluded:
+        if not len(self.bits):
             return np.zeros(np.shape(sample_id), np.bool_)
         shift = (sample_id & 7).astype(np.uint8)
         found: NDArray[np.bool_] = (self.bits[sample_id >> 3] >> shift & np.uint8(1)).view(np.bool_)
@@ -49,7 +49,7 @@ class Exclusion:
 
     def below(self, sample_id: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[...]: Count the samples left out before each id in [0, num_samples]."""
-        if not self.num_excluded:
+        if not len(self.bits):
             return np.zeros(np.shape(sample_id), np.int64)
         byte = sample_id >> 3
         before, within = self._running

@@ -45,6 +45,34 @@ def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
     return -values if by == "confidence" else values
 
 
+def within_classes(values: NDArray[np.float32], labels: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Say how hard each row is for its class: which share of the class's rows is less hard.
+
+    So a class that is hard as a whole does not fill the list. Of equal rows of a class half counts;
+    of equally hard rows of two classes that of the larger class is harder.
+
+    Args:
+        values: float32[num_rows], no nan; more is harder.
+        labels: [num_rows]: Numbers or text.
+
+    Returns:
+        float32[num_rows], in (0, 1).
+    """
+    _, classes = np.unique(labels, return_inverse=True)
+    order = np.lexsort((values, classes))
+    # int64[num_rows]: places in the run of the own class, from 0
+    sizes = np.bincount(classes)
+    starts = np.cumsum(sizes) - sizes
+    place = np.arange(len(values)) - starts[classes[order]]
+    # Rows that are alike share the middle of their places
+    same = np.r_[False, (np.diff(values[order]) == 0) & (np.diff(classes[order]) == 0)]
+    group = np.cumsum(~same) - 1
+    middle = np.bincount(group, place) / np.bincount(group)
+    shares = np.empty(len(values), np.float32)
+    shares[order] = (middle[group] + 0.5) / sizes[classes[order]]
+    return shares
+
+
 def hardest_rows(values: NDArray[np.float32], *, top: int) -> NDArray[np.int64]:
     """Choose the rows of the largest values, largest first; of equal ones the earlier row.
 

@@ -286,6 +286,7 @@ def build_loader(
             seed=config.run.seed,
             world=world,
             drop_last=data.drop_last,
+            exclude=data.exclude or None,
             staging=data.staging,
             workers=data.workers,
             # Of those that read the inputs and those that read the targets, one speaks.

@@ -1,0 +1,497 @@
+"""Excluded samples never come, whatever the policy; the others keep their order, once an epoch."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shuffle
+from dataio import DataioError, Int, NumpySource, StateError, WorldError
+from dataio.plan.exclusion import exclude_ids
+from dataio.plan.layout import Layout
+from dataio.world import run_threads, single_world, thread_worlds
+from importance import Weighted
+from tests.dataio.exclude_run import (
+    BATCH,
+    EPOCHS,
+    NUM_SAMPLES,
+    POLICIES,
+    SHUFFLES,
+    Seen,
+    make,
+    some,
+    trained,
+    watch,
+)
+from tests.multirank import RunRanks
+
+LAYOUTS = [(1,), (2,), (1, 1), (2, 1), (1, 1, 1), (2, 2)]
+ALL_BUT_ONE_BATCH = sorted(set(range(NUM_SAMPLES)) - {3, 30, 60, 90})
+FIRST_NODE = list(range(35))
+LISTS = {
+    "none": [], "1 %": some(0.01), "10 %": some(0.1), "all but one batch": ALL_BUT_ONE_BATCH,
+    "a node": FIRST_NODE,
+}  # fmt: skip
+
+
+def run(root, layout, **options):
+    def on_rank(world):
+        with make(world, root, **options) as loader:
+            return watch(loader)
+
+    return run_threads(thread_worlds(list(layout), timeout_s=60), on_rank)
+
+
+@given(st.lists(st.integers(0, 2000), max_size=60), st.integers(1, 2001))
+def test_a_sample_is_left_out_if_its_id_was_given(ids, num_samples):
+    wanted = {i for i in ids if i < num_samples}
+    exclusion = exclude_ids([np.array(sorted(wanted, reverse=True), np.int64)], num_samples)
+    every = np.arange(num_samples)
+    assert set(every[exclusion.flags(every)].tolist()) == wanted
+    left = every[~exclusion.flags(every)]
+    assert exclusion.num_left == len(left)
+    assert exclusion.numbers(left).tolist() == list(range(len(left)))
+    assert exclusion.below(np.array([0, num_samples])).tolist() == [0, len(wanted)]
+
+
+@given(st.sets(st.integers(0, 999), min_size=1), st.integers(1, 2000), st.integers(1, 2000))
+def test_a_list_stays_itself_as_the_dataset_grows_and_is_cut(ids, first, second):
+    exclusion = exclude_ids([np.array(sorted(ids))], 1000)
+    cut = exclusion.of(first)
+    assert cut.num_excluded == sum(i < first for i in ids)
+    again = cut.of(second)
+    assert again.num_excluded == sum(i < second for i in ids)
+    assert {exclusion.name, cut.name, again.name} == {exclusion.name}
+    every = np.arange(second)
+    assert set(every[again.flags(every)].tolist()) == {i for i in ids if i < second}
+
+
+@given(st.sets(st.integers(0, 96)), st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_rows_left_are_counted_pool_by_pool(ids, replicas):
+    layout = Layout(tuple(replicas), 97)
+    left = exclude_ids([np.array(sorted(ids), np.int64)], 97).left_in_pools(layout)
+    for node, count in enumerate(left.tolist()):
+        first = layout.pool_start(node)
+        assert count == sum(i not in ids for i in range(first, first + layout.pool_rows(node)))
+
+
+@pytest.mark.parametrize("excluded", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("layout", "shuffled"),
+    [((1,), "local"), ((2, 1), "partial"), ((1, 1), "local"), ((2, 2), "all on every node"),
+     ((1, 1, 1), "dealt anew")],
+)  # fmt: skip
+def test_excluded_rows_never_come_and_every_other_does(
+    tmp_path, layout, shuffled, policy, excluded
+):
+    everyone = run(
+        tmp_path, layout, shuffle=SHUFFLES[shuffled](), importance=POLICIES[policy],
+        exclude=excluded,
+    )  # fmt: skip
+    left = set(range(NUM_SAMPLES)) - set(excluded)
+    assert len({tuple(seen.steps) for seen in everyone}) == 1, "equal steps"
+    for epoch in range(EPOCHS):
+        counted = Counter(trained(everyone, epoch))
+        hidden = {i for seen in everyone for i in seen.hidden[epoch]}
+        assert max(counted.values()) == 1
+        assert set(counted) | hidden == left
+        assert not set(counted) & hidden
+        refreshed = {i for seen in everyone for i in seen.refreshed[epoch]}
+        assert refreshed <= hidden
+        for seen in everyone:
+            assert seen.steps[epoch] == len(seen.batches[epoch])
+        if policy in ("none", "full"):
+            assert not hidden
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shuffled", SHUFFLES)
+@pytest.mark.parametrize("excluded", [some(0.1), FIRST_NODE])
+def test_the_others_keep_the_order_that_they_have_without_it(tmp_path, layout, shuffled, excluded):
+    chosen = {"shuffle": SHUFFLES[shuffled]()}
+    whole = run(tmp_path / "a", layout, **chosen)
+    part = run(tmp_path / "b", layout, **chosen, exclude=excluded)
+    groups = np.repeat(np.arange(len(layout)), layout)
+    if shuffled == "all on every node":
+        groups = np.zeros_like(groups)
+    for group in np.unique(groups):
+        ranks = np.flatnonzero(groups == group)
+        for epoch in range(EPOCHS):
+            # The rows that a group's ranks train, in the order in which they are dealt out
+            before, after = (
+                dealt([[i for b in seen[r].batches[epoch] for i in b] for r in ranks])
+                for seen in (whole, part)
+            )
+            assert after == [i for i in before if i not in set(excluded)]
+
+
+def dealt(runs):
+    """Take one of each in turn."""
+    return [run[place] for place in range(max(map(len, runs))) for run in runs if place < len(run)]
+
+
+@pytest.mark.parametrize("policy", ["none", "infobatch", "random"])
+@pytest.mark.parametrize("excluded", [some(0.1), FIRST_NODE, ALL_BUT_ONE_BATCH])
+def test_the_mean_over_weighted_batches_is_the_mean_over_the_rows_left(tmp_path, policy, excluded):
+    everyone = run(
+        tmp_path, (2, 1), shuffle=shuffle.Partial(0.3), importance=POLICIES[policy],
+        exclude=excluded,
+    )  # fmt: skip
+    for epoch in range(EPOCHS):
+        for step in range(everyone[0].steps[epoch]):
+            valid = sum(len(seen.batches[epoch][step]) for seen in everyone)
+            mean = np.mean([seen.weights[epoch][step] for seen in everyone])
+            if policy == "none":
+                assert mean == pytest.approx(1)
+            assert valid > 0
+        # An unbiased policy's weights sum to the rows that are left
+        total = sum(
+            np.sum(seen.weights[epoch][step]) * sum(len(s.batches[epoch][step]) for s in everyone)
+            for step in range(everyone[0].steps[epoch])
+            for seen in everyone
+        ) / (len(everyone) * BATCH)
+        assert total == pytest.approx(NUM_SAMPLES - len(excluded), rel=1e-5)
+
+
+def test_policies_count_the_rows_that_are_left_alone(tmp_path):
+    excluded = some(0.5)
+    everyone = run(tmp_path, (1, 1), importance=POLICIES["random"], exclude=excluded)
+    for epoch in range(EPOCHS):
+        hidden = [i for seen in everyone for i in seen.hidden[epoch]]
+        assert len(hidden) == int(0.3 * (NUM_SAMPLES - len(excluded)))
+
+
+def test_the_same_rows_are_hidden_on_any_ranks(tmp_path):
+    found = []
+    for number, layout in enumerate([(1,), (2, 1), (1, 1, 1)]):
+        everyone = run(
+            tmp_path / str(number), layout, importance=POLICIES["keep_agreed"], exclude=some(0.1)
+        )
+        found.append([sorted({i for s in everyone for i in s.hidden[e]}) for e in range(EPOCHS)])
+    assert found[0] == found[1] == found[2]
+    assert found[0][1]
+
+
+def test_what_is_drawn_by_weight_is_drawn_from_the_rows_left(tmp_path):
+    excluded = some(0.2)
+    left = NUM_SAMPLES - len(excluded)
+    everyone = run(
+        tmp_path,
+        (1, 1),
+        importance=Weighted(),
+        exclude=excluded,
+        shuffle=SHUFFLES["all on every node"](),
+    )
+    for epoch in range(EPOCHS):
+        assert trained(everyone, epoch) == sorted(set(range(NUM_SAMPLES)) - set(excluded))
+    weights = np.arange(NUM_SAMPLES) % 3
+    everyone = run(
+        tmp_path / "b", (2, 1), importance=Weighted(weights, num_samples=150), exclude=excluded
+    )
+    for epoch in range(EPOCHS):
+        counted = Counter(trained(everyone, epoch))
+        assert sum(counted.values()) == 150
+        assert not set(counted) & set(excluded)
+    nothing = np.zeros(NUM_SAMPLES)
+    nothing[excluded[0]] = 1
+    with pytest.raises(
+        ValueError, match=rf"all {left} samples that are not excluded have weight 0"
+    ):
+        run(tmp_path / "c", (1,), importance=Weighted(nothing), exclude=excluded)
+
+
+@pytest.mark.parametrize("policy", ["none", "kakurenbo", "random"])
+@pytest.mark.parametrize("shuffled", ["partial", "all on every node"])
+def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
+    options = {
+        "shuffle": SHUFFLES[shuffled](), "importance": POLICIES[policy], "exclude": some(0.1)
+    }  # fmt: skip
+    whole = run(tmp_path / "a", (2, 1), **options)
+    flat = [[b for epoch in seen.batches for b in epoch] for seen in whole]
+    for stop in range(1, len(flat[0]), 3):
+
+        def interrupted(world, stop=stop):
+            with make(world, tmp_path / "b", **options) as loader:
+                watch(loader, stop=stop)
+                loader.save(tmp_path / f"saved{stop}")
+            with make(world, tmp_path / "b", **options) as loader:
+                loader.restore(tmp_path / f"saved{stop}")
+                return [b for epoch in watch(loader).batches for b in epoch]
+
+        rest = run_threads(thread_worlds([2, 1], timeout_s=60), interrupted)
+        assert rest == [batches[stop:] for batches in flat]
+
+
+@pytest.mark.parametrize("by_save", [True, False])
+@pytest.mark.parametrize("shuffled", ["partial", "all on every node"])
+def test_on_other_ranks_amid_an_epoch_each_row_left_comes_once(tmp_path, by_save, shuffled):
+    excluded, state, counted = some(0.1), None, [Counter() for _ in range(EPOCHS)]
+    legs = [((2, 1), 4, 3), ((1,), 5, 4), ((1, 1, 1), 3, 2), ((2,), 4, None)]
+    for number, (layout, batch_size, stop) in enumerate(legs):
+
+        def leg(world, number=number, batch_size=batch_size, stop=stop, at=state):
+            with make(
+                world, tmp_path / str(number), shuffle=SHUFFLES[shuffled](), exclude=excluded,
+                batch_size=batch_size,
+            ) as loader:  # fmt: skip
+                if at is not None:
+                    (loader.restore if by_save else loader.load_state_dict)(at)
+                first = loader._run.position.epoch
+                seen = watch(loader, stop=stop)
+                saved = tmp_path / f"saved{number}"
+                if by_save:
+                    loader.save(saved)
+                return first, seen, saved if by_save else loader.state_dict()
+
+        everyone = run_threads(thread_worlds(list(layout), timeout_s=60), leg)
+        state = everyone[0][2]
+        for first, seen, _ in everyone:
+            for epoch, batches in enumerate(seen.batches, first):
+                counted[epoch].update(i for batch in batches for i in batch)
+    assert counted == [Counter(set(range(NUM_SAMPLES)) - set(excluded))] * EPOCHS
+
+
+def go_on_with(tmp_path, first, second, *, stop, by_save=True, policy="none"):
+    """Train with one list up to a step, then with another: samples by leg and epoch."""
+
+    def on_rank(world):
+        options = {"shuffle": SHUFFLES["partial"](), "importance": POLICIES[policy]}
+        with make(world, tmp_path / "cache", exclude=first, **options) as loader:
+            before = watch(loader, stop=stop)
+            loader.save(tmp_path / "saved")
+            state = loader.state_dict()
+        with make(world, tmp_path / "cache", exclude=second, **options) as loader:
+            if by_save:
+                loader.restore(tmp_path / "saved")
+            else:
+                loader.load_state_dict(state)
+            after = watch(loader)
+        return before, after
+
+    everyone = run_threads(thread_worlds([2, 1], timeout_s=60), on_rank)
+    return [one for one, _ in everyone], [one for _, one in everyone]
+
+
+@pytest.mark.parametrize("policy", ["none", "kakurenbo", "keep_agreed"])
+@pytest.mark.parametrize("stop", [1, 5, 9, 12])
+def test_another_list_from_a_step_on_leaves_out_what_it_says(tmp_path, stop, policy):
+    """Of the epoch under way each remaining sample of the new list comes once."""
+    old, new = some(0.1), some(0.3, seed=1)
+    before, after = go_on_with(tmp_path, old, new, stop=stop, policy=policy)
+    assert len({tuple(seen.steps) for seen in after}) == 1
+    last = len(before[0].batches) - 1
+    left, whole = set(range(NUM_SAMPLES)) - set(new), set(range(NUM_SAMPLES))
+    for epoch in range(len(after[0].batches)):
+        now = Counter(trained(after, epoch))
+        hidden = {i for seen in after for i in seen.hidden[epoch]}
+        assert set(now) <= left
+        assert max(now.values(), default=1) == 1
+        if epoch == 0:
+            earlier = set(trained(before, last))
+            assert earlier <= whole - set(old)
+            assert not set(now) & earlier
+            assert set(now) | earlier | hidden >= left
+        else:
+            assert set(now) | hidden == left
+
+
+def test_without_a_save_only_a_list_that_is_known_goes_on_amid_an_epoch(tmp_path):
+    before, after = go_on_with(tmp_path / "a", None, some(0.2), stop=4, by_save=False)
+    assert not set(trained(before, 0)) & set(trained(after, 0))
+    assert set(trained(before, 0)) | set(trained(after, 0)) >= set(range(NUM_SAMPLES)) - set(
+        some(0.2)
+    )
+    with pytest.raises(StateError, match=r"another list to exclude.*use loader.save and"):
+        go_on_with(tmp_path / "b", some(0.1), some(0.2), stop=4, by_save=False)
+
+
+def test_a_longer_list_at_an_epochs_end_changes_nothing_of_the_others_order(tmp_path):
+    steps = len(
+        run(tmp_path / "a", (2, 1), exclude=some(0.1), shuffle=SHUFFLES["partial"]())[0].batches[0]
+    )
+    wanted = run(tmp_path / "c", (2, 1), exclude=some(0.3), shuffle=SHUFFLES["partial"]())
+    _, after = go_on_with(tmp_path, some(0.1), some(0.3), stop=steps)
+    for mine, theirs in zip(after, wanted, strict=True):
+        # Nothing is left of the interrupted epoch, and the next ones are those of the new list
+        assert [epoch for epoch in mine.batches if epoch] == theirs.batches[1:]
+
+
+def test_steps_and_figures_count_the_rows_left(tmp_path):
+    def on_rank(world):
+        with make(world, tmp_path, exclude=FIRST_NODE) as loader:
+            told = [len(loader), loader.max_steps(3)]
+            seen = watch(loader)
+            return told, seen
+
+    for rank, (told, seen) in enumerate(run_threads(thread_worlds([1, 1, 1]), on_rank)):
+        assert told == [seen.steps[0], sum(seen.steps)] == [9, 27]
+        share = seen.stats[0]["excluded_fraction"]
+        assert share == (1.0 if rank == 0 else 0.0)
+
+
+def test_the_state_stays_small_and_names_the_list(tmp_path):
+    with make(single_world(), tmp_path, exclude=some(0.1)) as loader:
+        assert len(repr(loader.state_dict())) < 600
+        assert loader.state_dict()["stretches"][0]["excluded"]
+    with make(single_world(), tmp_path) as loader:
+        assert "excluded" not in loader.state_dict()["stretches"][0]
+
+
+def exclusion_of(tmp_path, given, source=None):
+    with make(
+        single_world(), tmp_path / "cache", exclude=given, source=source, **FIELDS_OF(source)
+    ) as loader:
+        every = np.arange(loader.num_samples)
+        return every[loader._parts.exclusion.flags(every)].tolist()
+
+
+def FIELDS_OF(source):
+    return {"fields": {"label": Int("label")}} if source is not None else {}
+
+
+def test_ids_come_as_lists_arrays_bools_and_files(tmp_path):
+    wanted = [3, 50, 101]
+    flags = np.zeros(NUM_SAMPLES, np.bool_)
+    flags[wanted] = True
+    (tmp_path / "list.csv").write_text("sample_id,key\n50,\n3,\n101,\n3,\n")
+    pq.write_table(pa.table({"label": [1, 2, 3], "sample_id": wanted}), tmp_path / "list.parquet")
+    for given_ in (
+        [101, 3, 50, 3], np.array(wanted, np.uint8), flags, tmp_path / "list.csv",
+        str(tmp_path / "list.parquet"), tuple(wanted),
+    ):  # fmt: skip
+        assert exclusion_of(tmp_path, given_) == wanted
+    assert exclusion_of(tmp_path, []) == []
+    (tmp_path / "empty.csv").write_text("sample_id,key\n")
+    assert exclusion_of(tmp_path, tmp_path / "empty.csv") == []
+
+
+@pytest.fixture
+def shards(tmp_path) -> list[str]:
+    """Two shards of five samples with keys."""
+    for shard in range(2):
+        keys = [f"s{shard}/{i}" for i in range(5)]
+        pq.write_table(
+            pa.table({"key": keys, "label": list(range(5))}), tmp_path / f"{shard}.parquet"
+        )
+    return [str(tmp_path / f"{shard}.parquet") for shard in range(2)]
+
+
+def test_keys_and_shards_are_found_in_the_source(tmp_path, shards):
+    assert exclusion_of(tmp_path, ["s1/2", "s0/4"], shards) == [4, 7]
+    assert exclusion_of(tmp_path, [shards[1], "s0/0"], shards) == [0, 5, 6, 7, 8, 9]
+    assert exclusion_of(tmp_path, shards[0], shards) == [0, 1, 2, 3, 4]
+    (tmp_path / "keys.csv").write_text("key\ns1/0\n")
+    assert exclusion_of(tmp_path, tmp_path / "keys.csv", shards) == [5]
+    (tmp_path / "both.csv").write_text('sample_id,key\n7,"s1/2"\n')
+    assert exclusion_of(tmp_path, tmp_path / "both.csv", shards) == [7]
+
+
+def test_what_is_not_of_the_source_is_refused_with_the_cure(tmp_path, shards):
+    def refused(given_, source=None):
+        with pytest.raises((ValueError, DataioError)) as refusal:
+            exclusion_of(tmp_path, given_, source)
+        return str(refusal.value)
+
+    made_of = "give a list that was made of this source"
+    told = refused([5, 103, -1])
+    assert "exclude: found sample_id 103 (and 1 more like it)" in told
+    assert "expected ids in [0, 103)" in told
+    assert made_of in told
+    assert "all 103 samples of memory are left out" in refused(range(103))
+    assert "float64 values such as 1.5, expected whole numbers" in refused(np.array([1.5]))
+    with pytest.raises(TypeError, match=r"exclude is \[1.5\].*give sample ids, keys, or the path"):
+        exclusion_of(tmp_path, [1.5])
+    assert "7 bools, expected one for each of the 103" in refused(np.ones(7, np.bool_))
+    assert "shape [2, 2], expected one dimension" in refused(np.zeros((2, 2), np.int64))
+    assert "none.csv cannot be read" in refused(tmp_path / "none.csv")
+    (tmp_path / "other.csv").write_text("id,name\n1,a\n")
+    assert "has the columns id, name, expected sample_id or key" in refused(tmp_path / "other.csv")
+    (tmp_path / "text.csv").write_text("sample_id\nabc\n")
+    assert "text.csv cannot be read" in refused(tmp_path / "text.csv")
+    pq.write_table(pa.table({"sample_id": [0.5]}), tmp_path / "half.parquet")
+    assert "sample_id is double, expected whole numbers" in refused(tmp_path / "half.parquet")
+    pq.write_table(pa.table({"sample_id": [1, None]}), tmp_path / "null.parquet")
+    assert "1 rows without a sample_id" in refused(tmp_path / "null.parquet")
+    told = refused(["s0/1", "nowhere"], shards)
+    assert "1 of 2 keys are of no sample" in told
+    assert "'nowhere'" in told
+    assert made_of in told
+    (tmp_path / "stale.csv").write_text("sample_id,key\n7,s0/0\n")
+    told = refused(tmp_path / "stale.csv", shards)
+    assert "says that sample 7 is 's0/0', and the source has 's1/2' there" in told
+    pq.write_table(pa.table({"key": ["s0/1"] * 5, "label": [0] * 5}), shards[1])
+    told = refused(["s0/1"], shards)
+    assert "'s0/1' is that of the samples 1 and 5" in told
+    arrays = NumpySource({"label": np.arange(10)})
+    assert "has no keys, found 'a' to leave out" in refused(["a"], arrays)
+
+
+def test_whole_batches_that_nobody_has_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"exclude: 4 samples .* drop_last .*lower the batch size"):
+        run(tmp_path, (1, 1), exclude=ALL_BUT_ONE_BATCH, drop_last=True)
+    everyone = run(tmp_path, (1,), exclude=ALL_BUT_ONE_BATCH, drop_last=True)
+    assert trained(everyone, 0) == [3, 30, 60, 90]
+
+
+def test_ranks_that_are_given_other_lists_are_named(tmp_path):
+    def on_rank(world):
+        make(world, tmp_path, exclude=[world.rank])
+
+    with pytest.raises(WorldError, match="rank 1 was made with exclude 1 samples"):
+        run_threads(thread_worlds([1, 1], timeout_s=20), on_rank)
+
+
+def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path):
+    """Not even as padding of a rank that has nothing to show."""
+
+    class Bad:
+        def __call__(self, sample, rng):
+            if int(sample["label"]) == 3:
+                raise AssertionError("an excluded row was made a sample")
+            return sample
+
+    excluded = sorted(set(range(NUM_SAMPLES)) - {1, 2, 94})
+    for number, shuffled in enumerate(SHUFFLES.values()):
+        everyone = run(
+            tmp_path / str(number), (2, 1), shuffle=shuffled(), transform=Bad(), exclude=excluded,
+            importance=POLICIES["kakurenbo"],
+        )  # fmt: skip
+        assert trained(everyone, 0) == [1, 2, 94]
+
+
+def test_evaluation_is_of_every_sample_all_the_same(tmp_path):
+    with make(single_world(), tmp_path, exclude=some(0.1)) as loader:
+        evaluation = loader.evaluation(
+            NumpySource({"cls": np.arange(20)}), fields={"label": Int("cls")}
+        )
+        seen = [i for b in evaluation for i in b["sample_id"][b["valid"]].tolist()]
+    assert sorted(seen) == list(range(20))
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize(("n", "per_node"), [(2, 1), (3, 2)])
+def test_under_mpi_excluded_rows_never_come_and_a_longer_list_goes_on(
+    run_ranks: RunRanks, tmp_path, n, per_node
+):
+    first, second = some(0.1), some(0.3, seed=1)
+    ended = run_ranks(
+        "exclude_rows", n, str(tmp_path), json.dumps(first), json.dumps(second), "5",
+        env={"TONARI_RANKS_PER_NODE": str(per_node)},
+    )  # fmt: skip
+    legs = [[Seen(**report[leg]) for report in ended.reports] for leg in (0, 1)]
+    early = set(trained(legs[0], 0))
+    assert len(early) == 5 * BATCH * n
+    assert not early & set(first)
+    left = set(range(NUM_SAMPLES)) - set(second)
+    assert len({tuple(seen.steps) for seen in legs[1]}) == 1
+    for epoch in range(EPOCHS):
+        counted = Counter(trained(legs[1], epoch))
+        hidden = {i for seen in legs[1] for i in seen.hidden[epoch]}
+        assert max(counted.values()) == 1
+        assert set(counted) | hidden | (early & left if epoch == 0 else set()) == left
