@@ -174,7 +174,7 @@ def _plain(path: Path, name: str, column: pa.Array) -> NDArray[np.generic]:
         raise SourceError(
             f"exclude: {path}: sample_id is {column.type}, expected whole numbers; convert them"
         )
-    if name == "sample_id" and len(values) and 0 <= values.min() and values.max() < 1 << 31:
+    if name == "sample_id" and len(values) and values.min() >= 0 and values.max() < 1 << 31:
         return values.astype(np.int32)  # half the memory of a long list
     return values
 

@@ -11,14 +11,22 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from dataio import Field, Source, open_source
+from dataio import Bytes, Field, Source, open_source
 from dataio.base.atomic import write_file
 from dataio.plan.history import Scores
 from dataio.state.snapshot import load_scores
 from tonari.errors import CommandError
+from tonari.hardest.duplicates import Look, read_embeddings, write_duplicates
 from tonari.hardest.page import page
 from tonari.hardest.picture import draw_tiles, to_png
-from tonari.hardest.rank import Measure, hardest_of_each, hardest_rows, hardness, reported_rows
+from tonari.hardest.rank import (
+    Measure,
+    hardest_of_each,
+    hardest_rows,
+    hardness,
+    reported_rows,
+    within_classes,
+)
 from tonari.hardest.samples import (
     find_image,
     find_label,
@@ -39,14 +47,16 @@ MOST_PICTURES = 500
 class Hardest:
     """List the rows that never become easy: wrong labels, broken samples, or just hard ones.
 
-    Reads the scores that loader.save or tonari train left. Writes hardest.csv, hardest.html to look
-    through the rows and save a list of those to leave out, and, where the source has images,
-    hardest.png. Scores are there if importance went by them, or was
-    importance.Full(columns=("loss", "loss_mean")), which leaves no row out.
+    With --duplicates it lists groups of near duplicates instead. Reads the scores that loader.save
+    or tonari train left. Writes hardest.csv, hardest.html to look through the rows and save a list
+    of those to leave out, and, where the source has images, hardest.png. Scores are there if
+    importance went by them, or was importance.Full(columns=("loss", "loss_mean")), which leaves no
+    row out.
     """
 
-    saved: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="SAVED")]]
-    """What loader.save wrote, or a checkpoint of tonari train, or its run.directory (newest)."""
+    saved: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="SAVED")]] = None
+    """What loader.save wrote, or a checkpoint of tonari train, or its run.directory (newest). Not
+    with --duplicates."""
     source: str
     """The shards that were trained on, as the loader was given them."""
     out: Path
@@ -66,6 +76,20 @@ class Hardest:
     per_class: int | None = None
     """How many rows of each label, in place of --top: else hard classes hide the wrong labels of
     others."""
+    within_classes: bool = False
+    """Rank each row among those of its label: so hard classes do not fill the list, and each has
+    its part of it."""
+    duplicates: bool = False
+    """Find groups of near duplicates instead, without a model: duplicates.csv, duplicates.html, and
+    exclude.csv with all but one of each group."""
+    content: str | None = None
+    """With --duplicates: extension or column whose equal bytes make equal samples, such as a text;
+    pictures are not compared then."""
+    embeddings: Path | None = None
+    """With --duplicates: an .npy of float[samples, width] whose cosines are compared, in place of
+    pictures."""
+    similar: float | None = None
+    """With --duplicates: least similarity; by default 0.85 of pictures, 0.95 of embeddings."""
     json: bool = False
     """Print one JSON document and nothing else on stdout."""
 
@@ -73,6 +97,15 @@ class Hardest:
         for flag, count in (("--top", self.top), ("--per-class", self.per_class)):
             if count is not None and count < 1:
                 raise ValueError(f"{flag} is {count}, must be >= 1")
+        if (self.saved is None) != self.duplicates:
+            raise ValueError(
+                "give SAVED, of which the scores are read, or --duplicates, which needs none; "
+                f"found {'both' if self.duplicates else 'neither'}"
+            )
+        if self.similar is not None and not 0 < self.similar <= 1:
+            raise ValueError(f"--similar is {self.similar}, must be in (0, 1]")
+        if self.within_classes and self.per_class is not None:
+            raise ValueError("give --within-classes or --per-class, not both")
 
 
 @dataclass(frozen=True)
@@ -107,6 +140,8 @@ def main(argv: list[str]) -> int:
         Hardest, args=argv, prog="tonari hardest", config=(tyro.conf.FlagCreatePairsOff,)
     )
     make_directory("--out", options.out)
+    if options.saved is None:
+        return _find_duplicates(options)
     saved = find_saved(options.saved)
     scores = load_scores(saved)
     by = choose_measure(scores, options.by, saved)
@@ -118,7 +153,9 @@ def main(argv: list[str]) -> int:
         )
     classes = name_classes(source, options.classes)
     image, label = find_image(source, options.image), find_label(source, options.label)
-    found = find_hardest(scores, source, label, by=by, top=options.top, each=options.per_class)
+    found = find_hardest(scores, source, label, by=by, top=options.top, each=options.per_class,
+        within=options.within_classes,
+    )  # fmt: skip
     told = _ask(source, found.sample_ids, label)
     table = make_table(found.sample_ids, found.ranks, scores, told, classes)
     write_file(options.out / "hardest.csv", to_csv(table).encode())
@@ -144,6 +181,7 @@ def find_hardest(
     by: Measure,
     top: int,
     each: int | None = None,
+    within: bool = False,
 ) -> Found:
     """Rank the rows that were reported.
 
@@ -154,19 +192,25 @@ def find_hardest(
         by: What rows are ranked by.
         top: How many to choose of all.
         each: How many of each label, instead.
+        within: Whether each row is ranked among those of its label.
 
     Raises:
         CommandError: If labels are asked for and there are none.
     """
     reported = reported_rows(scores, by=by)
     values = hardness(scores[reported], by=by)
-    if each is None:
+    if each is None and not within:
         groups = [hardest_rows(values, top=top)]
     elif label is not None:
-        groups = hardest_of_each(values, read_field(source, reported, label), top=each)
+        labels = read_field(source, reported, label)
+        if each is not None:
+            groups = hardest_of_each(values, labels, top=each)
+        else:
+            groups = [hardest_rows(within_classes(values, labels), top=top)]
     else:
+        asked = "--within-classes" if within else f"--per-class {each}"
         raise CommandError(
-            f"--per-class {each}: found no label in {source.name}, expected one of each sample; "
+            f"{asked}: found no label in {source.name}, expected one of each sample; "
             "name its extension or column with --label"
         )
     return Found(
@@ -177,6 +221,24 @@ def find_hardest(
         len(reported),
         float(np.median(scores[by][reported])) if len(reported) else math.nan,
     )
+
+
+def _find_duplicates(options: Hardest) -> int:
+    source = open_source(options.source)
+    embeddings = None
+    if options.embeddings is not None:
+        embeddings = read_embeddings(options.embeddings, source.num_samples)
+    content = Bytes(options.content) if options.content is not None else None
+    look = Look(source, find_image(source, options.image), content, embeddings, options.similar)
+    write_duplicates(
+        look,
+        find_label(source, options.label),
+        name_classes(source, options.classes),
+        options.out,
+        most_pictures=MOST_PICTURES,
+        json=options.json,
+    )
+    return 0
 
 
 def _ask(source: Source, sample_ids: NDArray[np.int64], label: Field | None) -> Told:
@@ -198,6 +260,8 @@ def _draw(options: Hardest, found: Found, table: Sequence[Row], images: Sequence
 
 def _headline(options: Hardest, found: Found) -> str:
     each = "" if options.per_class is None else f", {options.per_class} of each label"
+    if options.within_classes:
+        each = " within classes"
     return (
         f"hardest {len(found.sample_ids):,} of {found.num_reported:,} rows by {found.by}{each}"
         f" (median of all {found.median:.2f})"

@@ -41,16 +41,50 @@ def page(rows: Sequence[Row], images: Sequence[bytes] | None, *, by: Measure, ti
         by: What the rows were ranked by.
         title: Above them.
     """
-    told = []
-    for place, row in enumerate(rows):
+    told = [{**_named(row), "words": words(row, by)} for row in rows]
+    return _filled(rows, images, told, title=title)
+
+
+def duplicates_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, title: str) -> str:
+    """Lay out the page of groups of near duplicates; all but one of each are marked at first.
+
+    Args:
+        rows: Group by group: ``group``, ``sample_id``, ``key``, ``label``, ``class``,
+            ``similarity``, ``labels_disagree``, ``kept`` and whatever else is known.
+        images: Of the first rows; None where there are none.
+        title: Above them.
+    """
+    told = [
+        {
+            **_named({"rank": place, **row}),
+            "words": f"similarity {row['similarity']}",
+            "group": row["group"],
+            "disagree": row["labels_disagree"],
+            "proposed": not row["kept"],
+        }
+        for place, row in enumerate(rows, start=1)
+    ]
+    return _filled(rows, images, told, title=title)
+
+
+def _named(row: Row) -> dict[str, object]:
+    return {name: row[name] for name in ("rank", "sample_id", "key", "label", "class")}
+
+
+def _filled(
+    rows: Sequence[Row],
+    images: Sequence[bytes] | None,
+    told: Sequence[dict[str, object]],
+    *,
+    title: str,
+) -> str:
+    shown = []
+    for place, (row, known) in enumerate(zip(rows, told, strict=True)):
         facts = {name: _plain(value) for name, value in row.items() if value is not None}
-        shown: dict[str, object] = {}
-        if images is not None and place < len(images):
-            shown = _image(images[place])
-        named = {name: row[name] for name in ("rank", "sample_id", "key", "label", "class")}
-        told.append({**named, "words": words(row, by), "facts": facts, **shown})
+        image = _image(images[place]) if images is not None and place < len(images) else {}
+        shown.append({**known, "facts": facts, **image})
     identity = digest(json.dumps([row["sample_id"] for row in rows]))
-    text = json.dumps({"title": title, "digest": identity, "rows": told}, allow_nan=False)
+    text = json.dumps({"title": title, "digest": identity, "rows": shown}, allow_nan=False)
     # No sample's name may end the script that it stands in
     return TEMPLATE.read_text().replace("{{ DATA }}", text.replace("<", "\\u003c"))
 

@@ -58,6 +58,8 @@ def within_classes(values: NDArray[np.float32], labels: NDArray[np.generic]) -> 
     Returns:
         float32[num_rows], in (0, 1).
     """
+    if not len(values):
+        return values.astype(np.float32)
     _, classes = np.unique(labels, return_inverse=True)
     order = np.lexsort((values, classes))
     # int64[num_rows]: places in the run of the own class, from 0
@@ -65,7 +67,8 @@ def within_classes(values: NDArray[np.float32], labels: NDArray[np.generic]) -> 
     starts = np.cumsum(sizes) - sizes
     place = np.arange(len(values)) - starts[classes[order]]
     # Rows that are alike share the middle of their places
-    same = np.r_[False, (np.diff(values[order]) == 0) & (np.diff(classes[order]) == 0)]
+    ordered, of = values[order], classes[order]
+    same = np.r_[False, (ordered[1:] == ordered[:-1]) & (of[1:] == of[:-1])]
     group = np.cumsum(~same) - 1
     middle = np.bincount(group, place) / np.bincount(group)
     shares = np.empty(len(values), np.float32)

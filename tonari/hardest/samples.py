@@ -1,7 +1,7 @@
 """What a source tells of some samples: label, name, place, image."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from dataio import Field, FieldError, Float, Image, Int, Source, Text
 from dataio.rows.rows import Rows, row_offsets
 from dataio.source import ImageFolderSource
 from dataio.source.base import ShardedSource
+from dataio.source.names import find_name as name_field
 from tonari.errors import CommandError
 
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp", "image", "img")
 LABEL_KEYS = ("cls", "label")
-NAME_KEYS = ("__key__", "key", "path")
 LABEL_KINDS: tuple[type[Field], ...] = (Int, Float, Text)
 
 Values = NDArray[np.generic]
@@ -40,7 +40,7 @@ def find_label(source: Source, given: str | None) -> Field | None:
 
 def find_name(source: Source) -> Field | None:
     """Find the field of the sample's name."""
-    return _find(source, None, NAME_KEYS, (Text,))
+    return name_field(source)
 
 
 def _find(
@@ -76,13 +76,19 @@ def read_field(source: Source, sample_ids: NDArray[np.int64], field: Field) -> V
         DataioError: As `Source.read`.
     """
     order = np.argsort(sample_ids, kind="stable")
-    blocks = [_values(rows, field) for rows in source.read(sample_ids[order], {"value": field})]
+    blocks = list(read_blocks(source, sample_ids[order], field))
     if not blocks:
         return np.empty(0, object)
     values = np.concatenate(blocks)
     result = np.empty_like(values)
     result[order] = values
     return result
+
+
+def read_blocks(source: Source, sample_ids: NDArray[np.int64], field: Field) -> Iterator[Values]:
+    """Read one field of some samples block by block; as `read_field`, of sorted ids."""
+    for rows in source.read(sample_ids, {"value": field}):
+        yield _values(rows, field)
 
 
 def _values(rows: Rows, field: Field) -> Values:
