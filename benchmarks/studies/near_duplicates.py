@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from PIL import Image
 
 from dataio.base.seeding import generator, key
 from tonari.hardest.duplicates import near_pictures, shrink
-from tonari.hardest.groups import group, near_hashes
+from tonari.hardest.groups import Pairs, group, near_hashes
 
 KINDS = ("moved", "jpeg", "brightness")
 
@@ -47,8 +48,8 @@ def near_copy(data: bytes, kind: str, rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def study(path: Path, num_copies: int, least: float) -> dict[str, object]:
-    """Plant near copies, and look for them."""
+def study(path: Path, num_copies: int, least: list[float]) -> Iterator[dict[str, object]]:
+    """Plant near copies, look for them, and judge by several similarities."""
     images = pq.read_table(path, columns=["jpg"]).column("jpg").to_pylist()
     rng = generator(key(0, "near copies"))
     originals = rng.choice(len(images), num_copies, replace=False)
@@ -58,30 +59,39 @@ def study(path: Path, num_copies: int, least: float) -> dict[str, object]:
         for original, kind in zip(originals.tolist(), kinds.tolist(), strict=True)
     ]
     small = shrink(images + copies)
-    as_it_is = group(near_pictures(small[: len(images)], least=least), len(images))
-    of_group = np.arange(len(small))
-    for members in as_it_is:
-        of_group[members] = members[0]
-    # A copy is of its original's group
-    of_group[len(images) :] = of_group[originals]
     started = time.process_time()
-    pairs = near_pictures(small, least=least)
+    everything = near_pictures(small, least=min(least))
     seconds = time.process_time() - started
-    found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
-    hit = np.array(
-        [(original, len(images) + i) in found for i, original in enumerate(originals.tolist())]
-    )
-    with_copy = pairs.second >= len(images)
-    strangers = with_copy & (of_group[pairs.first] != of_group[pairs.second])
-    return {
-        "images": len(images), "copies": num_copies, "least": least,
-        "cpu_s": round(seconds, 1),
-        "recall": {name: round(float(hit[kinds == i].mean()), 4) for i, name in enumerate(KINDS)},
-        "pairs_with_a_copy": int(with_copy.sum()), "strangers": int(strangers.sum()),
-        "precision": round(1 - float(strangers.sum() / max(with_copy.sum(), 1)), 4),
-        "groups_as_it_is": len(as_it_is),
-        "samples_in_them": sum(map(len, as_it_is)),
-    }  # fmt: skip
+    untouched = near_pictures(small[: len(images)], least=min(least))
+    for enough in least:
+        pairs = _of_at_least(everything, enough)
+        as_it_is = group(_of_at_least(untouched, enough), len(images))
+        of_group = np.arange(len(small))
+        for members in as_it_is:
+            of_group[members] = members[0]
+        # A copy is of its original's group
+        of_group[len(images) :] = of_group[originals]
+        found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+        hit = np.array(
+            [(original, len(images) + i) in found for i, original in enumerate(originals.tolist())]
+        )
+        with_copy = pairs.second >= len(images)
+        strangers = with_copy & (of_group[pairs.first] != of_group[pairs.second])
+        yield {
+            "images": len(images), "copies": num_copies, "least": enough,
+            "cpu_s": round(seconds, 1),
+            "recall": {
+                name: round(float(hit[kinds == i].mean()), 4) for i, name in enumerate(KINDS)
+            },
+            "pairs_with_a_copy": int(with_copy.sum()), "strangers": int(strangers.sum()),
+            "precision": round(1 - float(strangers.sum() / max(with_copy.sum(), 1)), 4),
+            "groups_as_it_is": len(as_it_is), "samples_in_them": sum(map(len, as_it_is)),
+        }  # fmt: skip
+
+
+def _of_at_least(pairs: Pairs, least: float) -> Pairs:
+    near = pairs.similarity >= least
+    return Pairs(*(values[near] for values in pairs))
 
 
 def clock(num_hashes: int) -> dict[str, object]:
@@ -89,11 +99,10 @@ def clock(num_hashes: int) -> dict[str, object]:
     rng = generator(key(0, "hashes"))
     hashes: NDArray[np.uint64] = rng.integers(0, 1 << 63, num_hashes, np.uint64)
     num_copies = num_hashes // 100
+    copies = hashes[:num_copies].copy()
     for _ in range(6):
-        flipped = np.uint64(1) << rng.integers(0, 64, num_copies).astype(np.uint64)
-        hashes[-num_copies:] = (
-            hashes[:num_copies] ^ flipped if _ == 0 else hashes[-num_copies:] ^ flipped
-        )
+        copies ^= np.uint64(1) << rng.integers(0, 64, num_copies).astype(np.uint64)
+    hashes[-num_copies:] = copies
     started = time.process_time()
     first, second = near_hashes(hashes)
     seconds = time.process_time() - started
@@ -115,8 +124,8 @@ def main() -> None:
     if given.hashes:
         print(json.dumps(clock(given.hashes)), flush=True)
     if given.parquet is not None:
-        for least in given.least:
-            print(json.dumps(study(given.parquet, given.copies, least)), flush=True)
+        for told in study(given.parquet, given.copies, given.least):
+            print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

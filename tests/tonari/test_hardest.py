@@ -189,6 +189,15 @@ def test_rows_of_each_label_are_listed_label_by_label(small: Small) -> None:
     assert {row["rank"] for row in table(small.out)} == {"1"}
 
 
+def test_rows_may_be_ranked_within_their_class(
+    small: Small, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert small.run("--within-classes", "--top", "4") == 0
+    assert ids(small.out) == [1, 2, 5, 9]
+    assert "hardest 4 of 9 rows by loss within classes" in capsys.readouterr().out
+    assert small.run("--within-classes", "--per-class", "2") == 2
+
+
 def test_labels_may_be_text(small: Small) -> None:
     assert small.run("--per-class", "1", "--label", "words") == 0
     assert [row["label"] for row in table(small.out)] == [f"class {i}" for i in range(5)]

@@ -75,8 +75,11 @@ def _contrast(small: Small) -> NDArray[np.float32]:
     width = 2 * BLUR + 1
     padded = np.pad(small, ((0, 0), (BLUR, BLUR), (BLUR, BLUR)), mode="edge").astype(np.float32)
     # A sum over a square is one over rows, then columns
-    lines = sum(padded[:, i : i + SIDE] for i in range(width))
-    blurred = sum(lines[:, :, i : i + SIDE] for i in range(width))
+    lines, blurred = np.zeros_like(padded[:, :SIDE]), np.zeros(small.shape, np.float32)
+    for place in range(width):
+        lines += padded[:, place : place + SIDE]
+    for place in range(width):
+        blurred += lines[:, :, place : place + SIDE]
     return np.asarray(small - blurred / width**2, np.float32)
 
 

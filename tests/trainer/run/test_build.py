@@ -109,6 +109,7 @@ def test_the_loader_takes_its_settings(tmp_path: Path, monkeypatch: pytest.Monke
     settings = {
         "batch_size": 20,
         "drop_last": True,
+        "exclude": "exclude.csv",
         "cache": NodeCache(str(tmp_path), quota="3GB"),
         "staging": Staging(when="overlap", readers=4, bandwidth=1.5),
         "workers": Workers(threads=3, processes=2, prefetch=5),
@@ -117,7 +118,7 @@ def test_the_loader_takes_its_settings(tmp_path: Path, monkeypatch: pytest.Monke
         "data.batch_size=20", "data.drop_last=true", f"data.cache={tmp_path}",
         "data.cache.quota=3GB", "data.staging.when=overlap", "data.staging.readers=4",
         "data.staging.bandwidth=1.5", "data.workers.threads=3", "data.workers.processes=2",
-        "data.workers.prefetch=5",
+        "data.workers.prefetch=5", "data.exclude=exclude.csv",
     )  # fmt: skip
     config = load_config(write_config(tmp_path), (*given, "run.seed=7", "shuffle.exchange=0.25"))
 
