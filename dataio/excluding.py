@@ -20,9 +20,14 @@ from dataio.source.names import find_name, find_named, read_names
 from dataio.world import World
 from dataio.world.agree import agree, together
 
-Exclude = str | os.PathLike[str] | Sequence[int] | Sequence[str] | NDArray[np.generic]
+Exclude = (
+    str | os.PathLike[str] | Sequence[int] | Sequence[str | os.PathLike[str]] | NDArray[np.generic]
+)
 """Samples by their ids or by a bool each; by their keys, or the paths of whole shards; or the path
-of a list: a CSV or Parquet file with a column ``sample_id`` or ``key``."""
+of a list, or of some: CSV or Parquet files with a column ``sample_id`` or ``key``."""
+
+LISTS = (".csv", ".parquet", ".pq")
+"""What the path of a list ends with."""
 
 COMPARED = 256
 """Keys of a list that also has ids are compared with the source's, so many of them."""
@@ -52,7 +57,7 @@ def find_excluded(given: Exclude | None, source: Source, world: World) -> Exclus
     if isinstance(given, str | os.PathLike):
         ids, keys = _of_path(os.fspath(given), source, world)
     else:
-        ids, keys = _of_values(given, source)
+        ids, keys = _of_values(given, source, world)
     if keys:
         ids = [*ids, _ids_of(keys, source, world)]
     exclusion = exclude_ids(ids, source.num_samples)
@@ -68,8 +73,12 @@ Found = tuple[list[NDArray[np.integer]], list[str]]
 """Ids, and keys that are to be looked up."""
 
 
-def _of_values(given: Sequence[int] | Sequence[str] | NDArray[np.generic], source: Source) -> Found:
-    values = np.asarray(given)
+def _of_values(
+    given: Sequence[int] | Sequence[str | os.PathLike[str]] | NDArray[np.generic],
+    source: Source,
+    world: World,
+) -> Found:
+    values = given if isinstance(given, np.ndarray) else np.asarray(_plain_paths(given))
     if values.ndim != 1:
         raise ValueError(
             f"exclude: an array of shape {list(values.shape)}, expected one dimension; give a list "
@@ -92,7 +101,19 @@ def _of_values(given: Sequence[int] | Sequence[str] | NDArray[np.generic], sourc
             f"exclude: {values.dtype} values such as {strings[0]!r}, expected whole numbers, which "
             "are sample ids, bools or keys; convert them"
         )
-    return _shards_among(strings, source)
+    ids, keys = _shards_among(strings, source)
+    for path in (key for key in keys if key.lower().endswith(LISTS)):
+        more, found = _of_path(path, source, world)
+        ids, keys = [*ids, *more], [*keys, *found]
+    return ids, [key for key in keys if not key.lower().endswith(LISTS)]
+
+
+def _plain_paths(
+    given: Sequence[int] | Sequence[str | os.PathLike[str]],
+) -> Sequence[int] | Sequence[str]:
+    if not any(isinstance(one, os.PathLike) for one in given[:1]):
+        return given  # type: ignore[return-value]
+    return [os.fspath(one) for one in given]  # type: ignore[arg-type]
 
 
 def _shards_among(strings: list[str], source: Source) -> Found:
@@ -140,7 +161,7 @@ def _read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    if path.suffix.lower() in (".parquet", ".pq"):
+    if path.suffix.lower() in LISTS[1:]:
         file = pq.ParquetFile(path)
         yield from file.iter_batches(columns=_columns(path, file.schema_arrow.names))
         return

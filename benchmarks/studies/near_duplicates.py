@@ -91,7 +91,7 @@ def study(path: Path, num_copies: int, least: list[float]) -> Iterator[dict[str,
 
 def _of_at_least(pairs: Pairs, least: float) -> Pairs:
     near = pairs.similarity >= least
-    return Pairs(*(values[near] for values in pairs))
+    return Pairs(pairs.first[near], pairs.second[near], pairs.similarity[near])
 
 
 def clock(num_hashes: int) -> dict[str, object]:

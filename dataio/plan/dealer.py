@@ -131,20 +131,26 @@ class Dealer:
         return plan, self._deal_refresh(plan, epoch)
 
     def _warn_of_uneven(self, plan: EpochPlan, epoch: int) -> None:
-        """Log once if rows that come several times give some replicas far more than others."""
-        if plan.selection.counts is None or self._has_warned or self._world.rank:
+        """Log once if some replicas have far more rows than others."""
+        draws = plan.selection.counts is not None
+        if not (draws or plan.excluded is not None) or self._has_warned or self._world.rank:
             return
         even = deal(int(plan.dealt.sum()), len(plan.dealt))
         steps, least = (num_steps(rows, self._batch_size) for rows in (plan.dealt, even))
         if steps <= MOST_STEPS * least:
             return
         self._has_warned = True
+        why = "the rows of its node come more often" if draws else "other nodes' rows are excluded"
+        cure = (
+            'draw on each node by itself, Weighted(..., over="pool")'
+            if draws
+            else "by one that moves rows, such as Partial(0.1), which evens it out"
+        )
         log.warning(
-            "[rank 0] epoch %d: one rank has rows for %d steps where an even share is %d, as the "
-            "rows of its node come more often, and other ranks' batches are padding (with "
-            "drop_last, its rows are left out): shuffle with Global(), or draw on each node by "
-            'itself, Weighted(..., over="pool")',
-            epoch, steps, least,
+            "[rank 0] epoch %d: one rank has rows for %d steps where an even share is %d, as "
+            "%s, and other ranks' batches are padding (with drop_last, its rows are left out): "
+            "shuffle with Global(), or %s",
+            epoch, steps, least, why, cure,
         )  # fmt: skip
 
     def _select(

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -231,7 +232,8 @@ def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
 @pytest.mark.parametrize("by_save", [True, False])
 @pytest.mark.parametrize("shuffled", ["partial", "all on every node"])
 def test_on_other_ranks_amid_an_epoch_each_row_left_comes_once(tmp_path, by_save, shuffled):
-    excluded, state, counted = some(0.1), None, [Counter() for _ in range(EPOCHS)]
+    excluded, state = some(0.1), None
+    counted: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
     legs = [((2, 1), 4, 3), ((1,), 5, 4), ((1, 1, 1), 3, 2), ((2,), 4, None)]
     for number, (layout, batch_size, stop) in enumerate(legs):
 
@@ -335,12 +337,25 @@ def test_steps_and_figures_count_the_rows_left(tmp_path):
         assert share == (1.0 if rank == 0 else 0.0)
 
 
+def test_a_node_with_few_rows_left_is_warned_of_once(tmp_path, caplog):
+    run(tmp_path / "a", (1, 1, 1), exclude=FIRST_NODE)
+    (told,) = [record.message for record in caplog.records if "even share" in record.message]
+    assert "one rank has rows for 9 steps where an even share is 6" in told
+    assert "as other nodes' rows are excluded" in told
+    assert "shuffle with Global(), or by one that moves rows" in told
+    caplog.clear()
+    run(tmp_path / "b", (1, 1, 1), exclude=some(0.1))
+    assert not [record for record in caplog.records if "even share" in record.message]
+
+
 def test_the_state_stays_small_and_names_the_list(tmp_path):
     with make(single_world(), tmp_path, exclude=some(0.1)) as loader:
-        assert len(repr(loader.state_dict())) < 600
-        assert loader.state_dict()["stretches"][0]["excluded"]
+        state: dict[str, Any] = loader.state_dict()
+        assert len(repr(state)) < 600
+        assert state["stretches"][0]["excluded"]
     with make(single_world(), tmp_path) as loader:
-        assert "excluded" not in loader.state_dict()["stretches"][0]
+        state = loader.state_dict()
+        assert "excluded" not in state["stretches"][0]
 
 
 def exclusion_of(tmp_path, given, source=None):
@@ -390,6 +405,11 @@ def test_keys_and_shards_are_found_in_the_source(tmp_path, shards):
     assert exclusion_of(tmp_path, tmp_path / "keys.csv", shards) == [5]
     (tmp_path / "both.csv").write_text('sample_id,key\n7,"s1/2"\n')
     assert exclusion_of(tmp_path, tmp_path / "both.csv", shards) == [7]
+    both = [tmp_path / "both.csv", tmp_path / "keys.csv"]
+    assert exclusion_of(tmp_path, both, shards) == [5, 7]
+    assert exclusion_of(tmp_path, [*map(str, both), "s0/1", shards[0]], shards) == [
+        0, 1, 2, 3, 4, 5, 7
+    ]  # fmt: skip
 
 
 def test_what_is_not_of_the_source_is_refused_with_the_cure(tmp_path, shards):
@@ -484,7 +504,8 @@ def test_under_mpi_excluded_rows_never_come_and_a_longer_list_goes_on(
         "exclude_rows", n, str(tmp_path), json.dumps(first), json.dumps(second), "5",
         env={"TONARI_RANKS_PER_NODE": str(per_node)},
     )  # fmt: skip
-    legs = [[Seen(**report[leg]) for report in ended.reports] for leg in (0, 1)]
+    told: list[Any] = ended.reports
+    legs = [[Seen(**report[leg]) for report in told] for leg in (0, 1)]
     early = set(trained(legs[0], 0))
     assert len(early) == 5 * BATCH * n
     assert not early & set(first)

@@ -40,9 +40,9 @@ class DataConfig(Section):
     """What to train on: images in shards, or text files, and how samples are read; per replica.
 
     Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
-    the last ``test_fraction`` of the samples are left for it. ``exclude`` is a CSV or Parquet list
-    of samples that are not trained on, such as the page of `tonari hardest` saves. ``cache``,
-    ``staging`` and ``workers`` are tables of their own, or for the first a path: see
+    the last ``test_fraction`` of the samples are left for it. ``exclude`` is a CSV or Parquet list,
+    or some, of samples that are not trained on, such as the page of `tonari hardest` saves.
+    ``cache``, ``staging`` and ``workers`` are tables of their own, or for the first a path: see
     `dataio.NodeCache`, `dataio.Staging` and `dataio.Workers`; for the others `dataio.Loader`.
     """
 
@@ -57,7 +57,7 @@ class DataConfig(Section):
     channels: Literal[1, 3] = 3
     batch_size: Count = 64
     drop_last: bool = False
-    exclude: str = ""
+    exclude: str | tuple[str, ...] = ""
     cache: NodeCache = field(default_factory=NodeCache)
     staging: Staging = field(default_factory=Staging)
     workers: Workers = field(default_factory=Workers)
