@@ -65,8 +65,8 @@ class Learnable:
 
     fraction: float = 0.5
     _: KW_ONLY
-    least_fall: float = 0.5
-    begins: int = FIRST_EPOCH
+    least_fall: float = 0.3
+    begins: int = 4
     refresh_every: int | None = 2
 
     def __post_init__(self) -> None:
@@ -141,4 +141,5 @@ def _fall_levels(
 def _quanta(loss: NDArray[np.float32]) -> NDArray[np.int64]:
     """int64[n]: Losses in whole quanta; one that is not a number, or infinite, is the most."""
     bounded = np.clip(np.nan_to_num(loss, nan=MOST_LOSS), -MOST_LOSS, MOST_LOSS)
-    return np.rint(bounded / QUANTUM).astype(np.int64)
+    whole: NDArray[np.int64] = np.rint(bounded / QUANTUM).astype(np.int64)
+    return whole
