@@ -14,7 +14,7 @@ from importance.schedule import check_fraction, check_refresh
 from importance.threshold import lowest
 
 FIRST_EPOCH = 3
-"""The first epoch before which a row can have two losses after its first epoch."""
+"""The first before which a row can have been reported in two epochs after its first one."""
 
 NUM_LEVELS = 1 << 12
 """Parts in which falls are counted, so that every world finds the same threshold."""
@@ -40,9 +40,10 @@ class Learnable:
     smallest falls first, but for those that were learned before: their loss is below half of the
     mean loss of the rows that learn.
 
-    A high loss alone hides no row, so text that is hard but learnable stays. Hidden rows are passed
-    forward again every so often. One comes back once its loss has fallen, as that of learnable text
-    does while the model learns from other rows like it.
+    A high loss alone hides no row, so text that is hard but learnable stays, as long as it falls
+    at least ``least_fall`` times as fast as the other text. Hidden rows are passed forward again
+    every so often. One comes back once its loss has fallen, as that of learnable text does while
+    the model learns from other rows like it.
 
     Nothing is hidden before epoch ``begins``, nor a row without a second loss. Gradients are not
     weighted, and steps that not all replicas fill are padded.
@@ -67,7 +68,7 @@ class Learnable:
     _: KW_ONLY
     least_fall: float = 0.3
     begins: int = 4
-    refresh_every: int | None = 2
+    refresh_every: int | None = 4
 
     def __post_init__(self) -> None:
         check_fraction("Learnable: fraction", self.fraction, below_one=True)
@@ -129,9 +130,7 @@ class Learnable:
             least = raised
 
 
-def _fall_levels(
-    loss: NDArray[np.float32], second: NDArray[np.float32]
-) -> NDArray[np.int64]:  # fmt: skip
+def _fall_levels(loss: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.int64]:
     """int64[n], in [0, NUM_LEVELS]: The share of its second loss that each row has lost since."""
     before = np.maximum(_quanta(second), 1)
     fallen = np.clip(before - _quanta(loss), 0, before)

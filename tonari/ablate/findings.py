@@ -64,7 +64,7 @@ def _losses(policies: Sequence[Line]) -> str:
     if not losses:
         return ""
     worst = "; ".join(
-        f"{name} is better than {arm} by {points(negated(gap))} points"
+        f"{name} reaches {points(negated(gap))} points more than {arm}"
         for _, arm, name, gap in losses[:NUM_LOSSES]
     )
     rest = len(losses) - NUM_LOSSES

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 STUDY = """
 [study]
 baseline = "full"
@@ -60,10 +58,3 @@ def make_text_study(directory: Path) -> Path:
         (directory / f"{name}-hard.txt").write_bytes(numbers[:size])
     (directory / "study.toml").write_text(STUDY)
     return directory / "study.toml"
-
-
-def random_text(num_samples: int, length: int, *, seed: int = 0) -> np.ndarray:
-    """uint8[num_samples, length]: Letters, those of a row from a few of its own."""
-    rng = np.random.default_rng(seed)
-    starts = rng.integers(97, 110, num_samples)
-    return (starts[:, None] + rng.integers(8, size=(num_samples, length))).astype(np.uint8)

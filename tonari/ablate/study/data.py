@@ -40,7 +40,7 @@ class LabelledText(NamedTuple):
 Samples = LabelledImages | LabelledText
 """What a study trains and tests on."""
 
-Kind = TypeVar("Kind", LabelledImages, LabelledText)
+Kind = TypeVar("Kind", bound=Samples)
 
 
 def load_images(source: str, *, image: str, label: str, image_size: int) -> LabelledImages:
@@ -122,4 +122,5 @@ def draw_subsets(
 def _take(data: Kind, chosen: NDArray[np.int64]) -> Kind:
     rows = np.sort(chosen)
     inputs, labels = data
-    return type(data)(inputs[rows], labels[rows])
+    taken: Kind = type(data)(inputs[rows], labels[rows])
+    return taken
