@@ -35,7 +35,7 @@ POLICIES: dict[str, Importance] = {
     "full": Full(columns=("loss",)),
     "kakurenbo": Kakurenbo(0.4, alphas=(1.0, 0.8), drops=(3,), rate="realised"),
     "keep_agreed": KeepAgreed(0.6, begins=1),
-    "learnable": Learnable(0.6, least_fall=0.9),
+    "learnable": Learnable(0.6, least_fall=0.9, begins=3, refresh_every=1),
     "infobatch": InfoBatch(0.5, delta=0.8),
     "selective_backprop": SelectiveBackprop(0.4),
     "random": RandomPrune(0.3, delta=0.8),

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Scores, record, unscored
 from importance import Learnable
-from tests.importance.rows import SCORE_DTYPE, one_pool, reported
+from tests.importance.rows import SCORE_DTYPE, one_pool, reported, scattered, select_in_pools
+
+Losses = list[float] | NDArray[np.float64]
 
 LOSSES = st.sampled_from([0.0, 0.5, 1.0, 2.0, 2.25, 5.5, float("inf"), float("nan")])
 ROWS = st.tuples(LOSSES, LOSSES, st.integers(-1, 3))
@@ -17,7 +20,7 @@ POLICIES = st.builds(
 )
 
 
-def fallen(second: list[float], last: list[float]) -> Scores:
+def fallen(second: Losses, last: Losses) -> Scores:
     """Rows of some second and last losses."""
     scores = reported(np.array(last))
     scores["loss_second"] = second
@@ -110,6 +113,20 @@ def test_what_is_hidden_fell_less_than_what_learns_and_is_no_more_than_the_share
     if len(chosen):
         # Falls are counted in 4,096 parts
         assert fall[chosen].max() <= fall[known].max() * policy.least_fall + 1 / 4096
+
+
+@given(st.integers(2, 5), st.integers(0, 999))
+def test_pools_hide_what_one_pool_hides(num_pools: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Few different losses, so that ties decide
+    scores = fallen(rng.choice([2.0, 2.5, np.inf], 60), rng.choice([1.0, 2.0, 2.25, 2.5], 60))
+    policy = Learnable(0.2, least_fall=0.5)
+    pools = scattered(60, num_pools, seed=seed)
+    parts = select_in_pools(policy, scores, pools, epoch=4, num_epochs=None, seed=seed)
+    ids = [i for pool, s in zip(pools, parts, strict=True) for i in pool[s.hidden].tolist()]
+    whole = hidden(policy, one_pool(scores, seed=seed), 4)
+    assert sorted(ids) == whole
+    assert 0 < len(whole) <= 12
 
 
 def test_nothing_is_hidden_before_it_begins():
