@@ -124,7 +124,7 @@ def test_pools_hide_what_one_pool_hides(num_pools: int, seed: int) -> None:
     pools = scattered(60, num_pools, seed=seed)
     parts = select_in_pools(policy, scores, pools, epoch=4, num_epochs=None, seed=seed)
     ids = [i for pool, s in zip(pools, parts, strict=True) for i in pool[s.hidden].tolist()]
-    whole = hidden(policy, one_pool(scores, seed=seed), 4)
+    whole = hidden(policy, one_pool(scores, seed=seed, epoch=4), 4)
     assert sorted(ids) == whole
     assert 0 < len(whole) <= 12
 
