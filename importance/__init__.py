@@ -5,6 +5,7 @@ from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
 from importance.keep_agreed import KeepAgreed
+from importance.learnable import Learnable
 from importance.named import POLICIES, find_policy, make_policy, settings_of
 from importance.outcome import outcome
 from importance.random import RandomPrune
@@ -19,6 +20,7 @@ __all__ = [
     "InfoBatch",
     "Kakurenbo",
     "KeepAgreed",
+    "Learnable",
     "RandomPrune",
     "SelectiveBackprop",
     "Weighted",

@@ -10,6 +10,7 @@ from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
 from importance.keep_agreed import KeepAgreed
+from importance.learnable import Learnable
 from importance.random import RandomPrune
 from importance.selective_backprop import SelectiveBackprop
 from importance.weighted import Weighted
@@ -19,6 +20,7 @@ POLICIES: dict[str, type[Importance]] = {
     "full": Full,
     "kakurenbo": Kakurenbo,
     "keep_agreed": KeepAgreed,
+    "learnable": Learnable,
     "infobatch": InfoBatch,
     "selective_backprop": SelectiveBackprop,
     "random": RandomPrune,

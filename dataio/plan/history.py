@@ -9,12 +9,16 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-ScoreColumn = Literal["loss", "loss_mean", "confidence", "correct", "forgotten", "epoch"]
+ScoreColumn = Literal[
+    "loss", "loss_mean", "confidence", "correct", "forgotten", "epoch", "loss_second"
+]
 """``loss``: float32, of the last report, inf before the first; ``loss_mean``: float32, exponential
 mean of all losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was
 predicted right at last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et
-al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first. Losses, their means and
-confidences are multiples of `QUANTUM`."""
+al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first; ``loss_second``:
+float32, of the first report in an epoch after the first one, inf before: what later losses are held
+against, as a loss of the first epoch says mostly how early in it the row came. Losses, their means
+and confidences are multiples of `QUANTUM`."""
 
 Scores = NDArray[np.void]
 """A structured array of some columns, in the order of `COLUMNS`, a row a slot."""
@@ -31,9 +35,9 @@ MOST_FORGOTTEN = np.uint16(2**16 - 1)
 
 _KINDS = {
     "loss": "<f4", "loss_mean": "<f4", "confidence": "<f4",
-    "correct": "?", "forgotten": "<u2", "epoch": "<i4",
+    "correct": "?", "forgotten": "<u2", "epoch": "<i4", "loss_second": "<f4",
 }  # fmt: skip
-_UNREPORTED = {"loss": np.inf, "loss_mean": np.inf, "epoch": -1}
+_UNREPORTED = {"loss": np.inf, "loss_mean": np.inf, "epoch": -1, "loss_second": np.inf}
 
 
 def score_dtype(columns: Iterable[ScoreColumn]) -> np.dtype[np.void]:
@@ -92,6 +96,10 @@ def record(
         older = scores["loss_mean"][slots]
         older = np.where(np.isfinite(older), older, loss)
         scores["loss_mean"][slots] = _quantised(MEAN_DECAY * older + (1 - MEAN_DECAY) * loss)
+    if "loss_second" in names:
+        second, last = scores["loss_second"][slots], scores["epoch"][slots]
+        is_second = ~np.isfinite(second) & (last >= 0) & (last < epoch)
+        scores["loss_second"][slots] = np.where(is_second, _quantised(loss), second)
     if "forgotten" in names:
         lost = scores["correct"][slots] & ~right
         forgotten = scores["forgotten"][slots]

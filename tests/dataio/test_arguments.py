@@ -79,6 +79,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         importance.InfoBatch: {},
         importance.Kakurenbo: {},
         importance.KeepAgreed: {},
+        importance.Learnable: {},
         importance.RandomPrune: {},
         importance.Weighted: {},
         importance.SelectiveBackprop: {},

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 def reported(loss: Sequence[float] | NDArray[np.floating]) -> Scores:
     """Rows of some losses, right, sure and known."""
     scores = unscored(len(loss), SCORE_DTYPE)
-    scores["loss"], scores["loss_mean"] = loss, loss
+    scores["loss"], scores["loss_mean"], scores["loss_second"] = loss, loss, loss
     scores["confidence"], scores["correct"], scores["epoch"] = 1, True, 0
     return scores
 

@@ -120,7 +120,9 @@ def test_hidden_and_trained_rows_are_all_rows_in_equal_steps(trained, policy, wo
         assert {rank.steps[epoch] for rank in seen} == {needed}
         assert {len(rank.batches[epoch]) for rank in seen} == {needed}
         refreshed = [i for rank in seen for i in rank.refreshed[epoch]]
-        again = policy in ("auto", "kakurenbo", "keep_agreed", "selective_backprop")
+        again = policy in (
+            "auto", "kakurenbo", "keep_agreed", "learnable", "selective_backprop"
+        )  # fmt: skip
         assert sorted(refreshed) == (sorted(left_out) if again else [])
 
 

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +16,16 @@ from dataio.base.atomic import write_json
 from tonari.ablate.claims import claim
 from tonari.ablate.progress import Event
 from tonari.ablate.report import CellFile
-from tonari.ablate.study.config import Cell, Study
-from tonari.ablate.study.corrupt import corrupt
-from tonari.ablate.study.data import LabelledImages, draw_subset, draw_subsets, load_images
+from tonari.ablate.study.config import Cell, DataConfig, Study
+from tonari.ablate.study.corrupt import Found, corrupt, spoil_text
+from tonari.ablate.study.data import (
+    LabelledText,
+    Samples,
+    draw_subset,
+    draw_subsets,
+    load_images,
+    load_text,
+)
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.errors import CommandError
 from trainer.errors import ConfigError
@@ -85,8 +91,8 @@ def train_missing(
 def _train(
     study: Study,
     cell: Cell,
-    train: LabelledImages,
-    test: LabelledImages,
+    train: Samples,
+    test: Samples,
     out: Path,
     *,
     command: str,
@@ -97,13 +103,11 @@ def _train(
         drawn, validation = draw_subsets(
             train, data.train_samples, data.validation_samples, seed=cell.seed
         )
-        worsen = partial(corrupt, num_classes=data.num_classes, seed=cell.seed, noise=data.noise)
-        found = worsen(drawn, duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance)
         if data.validation_samples:
-            test = worsen(validation).data
+            test = _validating(validation, data, seed=cell.seed)
         result = train_cell(
             cell.arm.settings,
-            found,
+            _worsened(drawn, data, seed=cell.seed),
             test,
             num_classes=study.data.num_classes,
             seed=cell.seed,
@@ -118,6 +122,23 @@ def _train(
     write_json(out / CELLS / cell.file_name, _document(study, cell, result, command))
     error_path(out, cell).unlink(missing_ok=True)
     return Event(kind="done", cell=cell.file_name, accuracy=result.accuracy, wall_s=result.wall_s)
+
+
+def _worsened(drawn: Samples, data: DataConfig, *, seed: int) -> Found:
+    """Make training samples as they are found."""
+    if isinstance(drawn, LabelledText):
+        return spoil_text(drawn, seed=seed, junk=data.junk)
+    return corrupt(
+        drawn, num_classes=data.num_classes, seed=seed, noise=data.noise,
+        duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance,
+    )  # fmt: skip
+
+
+def _validating(drawn: Samples, data: DataConfig, *, seed: int) -> Samples:
+    """Make samples to validate on: labels of images are as noisy, text stays clean."""
+    if isinstance(drawn, LabelledText):
+        return drawn
+    return corrupt(drawn, num_classes=data.num_classes, seed=seed, noise=data.noise).data
 
 
 def missing_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
@@ -209,8 +230,23 @@ def _check_numbers(document: CellFile, names: Iterable[str]) -> None:
             raise ValueError(f"{name} is {value!r}, expected a number")
 
 
-def _load(study: Study) -> tuple[LabelledImages, LabelledImages]:
+def _load(study: Study) -> tuple[Samples, Samples]:
     data = study.data
+    train, test = _load_text(data) if data.kind == "text" else _load_images(data)
+    # Too many are wrong for every cell
+    draw_subsets(train, data.train_samples, data.validation_samples, seed=0)
+    return train, draw_subset(test, data.test_samples, seed=0)
+
+
+def _load_text(data: DataConfig) -> tuple[Samples, Samples]:
+    train, test = (
+        load_text(getattr(data, name), sequence_length=data.sequence_length, key=f"data.{name}")
+        for name in ("train", "test")
+    )
+    return train, test
+
+
+def _load_images(data: DataConfig) -> tuple[Samples, Samples]:
     train, test = (
         load_images(source, image=data.image, label=data.label, image_size=data.image_size)
         for source in (data.train, data.test)
@@ -221,9 +257,7 @@ def _load(study: Study) -> tuple[LabelledImages, LabelledImages]:
                 f"data.{name}: has classes {labels.min()} to {labels.max()}, expected 0 to "
                 f"{data.num_classes - 1}; correct data.num_classes, or the labels"
             )
-    # Too many are wrong for every cell
-    draw_subsets(train, data.train_samples, data.validation_samples, seed=0)
-    return train, draw_subset(test, data.test_samples, seed=0)
+    return train, test
 
 
 def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dict[str, object]:
@@ -231,6 +265,7 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "arm": cell.arm.name,
         "seed": cell.seed,
         "accuracy": result.accuracy,
+        "test_loss": result.test_loss,
         "wall_s": result.wall_s,
         "cpu_s": result.cpu_s,
         "train_s": result.train_s,

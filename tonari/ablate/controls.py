@@ -14,11 +14,12 @@ from tonari.ablate.results import ArmResults
 from tonari.ablate.stats import Difference, direction, paired_difference
 
 SeedLine = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""A control's line in one seed, float64[arms] each: costs, rising, and accuracies in points."""
+"""A control's line in one seed, float64[arms] each: costs, rising, and test results in points."""
 
 CONTROLS = {
     "epochs": "fewer epochs",
     "random": "random pruning",
+    "highest": "dropping the highest losses",
     "ema": "fewer epochs with averaged weights",
     "robust": "a robust loss",
 }
@@ -133,11 +134,11 @@ def _undecided(found: Sequence[AgainstControl]) -> str:
 def _against(
     arm: ArmResults, line: Sequence[ArmResults], control: str, policies: int, cost: str
 ) -> AgainstControl:
-    costs, accuracies = arm.figures(cost), arm.accuracies
+    costs, final = arm.figures(cost), arm.final
     ends = _lines_by_seed(line, cost)
-    seeds = sorted(costs.keys() & accuracies.keys() & ends.keys())
+    seeds = sorted(costs.keys() & final.keys() & ends.keys())
     reached = {seed: _reached(seed, costs[seed], ends) for seed in seeds}
-    difference = paired_difference(accuracies, reached, comparisons=policies)
+    difference = paired_difference(final, reached, comparisons=policies)
     return AgainstControl(
         control,
         difference,
@@ -168,14 +169,14 @@ def _reached(seed: int, cost: float, lines: Mapping[int, SeedLine]) -> float:
 def _lines_by_seed(line: Sequence[ArmResults], cost: str) -> Mapping[int, SeedLine]:
     """Find the lines of the seeds that every arm has."""
     costs = [arm.figures(cost) for arm in line]
-    accuracies = [arm.accuracies for arm in line]
+    finals = [arm.final for arm in line]
     # A seed that lacks one of the arms would be held against another line than the others are
-    seeds = set.intersection(*(set(one) for one in [*costs, *accuracies]))
+    seeds = set.intersection(*(set(one) for one in [*costs, *finals]))
     # In the arms' order; a cell that a busy machine made slow takes no less time than those before.
     return {
         seed: (
             np.maximum.accumulate([arm[seed] for arm in costs]),
-            np.array([arm[seed] for arm in accuracies]),
+            np.array([arm[seed] for arm in finals]),
         )
         for seed in seeds
     }

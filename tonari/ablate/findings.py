@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tonari.ablate.controls import beats_all
 from tonari.ablate.lines import Line
 from tonari.ablate.stats import negated
-from tonari.ablate.words import has_costs, points, ratio
+from tonari.ablate.words import has_costs, measure_of_lines, points, ratio
 
 NUM_LOSSES = 3
 """Comparisons that a control wins, named at the top; the table has all."""
@@ -28,7 +28,7 @@ def findings(lines: Sequence[Line], *, margin: float, num_cells: int, expected: 
         return ["No cell has been trained yet."]
     policies = [line for line in lines if line.is_policy and line.accuracy]
     said = _on_policies(policies) if policies else [_on_arms(lines)]
-    said += [_cheapest(lines, margin)] if has_costs(lines) else []
+    said += [_cheapest(lines, margin, measure_of_lines(lines).noun)] if has_costs(lines) else []
     if num_cells < expected:
         missing = expected - num_cells
         are = "is" if missing == 1 else "are"
@@ -71,8 +71,8 @@ def _losses(policies: Sequence[Line]) -> str:
     return f"A control wins at no more cost: {worst}{f'; and {rest} more' if rest > 0 else ''}."
 
 
-def _cheapest(lines: Sequence[Line], margin: float) -> str:
-    """The cheapest arm that is shown to keep its baseline's accuracy, whatever it is."""
+def _cheapest(lines: Sequence[Line], margin: float, noun: str) -> str:
+    """The cheapest arm that is shown to keep its baseline's test result, whatever it is."""
     kept = [
         line for line in lines
         if line.verdict == "better" or line.verdict.startswith("within")
@@ -80,15 +80,13 @@ def _cheapest(lines: Sequence[Line], margin: float) -> str:
     ]  # fmt: skip
     cheaper = [line for line in kept if _ratio(line) < 1]
     if not cheaper:
-        return (
-            f"No arm is shown to keep its baseline's accuracy, to {margin:g} points, in less time."
-        )
+        return f"No arm is shown to keep its baseline's {noun}, to {margin:g} points, in less time."
     best = min(cheaper, key=_ratio)
     assert best.costs is not None
     assert best.difference is not None
     kind = "a control" if best.control else "a policy" if best.is_policy else "an arm"
     return (
-        f"The cheapest arm shown to keep the accuracy of {best.baseline} is {best.arm}, {kind}: "
+        f"The cheapest arm shown to keep the {noun} of {best.baseline} is {best.arm}, {kind}: "
         f"{points(best.difference)} points in {ratio(best.costs.train_ratio)} x the time."
     )
 

@@ -7,9 +7,18 @@ from pathlib import Path
 
 from benchmarks.pictures import darkened, render
 from tonari.ablate.lines import Line
+from tonari.ablate.measure import Measure
 from tonari.ablate.plots import Draw, draw_accuracy, draw_curves, draw_pareto
 from tonari.ablate.results import ArmResults, number
-from tonari.ablate.words import has_costs, points, ratio, table_columns, table_row, verdict_sentence
+from tonari.ablate.words import (
+    has_costs,
+    measure_of_lines,
+    points,
+    ratio,
+    table_columns,
+    table_row,
+    verdict_sentence,
+)
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
 
@@ -50,7 +59,7 @@ def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequ
     # Only now: who only trains needs no extra
     from jinja2 import Environment, StrictUndefined
 
-    columns = table_columns(lines)
+    columns, measure = table_columns(lines), measure_of_lines(lines)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -61,7 +70,8 @@ def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequ
         cards=[_card(line) for line in lines if line.is_policy and line.accuracy],
         columns=columns,
         rows=[(_tone(line.verdict), _kind(line), table_row(line, columns)) for line in lines],
-        targets=sorted({x.costs.target.accuracy for x in lines if x.costs and x.costs.target}),
+        targets=_targets(lines, measure),
+        measure=measure,
         same=same,
         different=different,
         has_costs=has_costs(lines),
@@ -70,11 +80,18 @@ def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequ
     )
 
 
+def _targets(lines: Sequence[Line], measure: Measure) -> list[str]:
+    """Say what arms are timed to, in figures as the table has them."""
+    found = {x.costs.target.accuracy for x in lines if x.costs and x.costs.target}
+    return [f"{measure.shown(target):.2f}" for target in sorted(found)]
+
+
 def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> list[Plot]:
     size = (8.5, 1.6 + 0.34 * len(arms))
+    noun = measure_of_lines(lines).noun
     by_arm = _plot(
-        "Accuracy by arm",
-        "Left: every seed's final accuracy. Right: the paired difference to the arm's baseline "
+        f"{noun.capitalize()} by arm",
+        f"Left: every seed's final {noun}. Right: the paired difference to the arm's baseline "
         "with its 95 % interval.",
         lambda figure: draw_accuracy(figure, arms, lines, margin),
         size,
@@ -84,7 +101,7 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
     return [
         _plot(
             "What the time buys",
-            "Mean final accuracy against mean training time. A policy is worth having where it "
+            f"Mean final {noun} against mean training time. A policy is worth having where it "
             "lies above both controls' lines. Bars are standard deviations over seeds; what all "
             "arms of a seed share is in them, and not in the paired differences below.",
             lambda figure: draw_pareto(figure, arms),
@@ -92,7 +109,7 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
         ),
         _plot(
             "On the way",
-            "Test accuracy against the time trained so far; mean over seeds, bands are standard "
+            f"Test {noun} against the time trained so far; mean over seeds, bands are standard "
             "deviations.",
             lambda figure: draw_curves(figure, arms),
             (7.6, 5.8),

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tonari.ablate.controls import AgainstControl, against_controls, control_verdict
-from tonari.ablate.results import POINTS, ArmResults, CellFile, gather_arms
+from tonari.ablate.measure import ACCURACY, POINTS, Measure, measure_of
+from tonari.ablate.results import ArmResults, CellFile, gather_arms
 from tonari.ablate.stats import (
     Difference,
     Mean,
@@ -18,10 +19,10 @@ from tonari.ablate.study.config import Study
 
 @dataclass(frozen=True)
 class Target:
-    """When an arm's test accuracy first reached a target.
+    """When an arm's test result first reached a target.
 
     Attributes:
-        accuracy: The target, in points.
+        accuracy: The target, in points of the measure.
         seconds: Of training until then, mean over the seeds that reached it; None: none did.
         num_reached: Those seeds.
         num_seeds: All that were looked at.
@@ -63,8 +64,9 @@ class Costs:
 
 @dataclass(frozen=True)
 class Line:
-    """An arm in the table; accuracies and differences in points (hundredths).
+    """An arm in the table; accuracies in points (hundredths), test losses in nats.
 
+    Differences are in points of ``measure``: where it is the loss, hundredths of a nat below.
     `costs` is None where no cell tells of them; `controls` is empty where the arm is no policy.
     """
 
@@ -80,6 +82,8 @@ class Line:
     costs: Costs | None
     controls: tuple[AgainstControl, ...]
     control_verdict: str
+    test_loss: Mean | None = None
+    measure: Measure = ACCURACY
 
 
 def report_lines(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> list[Line]:
@@ -95,10 +99,10 @@ def report_lines(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> l
 
 
 def _line(study: Study, arm: ArmResults, baseline: ArmResults, arms: Sequence[ArmResults]) -> Line:
-    own = arm.accuracies
+    own = arm.final
     difference, words = None, "baseline"
     if arm is not baseline:
-        difference = paired_difference(own, baseline.accuracies)
+        difference = paired_difference(own, baseline.final)
         words = verdict(difference, margin=study.study.margin_points)
     controls = against_controls(arm, arms, cost=study.study.cost) if arm.is_policy else ()
     return Line(
@@ -106,7 +110,7 @@ def _line(study: Study, arm: ArmResults, baseline: ArmResults, arms: Sequence[Ar
         arm.baseline,
         arm.control,
         arm.is_policy,
-        mean_over_seeds(list(own.values())) if own else None,
+        _mean_and_spread(arm, "accuracy", scale=POINTS),
         difference,
         words,
         _mean(arm, "wall_s"),
@@ -114,19 +118,26 @@ def _line(study: Study, arm: ArmResults, baseline: ArmResults, arms: Sequence[Ar
         _costs(arm, baseline, target_points(study, baseline)),
         controls,
         control_verdict(controls) if arm.is_policy and own else "",
+        _mean_and_spread(arm, "test_loss"),
+        arm.measure,
     )
 
 
+def _mean_and_spread(arm: ArmResults, name: str, *, scale: float = 1.0) -> Mean | None:
+    values = [scale * value for value in arm.figures(name).values()]
+    return mean_over_seeds(values) if values else None
+
+
 def target_points(study: Study, baseline: ArmResults) -> float | None:
-    """Say which accuracy arms of a baseline are timed to.
+    """Say which test result arms of a baseline are timed to.
 
     Returns:
         ``study.target_accuracy`` in points; the baseline's mean less the margin where it names
-        none; None where the baseline has no cell either.
+        none, as of text; None where the baseline has no cell either.
     """
-    if study.study.target_accuracy:
+    if study.study.target_accuracy and measure_of(study) is ACCURACY:
         return POINTS * study.study.target_accuracy
-    reached = list(baseline.accuracies.values())
+    reached = list(baseline.final.values())
     return mean_over_seeds(reached).mean - study.study.margin_points if reached else None
 
 

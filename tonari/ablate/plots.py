@@ -8,6 +8,7 @@ import numpy as np
 
 from tonari.ablate.controls import CONTROLS, control_line
 from tonari.ablate.lines import Line
+from tonari.ablate.measure import ACCURACY, Measure
 from tonari.ablate.results import ArmResults
 from tonari.ablate.stats import Difference, mean_over_seeds
 
@@ -23,6 +24,7 @@ BASELINE_COLOUR = "#7f7f7f"
 CONTROL_STYLES = {
     "epochs": ("#6b8fb5", "--", "s"),
     "random": ("#b5896b", ":", "<"),
+    "highest": ("#a89a4e", (0, (5, 2)), ">"),
     "ema": ("#7fa67f", "-.", "d"),
     "robust": ("#a58ab8", (0, (3, 1, 1, 1)), "h"),
 }
@@ -33,7 +35,7 @@ Draw = Callable[["Figure"], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an arm lies: mean and deviation of seconds of training, and of accuracy in points."""
+    """Where an arm lies: mean and deviation of seconds of training, and of its result in points."""
 
     seconds: float
     seconds_spread: float
@@ -47,7 +49,7 @@ def place(arm: ArmResults) -> Place | None:
     if not seconds:
         return None
     time = mean_over_seeds(list(seconds.values()))
-    accuracy = mean_over_seeds([arm.accuracies[seed] for seed in seconds])
+    accuracy = mean_over_seeds([arm.final[seed] for seed in seconds])
     return Place(time.mean, time.deviation or 0.0, accuracy.mean, accuracy.deviation or 0.0)
 
 
@@ -72,7 +74,7 @@ def draw_pareto(figure: "Figure", arms: Sequence[ArmResults]) -> None:
     for arm, (colour, marker) in _styles(arms):
         if arm.name in places and not arm.control:
             handles[_plain(arm.name)] = _draw_place(axes, places[arm.name], colour, marker)
-    axes.set(xlabel="training time, s (tests left out)", ylabel="test accuracy, %")
+    _label_results(axes, arms, xlabel="training time, s (tests left out)")
     wholes = [places.get(name) for name in {arm.baseline for arm in arms}]
     if len(wholes) == 1 and (whole := wholes[0]):
         _draw_ratio_scale(axes, whole.seconds)
@@ -98,7 +100,7 @@ def draw_curves(figure: "Figure", arms: Sequence[ArmResults]) -> None:
                 seconds, middle - spread, middle + spread, color=colour, alpha=0.13, linewidth=0
             )
         handles.setdefault(CONTROLS.get(arm.control) or _plain(arm.name), line)
-    axes.set(xlabel="training time so far, s (tests left out)", ylabel="test accuracy, %")
+    _label_results(axes, arms, xlabel="training time so far, s (tests left out)")
     _legend(figure, handles)
 
 
@@ -110,16 +112,28 @@ def draw_accuracy(
     right.axvspan(-margin, margin, color="#2ca02c", alpha=0.15, linewidth=0)
     right.axvline(0, color=BASELINE_COLOUR, linewidth=0.8)
     for row, (arm, line) in enumerate(zip(arms, lines, strict=True)):
-        values = list(arm.accuracies.values())
+        values = [arm.measure.shown(points) for points in arm.final.values()]
         left.plot(values, [row] * len(values), "o", color=COLOURS[1], alpha=0.45, markersize=4)
-        if line.accuracy:
-            left.plot(line.accuracy.mean, row, "|", color=COLOURS[0], markersize=14)
+        if values:
+            left.plot(sum(values) / len(values), row, "|", color=COLOURS[0], markersize=14)
         if line.difference:
             _draw_difference(right, row, line.difference)
     left.set_yticks(range(len(lines)), [_plain(line.arm) for line in lines])
     left.invert_yaxis()
-    left.set(xlabel="test accuracy, % (dots: seeds, bar: mean)")
+    left.set(xlabel=f"{_measure(arms).axis} (dots: seeds, bar: mean)")
     right.set(xlabel=f"points against its baseline,\n95 % interval (green: within {margin:g})")
+
+
+def _measure(arms: Sequence[ArmResults]) -> Measure:
+    return arms[0].measure if arms else ACCURACY
+
+
+def _label_results(axes: "Axes", arms: Sequence[ArmResults], *, xlabel: str) -> None:
+    """Name the axes; results lie by their points, so that up is better, whatever is shown."""
+    measure = _measure(arms)
+    axes.set(xlabel=xlabel, ylabel=measure.axis)
+    if measure is not ACCURACY:
+        axes.yaxis.set_major_formatter(lambda points, _: f"{measure.shown(points):g}")
 
 
 def _draw_difference(axes: "Axes", row: int, difference: Difference) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from benchmarks.pictures import render
 from dataio.base.atomic import write_file, write_json
 from tonari.ablate.controls import CONTROLS
+from tonari.ablate.equal_loss import as_document, equal_loss, table_of
 from tonari.ablate.findings import findings
 from tonari.ablate.html import page
 from tonari.ablate.lines import Line, report_lines
+from tonari.ablate.measure import LOSS, measure_of
 from tonari.ablate.plots import draw_accuracy, draw_pareto
 from tonari.ablate.results import ArmResults, CellFile, gather_arms, number
 from tonari.ablate.study.config import Study
@@ -23,6 +25,12 @@ NO_COSTS = (
     "These cells do not say how long training took (an earlier version wrote them): times, FLOPs "
     "and the comparison with the controls are left out; remove the study's directory `cells` and "
     "the same command trains them again."
+)
+
+
+LOSS_POINTS = (
+    "Arms are judged by the mean loss on the test samples. A point is a hundredth of a nat a byte, "
+    "and more points are a lower loss."
 )
 
 
@@ -69,11 +77,16 @@ def _document(
     cells = [cell for arm in arms for cell in arm.cells.values()]
     expected = len(study.cells())
     margin = study.study.margin_points
+    measure = measure_of(study)
+    equal = equal_loss(arms, cost=study.study.cost) if measure is LOSS else []
     return {
         "findings": findings(lines, margin=margin, num_cells=len(cells), expected=expected),
         "verdicts": [verdict_sentence(x) for x in lines if x.is_policy and x.accuracy],
         "note": "" if has_costs(lines) or not cells else NO_COSTS,
+        "measure": measure.noun,
         "table": _table(lines),
+        "equal_loss": as_document(equal),
+        "equal_loss_table": table_of(equal, study.study.baseline, measure.noun) if equal else "",
         "command": command,
         **{f"{name}s": _distinct(cells, name) for name in ("commit", "device", "machine")},
         "torch": _distinct(cells, "torch"),
@@ -117,7 +130,9 @@ def markdown(document: Mapping[str, object]) -> str:
             *(line for text in found if text for line in (text, "")),
             str(document["table"]),
             "",
+            *([str(document["equal_loss_table"]), ""] if document["equal_loss_table"] else []),
             *([*verdicts, ""] if verdicts else []),
+            *([LOSS_POINTS, ""] if document["measure"] == LOSS.noun else []),
             f"Mean and standard deviation over seeds; differences are paired by seed. "
             f"{document['cells']} of {document['cells_expected']} cells, "
             f"{number(document, 'wall_s') / 60:.0f} minutes of training in all, "
@@ -166,6 +181,8 @@ def _flat(line: Line) -> dict[str, object]:
         "seeds": accuracy.num_seeds if accuracy else 0,
         "accuracy_mean_points": accuracy and accuracy.mean,
         "accuracy_deviation_points": accuracy and accuracy.deviation,
+        "test_loss_mean_nats": line.test_loss and line.test_loss.mean,
+        "test_loss_deviation_nats": line.test_loss and line.test_loss.deviation,
         **_bounds("difference", line.difference, "_points"),
         "verdict": line.verdict,
         "wall_s": line.wall_s,

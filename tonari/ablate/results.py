@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from tonari.ablate.measure import ACCURACY, Measure, measure_of
 from tonari.ablate.study.config import Study
 
 CellFile = Mapping[str, object]
 """A cell's results, as its JSON file holds them."""
-
-POINTS = 100.0
-"""Points (hundredths) of an accuracy of 1."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +19,14 @@ class ArmResults:
         baseline: The arm that it is compared with.
         settings: As the study has them, and what only its cells hold.
         cells: By seed.
+        measure: What it is judged by.
     """
 
     name: str
     baseline: str
     settings: Mapping[str, object]
     cells: Mapping[int, CellFile]
+    measure: Measure = ACCURACY
 
     @property
     def control(self) -> str:
@@ -39,9 +39,10 @@ class ArmResults:
         return self.settings.get("importance", "full") != "full" and not self.control
 
     @property
-    def accuracies(self) -> dict[int, float]:
-        """Final test accuracy by seed, in points."""
-        return {seed: POINTS * value for seed, value in self.figures("accuracy").items()}
+    def final(self) -> dict[int, float]:
+        """Test result after the last epoch by seed, in points of the measure."""
+        found = self.figures(self.measure.figure)
+        return {seed: self.measure.points(value) for seed, value in found.items()}
 
     def figures(self, name: str) -> dict[int, float]:
         """A figure by seed, of the cells that have it: files of earlier versions lack some."""
@@ -52,15 +53,16 @@ class ArmResults:
         }
 
     def curve(self, seed: int) -> list[tuple[float, float]]:
-        """Pairs of seconds of training and accuracy in points, where it was tested."""
+        """Pairs of seconds of training and test result in points, where it was tested."""
+        name, points = self.measure.figure, self.measure.points
         return [
-            (number(point, "train_s"), POINTS * number(point, "accuracy"))
+            (number(point, "train_s"), points(number(point, name)))
             for point in _points(self.cells[seed])
-            if point.get("accuracy") is not None and point.get("train_s") is not None
+            if point.get(name) is not None and point.get("train_s") is not None
         ]
 
     def seconds_to(self, target_points: float) -> dict[int, float]:
-        """Seconds of training until a test first shows the accuracy; seeds that reach it."""
+        """Seconds of training until a test first shows the result; seeds that reach it."""
         first = {
             seed: next((s for s, reached in self.curve(seed) if reached >= target_points), None)
             for seed in sorted(self.cells)
@@ -77,6 +79,7 @@ def gather_arms(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> li
             # The study wins: a label that was changed since changes no result
             _settings(found.get(arm.name, {})) | asdict(arm.settings),
             found.get(arm.name, {}),
+            measure_of(study),
         )
         for arm in study.arms
     ]

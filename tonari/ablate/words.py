@@ -4,19 +4,16 @@ from collections.abc import Sequence
 
 from tonari.ablate.controls import AgainstControl
 from tonari.ablate.lines import Costs, Line, Target
+from tonari.ablate.measure import ACCURACY as BY_ACCURACY
+from tonari.ablate.measure import LOSS as BY_LOSS
+from tonari.ablate.measure import MEASURES, Measure
 from tonari.ablate.stats import Difference, Mean
 
 NOTHING = "-"
 
-ARM, ACCURACY, DIFFERENCE, INTERVAL = (
-    "arm",
-    "test accuracy, %",
-    "difference, points",
-    "95 % interval",
-)
+ARM, INTERVAL = "arm", "95 % interval"
 BASELINE, VERDICT, SECONDS = "compared with", "verdict", "seconds a cell (CPU)"
 TIME_RATIO, AGAINST_CONTROLS = "time, x baseline", "at its own cost"
-BASE_COLUMNS = (ARM, ACCURACY, DIFFERENCE, INTERVAL, BASELINE, VERDICT, SECONDS)
 COST_COLUMNS = (
     "training, s",
     "rows trained",
@@ -35,13 +32,21 @@ def has_costs(lines: Sequence[Line]) -> bool:
 
 def table_columns(lines: Sequence[Line]) -> list[str]:
     """Name the columns that these lines can fill, what is looked for first on the left."""
+    by = measure_of_lines(lines)
+    # Of a study that is judged by the loss, the accuracy stands beside it
+    judged = [ARM, *dict.fromkeys([by.column, BY_ACCURACY.column]), by.difference, INTERVAL]
     if not has_costs(lines):
-        return list(BASE_COLUMNS)
-    columns = [ARM, ACCURACY, DIFFERENCE, INTERVAL, VERDICT, TIME_RATIO]
+        return [*judged, BASELINE, VERDICT, SECONDS]
+    columns = [*judged, VERDICT, TIME_RATIO]
     columns += [AGAINST_CONTROLS] if any(line.is_policy for line in lines) else []
     columns += [BASELINE] if len({line.baseline for line in lines}) > 1 else []
     knows_wrong = any(x.costs and x.costs.hidden_precision is not None for x in lines)
     return [*columns, *COST_COLUMNS, *(WRONG_COLUMNS if knows_wrong else ())]
+
+
+def measure_of_lines(lines: Sequence[Line]) -> Measure:
+    """Say what all arms of a study are judged by."""
+    return lines[0].measure if lines else BY_ACCURACY
 
 
 def table_row(line: Line, columns: Sequence[str]) -> list[str]:
@@ -53,16 +58,18 @@ def table_row(line: Line, columns: Sequence[str]) -> list[str]:
 
 def _base_words(line: Line) -> dict[str, str]:
     seconds = NOTHING if line.wall_s is None else f"{line.wall_s:.0f} ({line.cpu_s or 0:.0f})"
-    values = [
-        line.arm,
-        spread(line.accuracy),
-        NOTHING if line.difference is None else f"{line.difference.mean:+.2f}",
-        NOTHING if line.difference is None else interval(line.difference) or NOTHING,
-        NOTHING if line.arm == line.baseline else line.baseline,
-        line.verdict,
-        seconds,
-    ]
-    return dict(zip(BASE_COLUMNS, values, strict=True))
+    difference = NOTHING if line.difference is None else f"{line.difference.mean:+.2f}"
+    bounds = NOTHING if line.difference is None else interval(line.difference) or NOTHING
+    return {
+        ARM: line.arm,
+        BY_ACCURACY.column: spread(line.accuracy),
+        BY_LOSS.column: spread(line.test_loss, digits=4),
+        **dict.fromkeys((measure.difference for measure in MEASURES), difference),
+        INTERVAL: bounds,
+        BASELINE: NOTHING if line.arm == line.baseline else line.baseline,
+        VERDICT: line.verdict,
+        SECONDS: seconds,
+    }
 
 
 def _cost_words(costs: Costs | None) -> dict[str, str]:

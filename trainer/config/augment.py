@@ -14,7 +14,7 @@ from trainer.config.settings import (
 )
 from trainer.errors import ConfigError
 
-RESCORING = ("auto", "kakurenbo", "keep_agreed", "selective_backprop")
+RESCORING = ("auto", "kakurenbo", "keep_agreed", "learnable", "selective_backprop")
 """Policies that give hidden rows new scores."""
 
 

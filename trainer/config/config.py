@@ -125,6 +125,7 @@ class ImportanceConfig(Section):
     label: str | None = None
     begins: Count | None = None
     second_guess: Fraction | None = None
+    least_fall: Share | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

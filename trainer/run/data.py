@@ -51,12 +51,22 @@ def text_sources(
 
 def _windows(paths: Sequence[str], sequence_length: int, key: str) -> NDArray[np.uint8]:
     """See uint8[num_samples, sequence_length + 1] in files; no sample lies in two of them."""
-    each = [_windows_of(Path(path), sequence_length, key) for path in paths]
+    each = [byte_windows(Path(path), sequence_length, key=key) for path in paths]
     # One file is mapped, and read where a sample is asked for.
     return each[0] if len(each) == 1 else np.concatenate(each)
 
 
-def _windows_of(path: Path, sequence_length: int, key: str) -> NDArray[np.uint8]:
+def byte_windows(path: Path, sequence_length: int, *, key: str) -> NDArray[np.uint8]:
+    """See a file as uint8[num_samples, sequence_length + 1]; a window's last byte begins the next.
+
+    Args:
+        path: The file.
+        sequence_length: Bytes that a model reads of a sample.
+        key: What names the file in a config, for messages.
+
+    Raises:
+        ConfigError: If it cannot be read, or is shorter than a sample.
+    """
     try:
         num_bytes = path.stat().st_size
         if num_bytes <= sequence_length:

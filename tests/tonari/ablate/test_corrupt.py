@@ -7,7 +7,7 @@ import pytest
 
 from tests.tonari.ablate.test_study import blobs
 from tonari.ablate.study.config import SettingsConfig
-from tonari.ablate.study.corrupt import corrupt
+from tonari.ablate.study.corrupt import Found, corrupt
 from tonari.ablate.study.data import LabelledImages
 from tonari.ablate.study.run import train_cell
 from trainer.errors import ConfigError
@@ -15,10 +15,16 @@ from trainer.errors import ConfigError
 NUM, CLASSES = 400, 4
 
 
+def images_of(found: Found) -> np.ndarray:
+    """Take the images, which may be others than the caller's."""
+    assert isinstance(found.data, LabelledImages)
+    return found.data.images
+
+
 def test_without_settings_samples_stay_as_they_are():
     data = blobs(NUM)
     found = corrupt(data, num_classes=CLASSES, seed=3)
-    assert np.array_equal(found.data.images, data.images)
+    assert np.array_equal(images_of(found), data.images)
     assert np.array_equal(found.data.labels, data.labels)
     assert not found.is_wrong.any()
     assert not found.is_copy.any()
@@ -46,11 +52,11 @@ def test_copies_are_nearly_others_of_their_class():
     found = corrupt(data, num_classes=CLASSES, seed=3, duplicates=0.75)
     assert found.is_copy.sum() == 300
     originals = np.flatnonzero(~found.is_copy)
-    assert np.array_equal(found.data.images[originals], images[originals])
+    assert np.array_equal(images_of(found)[originals], images[originals])
     for copy in np.flatnonzero(found.is_copy)[:50]:
         nearest = [
             np.abs(np.roll(images[originals], shift, axis=(2, 3)).astype(int)
-                   - found.data.images[copy]).max(axis=(1, 2, 3))
+                   - images_of(found)[copy]).max(axis=(1, 2, 3))
             for shift in ((d, r) for d in (-1, 0, 1) for r in (-1, 0, 1))
         ]  # fmt: skip
         of = originals[np.min(nearest, axis=0).argmin()]
@@ -62,7 +68,7 @@ def test_copies_are_nearly_others_of_their_class():
 def test_junk_is_noise_and_beside_the_wrong_labels():
     data = blobs(NUM)
     found = corrupt(data, num_classes=CLASSES, seed=3, junk=0.25, noise=0.5)
-    changed = (found.data.images != data.images).any(axis=(1, 2, 3))
+    changed = (images_of(found) != data.images).any(axis=(1, 2, 3))
     assert changed.sum() == 100
     assert found.is_wrong.sum() == 300
     assert (found.data.labels != data.labels)[found.is_wrong & ~changed].all()

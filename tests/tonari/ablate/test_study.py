@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from tonari.ablate.study.training import Point
 from trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "shuffle_study.toml"
-SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
 
 def blobs(num_samples: int, *, seed: int = 0) -> LabelledImages:

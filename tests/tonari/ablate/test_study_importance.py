@@ -14,7 +14,15 @@ import importance.kakurenbo
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Importance
 from dataio.world import run_threads, thread_worlds
-from importance import Auto, InfoBatch, Kakurenbo, KeepAgreed, RandomPrune, SelectiveBackprop
+from importance import (
+    Auto,
+    InfoBatch,
+    Kakurenbo,
+    KeepAgreed,
+    Learnable,
+    RandomPrune,
+    SelectiveBackprop,
+)
 from shuffle import Global, Local, Partial
 from tests.memory_source import FIELDS, MemorySource
 from tests.tonari.ablate.test_study import blobs
@@ -36,6 +44,7 @@ POLICIES: dict[str, Importance] = {
     "random": RandomPrune(0.3),
     "auto": Auto(0.5, begins=2, second_guess=0.9, refresh_every=2),
     "keep agreed": KeepAgreed(0.5, begins=1, refresh_every=2),
+    "learnable": Learnable(0.4, least_fall=0.6, begins=3, refresh_every=2),
 }
 
 

@@ -16,6 +16,7 @@ from importance import (
     InfoBatch,
     Kakurenbo,
     KeepAgreed,
+    Learnable,
     RandomPrune,
     SelectiveBackprop,
     Weighted,
@@ -195,6 +196,7 @@ def test_a_policy_of_ones_own_that_cannot_be_made_is_named(
             Weighted(balance="label", num_samples=500, over="pool"),
         ),
         (("kind=weighted", "weights=label"), Weighted("label")),
+        (("kind=learnable", "least_fall=0.2", "begins=5"), Learnable(least_fall=0.2, begins=5)),
         (("kind=keep_agreed", "label=kind", "begins=4"), KeepAgreed(label="kind", begins=4)),
     ],
 )  # fmt: skip

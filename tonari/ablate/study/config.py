@@ -35,7 +35,8 @@ RESULTS_VERSION = 1
 TABLES = ("study", "data", "settings", "arms", "grid", "full")
 
 KNOBS = (
-    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins"
+    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins",
+    "least_fall",
 )  # fmt: skip
 """Settings that are an importance policy's own."""
 
@@ -70,7 +71,12 @@ class StudyConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """The images; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``.
+    """The samples; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``.
+
+    ``kind`` ``"text"``: ``train`` and ``test`` are patterns of files, each a source of its own; a
+    sample is ``sequence_length`` bytes and the one after them. Of these ``junk`` is half shuffled
+    sequences, half random bytes, see `tonari.ablate.study.corrupt.spoil_text`; validation samples
+    have none.
 
     ``noise``, ``duplicates``, ``junk`` (shares) and ``imbalance`` make the training samples worse,
     see `tonari.ablate.study.corrupt.corrupt`. With ``validation_samples`` the accuracy is that of
@@ -80,6 +86,8 @@ class DataConfig(Section):
 
     train: str
     test: str
+    kind: Literal["images", "text"] = "images"
+    sequence_length: Count = 128
     image: str = "jpg"
     label: str = "cls"
     image_size: Annotated[int, Range(8)] = 32
@@ -91,6 +99,15 @@ class DataConfig(Section):
     duplicates: Share = 0.0
     junk: Share = 0.0
     imbalance: Annotated[float, Range(1)] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind == "text" and (self.noise or self.duplicates or self.imbalance != 1):
+            raise ConfigError(
+                f"data.noise is {self.noise}, data.duplicates {self.duplicates} and data.imbalance "
+                f"{self.imbalance}, which are for images; leave them out where data.kind is "
+                "'text', and set data.junk"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +122,9 @@ class SettingsConfig(Section):
         update: ``"gradients"``: averaged every step, one model. The others train one model a
             replica and every ``local_steps`` steps average all of them, average each with a drawn
             partner's, or hand each on to a drawn partner.
-        norm: See `StudyResNet`; ``running`` is for ``"batch"``.
+        width, blocks, norm: Of images, see `StudyResNet`; ``running`` is for ``"batch"``. Of text,
+            width, blocks and ``heads`` are those of a GPT.
+        optimizer: ``"sgd"``, with ``momentum``, or ``"adamw"``, which needs averaged gradients.
         evaluate_epochs: Test accuracy is measured every so many epochs, and after the last.
         evaluate_samples: Test images of the measurements before the last; 0: all.
         min_lr: What the learning rate ends at, a share of ``lr``.
@@ -114,14 +133,15 @@ class SettingsConfig(Section):
         ema: What a step keeps of the averaged weights, which then are what is tested; 0: none.
         importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
             are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
-            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``. A class of your own,
-            ``"package.module:Class"``, takes the table ``args``. Policies may ask for the fields
-            ``label``, ``is_wrong`` and ``is_copy``; only an oracle may use the last two.
+            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``, ``least_fall``. A
+            class of your own, ``"package.module:Class"``, takes the table ``args``. Policies may
+            ask for the fields ``label``, ``is_wrong`` and ``is_copy``; only an oracle may use the
+            last two.
         epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
         control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
-            leaving out ``"random"`` rows; averaged weights (``"ema"``); a ``"robust"`` loss. The
-            report draws each set as a line. ``"oracle"``: it knows what nobody could, and is held
-            against nothing.
+            leaving out ``"random"`` rows, or those of the ``"highest"`` loss; averaged weights
+            (``"ema"``); a ``"robust"`` loss. The report draws each set as a line. ``"oracle"``: it
+            knows what nobody could, and is held against nothing.
         against: The arm that this one is compared with, where it is not ``study.baseline``.
     """
 
@@ -136,6 +156,8 @@ class SettingsConfig(Section):
     local_steps: Count = 8
     width: Annotated[int, Range(4)] = 16
     blocks: Count = 1
+    heads: Count = 4
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     norm: Literal["none", "group", "batch"] = "none"
     running: Literal["mean", "first"] = "mean"
     lr: Positive = 0.1
@@ -160,8 +182,9 @@ class SettingsConfig(Section):
     alphas: tuple[Fraction, ...] | None = None
     drops: tuple[Positive, ...] | None = None
     begins: Count | None = None
+    least_fall: Share | None = None
     epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
-    control: Literal["", "epochs", "random", "ema", "robust", "oracle"] = ""
+    control: Literal["", "epochs", "random", "highest", "ema", "robust", "oracle"] = ""
     against: str = ""
 
     def __post_init__(self) -> None:
@@ -178,10 +201,12 @@ class SettingsConfig(Section):
                 f"settings.norm is 'batch' with settings.update {self.update!r}, expected 'none' "
                 f"or 'group': replicas that train apart keep no running statistics here"
             )
-        if (self.loss != "cross_entropy" or self.ema) and self.update != "gradients":
+        special = self.loss != "cross_entropy" or self.ema or self.optimizer != "sgd"
+        if special and self.update != "gradients":
             raise ConfigError(
-                f"settings.loss or settings.ema is set with settings.update {self.update!r}, "
-                "expected 'gradients'; leave them out"
+                "settings.loss or settings.ema is set with settings.update "
+                f"{self.update!r}, or an optimizer other than sgd, expected 'gradients'; leave "
+                "them out"
             )
         if self.ema and self.norm == "batch" and self.running == "first":
             raise ConfigError(

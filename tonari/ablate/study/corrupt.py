@@ -4,13 +4,14 @@ What is made of a seed's samples follows from the seed and the settings, so that
 train on the same; a policy is told nothing of it.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import generator, key
-from tonari.ablate.study.data import LabelledImages
+from tonari.ablate.study.data import LabelledImages, LabelledText, Samples
 from trainer.errors import ConfigError
 
 SHIFT_PIXELS, NOISE_LEVELS = 1, 4
@@ -24,14 +25,16 @@ class Found(NamedTuple):
         data: The samples.
         is_wrong: bool[num_samples]: Its label is another class's, or it is junk.
         is_copy: bool[num_samples]: It is nearly another of the samples.
+        kinds: bool[num_samples] each: The samples of a kind, where reports are to count them.
     """
 
-    data: LabelledImages
+    data: Samples
     is_wrong: NDArray[np.bool_]
     is_copy: NDArray[np.bool_]
+    kinds: Mapping[str, NDArray[np.bool_]] = {}
 
 
-def as_found(data: LabelledImages) -> Found:
+def as_found(data: Samples) -> Found:
     """Take samples of which nothing is known to be wrong."""
     nothing = np.zeros(len(data.labels), np.bool_)
     return Found(data, nothing, nothing)
@@ -87,6 +90,34 @@ def corrupt(
     is_wrong, is_copy = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     is_wrong[rubbish] = is_wrong[mislabelled] = is_copy[copies] = True
     return Found(LabelledImages(images, labels), is_wrong, is_copy)
+
+
+def spoil_text(data: LabelledText, *, seed: int, junk: float) -> Found:
+    """Make a share of sequences junk: half of them shuffled, half of them random bytes.
+
+    Args:
+        data: Of one seed; left as they are.
+        seed: Of the cell.
+        junk: Share of all samples. Of these the first half, rounded down, keep their bytes in
+            another order; the others get bytes from 0 to 255, each as likely.
+
+    Returns:
+        The samples; ``kinds`` are ``"text 0"`` and so on, by file, ``"shuffled"`` and ``"random"``.
+    """
+    rng = generator(key(seed, "study corruption"))
+    text, count = data.text.copy(), len(data.labels)
+    rubbish = rng.permutation(count)[: round(junk * count)]
+    shuffled, random = np.split(rubbish, [len(rubbish) // 2])
+    text[shuffled] = rng.permuted(text[shuffled], axis=1)
+    text[random] = rng.integers(256, size=text[random].shape, dtype=np.uint8)
+    rows = np.arange(count)
+    is_wrong = np.isin(rows, rubbish)
+    kinds = {
+        f"text {label}": (data.labels == label) & ~is_wrong
+        for label in np.unique(data.labels).tolist()
+    }
+    kinds |= {"shuffled": np.isin(rows, shuffled), "random": np.isin(rows, random)}
+    return Found(LabelledText(text, data.labels), is_wrong, np.zeros(count, np.bool_), kinds)
 
 
 def _imbalanced(

@@ -1,13 +1,16 @@
-"""A study's images, decoded once into arrays."""
+"""A study's samples in memory: images, decoded once, or sequences of bytes."""
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio import DataioError, Field, Image, Int, Resize, open_source
 from dataio.base.seeding import generator, key
+from dataio.source.expand import expand
 from trainer.errors import ConfigError
+from trainer.run.data import byte_windows
 
 
 class LabelledImages(NamedTuple):
@@ -20,6 +23,24 @@ class LabelledImages(NamedTuple):
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
+
+
+class LabelledText(NamedTuple):
+    """Sequences of bytes in memory, and the file that each is from.
+
+    Attributes:
+        text: uint8[num_samples, sequence_length + 1].
+        labels: int64[num_samples]: Numbers of files, in the order of their names.
+    """
+
+    text: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+Samples = LabelledImages | LabelledText
+"""What a study trains and tests on."""
+
+Kind = TypeVar("Kind", bound=Samples)
 
 
 def load_images(source: str, *, image: str, label: str, image_size: int) -> LabelledImages:
@@ -50,14 +71,34 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
     return LabelledImages(np.ascontiguousarray(images), labels)
 
 
-def draw_subset(data: LabelledImages, num_samples: int, *, seed: int) -> LabelledImages:
+def load_text(pattern: str, *, sequence_length: int, key: str) -> LabelledText:
+    """Cut files into sequences; none lies in two of them.
+
+    Args:
+        pattern: Files, each a source of its own.
+        sequence_length: Bytes that a model reads of a sample.
+        key: What names the pattern in a study, for messages.
+
+    Raises:
+        ConfigError: If a file cannot be read, or is shorter than a sample.
+    """
+    try:
+        paths = expand(pattern)
+    except DataioError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    parts = [byte_windows(Path(path), sequence_length, key=key) for path in paths]
+    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return LabelledText(np.concatenate(parts), labels)
+
+
+def draw_subset(data: Kind, num_samples: int, *, seed: int) -> Kind:
     """Draw the samples of one seed, the same for every arm; 0 takes all of them."""
     return draw_subsets(data, num_samples, 0, seed=seed)[0]
 
 
 def draw_subsets(
-    data: LabelledImages, num_samples: int, num_validation: int, *, seed: int
-) -> tuple[LabelledImages, LabelledImages]:
+    data: Kind, num_samples: int, num_validation: int, *, seed: int
+) -> tuple[Kind, Kind]:
     """Draw the samples of one seed, and others to validate on; 0 samples takes all that are left.
 
     Raises:
@@ -78,6 +119,8 @@ def draw_subsets(
     return _take(data, order[:split]), _take(data, order[split : split + num_validation])
 
 
-def _take(data: LabelledImages, chosen: NDArray[np.int64]) -> LabelledImages:
+def _take(data: Kind, chosen: NDArray[np.int64]) -> Kind:
     rows = np.sort(chosen)
-    return LabelledImages(data.images[rows], data.labels[rows])
+    inputs, labels = data
+    taken: Kind = type(data)(inputs[rows], labels[rows])
+    return taken

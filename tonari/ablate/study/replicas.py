@@ -10,12 +10,15 @@ import copy
 from typing import Literal, Protocol, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dataio.base.seeding import generator, key
+from tonari.ablate.study.tasks import losses_of_places
 from trainer.run.ema import WeightAverage
+
+ADAMW_BETAS = (0.9, 0.95)
+"""As GPTs are trained: Brown et al., Language models are few-shot learners, 2020, appendix B."""
 
 ModelExchange = Literal["average", "average_partner", "swap_partner"]
 
@@ -25,12 +28,13 @@ class Replicas(Protocol):
 
     optimizer: torch.optim.Optimizer
 
-    def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    def step(self, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         """Take one step of every replica.
 
         Args:
-            images: floating[replicas, batch, channels, height, width].
-            labels: int64[replicas, batch].
+            inputs: floating[replicas, batch, channels, height, width]; or, of text,
+                int64[replicas, batch, places].
+            labels: int64[replicas, batch]; or, of text, int64[replicas, batch, places].
             weight: floating[replicas, batch]: As a loader scales it.
 
         Returns:
@@ -49,8 +53,9 @@ class OneModel:
     Args:
         model: What is trained.
         lr: Until it is set.
-        momentum: Of SGD.
-        weight_decay: Likewise.
+        momentum: Of SGD; AdamW's is its first beta, 0.9, with 0.95 as the second.
+        weight_decay: Of the optimizer.
+        adamw: Whether it is AdamW instead of SGD.
         gce_q: Of the generalised cross entropy; None: cross entropy. Losses of rows, which
             policies go by, are cross entropy in either case.
         ema: What a step keeps of the averaged weights, which are tested; 0: none.
@@ -63,53 +68,60 @@ class OneModel:
         lr: float,
         momentum: float,
         weight_decay: float,
+        adamw: bool = False,
         gce_q: float | None = None,
         ema: float = 0.0,
     ):
         self.model, self._gce_q = model, gce_q
         self._average = WeightAverage([model], decay=ema) if ema else None
         self._steps = 0
-        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.AdamW(
+                model.parameters(), lr=lr, betas=ADAMW_BETAS, weight_decay=weight_decay
+            )
+            if adamw
+            else torch.optim.SGD(
+                model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+            )
         )
 
-    def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    def step(self, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         """Take one step; see `Replicas.step`."""
-        return self.step_rows(images, labels, weight)[0]
+        return self.step_rows(inputs, labels, weight)[0]
 
     def step_rows(
-        self, images: Tensor, labels: Tensor, weight: Tensor
+        self, inputs: Tensor, labels: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Take one step, and tell of its rows.
 
         Returns:
-            Mean weighted loss; loss floating[replicas * batch]; logits floating[replicas * batch,
-            classes]: all detached.
+            Mean weighted loss; loss floating[replicas * batch], of a sequence its mean; logits
+            floating[replicas * batch, classes], or with places before the classes: all detached.
         """
         self.model.train()
-        # A replica's rows stay together: floating[replicas * batch, channels, height, width]
-        rows = images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        logits = self.model(rows)
-        losses = F.cross_entropy(logits, labels.flatten(), reduction="none")
-        loss = (self._pulling(losses) * weight.flatten()).mean()
+        # A replica's rows stay together: [replicas * batch, *shape of a row]
+        logits = self.model(laid_out(inputs.flatten(0, 1)))
+        # floating[replicas * batch, places]
+        losses = losses_of_places(logits, labels.flatten(0, 1))
+        loss = (self._pulling(losses).mean(dim=1) * weight.flatten()).mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self._steps += 1
         if self._average:
             self._average.update(self._steps)
-        return loss.detach(), losses.detach(), logits.detach()
+        return loss.detach(), losses.detach().mean(dim=1), logits.detach()
 
-    def pass_rows(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Pass floating[rows, channels, height, width] forward only, as for testing.
+    def pass_rows(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass rows forward only, as for testing; shapes are those of `step_rows`.
 
         Returns:
-            Loss floating[rows]; logits floating[rows, classes].
+            Loss floating[rows]; logits.
         """
         self.model.eval()
         with torch.no_grad():
-            logits = self.model(images.contiguous(memory_format=torch.channels_last))
-            return F.cross_entropy(logits, labels, reduction="none"), logits
+            logits = self.model(laid_out(inputs))
+            return losses_of_places(logits, labels).mean(dim=1), logits
 
     def tested_model(self) -> nn.Module:
         """Give the only one, or a copy with the averaged weights."""
@@ -121,7 +133,7 @@ class OneModel:
         return averaged
 
     def _pulling(self, losses: Tensor) -> Tensor:
-        """Of floating[rows], cross entropies, what gradients are taken of."""
+        """Of floating[rows, places], cross entropies, what gradients are taken of."""
         if self._gce_q is None:
             return losses
         # The probability of the label is exp(-loss)
@@ -164,11 +176,11 @@ class ManyModels:
             self.parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay
         )
 
-    def step(self, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    def step(self, inputs: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         """Take one step of each; see `Replicas.step`."""
         # floating[replicas, batch, classes]
-        logits = vmap(lambda p, x: functional_call(self.model, p, (x,)))(self.parameters, images)
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        logits = vmap(lambda p, x: functional_call(self.model, p, (x,)))(self.parameters, inputs)
+        losses = losses_of_places(logits.flatten(0, 1), labels.flatten(0, 1))
         means = (losses.view_as(weight) * weight).mean(dim=1)
         self.optimizer.zero_grad()
         # The sum leaves each replica the gradient of its own mean
@@ -196,6 +208,11 @@ class ManyModels:
                 for values in (p, cast(Tensor | None, state.get("momentum_buffer"))):
                     if values is not None:
                         _exchange(values, self.exchange, torch.from_numpy(order).to(values.device))
+
+
+def laid_out(rows: Tensor) -> Tensor:
+    """Lay images out as their convolutions are fastest; other rows stay as they are."""
+    return rows.contiguous(memory_format=torch.channels_last) if rows.ndim == 4 else rows
 
 
 def _exchange(values: Tensor, exchange: ModelExchange, order: Tensor) -> None:

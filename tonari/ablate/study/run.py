@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tonari.ablate.study.config import SettingsConfig
 from tonari.ablate.study.corrupt import Found
-from tonari.ablate.study.data import LabelledImages, draw_subset
-from tonari.ablate.study.training import Point, Training, augmented
+from tonari.ablate.study.data import Samples, draw_subset
+from tonari.ablate.study.replicas import laid_out
+from tonari.ablate.study.tasks import Task, losses_of_places
+from tonari.ablate.study.training import Point, Training
 
 TEST_ROWS = 1000
-"""Images passed at once when testing."""
+"""Samples passed at once when testing."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,18 @@ class CellResult:
         assert last is not None, "the last epoch is always tested"
         return last
 
+    @property
+    def test_loss(self) -> float:
+        """Mean test loss after the last epoch, in nats, of text a byte."""
+        last = self.points[-1].test_loss
+        assert last is not None, "the last epoch is always tested"
+        return last
+
 
 def train_cell(
     settings: SettingsConfig,
     train: Found,
-    test: LabelledImages,
+    test: Samples,
     *,
     num_classes: int,
     seed: int,
@@ -74,8 +83,8 @@ def train_cell(
     Args:
         settings: The arm's.
         train: The seed's samples, and what is wrong with them.
-        test: Images whose accuracy is reported.
-        num_classes: Classes of the dataset.
+        test: Samples whose accuracy and loss are reported.
+        num_classes: Classes of the dataset; text has none.
         seed: Of weights, partition, order and flips; arms of one seed share what they can.
         device: Where to train.
         on_point: Called after each epoch.
@@ -92,7 +101,8 @@ def train_cell(
         last = epoch + 1 == settings.num_epochs
         if last or (epoch + 1) % settings.evaluate_epochs == 0:
             model = training.replicas.tested_model()
-            point = replace(point, accuracy=_accuracy(model, test if last else part, device))
+            accuracy, loss = _tested(model, training.task, test if last else part, device)
+            point = replace(point, accuracy=accuracy, test_loss=loss)
         points.append(point)
         on_point(point)
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
@@ -113,16 +123,20 @@ def _judged(points: Sequence[Point], train: Found) -> tuple[float | None, float 
     return caught / hidden, caught / (num_wrong * len(points))
 
 
-def _accuracy(model: nn.Module, test: LabelledImages, device: str) -> float:
+def _tested(model: nn.Module, task: Task, test: Samples, device: str) -> tuple[float, float]:
+    """Compute the share of answers that are right, and the mean loss of an answer."""
     model.eval()
-    right = 0
+    right, loss, num_answers = 0, 0.0, 0
+    samples, labels = (torch.from_numpy(part) for part in test)
     with torch.no_grad():
-        for start in range(0, len(test.labels), TEST_ROWS):
+        for start in range(0, len(labels), TEST_ROWS):
             part = slice(start, start + TEST_ROWS)
-            images = torch.from_numpy(test.images[part]).to(device)
-            unflipped = torch.zeros(len(images), dtype=torch.bool, device=device)
-            rows = augmented(images, unflipped).contiguous(memory_format=torch.channels_last)
-            labels = torch.from_numpy(test.labels[part]).to(device)
-            right += int((model(rows).argmax(dim=1) == labels).sum())
+            mine = samples[part].to(device)
+            unflipped = torch.zeros(len(mine), dtype=torch.bool, device=device)
+            rows, target = task.input(mine, unflipped), task.target(mine, labels[part].to(device))
+            logits: Tensor = model(laid_out(rows))
+            right += int((logits.argmax(dim=-1) == target).sum())
+            loss += float(losses_of_places(logits, target).double().sum())
+            num_answers += target.numel()
     model.train()
-    return right / len(test.labels)
+    return right / num_answers, loss / num_answers

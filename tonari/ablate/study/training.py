@@ -1,6 +1,7 @@
 """The training of one cell, epoch by epoch, and what it costs."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dataio.base.seeding import generator, key
 from dataio.plan.layout import Layout
-from importance import outcome
 from tonari.ablate.study.config import SettingsConfig
 from tonari.ablate.study.corrupt import Found
 from tonari.ablate.study.importance import EpochReports, Memory
-from tonari.ablate.study.model import StudyResNet
 from tonari.ablate.study.order import (
     EpochBatches,
     class_skew,
@@ -24,6 +23,7 @@ from tonari.ablate.study.order import (
     placed,
 )
 from tonari.ablate.study.replicas import ManyModels, OneModel, Replicas
+from tonari.ablate.study.tasks import Task, row_outcome, task_of
 from trainer.errors import ConfigError
 from trainer.models import seeded
 from trainer.run.schedule import learning_rate
@@ -39,7 +39,8 @@ class Point:
     Attributes:
         epoch: Which one.
         loss: Mean weighted training loss.
-        accuracy: Of the test images, in [0, 1]; None where it was not measured.
+        accuracy: Of the test samples, in [0, 1]: images, or bytes, that are predicted right; None
+            where it was not measured.
         train_s: Seconds of training until its end; see `CellResult`, as for the next two.
         rows_trained: Rows until its end.
         flops: FLOPs until its end.
@@ -51,6 +52,9 @@ class Point:
         hidden_cap: Share of the rows that the policy would have left out at most.
         class_skew: How far the classes of nodes' rows are from those of all, see
             `tonari.ablate.study.order.class_skew`; 0 where each holds all.
+        test_loss: Mean cross entropy on the test samples, in nats, of text a byte; None where it
+            was not measured.
+        hidden_kinds: Rows that it left out of each of `Found.kinds`.
     """
 
     epoch: int
@@ -67,6 +71,8 @@ class Point:
     moved_back: int
     hidden_cap: float
     class_skew: float = 0.0
+    test_loss: float | None = None
+    hidden_kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 class Training:
@@ -109,14 +115,15 @@ class Training:
             )
         self._settings, self._layout, self._seed, self._device = settings, layout, seed, device
         self._rows_of = number_samples(data.labels, settings.partition, seed=seed)
-        self._images, self._labels = (torch.from_numpy(part).to(device) for part in data)
+        self._samples, self._labels = (torch.from_numpy(part).to(device) for part in data)
         self._found = train
-        self.replicas = _replicas(settings, num_classes, seed=seed, device=device)
+        self.task = task_of(data, num_classes)
+        self.replicas = _replicas(settings, self.task, seed=seed, device=device)
         policy = settings.make_importance()
         told = {"label": data.labels, "is_wrong": train.is_wrong, "is_copy": train.is_copy}
         by_id = {name: values[self._rows_of] for name, values in told.items()}
         self._memory = Memory(policy, layout.num_samples, settings.num_epochs, by_id)
-        self._forward_flops = _count_flops(self.replicas.tested_model(), self._images[:1])
+        self._forward_flops = self._count_flops()
         self.train_s, self.step_s, self.rows_trained, self.rows_refreshed = 0.0, 0.0, 0, 0
 
     @property
@@ -169,6 +176,7 @@ class Training:
             moved_back=int(batches.figures.get("moved_back", 0)),
             hidden_cap=batches.figures.get("hidden_cap", 0.0),
             class_skew=class_skew(held, self._found.data.labels[self._rows_of]),
+            hidden_kinds={k: int(mask[hidden].sum()) for k, mask in self._found.kinds.items()},
         )
 
     def _train(self, batches: EpochBatches, flips: Tensor, reports: EpochReports) -> float:
@@ -177,14 +185,14 @@ class Training:
         all_weights = torch.from_numpy(batches.weight).to(self._device)
         means = []
         for step, (rows, weight) in enumerate(zip(all_rows, all_weights, strict=True)):
-            images, labels = augmented(self._images[rows], flips[rows]), self._labels[rows]
+            inputs, target = self._taken(rows, flips)
             if not isinstance(self.replicas, OneModel) or not self._memory.keeps_scores:
-                means.append(self.replicas.step(images, labels, weight))
+                means.append(self.replicas.step(inputs, target, weight))
                 continue
-            mean, losses, logits = self.replicas.step_rows(images, labels, weight)
+            mean, losses, logits = self.replicas.step_rows(inputs, target, weight)
             means.append(mean)
             ids, valid = batches.sample_id[step], batches.valid[step]
-            reports.add(ids, valid, losses, *outcome(logits, labels.flatten()))
+            reports.add(ids, valid, losses, *row_outcome(logits, target.flatten(0, 1)))
         return float(torch.stack(means).mean())
 
     def _refresh(self, due: NDArray[np.int64], flips: Tensor, reports: EpochReports) -> None:
@@ -194,11 +202,22 @@ class Training:
         for start in range(0, len(due), step_rows):
             ids = due[start : start + step_rows]
             rows = torch.from_numpy(self._rows_of[ids]).to(self._device)
-            labels = self._labels[rows]
-            losses, logits = self.replicas.pass_rows(
-                augmented(self._images[rows], flips[rows]), labels
-            )
-            reports.add(ids, np.ones(len(ids), np.bool_), losses, *outcome(logits, labels))
+            inputs, target = self._taken(rows, flips)
+            losses, logits = self.replicas.pass_rows(inputs, target)
+            reports.add(ids, np.ones(len(ids), np.bool_), losses, *row_outcome(logits, target))
+
+    def _taken(self, rows: Tensor, flips: Tensor) -> tuple[Tensor, Tensor]:
+        samples, labels = self._samples[rows], self._labels[rows]
+        return self.task.input(samples, flips[rows]), self.task.target(samples, labels)
+
+    def _count_flops(self) -> int:
+        """Count the FLOPs of one row's forward pass."""
+        model, samples = self.replicas.tested_model(), self._samples[:1]
+        model.eval()
+        unflipped = torch.zeros(1, dtype=torch.bool, device=samples.device)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(self.task.input(samples, unflipped))
+        return int(counter.get_total_flops())
 
     def _now(self) -> float:
         """Seconds: of the processor, or by the clock when the GPU has done all it was asked for."""
@@ -208,34 +227,20 @@ class Training:
         return time.perf_counter()
 
 
-def _replicas(settings: SettingsConfig, num_classes: int, *, seed: int, device: str) -> Replicas:
-    def build() -> nn.Module:
-        return StudyResNet(
-            num_classes, width=settings.width, blocks=settings.blocks, norm=settings.norm,
-            replicas=settings.replicas, running=settings.running,
-        )  # fmt: skip
-
-    model = seeded(build, seed=seed).to(device)
+def _replicas(settings: SettingsConfig, task: Task, *, seed: int, device: str) -> Replicas:
+    model: nn.Module = seeded(lambda: task.build(settings), seed=seed).to(device)
     lr, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
     if settings.update == "gradients":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         q = settings.gce_q if settings.loss == "generalised" else None
         return OneModel(
-            model, lr=lr, momentum=momentum, weight_decay=decay, gce_q=q, ema=settings.ema
-        )
+            model, lr=lr, momentum=momentum, weight_decay=decay,
+            adamw=settings.optimizer == "adamw", gce_q=q, ema=settings.ema,
+        )  # fmt: skip
     return ManyModels(
         model, replicas=settings.replicas, exchange=settings.update,
         local_steps=settings.local_steps, seed=seed, lr=lr, momentum=momentum, weight_decay=decay,
     )  # fmt: skip
-
-
-def _count_flops(model: nn.Module, image: Tensor) -> int:
-    """Count the FLOPs of one row's forward pass."""
-    model.eval()
-    unflipped = torch.zeros(1, dtype=torch.bool, device=image.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(augmented(image, unflipped))
-    return int(counter.get_total_flops())
 
 
 def _flips(num_samples: int, *, seed: int, epoch: int, wanted: bool) -> Tensor:
@@ -246,9 +251,3 @@ def _flips(num_samples: int, *, seed: int, epoch: int, wanted: bool) -> Tensor:
         2, size=num_samples
     )
     return torch.from_numpy(drawn == 1)
-
-
-def augmented(images: Tensor, flips: Tensor) -> Tensor:
-    """uint8[..., channels, height, width] -> floating in [-1, 1], some mirrored."""
-    scaled = images.float() / 127.5 - 1
-    return torch.where(flips[..., None, None, None], scaled.flip(-1), scaled)
