@@ -98,7 +98,10 @@ def _train(
             train, data.train_samples, data.validation_samples, seed=cell.seed
         )
         worsen = partial(corrupt, num_classes=data.num_classes, seed=cell.seed, noise=data.noise)
-        found = worsen(drawn, duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance)
+        found = worsen(
+            drawn, duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance,
+            repeats=data.repeats, repeats_of=data.repeats_of,
+        )  # fmt: skip
         if data.validation_samples:
             test = worsen(validation).data
         result = train_cell(

@@ -123,6 +123,9 @@ class ImportanceConfig(Section):
     label: str | None = None
     begins: Count | None = None
     second_guess: Fraction | None = None
+    groups: Count | None = None
+    window: Fraction | None = None
+    below: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,7 +35,8 @@ RESULTS_VERSION = 1
 TABLES = ("study", "data", "settings", "arms", "grid", "full")
 
 KNOBS = (
-    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins"
+    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins",
+    "groups", "window", "below",
 )  # fmt: skip
 """Settings that are an importance policy's own."""
 
@@ -72,10 +73,12 @@ class StudyConfig(Section):
 class DataConfig(Section):
     """The images; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``.
 
-    ``noise``, ``duplicates``, ``junk`` (shares) and ``imbalance`` make the training samples worse,
-    see `tonari.ablate.study.corrupt.corrupt`. With ``validation_samples`` the accuracy is that of
-    so many other training images, their labels as noisy: to choose lengths and knobs by, with seeds
-    of their own, before the test images are looked at.
+    ``noise``, ``duplicates``, ``repeats``, ``junk`` (shares), ``repeats_of`` and ``imbalance`` make
+    the training samples worse, see `tonari.ablate.study.corrupt.corrupt`. ``truth`` names a field
+    of the right classes, where ``label`` may hold wrong ones: these are then known to be wrong.
+    With ``validation_samples`` the accuracy is that of so many other training images, their labels
+    as noisy: to choose lengths and knobs by, with seeds of their own, before the test images are
+    looked at.
     """
 
     train: str
@@ -91,6 +94,9 @@ class DataConfig(Section):
     duplicates: Share = 0.0
     junk: Share = 0.0
     imbalance: Annotated[float, Range(1)] = 1.0
+    repeats: Share = 0.0
+    repeats_of: Count = 20
+    truth: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +120,10 @@ class SettingsConfig(Section):
         ema: What a step keeps of the averaged weights, which then are what is tested; 0: none.
         importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
             are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
-            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``. A class of your own,
-            ``"package.module:Class"``, takes the table ``args``. Policies may ask for the fields
-            ``label``, ``is_wrong`` and ``is_copy``; only an oracle may use the last two.
+            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``, ``groups``,
+            ``window``, ``below``. A class of your own, ``"package.module:Class"``, takes the table
+            ``args``. Policies may ask for the fields ``label``, ``is_wrong`` and ``is_copy``; only
+            an oracle may use the last two.
         epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
         control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
             leaving out ``"random"`` rows; averaged weights (``"ema"``); a ``"robust"`` loss. The
@@ -160,6 +167,9 @@ class SettingsConfig(Section):
     alphas: tuple[Fraction, ...] | None = None
     drops: tuple[Positive, ...] | None = None
     begins: Count | None = None
+    groups: Count | None = None
+    window: Fraction | None = None
+    below: Positive | None = None
     epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
     control: Literal["", "epochs", "random", "ema", "robust", "oracle"] = ""
     against: str = ""

@@ -1,4 +1,4 @@
-"""Data as it is found: wrong labels, near duplicates, junk and rare classes, and all of it known.
+"""Data as it is found: wrong labels, duplicates, junk and rare classes, and all of it known.
 
 What is made of a seed's samples follows from the seed and the settings, so that all arms of a seed
 train on the same; a policy is told nothing of it.
@@ -23,7 +23,7 @@ class Found(NamedTuple):
     Attributes:
         data: The samples.
         is_wrong: bool[num_samples]: Its label is another class's, or it is junk.
-        is_copy: bool[num_samples]: It is nearly another of the samples.
+        is_copy: bool[num_samples]: It is another of the samples, or nearly.
     """
 
     data: LabelledImages
@@ -39,7 +39,8 @@ def as_found(data: LabelledImages) -> Found:
 
 def corrupt(
     data: LabelledImages, *, num_classes: int, seed: int, noise: float = 0.0,
-    duplicates: float = 0.0, junk: float = 0.0, imbalance: float = 1.0,
+    duplicates: float = 0.0, junk: float = 0.0, imbalance: float = 1.0, repeats: float = 0.0,
+    repeats_of: int = 20,
 ) -> Found:  # fmt: skip
     """Make samples worse, as settings of `DataConfig` say.
 
@@ -54,6 +55,9 @@ def corrupt(
         imbalance: Samples of the first class for each of the last, >= 1; the classes between lie
             on a geometric series (Cui et al., Class-balanced loss, CVPR 2019, section 5). Less
             frequent classes lose samples.
+        repeats: Share of all samples that are replaced by exact copies of ``repeats_of`` others,
+            each as often, with their labels: what a crawler finds over and over again.
+        repeats_of: Samples that are repeated so, or all others if these are fewer.
 
     Raises:
         ConfigError: If more is asked for than there are samples.
@@ -67,15 +71,21 @@ def corrupt(
     images, labels = data.images.copy(), data.labels.copy()
     count = len(labels)
     order = rng.permutation(count)
-    num_copies = round(duplicates * count)
-    if num_copies == count:
+    num_near, num_copies = round(duplicates * count), round((duplicates + repeats) * count)
+    if num_copies >= count:
+        asked = f"data.duplicates is {duplicates}"
+        if repeats:
+            asked += f" and data.repeats {repeats}"
         raise ConfigError(
-            f"data.duplicates is {duplicates}, which leaves none of {count} samples to be copied; "
+            f"{asked}, which leaves none of {count} samples to be copied; "
             "lower it, or raise data.train_samples"
         )
-    copies, originals = order[:num_copies], order[num_copies:]
-    of = originals[np.arange(num_copies) % len(originals)]
-    images[copies], labels[copies] = _nearly(images[of], rng), labels[of]
+    near, copies, originals = order[:num_near], order[:num_copies], order[num_copies:]
+    of = originals[np.arange(num_near) % len(originals)]
+    images[near], labels[near] = _nearly(images[of], rng), labels[of]
+    exact, repeated = order[num_near:num_copies], originals[:repeats_of]
+    of = repeated[np.arange(len(exact)) % len(repeated)]
+    images[exact], labels[exact] = images[of], labels[of]
     # Of all samples, copies among them: as a crawler would have found them.
     order = rng.permutation(count)
     num_junk, num_noise = round(junk * count), round(noise * count)
