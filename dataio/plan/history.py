@@ -14,8 +14,8 @@ ScoreColumn = Literal[
     "loss", "loss_1", "loss_2", "loss_3", "loss_4", "loss_mean",
     "confidence", "correct", "forgotten", "wrong", "epoch",
 ]  # fmt: skip
-"""``loss``: float32, of the last report, inf before the first; ``loss_1`` to ``loss_4``: float32, of
-the one before it to the fourth before it; ``loss_mean``: float32, exponential mean of all losses;
+"""``loss``: float32, of the last report, inf before the first; ``loss_1`` to ``loss_4``: float32,
+of the one before it to the fourth before it; ``loss_mean``: float32, their exponential mean;
 ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was predicted right at last;
 ``forgotten``: uint16, how often it was right and then wrong (Toneva et al., ICLR 2019); ``wrong``:
 uint16, how often it was reported wrong; ``epoch``: int32, of the last report, -1 before the first.

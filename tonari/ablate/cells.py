@@ -215,10 +215,15 @@ def _check_numbers(document: CellFile, names: Iterable[str]) -> None:
 def _load(study: Study) -> tuple[LabelledImages, LabelledImages]:
     data = study.data
     train, test = (
-        load_images(source, image=data.image, label=data.label, image_size=data.image_size)
-        for source in (data.train, data.test)
+        load_images(
+            source, image=data.image, label=data.label, image_size=data.image_size, truth=truth
+        )
+        for source, truth in ((data.train, data.truth), (data.test, ""))
     )
-    for name, labels in (("train", train.labels), ("test", test.labels)):
+    found = [("train", train.labels), ("test", test.labels)]
+    if train.truth is not None:
+        found.append(("truth", train.truth))
+    for name, labels in found:
         if labels.min() < 0 or labels.max() >= data.num_classes:
             raise ConfigError(
                 f"data.{name}: has classes {labels.min()} to {labels.max()}, expected 0 to "

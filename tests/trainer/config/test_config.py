@@ -12,12 +12,16 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance import (
+    Forgetting,
     Full,
     InfoBatch,
     Kakurenbo,
     KeepAgreed,
+    OftenWrong,
     RandomPrune,
     SelectiveBackprop,
+    SeTa,
+    StoppedLearning,
     Weighted,
 )
 from trainer.config.config import Config, ImportanceConfig, load_config
@@ -196,6 +200,13 @@ def test_a_policy_of_ones_own_that_cannot_be_made_is_named(
         ),
         (("kind=weighted", "weights=label"), Weighted("label")),
         (("kind=keep_agreed", "label=kind", "begins=4"), KeepAgreed(label="kind", begins=4)),
+        (("kind=often_wrong", "label=kind", "begins=4"), OftenWrong(label="kind", begins=4)),
+        (("kind=forgetting", "fraction=0.1", "begins=4"), Forgetting(0.1, begins=4)),
+        (
+            ("kind=seta", "fraction=0.1", "groups=5", "window=0.9", "delta=1"),
+            SeTa(0.1, groups=5, window=0.9, delta=1),
+        ),
+        (("kind=stopped_learning", "below=0.01"), StoppedLearning(0.01)),
     ],
 )  # fmt: skip
 def test_importance_is_made_as_it_is_set(

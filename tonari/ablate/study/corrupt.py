@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import generator, key
-from tonari.ablate.study.data import LabelledImages
+from tonari.ablate.study.data import LabelledImages, take
 from trainer.errors import ConfigError
 
 SHIFT_PIXELS, NOISE_LEVELS = 1, 4
@@ -45,7 +45,8 @@ def corrupt(
     """Make samples worse, as settings of `DataConfig` say.
 
     Args:
-        data: Of one seed; left as they are.
+        data: Of one seed; left as they are. Where they have a truth, samples with another label
+            are wrong from the start.
         num_classes: Classes of the dataset.
         seed: Of the cell.
         noise: Share of all samples that get the label of another class, each as likely.
@@ -69,6 +70,7 @@ def corrupt(
     rng = generator(key(seed, "study corruption"))
     data = _imbalanced(data, imbalance, num_classes, rng)
     images, labels = data.images.copy(), data.labels.copy()
+    truth = labels.copy() if data.truth is None else data.truth.copy()
     count = len(labels)
     order = rng.permutation(count)
     num_near, num_copies = round(duplicates * count), round((duplicates + repeats) * count)
@@ -82,10 +84,10 @@ def corrupt(
         )
     near, copies, originals = order[:num_near], order[:num_copies], order[num_copies:]
     of = originals[np.arange(num_near) % len(originals)]
-    images[near], labels[near] = _nearly(images[of], rng), labels[of]
+    images[near], labels[near], truth[near] = _nearly(images[of], rng), labels[of], truth[of]
     exact, repeated = order[num_near:num_copies], originals[:repeats_of]
     of = repeated[np.arange(len(exact)) % len(repeated)]
-    images[exact], labels[exact] = images[of], labels[of]
+    images[exact], labels[exact], truth[exact] = images[of], labels[of], truth[of]
     # Of all samples, copies among them: as a crawler would have found them.
     order = rng.permutation(count)
     num_junk, num_noise = round(junk * count), round(noise * count)
@@ -94,8 +96,8 @@ def corrupt(
     labels[rubbish] = rng.integers(num_classes, size=num_junk)
     steps = rng.integers(1, num_classes, len(mislabelled)) if num_classes > 1 else 0
     labels[mislabelled] = (labels[mislabelled] + steps) % num_classes
-    is_wrong, is_copy = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-    is_wrong[rubbish] = is_wrong[mislabelled] = is_copy[copies] = True
+    is_wrong, is_copy = labels != truth, np.zeros(count, np.bool_)
+    is_wrong[rubbish] = is_copy[copies] = True
     return Found(LabelledImages(images, labels), is_wrong, is_copy)
 
 
@@ -110,8 +112,7 @@ def _imbalanced(
         rows = np.flatnonzero(data.labels == label)
         most = max(round(share * len(rows)), min(len(rows), 1))
         kept.append(rng.permutation(rows)[:most])
-    chosen = np.sort(np.concatenate(kept))
-    return LabelledImages(data.images[chosen], data.labels[chosen])
+    return take(data, np.concatenate(kept))
 
 
 def _nearly(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:

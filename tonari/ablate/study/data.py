@@ -16,13 +16,17 @@ class LabelledImages(NamedTuple):
     Attributes:
         images: uint8[num_samples, channels, height, width].
         labels: int64[num_samples].
+        truth: int64[num_samples]: The right labels, where others are known to be wrong; else None.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
+    truth: NDArray[np.int64] | None = None
 
 
-def load_images(source: str, *, image: str, label: str, image_size: int) -> LabelledImages:
+def load_images(
+    source: str, *, image: str, label: str, image_size: int, truth: str = ""
+) -> LabelledImages:
     """Read and decode all samples of a source.
 
     Args:
@@ -30,6 +34,7 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
         image: Field of the compressed image.
         label: Field of the class number.
         image_size: Height and width to resize to.
+        truth: Field of the right class number; empty where there is none beside ``label``.
 
     Raises:
         ConfigError: If the source cannot be read, or lacks these fields.
@@ -38,16 +43,21 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
         "image": Image(image, resize=Resize(image_size), decoded=True),
         "label": Int(label),
     }
+    if truth:
+        fields["truth"] = Int(truth)
     try:
         opened = open_source(source)
         blocks = list(opened.read(np.arange(opened.num_samples), fields))
     except DataioError as error:
         raise ConfigError(f"data: {error}") from error
     pixels = np.concatenate([rows.fixed[0] for rows in blocks])
-    labels = np.concatenate([rows.fixed[1] for rows in blocks]).reshape(-1).view("<i8")
+    labels, *right = (
+        np.concatenate([rows.fixed[field] for rows in blocks]).reshape(-1).view("<i8")
+        for field in range(1, len(fields))
+    )
     # uint8[num_samples, height, width, channels] -> channels first
     images = pixels.reshape(-1, image_size, image_size, 3).transpose(0, 3, 1, 2)
-    return LabelledImages(np.ascontiguousarray(images), labels)
+    return LabelledImages(np.ascontiguousarray(images), labels, *right)
 
 
 def draw_subset(data: LabelledImages, num_samples: int, *, seed: int) -> LabelledImages:
@@ -75,9 +85,11 @@ def draw_subsets(
         )
     order = generator(key(seed, "study subset")).permutation(count)
     split = num_samples or count - num_validation
-    return _take(data, order[:split]), _take(data, order[split : split + num_validation])
+    return take(data, order[:split]), take(data, order[split : split + num_validation])
 
 
-def _take(data: LabelledImages, chosen: NDArray[np.int64]) -> LabelledImages:
+def take(data: LabelledImages, chosen: NDArray[np.int64]) -> LabelledImages:
+    """Take some samples, in their order."""
     rows = np.sort(chosen)
-    return LabelledImages(data.images[rows], data.labels[rows])
+    right = None if data.truth is None else data.truth[rows]
+    return LabelledImages(data.images[rows], data.labels[rows], right)

@@ -109,7 +109,7 @@ class Training:
             )
         self._settings, self._layout, self._seed, self._device = settings, layout, seed, device
         self._rows_of = number_samples(data.labels, settings.partition, seed=seed)
-        self._images, self._labels = (torch.from_numpy(part).to(device) for part in data)
+        self._images, self._labels = (torch.from_numpy(part).to(device) for part in data[:2])
         self._found = train
         self.replicas = _replicas(settings, num_classes, seed=seed, device=device)
         policy = settings.make_importance()
