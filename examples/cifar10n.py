@@ -19,8 +19,9 @@ image is then found by its pixels, JPEG or not. No file is read that could run c
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +39,8 @@ SIDE, BLOCK = 32, 4
 MOST_DIFFERENCE = 12.0
 """Levels of 255 by which an image's blocks may differ from those published, on average."""
 
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-NUMPY_PARTS: list[object] = [
+_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+NUMPY_PARTS: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
     # By the names that files of older and newer versions of NumPy hold
     (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),
     (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
@@ -185,7 +186,8 @@ def _blocks(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """float32[num_samples, blocks]: Means of squares of pixels, which JPEG hardly changes."""
     part = SIDE // BLOCK
     cut = images.reshape(len(images), 3, part, BLOCK, part, BLOCK)
-    return cut.mean(axis=(3, 5), dtype=np.float32).reshape(len(images), -1)
+    means: NDArray[np.float32] = cut.mean(axis=(3, 5), dtype=np.float32)
+    return means.reshape(len(images), -1)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -98,7 +98,7 @@ def test_images_that_are_none_of_those_published_are_refused(made, monkeypatch):
 
 
 class Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
         return open, ("was_run", "w")
 
 
