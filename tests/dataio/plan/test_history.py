@@ -210,6 +210,14 @@ def train(loader, num_epochs):
             loader.report(batch, *told(batch["sample_id"], epoch))
 
 
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_policy_that_goes_by_outcomes_says_so(tmp_path, column):
+    """Else a trainer would report losses alone, and each row would count as wrong."""
+    by_loss = {*EARLIER, "loss_mean", "epoch"}
+    with make(tmp_path, single_world(), Full(columns=(column,))) as loader:
+        assert loader.needs_outcome == (column not in by_loss)
+
+
 def check(pools, scores):
     """Every sample is held once by a node, with its own scores."""
     by_node = {tuple(ids.tolist()): found for ids, found in pools}

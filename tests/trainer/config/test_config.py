@@ -12,6 +12,7 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance import (
+    POLICIES,
     Forgetting,
     Full,
     InfoBatch,
@@ -24,6 +25,7 @@ from importance import (
     StoppedLearning,
     Weighted,
 )
+from trainer.config.augment import RESCORING
 from trainer.config.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
 from trainer.run.build import _importance, _shuffle, lay_out
@@ -214,6 +216,12 @@ def test_importance_is_made_as_it_is_set(
 ) -> None:
     given = tuple(f"importance.{override}" for override in overrides)
     assert _importance(load(tmp_path, "", ("optimizer.warmup_epochs=2", *given))) == expected
+
+
+def test_policies_that_mixing_does_not_go_with_are_those_that_score_hidden_rows_again() -> None:
+    slots = np.arange(3)
+    again = {name for name, made in POLICIES.items() if len(made().due(slots, epoch=0))}
+    assert again == set(RESCORING)
 
 
 def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:
