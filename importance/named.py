@@ -6,13 +6,17 @@ import inspect
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
 from importance.auto import Auto
+from importance.forgetting import Forgetting
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
 from importance.keep_agreed import KeepAgreed
 from importance.learnable import Learnable
+from importance.often_wrong import OftenWrong
 from importance.random import RandomPrune
 from importance.selective_backprop import SelectiveBackprop
+from importance.seta import SeTa
+from importance.stopped_learning import StoppedLearning
 from importance.weighted import Weighted
 
 POLICIES: dict[str, type[Importance]] = {
@@ -25,6 +29,10 @@ POLICIES: dict[str, type[Importance]] = {
     "selective_backprop": SelectiveBackprop,
     "random": RandomPrune,
     "weighted": Weighted,
+    "forgetting": Forgetting,
+    "often_wrong": OftenWrong,
+    "seta": SeTa,
+    "stopped_learning": StoppedLearning,
 }
 
 ASKED = ("columns", "select", "due")

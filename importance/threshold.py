@@ -13,7 +13,7 @@ BLOCK = 1 << 15
 """Rows taken at once: what stays in a core's cache."""
 
 NUM_LEVELS = 1 << 14
-"""Losses that `percentiles` distinguishes: multiples of the quantum from 0 to 16."""
+"""Losses that `loss_levels` distinguishes: multiples of the quantum from 0 to 16."""
 
 
 def loss_keys(rows: Candidates) -> NDArray[np.uint64]:
@@ -35,6 +35,18 @@ def loss_keys(rows: Candidates) -> NDArray[np.uint64]:
         ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
         keys[part] = ordered << place_bits | places[part].astype(np.uint64)
     return keys
+
+
+def count_keys(rows: Candidates, counts: NDArray[np.uint16]) -> tuple[NDArray[np.uint64], int]:
+    """Number rows by a count each, ties by their place: distinct over all pools.
+
+    Returns:
+        uint64[num_slots]; and the bits of such a number, the same in all pools.
+    """
+    place_bits = _place_bits(rows)
+    keys: NDArray[np.uint64] = counts.astype(np.uint64) << np.uint64(place_bits)
+    keys |= rows.places.astype(np.uint64)
+    return keys, 16 + place_bits
 
 
 def key_bits(rows: Candidates) -> int:
@@ -137,6 +149,14 @@ def lowest_of_each(
     return np.flatnonzero((keys < thresholds[groups]) | is_whole[groups])
 
 
+def loss_levels(loss: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Give losses in quanta: int64[n], in [0, `NUM_LEVELS`); those beyond are as the outermost."""
+    most = np.float32((NUM_LEVELS - 1) * QUANTUM)
+    # Bounded before it is cast: fmin makes a loss that is not a number the most
+    bounded = np.fmax(np.fmin(loss, most), np.float32(0))
+    return np.round(bounded / QUANTUM).astype(np.int64)
+
+
 def percentiles(rows: Candidates, total: Total) -> NDArray[np.float64]:
     """Find the share of all pools' rows whose last loss is lower; of equal ones half counts.
 
@@ -145,11 +165,7 @@ def percentiles(rows: Candidates, total: Total) -> NDArray[np.float64]:
     Returns:
         float64[num_slots], in (0, 1).
     """
-    most = np.float32((NUM_LEVELS - 1) * QUANTUM)
-    # Bounded before it is cast: fmin makes a loss that is not a number the most
-    bounded = np.fmax(np.fmin(rows.scores["loss"], most), np.float32(0))
-    # int64[num_slots]
-    level = np.round(bounded / QUANTUM).astype(np.int64)
+    level = loss_levels(rows.scores["loss"])
     counts = total(np.bincount(level, minlength=NUM_LEVELS))
     share: NDArray[np.float64] = (np.cumsum(counts) - counts / 2) / max(int(counts.sum()), 1)
     return np.asarray(share[level])

@@ -25,7 +25,7 @@ from benchmarks.generated import Generated
 from dataio import Array, Int, Loader, Reports
 from dataio.base.seeding import key
 from dataio.plan.candidates import Candidates
-from dataio.plan.history import ScoreColumn, Scores, record, score_dtype, unscored
+from dataio.plan.history import EARLIER, ScoreColumn, Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import POLICIES, make_policy, outcome
@@ -70,6 +70,10 @@ def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
     record(
         scores, np.arange(num_rows), loss=loss, correct=sure > 0.2, confidence=sure, epoch=EPOCH - 1
     )
+    # Half of the rows had the same loss before
+    for name in EARLIER[1:]:
+        if name in (scores.dtype.names or ()):
+            scores[name][::2] = scores["loss"][::2]
     return scores
 
 

@@ -4,21 +4,27 @@ A policy names the columns that it goes by, and no others are kept.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 ScoreColumn = Literal[
-    "loss", "loss_mean", "confidence", "correct", "forgotten", "epoch", "loss_second"
-]
-"""``loss``: float32, of the last report, inf before the first; ``loss_mean``: float32, exponential
-mean of all losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was
-predicted right at last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et
-al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first; ``loss_second``:
-float32, of the first report in an epoch after the first one, inf before: what later losses are held
-against, as a loss of the first epoch says mostly how early in it the row came. Losses, their means
-and confidences are multiples of `QUANTUM`."""
+    "loss", "loss_1", "loss_2", "loss_3", "loss_4", "loss_second", "loss_mean",
+    "confidence", "correct", "forgotten", "wrong", "epoch",
+]  # fmt: skip
+"""``loss``: float32, of the last report, inf before the first; ``loss_1`` to ``loss_4``: float32,
+of the one before it to the fourth before it; ``loss_second``: float32, of the first report in an
+epoch after the first one, inf before: what later losses are held against, as a loss of the first
+epoch says mostly how early in it the row came; ``loss_mean``: float32, exponential mean of all
+losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was predicted right at
+last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et al., ICLR 2019);
+``wrong``: uint16, how often it was reported wrong; ``epoch``: int32, of the last report, -1 before
+the first. Losses, their means and confidences are multiples of `QUANTUM`."""
+
+EARLIER: tuple[ScoreColumn, ...] = ("loss", "loss_1", "loss_2", "loss_3", "loss_4")
+"""Losses from the last report to the fourth before it: each is kept where a later name is."""
 
 Scores = NDArray[np.void]
 """A structured array of some columns, in the order of `COLUMNS`, a row a slot."""
@@ -31,20 +37,22 @@ QUANTUM = 1 / 1024
 MEAN_DECAY = 0.8
 """What an exponential mean keeps of itself at each report."""
 
-MOST_FORGOTTEN = np.uint16(2**16 - 1)
+MOST_TIMES = np.uint16(2**16 - 1)
+"""Where ``forgotten`` and ``wrong`` stop counting."""
 
 _KINDS = {
-    "loss": "<f4", "loss_mean": "<f4", "confidence": "<f4",
-    "correct": "?", "forgotten": "<u2", "epoch": "<i4", "loss_second": "<f4",
+    **dict.fromkeys((*EARLIER, "loss_second", "loss_mean"), "<f4"), "confidence": "<f4",
+    "correct": "?", "forgotten": "<u2", "wrong": "<u2", "epoch": "<i4",
 }  # fmt: skip
-_UNREPORTED = {"loss": np.inf, "loss_mean": np.inf, "epoch": -1, "loss_second": np.inf}
+_UNREPORTED = {**dict.fromkeys((*EARLIER, "loss_second", "loss_mean"), np.inf), "epoch": -1}
 
 
 def score_dtype(columns: Iterable[ScoreColumn]) -> np.dtype[np.void]:
     """Lay out the scores of a policy: its columns, and what these need.
 
     Args:
-        columns: Their names. ``epoch`` is always there; ``correct`` where ``forgotten`` is.
+        columns: Their names. ``epoch`` is always there; ``correct`` where ``forgotten`` is; all
+            of `EARLIER` before one of these.
 
     Raises:
         ValueError: If there is no such column.
@@ -56,6 +64,7 @@ def score_dtype(columns: Iterable[ScoreColumn]) -> np.dtype[np.void]:
         )
     if "forgotten" in wanted:
         wanted.add("correct")
+    wanted.update(*(EARLIER[:ago] for ago, name in enumerate(EARLIER) if name in wanted))
     return np.dtype([(name, _KINDS[name]) for name in COLUMNS if name in wanted], align=False)
 
 
@@ -90,6 +99,10 @@ def record(
     # Field by field: whole entries of a structured array are gathered and put back far slower.
     names = scores.dtype.names or ()
     right = np.zeros(len(slots), np.bool_) if correct is None else correct
+    # The oldest first, so that each takes what the one behind it still holds
+    for later, name in reversed([*pairwise(EARLIER)]):
+        if name in names:
+            scores[name][slots] = scores[later][slots]
     if "loss" in names:
         scores["loss"][slots] = _quantised(loss)
     if "loss_mean" in names:
@@ -102,13 +115,19 @@ def record(
         scores["loss_second"][slots] = np.where(is_second, _quantised(loss), second)
     if "forgotten" in names:
         lost = scores["correct"][slots] & ~right
-        forgotten = scores["forgotten"][slots]
-        scores["forgotten"][slots] = forgotten + (lost & (forgotten < MOST_FORGOTTEN))
+        scores["forgotten"][slots] = _counted(scores["forgotten"][slots], lost)
+    if "wrong" in names:
+        scores["wrong"][slots] = _counted(scores["wrong"][slots], ~right)
     if "correct" in names:
         scores["correct"][slots] = right
     if "confidence" in names:
         scores["confidence"][slots] = 0.0 if confidence is None else _quantised(confidence)
     scores["epoch"][slots] = epoch
+
+
+def _counted(times: NDArray[np.uint16], again: NDArray[np.bool_]) -> NDArray[np.uint16]:
+    counted: NDArray[np.uint16] = times + (again & (times < MOST_TIMES))
+    return counted
 
 
 def _quantised(values: NDArray[np.floating]) -> NDArray[np.floating]:

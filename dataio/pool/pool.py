@@ -80,7 +80,7 @@ class Pool:
         self.fields = fields
         self.world = world
         self.keeps_scores = bool(columns)
-        self.needs_outcome = not {"correct", "confidence", "forgotten"}.isdisjoint(columns)
+        self.needs_outcome = not {"correct", "confidence", "forgotten", "wrong"}.isdisjoint(columns)
         self.streamed = Streamed()
         self._exchanges = num_leaving > 0
         self._streaming: Streaming | None = None

@@ -75,14 +75,18 @@ def arguments() -> dict[type, dict[str, Any]]:
         shuffle.Partial: {},
         shuffle.ModelExchange: {"model": model, "world": world(), "every": 2},
         importance.Auto: {},
+        importance.Forgetting: {},
         importance.Full: {},
         importance.InfoBatch: {},
         importance.Kakurenbo: {},
         importance.KeepAgreed: {},
         importance.Learnable: {},
+        importance.OftenWrong: {},
         importance.RandomPrune: {},
         importance.Weighted: {},
         importance.SelectiveBackprop: {},
+        importance.SeTa: {},
+        importance.StoppedLearning: {},
     }  # fmt: skip
 
 

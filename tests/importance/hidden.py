@@ -16,19 +16,23 @@ from dataio.plan.policies import ByFields, Importance, Selection, Shuffle
 from dataio.world import World
 from importance import (
     Auto,
+    Forgetting,
     Full,
     InfoBatch,
     Kakurenbo,
     KeepAgreed,
     Learnable,
+    OftenWrong,
     RandomPrune,
     SelectiveBackprop,
+    SeTa,
+    StoppedLearning,
     Weighted,
 )
 from tests.memory_source import FIELDS, MemorySource
 
 NUM_SAMPLES = 97
-NUM_EPOCHS = 5
+NUM_EPOCHS = 6
 
 POLICIES: dict[str, Importance] = {
     "auto": Auto(0.6, begins=2, second_guess=1.0),
@@ -40,6 +44,10 @@ POLICIES: dict[str, Importance] = {
     "selective_backprop": SelectiveBackprop(0.4),
     "random": RandomPrune(0.3, delta=0.8),
     "weighted": Weighted(num_samples=70),
+    "forgetting": Forgetting(0.4, begins=1),
+    "often_wrong": OftenWrong(0.6, begins=1),
+    "seta": SeTa(0.1, groups=5, window=0.6),
+    "stopped_learning": StoppedLearning(2.0),
 }
 SHUFFLES: dict[str, Callable[[], Shuffle]] = {
     "local": shuffle.Local,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dataio.base.seeding import key
 from dataio.plan.candidates import ByField, Candidates, no_field
-from dataio.plan.history import COLUMNS, Scores, score_dtype, unscored
+from dataio.plan.history import COLUMNS, EARLIER, Scores, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
 
@@ -18,9 +18,10 @@ Result = TypeVar("Result")
 
 
 def reported(loss: Sequence[float] | NDArray[np.floating]) -> Scores:
-    """Rows of some losses, right, sure and known."""
+    """Rows of some losses, the same each time, right, sure and known."""
     scores = unscored(len(loss), SCORE_DTYPE)
-    scores["loss"], scores["loss_mean"], scores["loss_second"] = loss, loss, loss
+    for name in (*EARLIER, "loss_second", "loss_mean"):
+        scores[name] = loss
     scores["confidence"], scores["correct"], scores["epoch"] = 1, True, 0
     return scores
 

@@ -131,6 +131,7 @@ def _worsened(drawn: Samples, data: DataConfig, *, seed: int) -> Found:
     return corrupt(
         drawn, num_classes=data.num_classes, seed=seed, noise=data.noise,
         duplicates=data.duplicates, junk=data.junk, imbalance=data.imbalance,
+        repeats=data.repeats, repeats_of=data.repeats_of,
     )  # fmt: skip
 
 
@@ -248,10 +249,15 @@ def _load_text(data: DataConfig) -> tuple[Samples, Samples]:
 
 def _load_images(data: DataConfig) -> tuple[Samples, Samples]:
     train, test = (
-        load_images(source, image=data.image, label=data.label, image_size=data.image_size)
-        for source in (data.train, data.test)
+        load_images(
+            source, image=data.image, label=data.label, image_size=data.image_size, truth=truth
+        )
+        for source, truth in ((data.train, data.truth), (data.test, ""))
     )
-    for name, labels in (("train", train.labels), ("test", test.labels)):
+    found = [("train", train.labels), ("test", test.labels)]
+    if train.truth is not None:
+        found.append(("truth", train.truth))
+    for name, labels in found:
         if labels.min() < 0 or labels.max() >= data.num_classes:
             raise ConfigError(
                 f"data.{name}: has classes {labels.min()} to {labels.max()}, expected 0 to "

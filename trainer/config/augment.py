@@ -14,7 +14,10 @@ from trainer.config.settings import (
 )
 from trainer.errors import ConfigError
 
-RESCORING = ("auto", "kakurenbo", "keep_agreed", "learnable", "selective_backprop")
+RESCORING = (
+    "auto", "forgetting", "kakurenbo", "keep_agreed", "learnable", "often_wrong",
+    "selective_backprop", "stopped_learning",
+)  # fmt: skip
 """Policies that give hidden rows new scores."""
 
 

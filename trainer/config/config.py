@@ -126,6 +126,9 @@ class ImportanceConfig(Section):
     begins: Count | None = None
     second_guess: Fraction | None = None
     least_fall: Share | None = None
+    groups: Count | None = None
+    window: Fraction | None = None
+    below: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import shuffle
 from dataio import Loader, Reports, Workers
-from dataio.plan.history import COLUMNS, QUANTUM, record, score_dtype, unscored
+from dataio.plan.history import COLUMNS, EARLIER, QUANTUM, record, score_dtype, unscored
 from dataio.plan.policies import Importance
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune
@@ -33,7 +33,8 @@ def report(scores, slots, loss, correct=None, confidence=None, *, epoch=0):
 def test_a_column_is_kept_only_where_it_is_asked_for_or_needed(columns):
     kept = set(score_dtype(columns).names or ())
     needed = {"epoch"} | ({"correct"} if "forgotten" in columns else set())
-    assert kept == columns | needed
+    oldest = max((ago for ago, name in enumerate(EARLIER) if name in columns), default=0)
+    assert kept == columns | needed | set(EARLIER[:oldest])
 
 
 @given(COLUMN_SETS, st.integers(0, 2**32))
@@ -50,15 +51,17 @@ def test_a_column_holds_the_same_whichever_others_are_kept(columns, seed):
 
 
 def test_no_such_column_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"no column 'los'; expected some of loss, loss_mean"):
+    with pytest.raises(ValueError, match=r"no column 'los'; expected some of loss, loss_1, "):
         score_dtype(["los"])  # type: ignore[list-item]
 
 
 def test_integers_stay_integers_and_a_row_is_small():
     dtype = score_dtype(COLUMNS)
     kinds = {name: dtype[name].str for name in dtype.names or ()}
-    assert (kinds["epoch"], kinds["forgotten"], kinds["correct"]) == ("<i4", "<u2", "|b1")
-    assert dtype.itemsize == 4 + 4 + 4 + 1 + 2 + 4 + 4
+    counts = ("forgotten", "wrong")
+    assert (kinds["epoch"], *(kinds[name] for name in counts)) == ("<i4", "<u2", "<u2")
+    assert kinds["correct"] == "|b1"
+    assert dtype.itemsize == 5 * 4 + 4 + 4 + 4 + 1 + 2 + 2 + 4
 
 
 def test_before_its_first_report_a_row_is_unknown():
@@ -120,6 +123,34 @@ def test_forgotten_stays_at_its_largest_number():
     assert scores["forgotten"].tolist() == [2**16 - 1, 2**16 - 1]
 
 
+def test_wrong_counts_every_wrong_report_and_never_falls():
+    scores = unscored(2, score_dtype(["wrong"]))
+    counts = []
+    for right in (False, False, True, False, True):
+        report(scores, [0], [1.0], [right])
+        counts.append(int(scores["wrong"][0]))
+    assert counts == [1, 2, 2, 3, 3]
+    report(scores, [0], [1.0])
+    assert scores["wrong"].tolist() == [4, 0], "a missing outcome counts as wrong"
+
+
+def test_wrong_stays_at_its_largest_number():
+    scores = unscored(2, score_dtype(["wrong"]))
+    scores["wrong"] = [2**16 - 2, 2**16 - 1]
+    for _ in range(2):
+        report(scores, [0, 1], [1.0, 1.0], [False, False])
+    assert scores["wrong"].tolist() == [2**16 - 1, 2**16 - 1]
+
+
+def test_earlier_losses_are_those_of_the_last_five_reports_of_each_row():
+    scores = unscored(2, score_dtype(["loss_4"]))
+    for number in range(1, 7):
+        report(scores, [1], [float(number)])
+        if number == 2:
+            report(scores, [0], [0.5])
+    assert scores[list(EARLIER)].tolist() == [(0.5, *[np.inf] * 4), (6.0, 5.0, 4.0, 3.0, 2.0)]
+
+
 def test_a_report_changes_its_rows_alone_each_by_its_own_values():
     scores = unscored(6, score_dtype(COLUMNS))
     before = scores.copy()
@@ -177,6 +208,14 @@ def train(loader, num_epochs):
             return
         for batch in loader:
             loader.report(batch, *told(batch["sample_id"], epoch))
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_policy_that_goes_by_outcomes_says_so(tmp_path, column):
+    """Else a trainer would report losses alone, and each row would count as wrong."""
+    by_loss = {*EARLIER, "loss_mean", "epoch"}
+    with make(tmp_path, single_world(), Full(columns=(column,))) as loader:
+        assert loader.needs_outcome == (column not in by_loss)
 
 
 def check(pools, scores):

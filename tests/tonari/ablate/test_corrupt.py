@@ -3,10 +3,15 @@
 import dataclasses
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from dataio.base.digest import digest
+from tests.tonari.ablate.study import make_study
 from tests.tonari.ablate.test_study import blobs
-from tonari.ablate.study.config import SettingsConfig
+from tonari.ablate.cells import train_missing
+from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import Found, corrupt
 from tonari.ablate.study.data import LabelledImages
 from tonari.ablate.study.run import train_cell
@@ -104,3 +109,99 @@ def test_a_cell_says_how_many_of_the_hidden_rows_are_wrong():
     whole = dataclasses.replace(settings, importance="full", fraction=None, delta=None, epochs=1)
     full = train_cell(whole, found, blobs(50, seed=1), num_classes=CLASSES, seed=0)
     assert full.hidden_precision is full.hidden_recall is None
+
+
+def test_a_few_rows_are_repeated_exactly_and_as_often_as_each_other():
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(NUM, 3, 8, 8), dtype=np.uint8)
+    data = LabelledImages(images, np.arange(NUM) % CLASSES)
+    found = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.5, repeats_of=20)
+    assert found.is_copy.sum() == 200
+    assert not found.is_wrong.any()
+    originals = np.flatnonzero(~found.is_copy)
+    assert np.array_equal(found.data.images[originals], images[originals])
+    labels = {image.tobytes(): label for image, label in zip(*data[:2], strict=True)}
+    times = dict.fromkeys((image.tobytes() for image in images[originals]), 0)
+    for image, label in zip(found.data.images, found.data.labels, strict=True):
+        times[image.tobytes()] += 1
+        assert label == labels[image.tobytes()]
+    assert sorted(times.values()) == [1] * 180 + [11] * 20
+    every = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.5, repeats_of=NUM)
+    assert len(np.unique(every.data.images, axis=0)) == 200, "no more than there are others"
+    with pytest.raises(ConfigError, match=r"is 0.5 and data.repeats 0.5, which leaves none of 400"):
+        corrupt(data, num_classes=CLASSES, seed=3, duplicates=0.5, repeats=0.5)
+
+
+def test_labels_that_are_not_the_truth_are_wrong_from_the_start_and_so_are_their_copies():
+    data = blobs(NUM)
+    truth = data.labels.copy()
+    truth[::4] = (truth[::4] + 1) % CLASSES
+    found = corrupt(data._replace(truth=truth), num_classes=CLASSES, seed=3)
+    assert np.array_equal(found.is_wrong, np.arange(NUM) % 4 == 0)
+    assert np.array_equal(found.data.labels, data.labels)
+    copied = corrupt(data._replace(truth=truth), num_classes=CLASSES, seed=3, repeats=0.5)
+    again = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.5)
+    assert np.array_equal(copied.data.images, again.data.images)
+    assert copied.is_wrong.sum() != 100, "a wrong label is copied with its image"
+    both = corrupt(data._replace(truth=truth), num_classes=CLASSES, seed=3, noise=0.4, imbalance=2)
+    assert 0.4 < both.is_wrong.mean() < 0.65
+
+
+def test_what_was_made_of_a_seed_before_is_made_of_it_now():
+    """Cells that were trained are of these samples: without `repeats` nothing may change."""
+    found = corrupt(
+        blobs(NUM), num_classes=CLASSES, seed=3, noise=0.2, duplicates=0.5, junk=0.1, imbalance=4
+    )
+    parts = (*found.data[:2], found.is_wrong, found.is_copy)
+    assert (
+        digest(b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
+        == "69c41ce23dc37fe9"
+    )
+
+
+def test_the_digest_of_a_cell_that_was_there_before_is_what_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "study.toml"
+    path.write_text('[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "y"\n[arms.a]\n')
+    digests = {
+        setting: load_study(path, (setting,)).cells()[0].digest
+        for setting in (
+            "study.seeds=1", "data.noise=0.4", "data.repeats=0.0", "data.truth=",
+            "data.repeats=0.5", "data.repeats_of=9", "data.truth=true_cls",
+        )
+    }  # fmt: skip
+    was = "db73bd657c90"
+    assert digests["data.noise=0.4"] == "197df1530ad8"
+    assert [digests[each] for each in ("study.seeds=1", "data.repeats=0.0", "data.truth=")] == [
+        was
+    ] * 3
+    assert len(set(digests.values())) == 5
+
+
+def test_a_field_of_right_labels_says_which_labels_are_wrong(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = make_study(tmp_path)
+    table = pq.read_table("train.parquet")
+    truth = table["cls"]
+    wrong = pa.array([(label + (row < 20)) % 4 for row, label in enumerate(truth.to_pylist())])
+    table = table.append_column("true_cls", truth)
+    table = table.set_column(table.schema.get_field_index("cls"), "cls", wrong)
+    pq.write_table(table, "train.parquet")
+    study = load_study(path, ("data.truth=true_cls", "data.train_samples=60", "study.seeds=1"))
+    seen: list[int] = []
+    real = train_cell
+
+    def watched(settings, train, test, **rest):
+        seen.append(int(train.is_wrong.sum()))
+        return real(settings, train, test, **rest)
+
+    monkeypatch.setattr("tonari.ablate.cells.train_cell", watched)
+    train_missing(
+        study, study.cells(), tmp_path / "out", command="", call="", tell=lambda event: None
+    )
+    assert seen == [20, 20]
+    bad = load_study(path, ("data.truth=key",))
+    with pytest.raises(ConfigError, match=r"data.truth: has classes 0 to 59"):
+        train_missing(
+            bad, bad.cells(), tmp_path / "out", command="", call="", tell=lambda event: None
+        )

@@ -12,15 +12,21 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from importance import (
+    POLICIES,
+    Forgetting,
     Full,
     InfoBatch,
     Kakurenbo,
     KeepAgreed,
     Learnable,
+    OftenWrong,
     RandomPrune,
     SelectiveBackprop,
+    SeTa,
+    StoppedLearning,
     Weighted,
 )
+from trainer.config.augment import RESCORING
 from trainer.config.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
 from trainer.run.build import _importance, _shuffle, lay_out
@@ -198,6 +204,13 @@ def test_a_policy_of_ones_own_that_cannot_be_made_is_named(
         (("kind=weighted", "weights=label"), Weighted("label")),
         (("kind=learnable", "least_fall=0.2", "begins=5"), Learnable(least_fall=0.2, begins=5)),
         (("kind=keep_agreed", "label=kind", "begins=4"), KeepAgreed(label="kind", begins=4)),
+        (("kind=often_wrong", "label=kind", "begins=4"), OftenWrong(label="kind", begins=4)),
+        (("kind=forgetting", "fraction=0.1", "begins=4"), Forgetting(0.1, begins=4)),
+        (
+            ("kind=seta", "fraction=0.1", "groups=5", "window=0.9", "delta=1"),
+            SeTa(0.1, groups=5, window=0.9, delta=1),
+        ),
+        (("kind=stopped_learning", "below=0.01"), StoppedLearning(0.01)),
     ],
 )  # fmt: skip
 def test_importance_is_made_as_it_is_set(
@@ -205,6 +218,12 @@ def test_importance_is_made_as_it_is_set(
 ) -> None:
     given = tuple(f"importance.{override}" for override in overrides)
     assert _importance(load(tmp_path, "", ("optimizer.warmup_epochs=2", *given))) == expected
+
+
+def test_policies_that_mixing_does_not_go_with_are_those_that_score_hidden_rows_again() -> None:
+    slots = np.arange(3)
+    again = {name for name, made in POLICIES.items() if len(made().due(slots, epoch=0))}
+    assert again == set(RESCORING)
 
 
 def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ TABLES = ("study", "data", "settings", "arms", "grid", "full")
 
 KNOBS = (
     "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins",
-    "least_fall",
+    "least_fall", "groups", "window", "below",
 )  # fmt: skip
 """Settings that are an importance policy's own."""
 
@@ -78,10 +78,12 @@ class DataConfig(Section):
     sequences, half random bytes, see `tonari.ablate.study.corrupt.spoil_text`; validation samples
     have none.
 
-    ``noise``, ``duplicates``, ``junk`` (shares) and ``imbalance`` make the training samples worse,
-    see `tonari.ablate.study.corrupt.corrupt`. With ``validation_samples`` the accuracy is that of
-    so many other training images, their labels as noisy: to choose lengths and knobs by, with seeds
-    of their own, before the test images are looked at.
+    ``noise``, ``duplicates``, ``repeats``, ``junk`` (shares), ``repeats_of`` and ``imbalance`` make
+    the training samples worse, see `tonari.ablate.study.corrupt.corrupt`. ``truth`` names a field
+    of the right classes, where ``label`` may hold wrong ones: these are then known to be wrong.
+    With ``validation_samples`` the accuracy is that of so many other training images, their labels
+    as noisy: to choose lengths and knobs by, with seeds of their own, before the test images are
+    looked at.
     """
 
     train: str
@@ -99,15 +101,23 @@ class DataConfig(Section):
     duplicates: Share = 0.0
     junk: Share = 0.0
     imbalance: Annotated[float, Range(1)] = 1.0
+    repeats: Share = 0.0
+    repeats_of: Count = 20
+    truth: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind == "text" and (self.noise or self.duplicates or self.imbalance != 1):
-            raise ConfigError(
-                f"data.noise is {self.noise}, data.duplicates {self.duplicates} and data.imbalance "
-                f"{self.imbalance}, which are for images; leave them out where data.kind is "
-                "'text', and set data.junk"
-            )
+        if self.kind == "text":
+            found = [
+                f"data.{name} is {getattr(self, name)!r}"
+                for name in ("noise", "duplicates", "imbalance", "repeats", "truth")
+                if getattr(self, name) != getattr(type(self), name)
+            ]
+            if found:
+                raise ConfigError(
+                    f"{', '.join(found)}, which are for images; leave them out where data.kind is "
+                    "'text', and set data.junk"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +143,10 @@ class SettingsConfig(Section):
         ema: What a step keeps of the averaged weights, which then are what is tested; 0: none.
         importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
             are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
-            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``, ``least_fall``. A
-            class of your own, ``"package.module:Class"``, takes the table ``args``. Policies may
-            ask for the fields ``label``, ``is_wrong`` and ``is_copy``; only an oracle may use the
-            last two.
+            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``, ``least_fall``,
+            ``groups``, ``window``, ``below``. A class of your own, ``"package.module:Class"``,
+            takes the table ``args``. Policies may ask for the fields ``label``, ``is_wrong`` and
+            ``is_copy``; only an oracle may use the last two.
         epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
         control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
             leaving out ``"random"`` rows, or those of the ``"highest"`` loss; averaged weights
@@ -183,6 +193,9 @@ class SettingsConfig(Section):
     drops: tuple[Positive, ...] | None = None
     begins: Count | None = None
     least_fall: Share | None = None
+    groups: Count | None = None
+    window: Fraction | None = None
+    below: Positive | None = None
     epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
     control: Literal["", "epochs", "random", "highest", "ema", "robust", "oracle"] = ""
     against: str = ""

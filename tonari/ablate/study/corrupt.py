@@ -1,4 +1,4 @@
-"""Data as it is found: wrong labels, near duplicates, junk and rare classes, and all of it known.
+"""Data as it is found: wrong labels, duplicates, junk and rare classes, and all of it known.
 
 What is made of a seed's samples follows from the seed and the settings, so that all arms of a seed
 train on the same; a policy is told nothing of it.
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import generator, key
-from tonari.ablate.study.data import LabelledImages, LabelledText, Samples
+from tonari.ablate.study.data import LabelledImages, LabelledText, Samples, take
 from trainer.errors import ConfigError
 
 SHIFT_PIXELS, NOISE_LEVELS = 1, 4
@@ -24,7 +24,7 @@ class Found(NamedTuple):
     Attributes:
         data: The samples.
         is_wrong: bool[num_samples]: Its label is another class's, or it is junk.
-        is_copy: bool[num_samples]: It is nearly another of the samples.
+        is_copy: bool[num_samples]: It is another of the samples, or nearly.
         kinds: bool[num_samples] each: The samples of a kind, where reports are to count them.
     """
 
@@ -42,12 +42,14 @@ def as_found(data: Samples) -> Found:
 
 def corrupt(
     data: LabelledImages, *, num_classes: int, seed: int, noise: float = 0.0,
-    duplicates: float = 0.0, junk: float = 0.0, imbalance: float = 1.0,
+    duplicates: float = 0.0, junk: float = 0.0, imbalance: float = 1.0, repeats: float = 0.0,
+    repeats_of: int = 20,
 ) -> Found:  # fmt: skip
     """Make samples worse, as settings of `DataConfig` say.
 
     Args:
-        data: Of one seed; left as they are.
+        data: Of one seed; left as they are. Where they have a truth, samples with another label
+            are wrong from the start.
         num_classes: Classes of the dataset.
         seed: Of the cell.
         noise: Share of all samples that get the label of another class, each as likely.
@@ -57,6 +59,9 @@ def corrupt(
         imbalance: Samples of the first class for each of the last, >= 1; the classes between lie
             on a geometric series (Cui et al., Class-balanced loss, CVPR 2019, section 5). Less
             frequent classes lose samples.
+        repeats: Share of all samples that are replaced by exact copies of ``repeats_of`` others,
+            each as often, with their labels: what a crawler finds over and over again.
+        repeats_of: Samples that are repeated so, or all others if these are fewer.
 
     Raises:
         ConfigError: If more is asked for than there are samples.
@@ -68,17 +73,24 @@ def corrupt(
     rng = generator(key(seed, "study corruption"))
     data = _imbalanced(data, imbalance, num_classes, rng)
     images, labels = data.images.copy(), data.labels.copy()
+    truth = labels.copy() if data.truth is None else data.truth.copy()
     count = len(labels)
     order = rng.permutation(count)
-    num_copies = round(duplicates * count)
-    if num_copies == count:
+    num_near, num_copies = round(duplicates * count), round((duplicates + repeats) * count)
+    if num_copies >= count:
+        asked = f"data.duplicates is {duplicates}"
+        if repeats:
+            asked += f" and data.repeats {repeats}"
         raise ConfigError(
-            f"data.duplicates is {duplicates}, which leaves none of {count} samples to be copied; "
+            f"{asked}, which leaves none of {count} samples to be copied; "
             "lower it, or raise data.train_samples"
         )
-    copies, originals = order[:num_copies], order[num_copies:]
-    of = originals[np.arange(num_copies) % len(originals)]
-    images[copies], labels[copies] = _nearly(images[of], rng), labels[of]
+    near, copies, originals = order[:num_near], order[:num_copies], order[num_copies:]
+    of = originals[np.arange(num_near) % len(originals)]
+    images[near], labels[near], truth[near] = _nearly(images[of], rng), labels[of], truth[of]
+    exact, repeated = order[num_near:num_copies], originals[:repeats_of]
+    of = repeated[np.arange(len(exact)) % len(repeated)]
+    images[exact], labels[exact], truth[exact] = images[of], labels[of], truth[of]
     # Of all samples, copies among them: as a crawler would have found them.
     order = rng.permutation(count)
     num_junk, num_noise = round(junk * count), round(noise * count)
@@ -87,8 +99,8 @@ def corrupt(
     labels[rubbish] = rng.integers(num_classes, size=num_junk)
     steps = rng.integers(1, num_classes, len(mislabelled)) if num_classes > 1 else 0
     labels[mislabelled] = (labels[mislabelled] + steps) % num_classes
-    is_wrong, is_copy = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-    is_wrong[rubbish] = is_wrong[mislabelled] = is_copy[copies] = True
+    is_wrong, is_copy = labels != truth, np.zeros(count, np.bool_)
+    is_wrong[rubbish] = is_copy[copies] = True
     return Found(LabelledImages(images, labels), is_wrong, is_copy)
 
 
@@ -131,8 +143,7 @@ def _imbalanced(
         rows = np.flatnonzero(data.labels == label)
         most = max(round(share * len(rows)), min(len(rows), 1))
         kept.append(rng.permutation(rows)[:most])
-    chosen = np.sort(np.concatenate(kept))
-    return LabelledImages(data.images[chosen], data.labels[chosen])
+    return take(data, np.concatenate(kept))
 
 
 def _nearly(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:

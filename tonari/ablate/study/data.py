@@ -19,10 +19,12 @@ class LabelledImages(NamedTuple):
     Attributes:
         images: uint8[num_samples, channels, height, width].
         labels: int64[num_samples].
+        truth: int64[num_samples]: The right labels, where others are known to be wrong; else None.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
+    truth: NDArray[np.int64] | None = None
 
 
 class LabelledText(NamedTuple):
@@ -43,7 +45,9 @@ Samples = LabelledImages | LabelledText
 Kind = TypeVar("Kind", bound=Samples)
 
 
-def load_images(source: str, *, image: str, label: str, image_size: int) -> LabelledImages:
+def load_images(
+    source: str, *, image: str, label: str, image_size: int, truth: str = ""
+) -> LabelledImages:
     """Read and decode all samples of a source.
 
     Args:
@@ -51,6 +55,7 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
         image: Field of the compressed image.
         label: Field of the class number.
         image_size: Height and width to resize to.
+        truth: Field of the right class number; empty where there is none beside ``label``.
 
     Raises:
         ConfigError: If the source cannot be read, or lacks these fields.
@@ -59,16 +64,21 @@ def load_images(source: str, *, image: str, label: str, image_size: int) -> Labe
         "image": Image(image, resize=Resize(image_size), decoded=True),
         "label": Int(label),
     }
+    if truth:
+        fields["truth"] = Int(truth)
     try:
         opened = open_source(source)
         blocks = list(opened.read(np.arange(opened.num_samples), fields))
     except DataioError as error:
         raise ConfigError(f"data: {error}") from error
     pixels = np.concatenate([rows.fixed[0] for rows in blocks])
-    labels = np.concatenate([rows.fixed[1] for rows in blocks]).reshape(-1).view("<i8")
+    labels, *right = (
+        np.concatenate([rows.fixed[field] for rows in blocks]).reshape(-1).view("<i8")
+        for field in range(1, len(fields))
+    )
     # uint8[num_samples, height, width, channels] -> channels first
     images = pixels.reshape(-1, image_size, image_size, 3).transpose(0, 3, 1, 2)
-    return LabelledImages(np.ascontiguousarray(images), labels)
+    return LabelledImages(np.ascontiguousarray(images), labels, *right)
 
 
 def load_text(pattern: str, *, sequence_length: int, key: str) -> LabelledText:
@@ -116,11 +126,11 @@ def draw_subsets(
         )
     order = generator(key(seed, "study subset")).permutation(count)
     split = num_samples or count - num_validation
-    return _take(data, order[:split]), _take(data, order[split : split + num_validation])
+    return take(data, order[:split]), take(data, order[split : split + num_validation])
 
 
-def _take(data: Kind, chosen: NDArray[np.int64]) -> Kind:
+def take(data: Kind, chosen: NDArray[np.int64]) -> Kind:
+    """Take some samples, in their order."""
     rows = np.sort(chosen)
-    inputs, labels = data
-    taken: Kind = type(data)(inputs[rows], labels[rows])
+    taken: Kind = type(data)(*(None if part is None else part[rows] for part in data))
     return taken

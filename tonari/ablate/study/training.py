@@ -115,7 +115,7 @@ class Training:
             )
         self._settings, self._layout, self._seed, self._device = settings, layout, seed, device
         self._rows_of = number_samples(data.labels, settings.partition, seed=seed)
-        self._samples, self._labels = (torch.from_numpy(part).to(device) for part in data)
+        self._samples, self._labels = (torch.from_numpy(part).to(device) for part in data[:2])
         self._found = train
         self.task = task_of(data, num_classes)
         self.replicas = _replicas(settings, self.task, seed=seed, device=device)

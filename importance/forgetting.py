@@ -1,0 +1,70 @@
+"""Hide the rows that are right and were least often forgotten."""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import ScoreColumn
+from dataio.plan.policies import Selection
+from importance.schedule import check_begins, check_fraction, check_refresh
+from importance.threshold import count_keys, lowest
+
+
+@checked
+@dataclass(frozen=True)
+class Forgetting:
+    """Hide ``floor(fraction * num_samples)`` rows that are right, the least often forgotten ones.
+
+    A row is forgotten each time that it is reported wrong after it was right. Rows that are wrong
+    at last are never hidden, so fewer are where not so many are right; of rows that were forgotten
+    equally often those of lower places go first, drawn anew each epoch. Gradients are not weighted,
+    the learning rate stays as it is, and steps that not all replicas fill are padded.
+
+    The paper counts over a whole run and trains a second one on what is left; here the counts are
+    those up to now, as in the comparisons of dynamic pruning.
+
+    Args:
+        fraction: Largest share of the rows to hide, in [0, 1).
+        begins: First epoch that hides rows, >= 1: before, few could have been forgotten.
+        refresh_every: Hidden rows get a new score at the end of every so many epochs, >= 1; None:
+            never, and they are not forgotten as long as they are hidden.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Source: Toneva et al., An Empirical Study of Example Forgetting during Deep Neural Network
+    Learning, ICLR 2019, section 3 and algorithm 1.
+    """
+
+    fraction: float = 0.3
+    _: KW_ONLY
+    begins: int = 2
+    refresh_every: int | None = 1
+
+    def __post_init__(self) -> None:
+        check_fraction("Forgetting: fraction", self.fraction, below_one=True)
+        check_begins("Forgetting", self.begins)
+        check_refresh("Forgetting", self.refresh_every)
+
+    @property
+    def columns(self) -> tuple[ScoreColumn, ...]:
+        """How often it was forgotten, and whether it was predicted right at last."""
+        return ("correct", "forgotten")
+
+    def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
+        """Select the rows of one pool for an epoch. Collective where ``rows.total`` is."""
+        if epoch < self.begins:
+            return Selection()
+        right = np.flatnonzero(rows.scores["correct"])
+        keys, num_bits = count_keys(rows.of(right), rows.scores["forgotten"][right])
+        num_hidden = math.floor(self.fraction * rows.num_samples)
+        return Selection(hidden=right[lowest(keys, num_hidden, rows.total, num_bits=num_bits)])
+
+    def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+        """Choose all hidden slots every ``refresh_every`` epochs, and none in the others."""
+        due = self.refresh_every is not None and epoch % self.refresh_every == 0
+        return hidden if due else hidden[:0]

@@ -1,0 +1,99 @@
+"""Show a window of the rows grouped by loss, which slides from easy to hard epoch after epoch."""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.checked import checked
+from dataio.plan.candidates import Candidates
+from dataio.plan.history import ScoreColumn
+from dataio.plan.policies import Selection
+from importance.groups import group_levels
+from importance.schedule import annealing, check_fraction
+from importance.threshold import NUM_LEVELS, loss_levels
+
+
+@checked
+@dataclass(frozen=True)
+class SeTa:
+    """Hide a random share of the rows, and of the others those outside a window of loss groups.
+
+    Each epoch ``floor(fraction * num_samples)`` rows are hidden by a draw. The last losses of the
+    others are split into ``groups`` by k-means, over all pools; a window of ``window * groups`` of
+    these is shown. It begins at the easiest, moves on by one group an epoch until it holds the
+    hardest, and begins anew. Hidden rows keep their old loss: none is passed forward for a new one.
+    In epoch 0, and near the end, only the random share is hidden. Gradients are not weighted, the
+    learning rate stays as it is, and steps that not all replicas fill are padded.
+
+    Where the published code does otherwise: it takes scikit-learn's k-means of the losses from
+    random first means, by all processes alike; this one goes by how often each multiple of 1/1024
+    up to 16 is there, from means at even shares of the rows, so that every world finds the same
+    groups. It gives rows that were never reported a loss of 3; here they are in no group, and
+    shown. A group that no loss is nearest to does not count, so that the window always holds rows.
+
+    Args:
+        fraction: Share of the rows that a draw hides, in [0, 1).
+        groups: Groups of losses, >= 1.
+        window: Share of the groups that is shown, in (0, 1]; at least one is.
+        delta: Fraction of the run after which only the draw hides rows, in [0, 1].
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Source: Zhou et al., Scale Efficient Training for Large Datasets, CVPR 2025, section 3; defaults
+    of their code, which takes a fraction of 0.1, 5 groups and a window of 0.9 for CIFAR.
+    """
+
+    fraction: float = 0.0
+    _: KW_ONLY
+    groups: int = 10
+    window: float = 0.5
+    delta: float = 0.875
+
+    def __post_init__(self) -> None:
+        check_fraction("SeTa: fraction", self.fraction, below_one=True)
+        check_fraction("SeTa: delta", self.delta)
+        if not 1 <= self.groups <= NUM_LEVELS:
+            raise ValueError(
+                f"SeTa: groups is {self.groups}, expected 1 to {NUM_LEVELS}; 10 is the published "
+                "number"
+            )
+        if not 0 < self.window <= 1:
+            raise ValueError(
+                f"SeTa: window is {self.window}, expected 0 < value <= 1; 0.5 shows half of the "
+                "groups"
+            )
+
+    @property
+    def columns(self) -> tuple[ScoreColumn, ...]:
+        """The last loss."""
+        return ("loss",)
+
+    def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
+        """Select the rows of one pool for an epoch. Collective where ``rows.total`` is.
+
+        Raises:
+            ValueError: If ``delta`` < 1 and the length of the run is not known.
+        """
+        never = "SeTa(delta=1.0), which never ends its windows"
+        at_the_end = annealing("SeTa", epoch, num_epochs, delta=self.delta, otherwise=never)
+        drawn = rows.places < math.floor(self.fraction * rows.num_samples)
+        if epoch == 0 or at_the_end:
+            return Selection(hidden=np.flatnonzero(drawn))
+        grouped = np.flatnonzero(~drawn & (rows.scores["epoch"] >= 0))
+        levels = loss_levels(rows.scores["loss"][grouped])
+        counts = rows.total(np.bincount(levels, minlength=NUM_LEVELS))
+        group_of, num_groups = group_levels(counts, self.groups)
+        size = max(round(self.window * num_groups), 1)
+        first = epoch % (num_groups - size + 1) if num_groups else 0
+        group = group_of[levels]
+        hidden = drawn.copy()
+        hidden[grouped[(group < first) | (group >= first + size)]] = True
+        figures = {"loss_groups": float(num_groups), "first_group": float(first)}
+        return Selection(hidden=np.flatnonzero(hidden), figures=figures)
+
+    def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
+        """Choose none: a hidden row keeps its old loss."""
+        return hidden[:0]
