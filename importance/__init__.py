@@ -1,6 +1,7 @@
 """Which rows are worth this epoch, and how often: the policies, and what a step reports to them."""
 
 from importance.auto import Auto
+from importance.cost_aware import CostAware
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
@@ -15,6 +16,7 @@ from importance.weighted import Weighted
 __all__ = [
     "POLICIES",
     "Auto",
+    "CostAware",
     "Full",
     "InfoBatch",
     "Kakurenbo",

@@ -6,6 +6,7 @@ import inspect
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
 from importance.auto import Auto
+from importance.cost_aware import CostAware
 from importance.full import Full
 from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
@@ -16,6 +17,7 @@ from importance.weighted import Weighted
 
 POLICIES: dict[str, type[Importance]] = {
     "auto": Auto,
+    "cost_aware": CostAware,
     "full": Full,
     "kakurenbo": Kakurenbo,
     "keep_agreed": KeepAgreed,

@@ -9,11 +9,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-ScoreColumn = Literal["loss", "loss_mean", "confidence", "correct", "forgotten", "epoch"]
+ScoreColumn = Literal[
+    "loss", "loss_mean", "confidence", "correct", "forgotten", "epoch", "bytes"
+]
 """``loss``: float32, of the last report, inf before the first; ``loss_mean``: float32, exponential
 mean of all losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was
 predicted right at last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et
-al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first. Losses, their means and
+al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first; ``bytes``: uint32, of the
+row as it is stored, 0 where it is not known, which no report changes. Losses, their means and
 confidences are multiples of `QUANTUM`."""
 
 Scores = NDArray[np.void]
@@ -31,7 +34,7 @@ MOST_FORGOTTEN = np.uint16(2**16 - 1)
 
 _KINDS = {
     "loss": "<f4", "loss_mean": "<f4", "confidence": "<f4",
-    "correct": "?", "forgotten": "<u2", "epoch": "<i4",
+    "correct": "?", "forgotten": "<u2", "epoch": "<i4", "bytes": "<u4",
 }  # fmt: skip
 _UNREPORTED = {"loss": np.inf, "loss_mean": np.inf, "epoch": -1}
 
