@@ -14,6 +14,7 @@ that the file of results has already are passed over.
 """
 
 import argparse
+import dataclasses
 import io
 import json
 import statistics
@@ -41,7 +42,6 @@ from importance import make_policy
 
 SIDE = 32
 BATCH = 16
-LEARNING_RATE = 2e-3
 WARMUP = 0.1
 SIDES, QUALITIES = (48, 97), (80, 96)
 BYTES = (60_000, 300_000)
@@ -62,6 +62,7 @@ class Cell:
         settings: Of the policy.
         epochs: Of the run; the learning rate's schedule is as long.
         seed: Of the weights, the order and the draws.
+        learning_rate: At its peak.
     """
 
     arm: str
@@ -69,10 +70,12 @@ class Cell:
     settings: Mapping[str, object] = field(default_factory=dict)
     epochs: int
     seed: int
+    learning_rate: float = 2e-3
 
     @property
     def name(self) -> str:
-        return json.dumps([self.arm, self.policy, dict(self.settings), self.epochs, self.seed])
+        """Tell it from all others."""
+        return json.dumps(dataclasses.asdict(self))
 
 
 def make_shards(images: Path, out: Path, *, num_samples: int, num_shards: int) -> dict[str, float]:
@@ -149,12 +152,12 @@ class SmallNet(nn.Module):
         return found
 
 
-def learning_rate(progress: float) -> float:
+def rate_factor(progress: float) -> float:
     """Rise for a tenth of the run, then fall as a cosine does."""
     if progress < WARMUP:
-        return LEARNING_RATE * progress / WARMUP
+        return progress / WARMUP
     part = (progress - WARMUP) / (1 - WARMUP)
-    return LEARNING_RATE * float(0.5 + 0.5 * np.cos(np.pi * part))
+    return float(0.5 + 0.5 * np.cos(np.pi * part))
 
 
 def average(model: nn.Module, world: World) -> None:
@@ -190,7 +193,7 @@ def train(
     """Train one cell, and measure it. Collective."""
     torch.manual_seed(cell.seed)
     model = SmallNet()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cell.learning_rate, weight_decay=0.01)
     policy = make_policy(cell.policy, **dict(cell.settings))
     with Loader(
         place.shards, batch_size=BATCH, world=world, seed=cell.seed, importance=policy,
@@ -204,7 +207,8 @@ def train(
         num_rows, steps = 0, 0
         for _ in loader.epochs(cell.epochs):
             for batch in loader:
-                optimizer.param_groups[0]["lr"] = learning_rate(loader.progress)
+                factor = rate_factor(loader.progress)
+                optimizer.param_groups[0]["lr"] = cell.learning_rate * factor
                 loss = cross_entropy(model(batch["image"]), batch["label"], reduction="none")
                 optimizer.zero_grad()
                 (loss * batch["weight"]).mean().backward()
@@ -223,7 +227,8 @@ def train(
     found: dict[str, object] = {
         "question": "cost_aware",
         "arm": cell.arm, "policy": cell.policy, "settings": dict(cell.settings),
-        "epochs": cell.epochs, "seed": cell.seed, "cell": cell.name,
+        "epochs": cell.epochs, "seed": cell.seed, "learning_rate": cell.learning_rate,
+        "cell": cell.name,
         "accuracy": measure(model, *test) if world.rank == 0 else 0.0,
         "train_s": ends[-1] - ends[0],
         "epoch_s": [round(b - a, 3) for a, b in pairwise(ends)],

@@ -269,10 +269,10 @@ class Pool:
         if self._streaming is not None:
             self._streaming.close()
             self._streaming = None
-        self._note_sizes()
+        self.note_sizes()
 
-    def _note_sizes(self) -> None:
-        """Remember what the rows take that were read ahead, beside their scores."""
+    def note_sizes(self) -> None:
+        """Remember what the rows take that were read ahead so far, beside their scores."""
         sizes = self.streamed.sizes
         while sizes:
             slots, num_bytes = sizes.pop()

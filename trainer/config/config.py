@@ -123,6 +123,10 @@ class ImportanceConfig(Section):
     label: str | None = None
     begins: Count | None = None
     second_guess: Fraction | None = None
+    budget: Fraction | None = None
+    floor: Fraction | None = None
+    by_cost: bool | None = None
+    value: Literal["loss", "rows"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
