@@ -49,6 +49,10 @@ class CostAware:
         floor: Least probability, in (0, budget]: no row weighs more than 1 / floor.
         by_cost: False: as if all rows cost alike, so that ``budget`` is the share of rows.
         value: ``"loss"``: what a row is worth is its last loss. ``"rows"``: all are worth the same.
+        debias: Weights are the probabilities to the power of minus this, in [0, 1], scaled so that
+            the visible ones are expected to sum to the number of rows. 1: unbiased. 0: all alike,
+            which varies least, but lets cheap rows count more; where what a row costs has nothing
+            to do with what it shows, as with rows that a quota keeps by chance, that may be better.
         delta: Fraction of the run after which every row is visible, in [0, 1].
 
     Raises:
@@ -64,10 +68,12 @@ class CostAware:
     floor: float = 0.1
     by_cost: bool = True
     value: Literal["loss", "rows"] = "loss"
+    debias: float = 1.0
     delta: float = 1.0
 
     def __post_init__(self) -> None:
         check_fraction("CostAware: budget", self.budget)
+        check_fraction("CostAware: debias", self.debias)
         check_fraction("CostAware: delta", self.delta)
         # Written so that NaN fails too.
         if not 0 < self.floor <= self.budget:
@@ -96,17 +102,21 @@ class CostAware:
         # float32[num_slots], at least a microsecond
         cost = np.ones(len(loss), np.float32) if cost_s is None else _in_micros(cost_s)
         level = _levels(_values(loss, rows) if self.value == "loss" else None, cost)
-        spent = np.bincount(level, cost, minlength=NUM_LEVELS)
-        # int64[NUM_LEVELS]: whole numbers below 2**53, so that no sum was rounded
-        spent = rows.total(np.rint(spent).astype(np.int64))
-        shown = _numbers_shown(spent, rows.num_samples, budget=self.budget, floor=self.floor)
-        hidden = np.flatnonzero(rows.places >= shown[level])
-        weights = (rows.num_samples / shown).astype(np.float32)
-        expected = float(spent @ (shown / rows.num_samples))
+        counts = np.bincount(level, minlength=NUM_LEVELS)
+        # float64, but whole numbers below 2**53, so that no sum was rounded
+        costs = np.bincount(level, cost, minlength=NUM_LEVELS)
+        # int64[2, NUM_LEVELS]
+        levels = rows.total(np.concatenate([counts, np.rint(costs).astype(np.int64)]))
+        counts, costs = levels.reshape(2, NUM_LEVELS)
+        shown = _numbers_shown(costs, rows.num_samples, budget=self.budget, floor=self.floor)
+        share = shown / rows.num_samples
+        weights = share**-self.debias
+        if self.debias < 1:
+            weights *= rows.num_samples / float(counts @ (share * weights))
         return Selection(
-            hidden=hidden,
-            weights=weights[level],
-            figures={"expected_cost_fraction": expected / max(int(spent.sum()), 1)},
+            hidden=np.flatnonzero(rows.places >= shown[level]),
+            weights=weights.astype(np.float32)[level],
+            figures={"expected_cost_fraction": float(costs @ share / max(int(costs.sum()), 1))},
         )
 
     def due(self, hidden: NDArray[np.int64], *, epoch: int) -> NDArray[np.int64]:
@@ -116,7 +126,8 @@ class CostAware:
 
 def _in_micros(cost_s: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32[n]: Whole microseconds, 1 at least."""
-    return np.clip(np.rint(cost_s / np.float32(MICRO)), 1, np.float32(MOST_COST))
+    micros: NDArray[np.float32] = np.rint(cost_s / np.float32(MICRO))
+    return np.clip(micros, np.float32(1), np.float32(MOST_COST))
 
 
 def _values(loss: NDArray[np.float32], rows: Candidates) -> NDArray[np.float32]:
@@ -164,7 +175,7 @@ def _numbers_shown(
     low, high = -80.0, 80.0
 
     def shares(log_scale: float) -> NDArray[np.float64]:
-        return np.clip(2.0**log_scale * worth, floor, 1.0)
+        return np.asarray(np.clip(2.0**log_scale * worth, floor, 1.0))
 
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 from PIL import Image as Picture
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -165,7 +164,8 @@ def average(model: nn.Module, world: World) -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([each.reshape(-1) for each in gradients]).numpy()
     whole = world.allreduce(flat, op="sum", doing="average gradients") / world.world_size
-    parts = torch.from_numpy(whole).split([each.numel() for each in gradients])
+    sizes = [each.numel() for each in gradients]
+    parts = torch.split(torch.from_numpy(whole), sizes)
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -211,7 +211,7 @@ def train(
                 optimizer.param_groups[0]["lr"] = cell.learning_rate * factor
                 loss = cross_entropy(model(batch["image"]), batch["label"], reduction="none")
                 optimizer.zero_grad()
-                (loss * batch["weight"]).mean().backward()
+                (loss * batch["weight"]).mean().backward()  # type: ignore[no-untyped-call]
                 average(model, world)
                 optimizer.step()
                 loader.report(batch, loss.detach())
@@ -248,7 +248,7 @@ def measure(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> flo
     with torch.no_grad():
         right = [
             int((model(part).argmax(dim=1) == label).sum())
-            for part, label in zip(images.split(500), labels.split(500), strict=True)
+            for part, label in zip(torch.split(images, 500), torch.split(labels, 500), strict=True)
         ]
     return sum(right) / len(labels)
 
@@ -296,7 +296,7 @@ def tables(lines: Sequence[Mapping[str, object]], *, baselines: Sequence[str]) -
     arms: dict[str, dict[int, Mapping[str, object]]] = {}
     for line in lines:
         arms.setdefault(str(line["arm"]), {})[int(str(line["seed"]))] = line
-    yield "| arm | seeds | epochs | accuracy [least, most] | time s [least, most] | rows | MB read |"
+    yield "| arm | seeds | epochs | accuracy [least, most] | time s [least, most] | rows | MB |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for arm, runs in arms.items():
         row = [arm, str(len(runs)), str(next(iter(runs.values()))["epochs"])]
@@ -346,9 +346,7 @@ def main() -> None:
     show.add_argument("--above", nargs="+", default=["all rows", "random", "cost-blind"])
     args = parser.parse_args()
     if args.command == "make":
-        found = make_shards(
-            args.images, args.out, num_samples=args.samples, num_shards=args.shards
-        )
+        found = make_shards(args.images, args.out, num_samples=args.samples, num_shards=args.shards)
         print(json.dumps(found))
     elif args.command == "train":
         asked = [Cell(**cell) for cell in json.loads(args.cells.read_text())]

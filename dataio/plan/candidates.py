@@ -53,8 +53,8 @@ class Candidates:
         before: The figures of what the policy chose for the epoch before; empty where none was
             chosen. A decision that is to last is among them: they are saved and restored with it.
         cost_s: float32[num_slots]: Seconds that a rank is expected to spend on each row if it is
-            visible, > 0, by what was measured before the epoch; asked for by `ByCost.by_cost`. None:
-            nothing is known, so all rows cost alike.
+            visible, > 0, by what was measured before the epoch; asked for by `ByCost.by_cost`.
+            None: nothing is known, so all rows cost alike.
     """
 
     scores: Scores

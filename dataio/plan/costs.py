@@ -81,9 +81,7 @@ class Rates:
         return {name: getattr(self, name) for name in FIGURES}
 
 
-def find_rates(
-    total: NDArray[np.int64], *, batch_size: int, before: Mapping[str, float]
-) -> Rates:
+def find_rates(total: NDArray[np.int64], *, batch_size: int, before: Mapping[str, float]) -> Rates:
     """Find the rates from what all ranks spent.
 
     Args:

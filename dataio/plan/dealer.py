@@ -173,9 +173,9 @@ class Dealer:
             before,
         )
         rates: dict[str, float] = {}
-        if self._meter is not None and isinstance(policy := self._importance, ByCost):
-            if policy.by_cost:
-                rows, rates = self._priced(rows, self._meter)
+        policy = self._importance
+        if self._meter is not None and isinstance(policy, ByCost) and policy.by_cost:
+            rows, rates = self._priced(rows, self._meter)
         selection = self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
         if rates:  # among the figures they are saved, and a run that goes on begins with them
             selection = replace(selection, figures={**rates, **selection.figures})
@@ -189,9 +189,7 @@ class Dealer:
             )
         return selection
 
-    def _priced(
-        self, rows: Candidates, meter: CostMeter
-    ) -> tuple[Candidates, dict[str, float]]:
+    def _priced(self, rows: Candidates, meter: CostMeter) -> tuple[Candidates, dict[str, float]]:
         """Find what rows cost, the same on all ranks of a sampling group. Collective."""
         world = self._world
         spent = world.allreduce(

@@ -9,14 +9,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-ScoreColumn = Literal[
-    "loss", "loss_mean", "confidence", "correct", "forgotten", "epoch", "bytes"
-]
+ScoreColumn = Literal["loss", "loss_mean", "confidence", "correct", "forgotten", "epoch", "bytes"]
 """``loss``: float32, of the last report, inf before the first; ``loss_mean``: float32, exponential
 mean of all losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was
 predicted right at last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et
-al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first; ``bytes``: uint32, of the
-row as it is stored, 0 where it is not known, which no report changes. Losses, their means and
+al., ICLR 2019); ``epoch``: int32, of the last report, -1 before the first; ``bytes``: uint32, of
+the row as it is stored, 0 where it is not known, which no report changes. Losses, their means and
 confidences are multiples of `QUANTUM`."""
 
 Scores = NDArray[np.void]

@@ -24,7 +24,6 @@ from dataio.source.base import Source
 from dataio.state.scores import no_scores, open_scores
 from dataio.world import World
 
-
 MOST_BYTES = 2**32 - 1
 """More than a row has: what the scores' column holds."""
 

@@ -212,7 +212,12 @@ def test_a_restored_epoch_hides_what_was_saved_and_measures_nothing(
     hidden = policy.hidden[1]
     asked: list[int] = []
     real = Meter.spent
-    monkeypatch.setattr(Meter, "spent", lambda self: asked.append(1) or real(self))
+
+    def spent(self: Meter) -> Spent:
+        asked.append(1)
+        return real(self)
+
+    monkeypatch.setattr(Meter, "spent", spent)
     again = Priced(CostAware(0.4))
     with open_loader(tmp_path / "cache", again) as loader:
         loader.restore(tmp_path / "saved")

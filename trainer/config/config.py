@@ -127,6 +127,7 @@ class ImportanceConfig(Section):
     floor: Fraction | None = None
     by_cost: bool | None = None
     value: Literal["loss", "rows"] | None = None
+    debias: Fraction | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
