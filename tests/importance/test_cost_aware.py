@@ -121,6 +121,20 @@ def test_no_row_weighs_more_than_the_floor_allows() -> None:
     assert weights.min() >= 1
 
 
+@pytest.mark.parametrize("debias", [0.0, 0.5])
+def test_less_than_unbiased_weights_vary_less_and_still_sum_to_all_rows(debias: float) -> None:
+    scores, cost_s = reported(np.full(6000, 1.0)), costs_of(6000)
+    chosen = [select(CostAware(0.3, debias=d), scores, cost_s) for d in (debias, 1.0)]
+    assert chosen[0].hidden.tolist() == chosen[1].hidden.tolist()
+    less, unbiased = (
+        np.delete(np.asarray(each.weights, np.float64), each.hidden) for each in chosen
+    )
+    assert less.sum() == pytest.approx(6000, rel=0.02)
+    assert less.max() / less.min() == pytest.approx(
+        (unbiased.max() / unbiased.min()) ** debias, rel=0.01
+    )
+
+
 def test_a_row_never_reported_counts_as_of_mean_loss() -> None:
     scores = reported([1.0, 3.0, np.inf, 2.0] * 100)
     share = shares_of(select(CostAware(0.3, floor=0.01), scores))
@@ -181,6 +195,7 @@ def test_a_whole_budget_and_the_end_of_the_run_are_full_data() -> None:
         ({"budget": 1.5}, "budget is 1.5, expected 0 <= value <= 1"),
         ({"budget": 0.05}, "floor is 0.1 and budget is 0.05, expected 0 < floor <= budget; 0.1 le"),
         ({"floor": 0.0}, "floor is 0.0 and budget is 0.5, expected 0 < floor"),
+        ({"debias": -1.0}, "debias is -1.0, expected 0 <= value <= 1"),
         ({"delta": 2.0}, "delta is 2.0, expected 0 <= value <= 1"),
     ],
 )
