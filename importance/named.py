@@ -17,13 +17,13 @@ from importance.weighted import Weighted
 
 POLICIES: dict[str, type[Importance]] = {
     "auto": Auto,
-    "cost_aware": CostAware,
     "full": Full,
     "kakurenbo": Kakurenbo,
     "keep_agreed": KeepAgreed,
     "infobatch": InfoBatch,
     "selective_backprop": SelectiveBackprop,
     "random": RandomPrune,
+    "cost_aware": CostAware,
     "weighted": Weighted,
 }
 

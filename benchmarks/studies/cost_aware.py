@@ -1,8 +1,9 @@
 r"""Does hiding rows by what they cost train better in the same time, over slow links with a quota?
 
 One rank of a job that trains a small network on pictures that lie behind a link, its cache's quota
-a part of the pool, once for each line of a file of cells: a policy, epochs, a seed. Epochs of each
-arm are chosen so that all take the same time (`chosen_epochs`), on seeds that are not reported.
+a part of the pool, once for each line of a file of cells: a policy, seconds, a seed. A run ends when
+its seconds are over, in mid-epoch too, and its learning rate falls with them: so all arms have the
+same time, however busy the machine is meanwhile. Staging is not counted.
 
     python -m benchmarks.studies.cost_aware make --images cifar10-train.parquet --out shards
     mpiexec -n 2 python -m benchmarks.studies.cost_aware train --shards s3://shards/... \
@@ -40,8 +41,9 @@ from dataio.world import World
 from importance import make_policy
 
 SIDE = 32
-BATCH = 16
+BATCH = 32
 WARMUP = 0.1
+MOST_EPOCHS = 10_000
 SIDES, QUALITIES = (48, 97), (80, 96)
 BYTES = (60_000, 300_000)
 """What a picture of the shards is made with: pixels a side, quality of the JPEG, and bytes of
@@ -59,7 +61,7 @@ class Cell:
         arm: What it is called in tables.
         policy: One of `importance.POLICIES`.
         settings: Of the policy.
-        epochs: Of the run; the learning rate's schedule is as long.
+        train_s: Of the run; the learning rate's schedule is as long.
         seed: Of the weights, the order and the draws.
         learning_rate: At its peak.
     """
@@ -67,9 +69,9 @@ class Cell:
     arm: str
     policy: str
     settings: Mapping[str, object] = field(default_factory=dict)
-    epochs: int
+    train_s: float
     seed: int
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
 
     @property
     def name(self) -> str:
@@ -159,15 +161,22 @@ def rate_factor(progress: float) -> float:
     return float(0.5 + 0.5 * np.cos(np.pi * part))
 
 
-def average(model: nn.Module, world: World) -> None:
-    """Average the gradients over all ranks. Collective."""
+def average(model: nn.Module, world: World, *, elapsed_s: float) -> float:
+    """Average the gradients over all ranks. Collective.
+
+    Returns:
+        What rank 0 gave as ``elapsed_s``.
+    """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([each.reshape(-1) for each in gradients]).numpy()
-    whole = world.allreduce(flat, op="sum", doing="average gradients") / world.world_size
+    mine = torch.tensor([elapsed_s if world.rank == 0 else 0.0])
+    flat = torch.cat([each.reshape(-1) for each in [*gradients, mine]]).numpy()
+    whole = world.allreduce(flat, op="sum", doing="average gradients")
+    shared_s, whole = float(whole[-1]), whole[:-1] / world.world_size
     sizes = [each.numel() for each in gradients]
     parts = torch.split(torch.from_numpy(whole), sizes)
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
+    return shared_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,30 +214,36 @@ def train(
         world.barrier(doing="begin to train")
         ends, figures, source = [time.perf_counter()], [], [loader.stats()["source_bytes"]]
         num_rows, steps = 0, 0
-        for _ in loader.epochs(cell.epochs):
+        elapsed_s = 0.0
+        for _ in loader.epochs(MOST_EPOCHS):
             for batch in loader:
-                factor = rate_factor(loader.progress)
+                factor = rate_factor(elapsed_s / cell.train_s)
                 optimizer.param_groups[0]["lr"] = cell.learning_rate * factor
                 loss = cross_entropy(model(batch["image"]), batch["label"], reduction="none")
                 optimizer.zero_grad()
                 (loss * batch["weight"]).mean().backward()  # type: ignore[no-untyped-call]
-                average(model, world)
+                elapsed_s = average(model, world, elapsed_s=time.perf_counter() - ends[0])
                 optimizer.step()
                 loader.report(batch, loss.detach())
                 num_rows += int((batch["slot"] >= 0).sum())
                 steps += 1
+                if elapsed_s >= cell.train_s:
+                    break
             stats = loader.stats()
             ends.append(time.perf_counter())
             source.append(stats["source_bytes"])
             figures.append(stats)
+            if elapsed_s >= cell.train_s:
+                break
         stats = figures[-1]
+        len_of_last = max(len(loader), 1)
         counted = np.array([num_rows, source[-1] - source[0]], np.int64)
         rows, source_bytes = world.allreduce(counted, op="sum", doing="add up").tolist()
     found: dict[str, object] = {
         "question": "cost_aware",
         "arm": cell.arm, "policy": cell.policy, "settings": dict(cell.settings),
-        "epochs": cell.epochs, "seed": cell.seed, "learning_rate": cell.learning_rate,
-        "cell": cell.name,
+        "asked_s": cell.train_s, "seed": cell.seed, "learning_rate": cell.learning_rate,
+        "cell": cell.name, "epochs": len(figures) - 1 + stats["step"] / len_of_last,
         "accuracy": measure(model, *test) if world.rank == 0 else 0.0,
         "train_s": ends[-1] - ends[0],
         "epoch_s": [round(b - a, 3) for a, b in pairwise(ends)],
@@ -275,22 +290,6 @@ def read_lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def chosen_epochs(lines: Sequence[Mapping[str, object]], *, train_s: float) -> dict[str, int]:
-    """Choose how many epochs of each arm take a time, by those that were measured.
-
-    The first epoch and the others differ, where nothing was known before the first.
-    """
-    by_arm: dict[str, list[list[float]]] = {}
-    for line in lines:
-        by_arm.setdefault(str(line["arm"]), []).append(line["epoch_s"])  # type: ignore[arg-type]
-    chosen = {}
-    for arm, runs in by_arm.items():
-        first = statistics.mean(run[0] for run in runs)
-        later = [epoch_s for run in runs for epoch_s in run[1:]]
-        chosen[arm] = 1 + round((train_s - first) / statistics.mean(later))
-    return chosen
-
-
 def tables(lines: Sequence[Mapping[str, object]], *, baselines: Sequence[str]) -> Iterator[str]:
     """Write medians of each arm, and the differences to others over the same seeds."""
     arms: dict[str, dict[int, Mapping[str, object]]] = {}
@@ -299,7 +298,8 @@ def tables(lines: Sequence[Mapping[str, object]], *, baselines: Sequence[str]) -
     yield "| arm | seeds | epochs | accuracy [least, most] | time s [least, most] | rows | MB |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for arm, runs in arms.items():
-        row = [arm, str(len(runs)), str(next(iter(runs.values()))["epochs"])]
+        epochs = statistics.median(float(str(run["epochs"])) for run in runs.values())
+        row = [arm, str(len(runs)), f"{epochs:.1f}"]
         for name, scale, digits in (("accuracy", 100, 1), ("train_s", 1, 1)):
             values = [scale * float(str(run[name])) for run in runs.values()]
             middle, *ends = (f(values) for f in (statistics.median, min, max))

@@ -58,7 +58,8 @@ def test_integers_stay_integers_and_a_row_is_small():
     dtype = score_dtype(COLUMNS)
     kinds = {name: dtype[name].str for name in dtype.names or ()}
     assert (kinds["epoch"], kinds["forgotten"], kinds["correct"]) == ("<i4", "<u2", "|b1")
-    assert dtype.itemsize == 4 + 4 + 4 + 1 + 2 + 4
+    assert kinds["bytes"] == "<u4"
+    assert dtype.itemsize == 4 + 4 + 4 + 1 + 2 + 4 + 4
 
 
 def test_before_its_first_report_a_row_is_unknown():
