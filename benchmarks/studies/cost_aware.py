@@ -1,9 +1,9 @@
 r"""Does hiding rows by what they cost train better in the same time, over slow links with a quota?
 
 One rank of a job that trains a small network on pictures that lie behind a link, its cache's quota
-a part of the pool, once for each line of a file of cells: a policy, seconds, a seed. A run ends when
-its seconds are over, in mid-epoch too, and its learning rate falls with them: so all arms have the
-same time, however busy the machine is meanwhile. Staging is not counted.
+a part of the pool, once for each line of a file of cells: a policy, seconds, a seed. A run ends
+when its seconds are over, in mid-epoch too, and its learning rate falls with them: so all arms have
+the same time, however busy the machine is meanwhile. Staging is not counted.
 
     python -m benchmarks.studies.cost_aware make --images cifar10-train.parquet --out shards
     mpiexec -n 2 python -m benchmarks.studies.cost_aware train --shards s3://shards/... \
