@@ -21,6 +21,7 @@ from dataio.batch.epoch_line import EpochLine
 from dataio.batch.feed import Feed
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
+from dataio.batch.meter import Meter
 from dataio.evaluation import Evaluation, Transforms
 from dataio.excluding import find_excluded
 from dataio.opening import Openable, Opener
@@ -265,16 +266,16 @@ def _assemble(
     with contextlib.ExitStack() as undo:
         pool = _open_pool(arguments, source, fields, opener.root, placements, world)
         undo.callback(pool.close)
-        dealer = Dealer(
-            sampling, world=world, importance=arguments.importance, seed=seed,
-            batch_size=arguments.batch_size, drop_last=arguments.drop_last,
-            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
-            costs=costs_of(source), exclusion=exclusion,
-        )  # fmt: skip
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
         gather = _start_gather(arguments, source, pool, fields, delivery, world)
         undo.callback(gather.close)
+        dealer = Dealer(
+            sampling, world=world, importance=arguments.importance, seed=seed,
+            batch_size=arguments.batch_size, drop_last=arguments.drop_last,
+            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
+            costs=costs_of(source), exclusion=exclusion, meter=Meter(pool, gather, figures),
+        )  # fmt: skip
         parts = Parts(
             arguments, world, opener, source, fields, layout, exclusion, identity, sampling, dealer,
             placements, pool, Moves(pool, placements, first_tag=first_tag), first_tag, feedback,

@@ -334,6 +334,7 @@ class RunState:
     def snapshot(self) -> NodeSnapshot:
         """Tell what a save keeps of this node's rows; the scores are not copied."""
         running, pool = self.running, self.parts.pool
+        pool.note_sizes()
         num_rows = self.parts.sampling.num_rows
         before = running.seen if running.seen is not None else np.zeros(num_rows, np.int64)
         now = np.bincount(trained_slots(running.plan.order, self.step), minlength=num_rows)

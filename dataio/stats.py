@@ -20,14 +20,15 @@ Staging:
     lost, older or laid out otherwise.
 With a quota:
     ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and ``streamed_bytes``
-    read from the source because they do not, ``window_wait_s`` (part of ``wait_s``) blocked on
-    them.
+    read from the source because they do not, ``streamed_s`` that the source took for them beside
+    training, ``window_wait_s`` (part of ``wait_s``) blocked on them.
 Of the last epoch over all ranks:
     ``straggler_rank``, who waited longest, ``wait_max_s`` and ``wait_mean_s``.
 Of importance in this epoch:
     ``hidden_fraction`` of this node's rows, ``excluded_fraction`` of them left out for good,
-    ``padded_fraction`` of all replicas' batches, and the
-    policy's own, such as Kakurenbo's ``hidden_cap`` and ``moved_back``.
+    ``padded_fraction`` of all replicas' batches, and the policy's own, such as Kakurenbo's
+    ``hidden_cap`` and ``moved_back``; where it goes by cost, what was measured before the epoch:
+    ``source_s_per_mb``, ``batch_s_per_mb``, ``step_s_per_row``.
 """
 
 from collections.abc import Mapping
@@ -83,6 +84,7 @@ def collect_stats(
         "resident_fraction": pool.resident_fraction,
         "streamed_rows": pool.streamed.rows,
         "streamed_bytes": pool.streamed.bytes,
+        "streamed_s": pool.streamed.read_s,
         "window_wait_s": pool.streamed.wait_s,
         "queue_depth": gather.ready,
         "skipped_rows": gather.num_skipped,

@@ -1,6 +1,7 @@
 """Which rows are worth this epoch, and how often: the policies, and what a step reports to them."""
 
 from importance.auto import Auto
+from importance.cost_aware import CostAware
 from importance.forgetting import Forgetting
 from importance.full import Full
 from importance.infobatch import InfoBatch
@@ -20,6 +21,7 @@ from importance.weighted import Weighted
 __all__ = [
     "POLICIES",
     "Auto",
+    "CostAware",
     "Forgetting",
     "Full",
     "InfoBatch",

@@ -6,6 +6,7 @@ import inspect
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
 from importance.auto import Auto
+from importance.cost_aware import CostAware
 from importance.forgetting import Forgetting
 from importance.full import Full
 from importance.infobatch import InfoBatch
@@ -28,6 +29,7 @@ POLICIES: dict[str, type[Importance]] = {
     "infobatch": InfoBatch,
     "selective_backprop": SelectiveBackprop,
     "random": RandomPrune,
+    "cost_aware": CostAware,
     "weighted": Weighted,
     "forgetting": Forgetting,
     "often_wrong": OftenWrong,

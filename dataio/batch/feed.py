@@ -76,8 +76,10 @@ class Feed:
                     batch = _next(batches)
                     waited_s = time.perf_counter() - started
                     self._figures.add_batch(waited_s, order.num_valid(step))
+                    delivered = time.perf_counter()
                     yield batch
                     started = time.perf_counter()
+                    self._figures.add_step(started - delivered)
         finally:
             self._gather.stop()
             runs.close()

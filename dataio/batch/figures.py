@@ -54,6 +54,7 @@ class Figures:
     exchange_cpu_s: float = 0.0
     exchange_overlap_fraction: float = 0.0
     waits: Waits = field(default_factory=Waits)
+    steps: Waits = field(default_factory=Waits)
     started: float = field(default_factory=time.perf_counter)
     disk_bytes_before: int = field(default_factory=lambda: disk_bytes_read())
     _ended: tuple[float, float, int, int] = field(
@@ -89,6 +90,10 @@ class Figures:
         self.waits.add(wait_s)
         self.batches += 1
         self.rows += rows
+
+    def add_step(self, duration_s: float) -> None:
+        """Count what the caller did between two batches."""
+        self.steps.add(duration_s)
 
     def end_epoch(self, *, source_bytes: int) -> "EpochFigures":
         """Say what came since the last call."""

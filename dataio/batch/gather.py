@@ -5,6 +5,7 @@ threads make the next ones meanwhile.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import chain, pairwise, repeat, starmap
@@ -148,6 +149,9 @@ class Gather:
             else None
         )
         self._lookup = Lookup(cache, self._assembler, self._verifier, threads=self._threads)
+        # Threads add to theirs, the caller's thread reads it; the lock guards it.
+        self._inline_s = self._threads_s = 0.0
+        self._threads_lock = threading.Lock()
         self._readahead: Readahead | None = None
         self._running: Prefetcher[Pending, Batch | Unfinished] | None = None
 
@@ -203,8 +207,23 @@ class Gather:
         """Make batches on the caller's thread."""
         columns = self._assembler.plain_columns()
         if columns is None or self._batch_transform is not None:
-            return map(self._make, pending)
-        return map(self._copied, pending, repeat(columns))
+            return self._timed(map(self._make, pending))
+        return self._timed(map(self._copied, pending, repeat(columns)))
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self._inline_s += time.perf_counter() - started
+            if batch is None:
+                return
+            yield batch
+
+    def _run_part(self, job: Job, start: int, stop: int) -> None:
+        started = time.perf_counter()
+        self._assembler.run(job, start, stop)
+        with self._threads_lock:
+            self._threads_s += time.perf_counter() - started
 
     @property
     def num_skipped(self) -> int:
@@ -215,6 +234,11 @@ class Gather:
     def num_bytes(self) -> int:
         """Stored bytes of the rows of the batches begun."""
         return self._lookup.num_bytes
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on making batches: of several threads the mean; of processes nothing."""
+        return self._inline_s + self._threads_s / max(self._num_threads, 1)
 
     @property
     def ready(self) -> int:
@@ -293,7 +317,7 @@ class Gather:
         is_left = job.here or left.how != "free"
         parts = _Parts(num_parts, lambda: left if is_left else self._finish(*left))
         for start, stop in pairwise(bounds):
-            self._threads.submit(parts.run, self._assembler.run, job, start, stop)
+            self._threads.submit(parts.run, self._run_part, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
 
     def _ended(self, batch: Future[Batch | Unfinished]) -> Future[Batch | Unfinished]:

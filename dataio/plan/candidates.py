@@ -54,6 +54,9 @@ class Candidates:
         before: The figures of what the policy chose for the epoch before; empty where none was
             chosen. A decision that is to last is among them: they are saved and restored with it.
         exclusion: What is left out for good, of which no row is among these; None: nothing.
+        cost_s: float32[num_slots]: Seconds that a rank is expected to spend on each row if it is
+            visible, > 0, by what was measured before the epoch; asked for by `ByCost.by_cost`.
+            None: nothing is known, so all rows cost alike.
     """
 
     scores: Scores
@@ -64,6 +67,7 @@ class Candidates:
     by_field: ByField = no_field
     before: Mapping[str, float] = field(default_factory=dict)
     exclusion: Exclusion | None = None
+    cost_s: NDArray[np.float32] | None = None
 
     @property
     def num_ids(self) -> int:
@@ -83,4 +87,7 @@ class Candidates:
 
     def of(self, slots: NDArray[np.int64]) -> "Candidates":
         """Take some of the rows, int64[num_taken]: their keys and places stay what they were."""
-        return replace(self, scores=self.scores[slots], sample_id=self.sample_id[slots])
+        cost_s = None if self.cost_s is None else self.cost_s[slots]
+        return replace(
+            self, scores=self.scores[slots], sample_id=self.sample_id[slots], cost_s=cost_s
+        )

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.seeding import key
 from dataio.plan.candidates import ByField, Candidates, no_field
+from dataio.plan.costs import Spent, find_rates, price_rows
 from dataio.plan.epoch import (
     Counts,
     EpochPlan,
@@ -22,7 +24,7 @@ from dataio.plan.epoch import (
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.history import Scores
 from dataio.plan.order import Order, deal, num_steps
-from dataio.plan.policies import Importance, Selection
+from dataio.plan.policies import ByCost, Importance, Selection
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Position
 from dataio.world import World
@@ -31,6 +33,18 @@ MOST_STEPS = 1.25
 """Of the steps of an even share; where an epoch takes more, a message says so."""
 
 log = logging.getLogger(__name__)
+
+
+class CostMeter(Protocol):
+    """Measures what rows cost on this rank."""
+
+    def spent(self) -> Spent:
+        """Say what the rank spent since it began."""
+        ...
+
+    def row_bytes(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Find each row's bytes, 0 where unknown, and whether it is read from the source."""
+        ...
 
 
 class Dealer:
@@ -46,6 +60,7 @@ class Dealer:
         by_field: Returns the values of a field of all samples, where a policy asks.
         costs: uint8[num_samples]: What each costs, where batches are to cost alike.
         exclusion: What is left out for good; None: nothing.
+        meter: Measures what rows cost, where a policy asks; None: they cost alike.
     """
 
     def __init__(
@@ -60,6 +75,7 @@ class Dealer:
         by_field: ByField = no_field,
         costs: NDArray[np.uint8] | None = None,
         exclusion: Exclusion | None = None,
+        meter: CostMeter | None = None,
     ) -> None:
         self._sampling = sampling
         self._world = world
@@ -70,6 +86,7 @@ class Dealer:
         self._by_field = by_field
         self._costs = costs
         self._exclusion = exclusion if exclusion is not None and exclusion.num_excluded else None
+        self._meter = meter
         self._has_warned = False
 
     def deal(
@@ -174,12 +191,18 @@ class Dealer:
             self._by_field,
             before,
         )
+        rates: dict[str, float] = {}
+        policy = self._importance
+        if self._meter is not None and isinstance(policy, ByCost) and policy.by_cost:
+            rows, rates = self._priced(rows, self._meter)
         if self._exclusion is not None and excluded is not None:
             kept = np.flatnonzero(~excluded)
             rows = replace(
                 rows.of(kept), num_samples=self._exclusion.num_left, exclusion=self._exclusion
             )
         selection = self._importance.select(rows, epoch=epoch, num_epochs=num_epochs)
+        if rates:  # among the figures they are saved, and a run that goes on begins with them
+            selection = replace(selection, figures={**rates, **selection.figures})
         if selection.note and not self._world.rank:
             log.info("[rank 0] epoch %d: importance: %s", epoch, selection.note)
         if selection.counts is not None and self._importance.columns:
@@ -191,6 +214,24 @@ class Dealer:
         if excluded is not None:
             return spread_selection(selection, kept, num_rows=len(excluded))
         return selection
+
+    def _priced(self, rows: Candidates, meter: CostMeter) -> tuple[Candidates, dict[str, float]]:
+        """Find what rows cost, the same on all ranks of a sampling group. Collective."""
+        world = self._world
+        spent = world.allreduce(
+            meter.spent().to_array(), op="sum", doing="add up what rows have cost"
+        )
+        rates = find_rates(spent, batch_size=self._batch_size, before=rows.before)
+        num_bytes, is_missing = meter.row_bytes()
+        if len(self._sampling.sizes) == 1:
+            # All ranks choose among the same rows, of which each node may hold others: as the first
+            shared = self._total(num_bytes << 1 | is_missing)
+            num_bytes, is_missing = shared >> 1, (shared & 1).astype(np.bool_)
+        known = np.array([num_bytes.sum(), np.count_nonzero(num_bytes)])
+        whole, num_known = self._total(known).tolist()
+        mean = whole // max(num_known, 1)
+        cost_s = price_rows(num_bytes, is_missing, rates=rates, mean_bytes=mean)
+        return replace(rows, cost_s=cost_s), rates.to_figures()
 
     def _total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the numbers of all sampling groups; one rank sends those of each. Collective."""

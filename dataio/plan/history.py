@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 ScoreColumn = Literal[
     "loss", "loss_1", "loss_2", "loss_3", "loss_4", "loss_second", "loss_mean",
-    "confidence", "correct", "forgotten", "wrong", "epoch",
+    "confidence", "correct", "forgotten", "wrong", "epoch", "bytes",
 ]  # fmt: skip
 """``loss``: float32, of the last report, inf before the first; ``loss_1`` to ``loss_4``: float32,
 of the one before it to the fourth before it; ``loss_second``: float32, of the first report in an
@@ -21,7 +21,8 @@ epoch says mostly how early in it the row came; ``loss_mean``: float32, exponent
 losses; ``confidence``: float32 in [0, 1]; ``correct``: bool, whether the row was predicted right at
 last; ``forgotten``: uint16, how often it was right and then wrong (Toneva et al., ICLR 2019);
 ``wrong``: uint16, how often it was reported wrong; ``epoch``: int32, of the last report, -1 before
-the first. Losses, their means and confidences are multiples of `QUANTUM`."""
+the first; ``bytes``: uint32, of the row as it is stored, 0 where it is not known, which no report
+changes. Losses, their means and confidences are multiples of `QUANTUM`."""
 
 EARLIER: tuple[ScoreColumn, ...] = ("loss", "loss_1", "loss_2", "loss_3", "loss_4")
 """Losses from the last report to the fourth before it: each is kept where a later name is."""
@@ -42,7 +43,7 @@ MOST_TIMES = np.uint16(2**16 - 1)
 
 _KINDS = {
     **dict.fromkeys((*EARLIER, "loss_second", "loss_mean"), "<f4"), "confidence": "<f4",
-    "correct": "?", "forgotten": "<u2", "wrong": "<u2", "epoch": "<i4",
+    "correct": "?", "forgotten": "<u2", "wrong": "<u2", "epoch": "<i4", "bytes": "<u4",
 }  # fmt: skip
 _UNREPORTED = {**dict.fromkeys((*EARLIER, "loss_second", "loss_mean"), np.inf), "epoch": -1}
 

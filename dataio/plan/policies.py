@@ -94,6 +94,16 @@ class ByFields(Protocol):
 
 
 @runtime_checkable
+class ByCost(Protocol):
+    """What else the loader asks of an importance policy that goes by what rows cost."""
+
+    @property
+    def by_cost(self) -> bool:
+        """Whether it asks `Candidates` for ``cost_s``; then it names the column ``bytes`` too."""
+        ...
+
+
+@runtime_checkable
 class Drawing(Protocol):
     """What else the loader asks of an importance policy that sets ``Selection.counts``."""
 

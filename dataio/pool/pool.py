@@ -24,6 +24,9 @@ from dataio.source.base import Source
 from dataio.state.scores import no_scores, open_scores
 from dataio.world import World
 
+MOST_BYTES = 2**32 - 1
+"""More than a row has: what the scores' column holds."""
+
 
 class Pool:
     """The rows that this rank's node owns. Construction is collective.
@@ -81,7 +84,7 @@ class Pool:
         self.world = world
         self.keeps_scores = bool(columns)
         self.needs_outcome = not {"correct", "confidence", "forgotten", "wrong"}.isdisjoint(columns)
-        self.streamed = Streamed()
+        self.streamed = Streamed(keeps_sizes="bytes" in columns)
         self._exchanges = num_leaving > 0
         self._streaming: Streaming | None = None
         self._placement: Placement | None = None
@@ -265,6 +268,28 @@ class Pool:
         if self._streaming is not None:
             self._streaming.close()
             self._streaming = None
+        self.note_sizes()
+
+    def note_sizes(self) -> None:
+        """Remember what the rows take that were read ahead so far, beside their scores."""
+        sizes = self.streamed.sizes
+        while sizes:
+            slots, num_bytes = sizes.pop()
+            self.scores["bytes"][slots] = np.minimum(num_bytes, MOST_BYTES)
+
+    def row_bytes(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Find what each row takes as it is stored, and whether it is not in the cache.
+
+        Only of a pool whose scores have the column ``bytes``.
+
+        Returns:
+            int64[num_slots]: Bytes; 0 of a row that was never here.
+            bool[num_slots]: Whether the row does not stay, so that its epoch reads the source.
+        """
+        entries = self.cache.entries
+        is_missing = ~entries.present
+        here = entries.extent_bytes + self.cache.schema.fixed_bytes
+        return np.where(is_missing, self.scores["bytes"].astype(np.int64), here), is_missing
 
     def await_rows(self, slots: NDArray[np.int64]) -> None:
         """Wait until these rows are staged on this node. Blocks; any thread may call it.

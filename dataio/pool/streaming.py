@@ -19,6 +19,7 @@ from dataio.base.errors import QuotaError, SourceError, StallError
 from dataio.cache.cache import Cache
 from dataio.cache.files.manifest import Entries, join_entries
 from dataio.rows.fields import Field
+from dataio.rows.rows import Rows
 from dataio.source.base import Source
 
 FIRST_WINDOW_BYTES = 32 << 20
@@ -35,11 +36,24 @@ SlotsOf = Callable[[int, int], NDArray[np.int64]]
 
 @dataclass
 class Streamed:
-    """What was read beside the rows that stay: rows, their bytes, and seconds waited for them."""
+    """What was read beside the rows that stay.
+
+    Attributes:
+        rows: How many.
+        bytes: Theirs, as they are stored.
+        wait_s: Seconds that their batches waited for them.
+        read_s: Seconds that the source took, on the thread that reads.
+        keeps_sizes: Whether to note what each row takes.
+        sizes: Slots and their rows' bytes, int64[n] each, until somebody takes them. The thread
+            that reads appends; the loader's own takes, when that thread has ended.
+    """
 
     rows: int = 0
     bytes: int = 0
     wait_s: float = 0.0
+    read_s: float = 0.0
+    keeps_sizes: bool = False
+    sizes: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -258,9 +272,12 @@ class Streaming:
     def _read(self, needed: Missing, half: Half, window: Window) -> bool:
         """Read rows into a half; False if it is too small for them, or nobody wants them."""
         done, offset = 0, half.heap.start
-        for rows in self._source.read(needed.sample_ids, self._fields):
+        for rows in self._timed(self._source.read(needed.sample_ids, self._fields)):
             extents = rows.lengths.sum(axis=1)
             num_bytes = int(extents.sum())
+            if self._streamed.keeps_sizes:
+                slots = needed.slots[done : done + len(rows)]
+                self._streamed.sizes.append((slots, extents + self._cache.schema.fixed_bytes))
             self._streamed.rows += len(rows)
             self._streamed.bytes += num_bytes + sum(column.nbytes for column in rows.fixed)
             if self._stopped.is_set() or offset + num_bytes > max(half.heap.stop, offset):
@@ -282,6 +299,15 @@ class Streaming:
             window.entries[:] = [join_entries(window.entries, len(self._cache.schema.variable))]
         self._learn(window, np.empty((0, 0), np.int64))
         return True
+
+    def _timed(self, blocks: Iterator[Rows]) -> Iterator[Rows]:
+        while True:
+            started = time.perf_counter()
+            rows = next(blocks, None)
+            self._streamed.read_s += time.perf_counter() - started
+            if rows is None:
+                return
+            yield rows
 
     def _learn(self, window: Window, more: NDArray[np.int64]) -> None:
         """Guess the next rows' sizes by the largest mean seen so far."""

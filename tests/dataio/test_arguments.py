@@ -75,6 +75,7 @@ def arguments() -> dict[type, dict[str, Any]]:
         shuffle.Partial: {},
         shuffle.ModelExchange: {"model": model, "world": world(), "every": 2},
         importance.Auto: {},
+        importance.CostAware: {},
         importance.Forgetting: {},
         importance.Full: {},
         importance.InfoBatch: {},

@@ -12,10 +12,11 @@ import shuffle
 from dataio import Loader, Reports, Workers
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
-from dataio.plan.policies import ByFields, Importance, Selection, Shuffle
+from dataio.plan.policies import ByCost, ByFields, Importance, Selection, Shuffle
 from dataio.world import World
 from importance import (
     Auto,
+    CostAware,
     Forgetting,
     Full,
     InfoBatch,
@@ -36,6 +37,8 @@ NUM_EPOCHS = 6
 
 POLICIES: dict[str, Importance] = {
     "auto": Auto(0.6, begins=2, second_guess=1.0),
+    # What rows cost is measured, so no two worlds need agree: tests/dataio/test_costs.py
+    "cost_aware": CostAware(0.5, by_cost=False),
     "full": Full(columns=("loss",)),
     "kakurenbo": Kakurenbo(0.4, alphas=(1.0, 0.8), drops=(3,), rate="realised"),
     "keep_agreed": KeepAgreed(0.6, begins=1),
@@ -73,6 +76,10 @@ class Watched:
     @property
     def by_fields(self) -> tuple[str, ...]:
         return self.policy.by_fields if isinstance(self.policy, ByFields) else ()
+
+    @property
+    def by_cost(self) -> bool:
+        return isinstance(self.policy, ByCost) and self.policy.by_cost
 
     def select(self, rows: Candidates, *, epoch: int, num_epochs: int | None) -> Selection:
         chosen = self.policy.select(rows, epoch=epoch, num_epochs=num_epochs)

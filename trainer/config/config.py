@@ -129,6 +129,11 @@ class ImportanceConfig(Section):
     groups: Count | None = None
     window: Fraction | None = None
     below: Positive | None = None
+    budget: Fraction | None = None
+    floor: Fraction | None = None
+    by_cost: bool | None = None
+    value: Literal["loss", "rows"] | None = None
+    debias: Fraction | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -61,7 +61,8 @@ def test_integers_stay_integers_and_a_row_is_small():
     counts = ("forgotten", "wrong")
     assert (kinds["epoch"], *(kinds[name] for name in counts)) == ("<i4", "<u2", "<u2")
     assert kinds["correct"] == "|b1"
-    assert dtype.itemsize == 5 * 4 + 4 + 4 + 4 + 1 + 2 + 2 + 4
+    assert kinds["bytes"] == "<u4"
+    assert dtype.itemsize == 5 * 4 + 4 + 4 + 4 + 1 + 2 + 2 + 4 + 4
 
 
 def test_before_its_first_report_a_row_is_unknown():

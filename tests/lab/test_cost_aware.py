@@ -1,0 +1,59 @@
+"""Rows behind a slow link, beyond a quota: a policy that goes by cost trains more in a time."""
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from benchmarks.studies.cost_aware import Cell, make_shards, read_lines
+from tests.lab import cost_aware
+from tests.lab.conftest import MakeLab
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
+TRAIN_S = 12.0
+
+
+def write_images(path: Path, num: int) -> Path:
+    """Write pictures of noise, labelled by number."""
+    rng = np.random.default_rng(0)
+    images = []
+    for _ in range(num):
+        made = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(made, "JPEG")
+        images.append(made.getvalue())
+    pq.write_table(pa.table({"jpg": images, "cls": np.arange(num) % 10}), path)
+    return path
+
+
+def test_more_rows_are_trained_in_a_time_and_fewer_bytes_read_for_each(
+    make_lab: MakeLab, tmp_path: Path
+) -> None:
+    images, shards = write_images(tmp_path / "images.parquet", 400), tmp_path / "shards"
+    make_shards(images, shards, num_samples=400, num_shards=4)
+    settings = {"budget": 0.3, "floor": 0.05, "value": "rows"}
+    cells = [
+        Cell(arm="random", policy="random", settings={"fraction": 0.7, "delta": 1.0},
+             train_s=TRAIN_S, seed=0),
+        Cell(arm="aware", policy="cost_aware", settings=settings, train_s=TRAIN_S, seed=0),
+    ]  # fmt: skip
+    (tmp_path / "cells.json").write_text(json.dumps([vars(cell) for cell in cells]))
+    args = argparse.Namespace(
+        test=images, cells=tmp_path / "cells.json", out=tmp_path / "found.jsonl", quota=0.5
+    )
+    lab = make_lab(2, "80mbit")
+    cost_aware.serve(lab, shards)
+    cost_aware.train(lab, shards, args)
+    random, aware = read_lines(args.out)
+    assert (random["arm"], aware["arm"]) == ("random", "aware")
+    assert 0.2 < float(str(aware["resident_fraction"])) < 0.6
+    for line in (random, aware):
+        assert TRAIN_S <= float(str(line["train_s"])) < 2 * TRAIN_S
+        line["row_bytes"] = float(str(line["source_bytes"])) / float(str(line["rows"]))
+    assert float(str(aware["rows"])) > float(str(random["rows"]))
+    assert aware["row_bytes"] < 0.8 * random["row_bytes"]  # type: ignore[operator]
