@@ -96,7 +96,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
                 make = own.optimizer or (lambda given: build_optimizer(config.optimizer, given))
                 optimizer = make(pipeline.parameters())
                 batches = [
-                    _batch(config, own, task, place) for _ in range(config.optimizer.accumulate)
+                    make_batch(config, own, task, place) for _ in range(config.optimizer.accumulate)
                 ]
                 batch_bytes = sum(value.nbytes for batch in batches for value in batch.values())
                 for number in range(WARM_UP_STEPS + 1):
@@ -146,7 +146,7 @@ class _Silent:
         """Take them."""
 
 
-def _batch(config: Config, own: Own, task: Task, place: Place) -> Batch:
+def make_batch(config: Config, own: Own, task: Task, place: Place) -> Batch:
     """Make a batch as the loader delivers it, of the columns that a rank takes."""
     rows = config.data.batch_size
     wanted = {*(task.columns.input if place.has_input else ())}

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from oracle import Recorder
-from oracle.trace import _batch, _Silent
+from oracle.trace import _Silent, make_batch
 from trainer.config.config import load_config
 from trainer.run.build import build_parallel
 from trainer.run.optimizers import build_optimizer
@@ -25,7 +25,7 @@ def main() -> None:
         parallel = build_parallel(config, job)
         pipeline = parallel.pipeline
         optimizer = build_optimizer(config.optimizer, pipeline.parameters())
-        batches = [_batch(config, Own(), parallel.task, pipeline.place)]
+        batches = [make_batch(config, Own(), parallel.task, pipeline.place)]
         batches *= config.optimizer.accumulate
 
         def step(number: int) -> None:
