@@ -132,8 +132,7 @@ class Recorder(TorchDispatchMode):
         if any(issubclass(kind, DTensor) or kind.__name__ == "AsyncCollectiveTensor" for kind in types):
             return NotImplemented
         named = kwargs or {}
-        known = self.value_of(func, args)
-        result = func(*args, **named) if known is None else known
+        result = self.call(func, args, named)
         space = func.namespace
         if space in SILENT:
             return result
@@ -148,9 +147,9 @@ class Recorder(TorchDispatchMode):
         self.events.append(_operator(func, args, named, given, made, result))
         return result
 
-    def value_of(self, func: Any, args: tuple[Any, ...]) -> object:
-        """Stand in for a number read from a tensor without data; None: it is read."""
-        return None
+    def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Compute what is recorded."""
+        return func(*args, **named)
 
     def _count(self, made: list[Tensor]) -> None:
         for tensor in made:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves
 
 import dataio
 from dataio.batch.values import Batch
@@ -102,7 +103,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
                 for number in range(WARM_UP_STEPS + 1):
                     recorder.mark()
                     train_step(
-                        pipeline, optimizer, _Silent(), batches, clip=config.optimizer.clip,
+                        pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip,
                         step=number,
                     )  # fmt: skip
         except ConfigError:
@@ -125,19 +126,23 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
 class _Imagined(Recorder):
     """A recorder on tensors without data, which stands in for the numbers that are read of them."""
 
-    def value_of(self, func: Any, args: tuple[Any, ...]) -> object:
+    def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Answer as a step that goes well: all is finite, and rows begin at 0."""
-        if func is not torch.ops.aten._local_scalar_dense.default:
-            return None
-        kind = args[0].dtype
-        if kind == torch.bool:
-            return True
-        if kind == torch.int32:  # torch's stages agree so that shapes are known
-            return 1
-        return 1.0 if kind.is_floating_point else 0
+        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        if given and not any(isinstance(leaf, FakeTensor) for leaf in given):
+            with unset_fake_temporarily():  # such as the numbers of a mesh's ranks
+                return func(*args, **named)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            kind = args[0].dtype
+            if kind == torch.bool:
+                return True
+            if kind == torch.int32:  # torch's stages agree so that shapes are known
+                return 1
+            return 1.0 if kind.is_floating_point else 0
+        return func(*args, **named)
 
 
-class _Silent:
+class NoReports:
     """A loader that takes reports and keeps none."""
 
     needs_outcome = False
