@@ -6,5 +6,6 @@ records each operator, each message and the most memory at a time.
 
 from oracle.record import Event, Message, Operator, Recorder
 from oracle.trace import Trace, trace_step
+from oracle.traffic import Traffic, traffic
 
-__all__ = ["Event", "Message", "Operator", "Recorder", "Trace", "trace_step"]
+__all__ = ["Event", "Message", "Operator", "Recorder", "Trace", "Traffic", "trace_step", "traffic"]

@@ -126,10 +126,16 @@ class Recorder(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         # Of a tensor that several ranks hold parts of, what it is made of comes here next.
-        if any(issubclass(kind, DTensor) or kind.__name__ == "AsyncCollectiveTensor" for kind in types):
+        if any(
+            issubclass(kind, DTensor) or kind.__name__ == "AsyncCollectiveTensor" for kind in types
+        ):
             return NotImplemented
         named = kwargs or {}
         result = self.call(func, args, named)

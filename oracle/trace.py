@@ -192,8 +192,8 @@ def _image_size(name: str, field: dataio.Image) -> tuple[int, int]:
         if isinstance(size, tuple):
             return int(size[0]), int(size[1])
     raise ConfigError(
-        f"field {name!r}: the size of its images follows from the data, so that no step can be made "
-        "without it; give data.image_size"
+        f"field {name!r}: its images are of any size, so that no step can be made without "
+        "data; give data.image_size"
     )
 
 
@@ -218,5 +218,3 @@ def _alone(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
         # torch remembers meshes by their shape, and the groups of another rank with them
         _clear_sharding_prop_cache()
-
-

@@ -16,20 +16,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from benchmarks.studies.first_weights import forget_peak, resident_bytes
 from oracle import trace_step
-from oracle.trace import make_batch
+from oracle.trace import NoReports, make_batch
 from tonari.mpi import mpiexec_command
 from trainer.config.config import Config, load_config
 from trainer.run.build import build_parallel
 from trainer.run.optimizers import build_optimizer
 from trainer.run.own import Own
 from trainer.run.step import train_step
-from trainer.watch.launch import join
+from trainer.watch.launch import Job, join
 
 STEPS = 4
 TIMEOUT_S = 600
@@ -64,6 +64,7 @@ device = "cpu"
 GPT = ("model.kind=gpt", "model.width=512", "model.depth=8", "model.heads=8")
 LLAMA = ("model.kind=llama", "model.width=512", "model.depth=8", "model.heads=8")
 VIT = ("model.kind=vit", "model.width=384", "model.depth=6", "model.heads=6", "model.patch=8")
+FULL = "mesh.checkpointing=full"
 RESNET = ("model.kind=resnet50",)
 
 
@@ -82,7 +83,7 @@ class Case:
 
 CASES = (
     Case("gpt, one", 1, GPT),
-    Case("gpt, one, full recomputation", 1, (*GPT, "mesh.checkpointing=full")),
+    Case("gpt, one, full recomputation", 1, (*GPT, FULL)),
     Case("gpt, one, selective recomputation", 1, (*GPT, "mesh.checkpointing=selective")),
     Case("gpt, one, bfloat16", 1, (*GPT, "mesh.dtype=bfloat16")),
     Case("gpt, dp 2", 2, (*GPT, "mesh.dp_replicate=2")),
@@ -96,7 +97,7 @@ CASES = (
     Case("gpt, pp 2, fsdp 2", 4, (*GPT, "mesh.pp=2", "mesh.microbatches=4", "mesh.dp_shard=2")),
     Case("gpt, fsdp 2, tp 2", 4, (*GPT, "mesh.dp_shard=2", "mesh.tp=2")),
     Case("llama, fsdp 2", 2, (*LLAMA, "mesh.dp_shard=2")),
-    Case("llama, fsdp 2, full recomputation", 2, (*LLAMA, "mesh.dp_shard=2", "mesh.checkpointing=full")),
+    Case("llama, fsdp 2, full recomputation", 2, (*LLAMA, "mesh.dp_shard=2", FULL)),
     Case("vit, one", 1, VIT),
     Case("vit, fsdp 2", 2, (*VIT, "mesh.dp_shard=2")),
     Case("resnet50, one", 1, RESNET),
@@ -104,12 +105,9 @@ CASES = (
 )  # fmt: skip
 
 
-class Silent:
-    """A loader that takes reports and keeps none."""
-
-    needs_outcome = False
-
-    def report(self, *_: object) -> None: ...
+SHOWN = (
+    "{case:36} rank {rank}  measured {measured_bytes:13,}  traced {traced_bytes:13,}  {error:+.1%}"
+)
 
 
 def run_rank(config: Config, out: Path) -> None:
@@ -124,14 +122,12 @@ def run_rank(config: Config, out: Path) -> None:
 
 def load_small(config: Config) -> Config:
     """Make the model as small as it gets, on the same mesh."""
-    from dataclasses import replace
-
     args = {"width": 64} if config.model.kind != "resnet50" else {}
     return replace(config, model=replace(config.model, **args))
 
 
-def _train(config: Config, job: object, *, steps: int) -> None:
-    parallel = build_parallel(config, job)  # type: ignore[arg-type]
+def _train(config: Config, job: Job, *, steps: int) -> None:
+    parallel = build_parallel(config, job)
     pipeline = parallel.pipeline
     optimizer = build_optimizer(config.optimizer, pipeline.parameters())
     batch = make_batch(config, Own(), parallel.task, pipeline.place)
@@ -139,7 +135,7 @@ def _train(config: Config, job: object, *, steps: int) -> None:
         if number == steps - 1:
             forget_peak()
         train_step(
-            pipeline, optimizer, Silent(), [batch], clip=config.optimizer.clip, step=number
+            pipeline, optimizer, NoReports(), [batch], clip=config.optimizer.clip, step=number
         )
 
 
@@ -193,11 +189,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             if given.only in case.name:
                 for line in compare(case, Path(directory)):
                     lines.append(line)
-                    print("{case:36} rank {rank}  measured {measured_bytes:13,}  traced {traced_bytes:13,}  {error:+.1%}".format(**line), flush=True)
+                    print(SHOWN.format(**line), flush=True)
     errors = [abs(float(str(line["error"]))) for line in lines]
     print(f"{len(lines)} ranks: mean error {statistics.mean(errors):.1%}, most {max(errors):.1%}")
     if given.json_file:
-        given.json_file.write_text(json.dumps({"machine": describe_machine(Path(tempfile.gettempdir())), "ranks": lines}, indent=1))
+        given.json_file.write_text(
+            json.dumps(
+                {"machine": describe_machine(Path(tempfile.gettempdir())), "ranks": lines}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":

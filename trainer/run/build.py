@@ -235,17 +235,17 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
     parts = spread(config, model, mesh, place)
-    pipeline = make_pipeline(config, layout, parts, place=place, mesh=mesh, task=task, device=job.device)
+    pipeline = make_pipeline(
+        config, layout, parts, place=place, mesh=mesh, task=task, device=job.device
+    )
     if config.text.is_packed and config.model.is_own and own.task is None:
         check_documents_apart(pipeline, config)
     peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
     return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
 
 
-def spread(
-    config: Config, model: StagedModel, mesh: DeviceMesh, place: Place
-) -> list[StagedModel]:
-    """Cut out a rank's stages, and spread them as the settings say. Collective; see `parallelize`."""
+def spread(config: Config, model: StagedModel, mesh: DeviceMesh, place: Place) -> list[StagedModel]:
+    """Cut out a rank's stages and spread them as the settings say, by `parallelize`. Collective."""
     settings = config.mesh
     return parallelize(
         model, mesh, place,
