@@ -93,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trace", action="store_true",
         help="with --dry-run: make a step as a rank of each coordinate of pp, on no data, and "
-        "print the most memory at a time, the FLOPs and what is sent along which axis; takes seconds a "
-        "rank, more for many layers and microbatches",
+        "print the most memory at a time, the FLOPs and what is sent along which axis; takes "
+        "seconds a rank, more for many layers and microbatches",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON document")
     return parser
