@@ -26,8 +26,9 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     # Options may stand between the config and its overrides.
     given = parser.parse_intermixed_args(argv)
-    if not given.dry_run and (given.json or given.world > 1 or given.nodes > 1):
-        parser.error("--world, --nodes and --json are for --dry-run; give it too")
+    asked = given.json or given.trace or given.world > 1 or given.nodes > 1
+    if asked and not given.dry_run:
+        parser.error("--world, --nodes, --trace and --json are for --dry-run; give it too")
     # Only now: `--help` and wrong arguments should not wait for torch.
     from trainer.config.config import load_config
 
@@ -35,7 +36,10 @@ def main(argv: list[str]) -> int:
     if given.dry_run:
         from tonari.train.dry_run import show_dry_run
 
-        show_dry_run(config, world_size=given.world, num_nodes=given.nodes, as_json=given.json)
+        show_dry_run(
+            config, world_size=given.world, num_nodes=given.nodes, traced=given.trace,
+            as_json=given.json,
+        )  # fmt: skip
         return 0
     from trainer.run.loop import train
 
@@ -86,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nodes", type=int, default=1, metavar="M", help="with --dry-run: nodes (default: 1)"
     )
+    parser.add_argument(
+        "--trace", action="store_true",
+        help="with --dry-run: make a step as a rank of each coordinate of pp, on no data, and "
+        "print the most memory at a time, the FLOPs and what is sent along which axis; takes "
+        "seconds a rank, more for many layers and microbatches",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON document")
     return parser
 

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 
+from oracle import Operator, Traffic, trace_step, traffic
 from tonari.sizes import format_bytes
 from trainer.config.config import Config
+from trainer.mesh.mesh import AXES
 from trainer.run.deliveries import Delivery
 from trainer.run.dry_run import DryRun, PipelineRank, dry_run
 
@@ -14,23 +16,104 @@ MOST_KINDS = 16
 """Of ways in which replicas are fed; more are not listed."""
 
 
-def show_dry_run(config: Config, *, world_size: int, num_nodes: int, as_json: bool) -> None:
+def show_dry_run(
+    config: Config, *, world_size: int, num_nodes: int, traced: bool, as_json: bool
+) -> None:
     """Print a run as it would be.
 
     Args:
         config: The settings.
         world_size: Ranks.
         num_nodes: Nodes they are on.
+        traced: Make a step as the first rank of each coordinate of pp, too.
         as_json: Print one JSON document instead of tables.
 
     Raises:
         ConfigError: If the settings do not fit such a world.
     """
     found = dry_run(config, world_size=world_size, num_nodes=num_nodes)
+    steps = _trace(config, found, world_size) if traced else ()
     if as_json:
-        print(json.dumps(asdict(found), indent=1))
+        document = asdict(found) | ({"steps": [asdict(step) for step in steps]} if traced else {})
+        print(json.dumps(document, indent=1))
         return
     print(_words(config, found))
+    if steps:
+        print("\n".join(_step_words(steps)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedStep:
+    """A step of the first rank at a coordinate of pp.
+
+    Attributes:
+        pp_rank: The coordinate.
+        rank: Of the job.
+        kept_bytes: See `oracle.Trace`, as for the next one.
+        peak_bytes: The most at a time.
+        flops: Of products, convolutions and attention, what is computed again included.
+        operators: Calls of operators.
+        traffic: What it sends.
+    """
+
+    pp_rank: int
+    rank: int
+    kept_bytes: int
+    peak_bytes: int
+    flops: int
+    operators: int
+    traffic: tuple[Traffic, ...]
+
+
+def _trace(config: Config, found: DryRun, world_size: int) -> tuple[TracedStep, ...]:
+    sizes = [found.axes[axis] for axis in AXES]
+    steps = []
+    for pp_rank in range(found.axes["pp"]):
+        rank = pp_rank * (world_size // found.axes["pp"])
+        trace = trace_step(config, world_size=world_size, rank=rank)
+        operators = [event for event in trace.events if isinstance(event, Operator)]
+        steps.append(
+            TracedStep(
+                pp_rank=pp_rank,
+                rank=rank,
+                kept_bytes=trace.kept_bytes,
+                peak_bytes=trace.peak_bytes,
+                flops=sum(each.flops for each in operators),
+                operators=len(operators),
+                traffic=traffic(trace, sizes),
+            )
+        )
+    return tuple(steps)
+
+
+def _step_words(steps: Sequence[TracedStep]) -> list[str]:
+    lines = [
+        "",
+        "A step on no data, as the first rank at each coordinate of pp: bytes of tensors, batch "
+        "left out",
+        *_table(STEP, [_step_row(step) for step in steps]),
+        "",
+        "What it sends and receives",
+        *_table(SENT, [row for step in steps for row in _sent_rows(step)]),
+    ]
+    return lines if any(step.traffic for step in steps) else lines[:-3]
+
+
+def _step_row(step: TracedStep) -> list[str]:
+    return [
+        str(step.pp_rank), str(step.rank), format_bytes(step.kept_bytes),
+        format_bytes(step.peak_bytes), f"{step.flops / 1e9:.3g}", f"{step.operators:,}",
+    ]  # fmt: skip
+
+
+def _sent_rows(step: TracedStep) -> list[list[str]]:
+    return [
+        [
+            str(step.pp_rank), each.kind.replace("_", "-"), " x ".join(each.axes) or "-",
+            f"{each.messages:,}", format_bytes(each.num_bytes),
+        ]
+        for each in step.traffic
+    ]  # fmt: skip
 
 
 def _words(config: Config, found: DryRun) -> str:
@@ -64,6 +147,8 @@ def _words(config: Config, found: DryRun) -> str:
 
 HELD = ("pp", "stages", "blocks", "ends", "parameters", "a rank's")
 MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")
+STEP = ("pp", "rank", "kept", "most", "GFLOP", "operators")
+SENT = ("pp", "message", "along", "times", "bytes")
 FED = ("replicas", "reads", "maps", "receives", "nothing", "scores")
 
 

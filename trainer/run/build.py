@@ -1,7 +1,7 @@
 """From settings to the things a run is made of."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -234,7 +234,20 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
-    parts = parallelize(
+    parts = spread(config, model, mesh, place)
+    pipeline = make_pipeline(
+        config, layout, parts, place=place, mesh=mesh, task=task, device=job.device
+    )
+    if config.text.is_packed and config.model.is_own and own.task is None:
+        check_documents_apart(pipeline, config)
+    peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
+    return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
+
+
+def spread(config: Config, model: StagedModel, mesh: DeviceMesh, place: Place) -> list[StagedModel]:
+    """Cut out a rank's stages and spread them as the settings say, by `parallelize`. Collective."""
+    settings = config.mesh
+    return parallelize(
         model, mesh, place,
         sequence_parallel=settings.sequence_parallel,
         loss_parallel=settings.loss_parallel,
@@ -243,15 +256,19 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
         compile=settings.compile,
         offload=settings.offload,
     )  # fmt: skip
-    pipeline = Pipeline(
+
+
+def make_pipeline(
+    config: Config, layout: Layout, parts: Sequence[StagedModel], *, place: Place, mesh: DeviceMesh,
+    task: Task, device: torch.device,
+) -> Pipeline:  # fmt: skip
+    """Make what trains a rank's stages. Collective."""
+    settings = config.mesh
+    return Pipeline(
         parts, place, mesh, task, schedule=settings.schedule, microbatches=layout.microbatches,
-        batch_size=config.data.batch_size, device=job.device, seed=config.run.seed,
+        batch_size=config.data.batch_size, device=device, seed=config.run.seed,
         sequence_parallel=settings.sequence_parallel,
     )  # fmt: skip
-    if config.text.is_packed and config.model.is_own and own.task is None:
-        check_documents_apart(pipeline, config)
-    peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
-    return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
 
 
 def build_loader(

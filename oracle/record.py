@@ -1,0 +1,242 @@
+"""What a rank computes, sends and allocates, operator by operator, in the order torch issues it.
+
+Works on tensors with data and without: a trace of tensors without data is held against the record
+of a real job, operator by operator, in ``tests/oracle``.
+"""
+
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._C import ScriptObject
+from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+MESSAGES = {
+    "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
+    "_allgather_base_": "all_gather", "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather", "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter", "reduce_scatter_": "reduce_scatter",
+    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+    "broadcast_": "broadcast", "broadcast": "broadcast", "send": "send", "recv_": "receive",
+    "barrier": "barrier",
+}  # fmt: skip
+"""What torch calls its messages, and what we do."""
+
+MESSAGE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+SILENT = ("prim", "profiler")
+"""Spaces of operators that compute nothing."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call of an operator, on this rank's own tensors.
+
+    Attributes:
+        name: As torch has it: ``"aten.mm.default"``.
+        inputs: Shapes of its tensors.
+        outputs: Shapes of what it makes, or writes to.
+        dtype: Of the first output, as torch has it; empty if there is none.
+        flops: Floating-point operations of products, convolutions and attention; 0 of others.
+        moved_bytes: Bytes read and written; 0 of a view.
+    """
+
+    name: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    dtype: str
+    flops: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message among ranks, where it is issued.
+
+    Attributes:
+        kind: One of the values of `MESSAGES`.
+        ranks: The group's, by their numbers in the job, ascending.
+        num_bytes: Of what is gathered, scattered or reduced as a whole, or of what travels.
+        peer: Rank at the other end of a ``"send"`` or ``"receive"``; else None.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    num_bytes: int
+    peer: int | None = None
+
+
+Event = Operator | Message
+
+
+class Recorder(TorchDispatchMode):
+    """Records what happens on this rank while it is entered. Several entries add to one record.
+
+    Attributes:
+        events: In the order of their calls.
+        live_bytes: Of storages that were made while it was entered and are still there.
+        peak_bytes: The most of these at a time, since `mark`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.live_bytes = self.peak_bytes = 0
+        # Bytes of each storage that is there, by its identity
+        self._known: dict[int, int] = {}
+        self._patches: list[Any] = []
+
+    def __enter__(self) -> Self:
+        # FSDP frees what it gathered by cutting its storage to nothing, which is no operator.
+        resize, known = torch.UntypedStorage.resize_, self._known
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in known:
+                self._note(storage._cdata, size)
+            return result
+
+        patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_)
+        patch.start()
+        self._patches.append(patch)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.pop().stop()
+
+    def mark(self) -> None:
+        """Begin a new list of events, and a new peak from what is there."""
+        self.events = []
+        self.peak_bytes = self.live_bytes
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # Of a tensor that several ranks hold parts of, what it is made of comes here next.
+        if any(
+            issubclass(kind, DTensor) or kind.__name__ == "AsyncCollectiveTensor" for kind in types
+        ):
+            return NotImplemented
+        named = kwargs or {}
+        result = self.call(func, args, named)
+        space = func.namespace
+        if space in SILENT:
+            return result
+        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self._count(made)
+        if space in MESSAGE_SPACES:
+            message = _message(func, args, given, made)
+            if message is not None:
+                self.events.append(message)
+            return result
+        self.events.append(_operator(func, args, named, given, made, result))
+        return result
+
+    def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Compute what is recorded."""
+        return func(*args, **named)
+
+    def _count(self, made: list[Tensor]) -> None:
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            identity = storage._cdata
+            if identity not in self._known:
+                weakref.finalize(storage, self._drop, identity)
+            self._note(identity, storage.nbytes())
+
+    def _note(self, identity: int, num_bytes: int) -> None:
+        self.live_bytes += num_bytes - self._known.get(identity, 0)
+        self._known[identity] = num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _drop(self, identity: int) -> None:
+        self.live_bytes -= self._known.pop(identity)
+
+
+def _operator(
+    func: Any, args: tuple[Any, ...], named: dict[str, Any], given: list[Tensor],
+    made: list[Tensor], result: object,
+) -> Operator:  # fmt: skip
+    count = flop_registry.get(func.overloadpacket)
+    flops = 0 if count is None else int(count(*args, **named, out_val=result))
+    # A view makes nothing: what it shows is where it was.
+    is_view = func.is_view or (bool(made) and not _writes(func) and _is_shared(made, given))
+    moved = 0 if is_view else sum(_num_bytes(tensor) for tensor in [*given, *made])
+    return Operator(
+        str(func),
+        tuple(tuple(tensor.shape) for tensor in given),
+        tuple(tuple(tensor.shape) for tensor in made),
+        str(made[0].dtype).removeprefix("torch.") if made else "",
+        flops,
+        moved,
+    )
+
+
+def _writes(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def _is_shared(made: list[Tensor], given: list[Tensor]) -> bool:
+    own = {tensor.untyped_storage()._cdata for tensor in given}
+    return all(tensor.untyped_storage()._cdata in own for tensor in made)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.itemsize
+
+
+def _message(
+    func: Any, args: tuple[Any, ...], given: list[Tensor], made: list[Tensor]
+) -> Message | None:
+    kind = MESSAGES.get(func.overloadpacket.__name__)
+    group = next(_groups(args), None)
+    if kind is None or group is None:
+        return None
+    ranks = tuple(torch.distributed.get_process_group_ranks(group))
+    num_bytes = max(sum(map(_num_bytes, given[:1])), sum(map(_num_bytes, made[:1])))
+    tensors = _tensor_lists(args)
+    if tensors:
+        num_bytes = max(num_bytes, *(sum(map(_num_bytes, part)) for part in tensors))
+    peer = None
+    if kind in ("send", "receive"):
+        peer = ranks[int(args[2])]
+    return Message(kind, ranks, num_bytes, peer)
+
+
+def _tensor_lists(args: tuple[Any, ...]) -> list[list[Tensor]]:
+    """List the tensors of each argument: what goes in as a whole, and what comes out."""
+    parts = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)] for arg in args]
+    return [part for part in parts if part]
+
+
+def _groups(args: tuple[Any, ...]) -> Iterator[ProcessGroup]:
+    for arg in args:
+        if isinstance(arg, ScriptObject) and "ProcessGroup" in str(arg._type()):
+            yield ProcessGroup.unbox(arg)
+    for arg in args:
+        if isinstance(arg, str):
+            try:
+                yield _resolve_process_group(arg)
+            except (LookupError, RuntimeError, ValueError):  # the name of how to reduce
+                continue

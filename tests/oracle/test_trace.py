@@ -1,0 +1,203 @@
+"""A step traced on no data is the step that ranks make: what they compute, send and keep."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from oracle import Message, Operator, Trace, trace_step
+from tests.multirank import RunRanks
+from trainer.config.config import Config, load_config
+from trainer.errors import ConfigError
+from trainer.run.own import Own
+
+GPT = """
+[data]
+kind = "text"
+train = "absent.txt"
+sequence_length = 16
+batch_size = 8
+[model]
+kind = "gpt"
+width = 32
+depth = 4
+heads = 4
+[optimizer]
+kind = "adamw"
+clip = 1.0
+[run]
+device = "cpu"
+"""
+IMAGES = """
+[data]
+train = "absent.tar"
+test = "absent.tar"
+batch_size = 4
+[model]
+kind = "small_cnn"
+[run]
+device = "cpu"
+"""
+MESHES = {
+    "alone": (1, ()),
+    "dp": (2, ()),
+    "fsdp": (2, ("mesh.dp_shard=2",)),
+    "tp": (2, ("mesh.tp=2", "mesh.sequence_parallel=true")),
+    "cp": (2, ("mesh.cp=2",)),
+    "pp": (2, ("mesh.pp=2", "mesh.microbatches=4")),
+    "zbv": (2, ("mesh.pp=2", "mesh.microbatches=4", "mesh.schedule=zbv")),
+    "hsdp": (4, ("mesh.dp_shard=2",)),
+    "pp, fsdp": (4, ("mesh.pp=2", "mesh.microbatches=2", "mesh.dp_shard=2")),
+    "fsdp, tp": (4, ("mesh.dp_shard=2", "mesh.tp=2")),
+}
+
+
+def load(directory: Path, *overrides: str, text: str = GPT) -> Config:
+    path = directory / "run.toml"
+    path.write_text(text)
+    return load_config(path, overrides)
+
+
+def trace_all(config: Config, world_size: int) -> list[Trace]:
+    return [trace_step(config, world_size=world_size, rank=rank) for rank in range(world_size)]
+
+
+def flops(trace: Trace) -> int:
+    return sum(event.flops for event in trace.events if isinstance(event, Operator))
+
+
+def messages(trace: Trace) -> list[Message]:
+    return [event for event in trace.events if isinstance(event, Message)]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_one_rank_sends_the_others_take_in_in_the_same_order(tmp_path, mesh):
+    world_size, overrides = MESHES[mesh]
+    traces = trace_all(load(tmp_path, *overrides), world_size)
+    # By group, what each of its ranks says of its messages
+    together: defaultdict[tuple[int, ...], dict[int, list[object]]] = defaultdict(dict)
+    sent, taken = defaultdict(list), defaultdict(list)
+    for trace in traces:
+        for message in messages(trace):
+            assert trace.rank in message.ranks
+            if message.kind == "send":
+                sent[trace.rank, message.peer].append(message.num_bytes)
+            elif message.kind == "receive":
+                taken[message.peer, trace.rank].append(message.num_bytes)
+            else:
+                own = together[message.ranks].setdefault(trace.rank, [])
+                own.append((message.kind, message.num_bytes))
+    assert sent == taken
+    assert bool(sent) == ("pp" in mesh or mesh == "zbv")
+    for ranks, each in together.items():
+        assert sorted(each) == list(ranks)
+        assert len({tuple(own) for own in each.values()}) == 1
+    assert bool(together or sent) == (world_size > 1)
+
+
+def test_ranks_of_a_pipeline_compute_together_what_one_process_does(tmp_path):
+    (alone,) = trace_all(load(tmp_path, "mesh.microbatches=4"), 1)
+    cut = trace_all(load(tmp_path, "mesh.pp=2", "mesh.microbatches=4"), 2)
+    assert flops(alone) > 0
+    assert sum(map(flops, cut)) == flops(alone)
+    # Each replica computes as much on its own rows
+    assert {flops(one) for one in trace_all(load(tmp_path, "mesh.dp_shard=2"), 2)} == {flops(alone)}
+
+
+def test_recomputation_computes_more_and_keeps_less_at_a_time(tmp_path):
+    wide = ("data.sequence_length=64", "data.batch_size=16")
+    (plain,) = trace_all(load(tmp_path, *wide), 1)
+    (again,) = trace_all(load(tmp_path, *wide, "mesh.checkpointing=full"), 1)
+    # Products of the blocks once more: all but those of the head
+    assert 1.2 < flops(again) / flops(plain) < 4 / 3
+    assert again.peak_bytes < 0.8 * plain.peak_bytes
+    assert again.kept_bytes == plain.kept_bytes
+
+
+def test_a_sharded_rank_keeps_its_share(tmp_path):
+    (alone,) = trace_all(load(tmp_path, "model.width=128"), 1)
+    for trace in trace_all(load(tmp_path, "model.width=128", "mesh.dp_shard=4"), 4):
+        assert 0.25 <= trace.kept_bytes / alone.kept_bytes < 0.26
+
+
+def test_a_process_is_any_rank_of_any_world_one_after_the_other(tmp_path):
+    config = load(tmp_path, "mesh.pp=2", "mesh.microbatches=2", "mesh.dp_shard=2")
+    first = trace_step(config, world_size=4, rank=3)
+    trace_step(load(tmp_path, "mesh.tp=4"), world_size=256, rank=77)
+    assert trace_step(config, world_size=4, rank=3) == first
+    assert not dist.is_initialized()
+
+
+def test_images_and_a_model_of_one_s_own_are_traced(tmp_path):
+    trace = trace_step(load(tmp_path, "data.image_size=32", text=IMAGES), world_size=1, rank=0)
+    assert any("convolution" in e.name for e in trace.events if isinstance(e, Operator))
+
+    def mine() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+    settings = ("data.image_size=32", "model.kind=given")
+    config = load(tmp_path, *settings, text=IMAGES)
+    trace = trace_step(config, world_size=2, rank=1, own=Own(model=mine))
+    # Forward, and back to the weights: the images need no gradient
+    assert flops(trace) == 2 * 2 * 4 * 3 * 32 * 32 * 10
+
+
+class ByValue(nn.Module):
+    """Decides by what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = images.flatten(1)
+        return self.layer(rows[rows.float().mean(1).tolist().index(0.0) :])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rank", "message"),
+    [
+        (("data.image_size=32",), 1, "rank is 1, expected 0 to 0"),
+        ((), 0, "its images are of any size.*; give data.image_size"),
+        (("data.image_size=32", "mesh.pp=2"), 0, "mesh: pp 2 .* is 2 ranks, but the job has 1"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_with_the_cure(tmp_path, overrides, rank, message):
+    with pytest.raises(ConfigError, match=message):
+        trace_step(load(tmp_path, *overrides, text=IMAGES), world_size=1, rank=rank)
+    assert not dist.is_initialized()
+
+
+def test_a_model_that_decides_by_values_is_refused(tmp_path):
+    config = load(tmp_path, "data.image_size=32", "model.kind=given", text=IMAGES)
+    with pytest.raises(ConfigError, match=r"without data: .*; let its forward .* not decide by"):
+        trace_step(config, world_size=1, rank=0, own=Own(model=ByValue))
+    assert not dist.is_initialized()
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("mesh", ["dp", "fsdp", "tp", "cp", "zbv", "pp, fsdp", "fsdp, tp"])
+def test_ranks_of_a_job_make_the_traced_step_operator_by_operator(
+    tmp_path: Path, run_ranks: RunRanks, mesh: str
+) -> None:
+    world_size, overrides = MESHES[mesh]
+    config = load(tmp_path, *overrides)
+    ended = run_ranks(
+        "trainer/record_step", world_size, str(tmp_path / "run.toml"), *overrides, timeout_s=240
+    )
+    for rank, report in enumerate(ended.reports):
+        traced = trace_step(config, world_size=world_size, rank=rank)
+        found = report["events"]
+        # Gloo scatters by copies of its own
+        expected, real = (
+            [each for each in events if not each.startswith(GLOO_COPIES)]
+            for events in ([repr(event) for event in traced.events], found)
+        )
+        assert real == expected, f"rank {rank}"
+        assert len(real) > 500
+
+
+GLOO_COPIES = ("Operator(name='aten.split.Tensor'", "Operator(name='aten.copy_.default'")
