@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._C import ScriptObject
-from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -83,7 +83,7 @@ class Message:
 Event = Operator | Message
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what happens on this rank while it is entered. Several entries add to one record.
 
     Attributes:
@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.live_bytes = self.peak_bytes = 0
         # Bytes of each storage that is there, by its identity
@@ -113,11 +113,11 @@ class Recorder(TorchDispatchMode):
         patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_)
         patch.start()
         self._patches.append(patch)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.pop().stop()
 
     def mark(self) -> None:
@@ -237,6 +237,6 @@ def _groups(args: tuple[Any, ...]) -> Iterator[ProcessGroup]:
     for arg in args:
         if isinstance(arg, str):
             try:
-                yield _resolve_process_group(arg)
+                yield _resolve_process_group(arg)  # type: ignore[arg-type]
             except (LookupError, RuntimeError, ValueError):  # the name of how to reduce
                 continue

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.loader.launch import mpiexec
 from benchmarks.machine import describe_machine
 from benchmarks.studies.first_weights import forget_peak, resident_bytes
 from oracle import trace_step
 from oracle.trace import NoReports, make_batch
-from tonari.mpi import mpiexec_command
 from trainer.config.config import Config, load_config
 from trainer.run.build import build_parallel
 from trainer.run.optimizers import build_optimizer
@@ -143,7 +143,7 @@ def measure(case: Case, settings: Path) -> list[int]:
     """Run a job of the case; the peak of each rank, in bytes."""
     with tempfile.TemporaryDirectory() as out:
         command = [
-            *mpiexec_command(case.ranks), sys.executable, "-m", __spec__.name,
+            mpiexec(), "-n", str(case.ranks), sys.executable, "-m", __spec__.name,
             "--rank", out, "--settings", str(settings), *case.settings,
         ]  # fmt: skip
         subprocess.run(
