@@ -107,6 +107,23 @@ def test_a_mean_that_became_infinite_begins_anew_with_the_next_loss():
         assert scores["loss_mean"][0] == mean
 
 
+def test_the_second_loss_is_that_of_the_second_epoch_that_reports_the_row_and_stays():
+    scores = unscored(2, score_dtype(["loss_second"]))
+    seen = []
+    for epoch, loss in ((0, 5.0), (0, 4.0), (2, 3.0), (2, 2.5), (5, 1.0)):
+        report(scores, [0], [loss], epoch=epoch)
+        seen.append(float(scores["loss_second"][0]))
+    assert seen == [np.inf, np.inf, 3.0, 3.0, 3.0]
+    assert scores["loss_second"][1] == np.inf
+
+
+def test_a_second_loss_that_is_infinite_leaves_its_place_to_the_next():
+    scores = unscored(1, score_dtype(["loss_second"]))
+    for epoch, loss in enumerate((5.0, np.inf, 3.0, 2.0)):
+        report(scores, [0], [loss], epoch=epoch)
+    assert scores["loss_second"][0] == 3.0
+
+
 def test_forgotten_counts_right_then_wrong_and_nothing_else():
     scores = unscored(1, score_dtype(["forgotten"]))
     counts = []
