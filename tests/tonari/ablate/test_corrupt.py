@@ -133,18 +133,20 @@ def test_a_few_rows_are_repeated_exactly_and_as_often_as_each_other():
 
 
 def test_labels_that_are_not_the_truth_are_wrong_from_the_start_and_so_are_their_copies():
-    data = blobs(NUM)
-    truth = data.labels.copy()
-    truth[::4] = (truth[::4] + 1) % CLASSES
-    found = corrupt(data._replace(truth=truth), num_classes=CLASSES, seed=3)
-    assert np.array_equal(found.is_wrong, np.arange(NUM) % 4 == 0)
-    assert np.array_equal(found.data.labels, data.labels)
-    copied = corrupt(data._replace(truth=truth), num_classes=CLASSES, seed=3, repeats=0.5)
-    again = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.5)
-    assert np.array_equal(copied.data.images, again.data.images)
-    assert copied.is_wrong.sum() != 100, "a wrong label is copied with its image"
-    both = corrupt(data._replace(truth=truth), num_classes=CLASSES, seed=3, noise=0.4, imbalance=2)
-    assert 0.4 < both.is_wrong.mean() < 0.65
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(NUM, 3, 8, 8), dtype=np.uint8)
+    labels, wrong = rng.integers(CLASSES, size=NUM), rng.random(NUM) < 0.3
+    data = LabelledImages(images, labels, (labels + wrong) % CLASSES)
+    found = corrupt(data, num_classes=CLASSES, seed=3)
+    assert np.array_equal(found.is_wrong, wrong)
+    assert np.array_equal(found.data.labels, labels)
+    known = {image.tobytes(): is_wrong for image, is_wrong in zip(images, wrong, strict=True)}
+    copied = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.75)
+    assert copied.is_wrong.any()
+    for image, is_wrong in zip(copied.data.images, copied.is_wrong, strict=True):
+        assert is_wrong == known[image.tobytes()]
+    both = corrupt(data, num_classes=CLASSES, seed=3, noise=0.4, duplicates=0.2, imbalance=2)
+    assert 0.4 < both.is_wrong.mean() < 0.7
 
 
 def test_what_was_made_of_a_seed_before_is_made_of_it_now():
