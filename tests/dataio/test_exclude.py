@@ -16,7 +16,7 @@ from dataio import DataioError, Int, NumpySource, StateError, WorldError
 from dataio.plan.exclusion import exclude_ids
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import Weighted
+from importance import KeepAgreed, Weighted
 from tests.dataio.exclude_run import (
     BATCH,
     EPOCHS,
@@ -354,8 +354,8 @@ def test_the_state_stays_small_and_names_the_list(tmp_path):
         assert len(repr(state)) < 600
         assert state["stretches"][0]["excluded"]
     with make(single_world(), tmp_path) as loader:
-        state = loader.state_dict()
-        assert "excluded" not in state["stretches"][0]
+        plain: dict[str, Any] = loader.state_dict()
+        assert "excluded" not in plain["stretches"][0]
 
 
 def exclusion_of(tmp_path, given, source=None):
@@ -467,22 +467,25 @@ def test_ranks_that_are_given_other_lists_are_named(tmp_path):
         run_threads(thread_worlds([1, 1], timeout_s=20), on_rank)
 
 
-def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path):
-    """Not even as padding of a rank that has nothing to show."""
+@pytest.mark.parametrize("shuffled", ["local", "all on every node"])
+def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path, shuffled):
+    """Not even as padding of a rank that has nothing to show, or to refresh."""
+    left = [5, 15, 94]
 
-    class Bad:
-        def __call__(self, sample, rng):
-            if int(sample["label"]) == 3:
-                raise AssertionError("an excluded row was made a sample")
-            return sample
+    def refuse(sample, rng):
+        assert int(sample["label"]) in {i % 10 for i in left}, "an excluded row was made a sample"
+        return sample
 
-    excluded = sorted(set(range(NUM_SAMPLES)) - {1, 2, 94})
-    for number, shuffled in enumerate(SHUFFLES.values()):
-        everyone = run(
-            tmp_path / str(number), (2, 1), shuffle=shuffled(), transform=Bad(), exclude=excluded,
-            importance=POLICIES["kakurenbo"],
-        )  # fmt: skip
-        assert trained(everyone, 0) == [1, 2, 94]
+    excluded = sorted(set(range(NUM_SAMPLES)) - set(left))
+    # Of the rows left the first two are predicted wrong, and one of them is hidden and refreshed
+    policy = KeepAgreed(0.6, label=None, begins=1)
+    everyone = run(
+        tmp_path, (2, 1), shuffle=SHUFFLES[shuffled](), transform=refuse, exclude=excluded,
+        importance=policy,
+    )  # fmt: skip
+    assert trained(everyone, 0) == left
+    assert len(trained(everyone, 1)) == 2
+    assert sum(len(seen.refreshed[1]) for seen in everyone) == 1
 
 
 def test_evaluation_is_of_every_sample_all_the_same(tmp_path):
