@@ -12,11 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shuffle
-from dataio import DataioError, Int, NumpySource, StateError, WorldError
+from dataio import (
+    DataioError,
+    Int,
+    Mixture,
+    NodeCache,
+    NumpySource,
+    Staging,
+    StateError,
+    Workers,
+    WorldError,
+)
 from dataio.plan.exclusion import exclude_ids
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import KeepAgreed, Weighted
+from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.exclude_run import (
     BATCH,
     EPOCHS,
@@ -29,6 +40,7 @@ from tests.dataio.exclude_run import (
     trained,
     watch,
 )
+from tests.memory_source import MemorySource
 from tests.multirank import RunRanks
 
 LAYOUTS = [(1,), (2,), (1, 1), (2, 1), (1, 1, 1), (2, 2)]
@@ -324,17 +336,22 @@ def test_a_longer_list_at_an_epochs_end_changes_nothing_of_the_others_order(tmp_
         assert [epoch for epoch in mine.batches if epoch] == theirs.batches[1:]
 
 
-def test_steps_and_figures_count_the_rows_left(tmp_path):
+@pytest.mark.parametrize("shuffled", ["local", "all on every node"])
+def test_steps_and_figures_count_the_rows_left(tmp_path, shuffled):
+    excluded = sorted({*FIRST_NODE, *range(35, NUM_SAMPLES, 2)})
+
     def on_rank(world):
-        with make(world, tmp_path, exclude=FIRST_NODE) as loader:
+        with make(world, tmp_path, exclude=excluded, shuffle=SHUFFLES[shuffled]()) as loader:
             told = [len(loader), loader.max_steps(3)]
             seen = watch(loader)
             return told, seen
 
+    steps = {"local": 5, "all on every node": 3}[shuffled]
     for rank, (told, seen) in enumerate(run_threads(thread_worlds([1, 1, 1]), on_rank)):
-        assert told == [seen.steps[0], sum(seen.steps)] == [9, 27]
+        assert told == [seen.steps[0], sum(seen.steps)] == [steps, 3 * steps]
         share = seen.stats[0]["excluded_fraction"]
-        assert share == (1.0 if rank == 0 else 0.0)
+        local = 1.0 if rank == 0 else 0.5
+        assert share == (local if shuffled == "local" else len(excluded) / NUM_SAMPLES)
 
 
 def test_a_node_with_few_rows_left_is_warned_of_once(tmp_path, caplog):
@@ -486,6 +503,59 @@ def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path, s
     assert trained(everyone, 0) == left
     assert len(trained(everyone, 1)) == 2
     assert sum(len(seen.refreshed[1]) for seen in everyone) == 1
+
+
+def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
+    excluded = some(0.3, num_samples=Shards().num_samples)
+
+    def on_rank(world):
+        source = Shards()
+        with make(
+            world, tmp_path, source=source, exclude=excluded, fields=KINDS["fixed"], batch_size=6,
+            cache=NodeCache(tmp_path, quota=400_000), workers=Workers(threads=1),
+        ) as loader:  # fmt: skip
+            resident = loader._parts.pool.cache.entries.present
+            assert not resident.all(), "the quota keeps some rows out"
+            source.rows_read.clear()
+            return watch(loader), list(source.rows_read)
+
+    everyone = run_threads(thread_worlds([1, 1], timeout_s=60), on_rank)
+    left = set(range(Shards().num_samples)) - set(excluded)
+    for epoch in range(EPOCHS):
+        assert trained([seen for seen, _ in everyone], epoch) == sorted(left)
+    assert all(read and not set(read) & set(excluded) for _, read in everyone)
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_while_rows_are_staged_and_where_they_cost_differently(tmp_path, monkeypatch, unequal):
+    if unequal:
+        costs = np.random.default_rng(4).integers(0, 256, NUM_SAMPLES).astype(np.uint8)
+        monkeypatch.setattr(MemorySource, "costs", costs, raising=False)
+    options: dict[str, Any] = {
+        "staging": Staging(when="overlap"), "shuffle": SHUFFLES["partial"]()
+    }  # fmt: skip
+    excluded = some(0.2)
+    whole = run(tmp_path / "a", (1, 1), **options)
+    part = run(tmp_path / "b", (1, 1), **options, exclude=excluded)
+    for epoch in range(EPOCHS):
+        assert trained(part, epoch) == sorted(set(range(NUM_SAMPLES)) - set(excluded))
+        for before, after in zip(whole, part, strict=True):
+            ids = [i for b in before.batches[epoch] for i in b if i not in set(excluded)]
+            if not unequal:
+                assert [i for b in after.batches[epoch] for i in b] == ids
+
+
+def test_each_loader_of_a_mixture_takes_its_own_list(tmp_path):
+    loaders = {
+        name: make(single_world(), tmp_path / name, exclude=ids)
+        for name, ids in (("a", [0, 1]), ("b", ALL_BUT_ONE_BATCH))
+    }
+    with Mixture(loaders, {"a": 26, "b": 1}, steps=27) as mixture:
+        seen: dict[str, list[int]] = {"a": [], "b": []}
+        for batch in mixture:
+            seen[batch["dataset"]] += batch["sample_id"][batch["slot"] >= 0].tolist()
+    assert sorted(seen["a"]) == list(range(2, NUM_SAMPLES))
+    assert sorted(seen["b"]) == [3, 30, 60, 90]
 
 
 def test_evaluation_is_of_every_sample_all_the_same(tmp_path):
