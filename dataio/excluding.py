@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +78,7 @@ def _of_values(
     source: Source,
     world: World,
 ) -> Found:
+    values: NDArray[Any]
     values = given if isinstance(given, np.ndarray) else np.asarray(_plain_paths(given))
     if values.ndim != 1:
         raise ValueError(
@@ -94,7 +95,7 @@ def _of_values(
             )
         return [np.flatnonzero(values)], []
     if values.dtype.kind in "iu":
-        return [values], []
+        return [cast("NDArray[np.integer]", values)], []
     strings = values.tolist()
     if not all(isinstance(value, str) for value in strings):
         raise ValueError(

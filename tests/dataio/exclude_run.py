@@ -64,11 +64,11 @@ class Seen:
 def make(world: World, root: Path, **options: object) -> Loader:
     """Open a loader with small batches over samples without files."""
     chosen: dict[str, object] = {
-        "batch_size": BATCH, "seed": 3, "fields": FIELDS, "workers": Workers(threads=0),
-        "reports": Reports(progress=False),
+        "cache": root, "batch_size": BATCH, "seed": 3, "fields": FIELDS,
+        "workers": Workers(threads=0), "reports": Reports(progress=False),
     }  # fmt: skip
     source = options.pop("source", None) or MemorySource(NUM_SAMPLES)
-    return Loader(source, cache=root, world=world, **chosen | options)  # type: ignore[arg-type]
+    return Loader(source, world=world, **chosen | options)  # type: ignore[arg-type]
 
 
 def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> Seen:

@@ -12,11 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shuffle
-from dataio import DataioError, Int, NumpySource, StateError, WorldError
+from dataio import (
+    DataioError,
+    Int,
+    Mixture,
+    NodeCache,
+    NumpySource,
+    Staging,
+    StateError,
+    Workers,
+    WorldError,
+)
 from dataio.plan.exclusion import exclude_ids
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import Weighted
+from importance import KeepAgreed, Weighted
+from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.exclude_run import (
     BATCH,
     EPOCHS,
@@ -29,6 +40,7 @@ from tests.dataio.exclude_run import (
     trained,
     watch,
 )
+from tests.memory_source import MemorySource
 from tests.multirank import RunRanks
 
 LAYOUTS = [(1,), (2,), (1, 1), (2, 1), (1, 1, 1), (2, 2)]
@@ -81,7 +93,14 @@ def test_rows_left_are_counted_pool_by_pool(ids, replicas):
         assert count == sum(i not in ids for i in range(first, first + layout.pool_rows(node)))
 
 
-@pytest.mark.parametrize("excluded", LISTS.values(), ids=LISTS)
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        pytest.param(ids, id=name, marks=[pytest.mark.smoke] if name == "10 %" else [])
+        for name, ids in LISTS.items()
+    ],
+)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("layout", "shuffled"),
@@ -111,6 +130,7 @@ def test_excluded_rows_never_come_and_every_other_does(
             assert not hidden
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shuffled", SHUFFLES)
 @pytest.mark.parametrize("excluded", [some(0.1), FIRST_NODE])
@@ -137,6 +157,7 @@ def dealt(runs):
     return [run[place] for place in range(max(map(len, runs))) for run in runs if place < len(run)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["none", "infobatch", "random"])
 @pytest.mark.parametrize("excluded", [some(0.1), FIRST_NODE, ALL_BUT_ONE_BATCH])
 def test_the_mean_over_weighted_batches_is_the_mean_over_the_rows_left(tmp_path, policy, excluded):
@@ -207,6 +228,7 @@ def test_what_is_drawn_by_weight_is_drawn_from_the_rows_left(tmp_path):
         run(tmp_path / "c", (1,), importance=Weighted(nothing), exclude=excluded)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["none", "kakurenbo", "random"])
 @pytest.mark.parametrize("shuffled", ["partial", "all on every node"])
 def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
@@ -280,6 +302,7 @@ def go_on_with(tmp_path, first, second, *, stop, by_save=True, policy="none"):
     return [one for one, _ in everyone], [one for _, one in everyone]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["none", "kakurenbo", "keep_agreed"])
 @pytest.mark.parametrize("stop", [1, 5, 9, 12])
 def test_another_list_from_a_step_on_leaves_out_what_it_says(tmp_path, stop, policy):
@@ -324,17 +347,22 @@ def test_a_longer_list_at_an_epochs_end_changes_nothing_of_the_others_order(tmp_
         assert [epoch for epoch in mine.batches if epoch] == theirs.batches[1:]
 
 
-def test_steps_and_figures_count_the_rows_left(tmp_path):
+@pytest.mark.parametrize("shuffled", ["local", "all on every node"])
+def test_steps_and_figures_count_the_rows_left(tmp_path, shuffled):
+    excluded = sorted({*FIRST_NODE, *range(35, NUM_SAMPLES, 2)})
+
     def on_rank(world):
-        with make(world, tmp_path, exclude=FIRST_NODE) as loader:
+        with make(world, tmp_path, exclude=excluded, shuffle=SHUFFLES[shuffled]()) as loader:
             told = [len(loader), loader.max_steps(3)]
             seen = watch(loader)
             return told, seen
 
+    steps = {"local": 5, "all on every node": 3}[shuffled]
     for rank, (told, seen) in enumerate(run_threads(thread_worlds([1, 1, 1]), on_rank)):
-        assert told == [seen.steps[0], sum(seen.steps)] == [9, 27]
+        assert told == [seen.steps[0], sum(seen.steps)] == [steps, 3 * steps]
         share = seen.stats[0]["excluded_fraction"]
-        assert share == (1.0 if rank == 0 else 0.0)
+        local = 1.0 if rank == 0 else 0.5
+        assert share == (local if shuffled == "local" else len(excluded) / NUM_SAMPLES)
 
 
 def test_a_node_with_few_rows_left_is_warned_of_once(tmp_path, caplog):
@@ -354,8 +382,8 @@ def test_the_state_stays_small_and_names_the_list(tmp_path):
         assert len(repr(state)) < 600
         assert state["stretches"][0]["excluded"]
     with make(single_world(), tmp_path) as loader:
-        state = loader.state_dict()
-        assert "excluded" not in state["stretches"][0]
+        plain: dict[str, Any] = loader.state_dict()
+        assert "excluded" not in plain["stretches"][0]
 
 
 def exclusion_of(tmp_path, given, source=None):
@@ -467,22 +495,78 @@ def test_ranks_that_are_given_other_lists_are_named(tmp_path):
         run_threads(thread_worlds([1, 1], timeout_s=20), on_rank)
 
 
-def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path):
-    """Not even as padding of a rank that has nothing to show."""
+@pytest.mark.parametrize("shuffled", ["local", "all on every node"])
+def test_a_row_that_cannot_be_read_is_no_trouble_once_it_is_excluded(tmp_path, shuffled):
+    """Not even as padding of a rank that has nothing to show, or to refresh."""
+    left = [5, 15, 94]
 
-    class Bad:
-        def __call__(self, sample, rng):
-            if int(sample["label"]) == 3:
-                raise AssertionError("an excluded row was made a sample")
-            return sample
+    def refuse(sample, rng):
+        assert int(sample["label"]) in {i % 10 for i in left}, "an excluded row was made a sample"
+        return sample
 
-    excluded = sorted(set(range(NUM_SAMPLES)) - {1, 2, 94})
-    for number, shuffled in enumerate(SHUFFLES.values()):
-        everyone = run(
-            tmp_path / str(number), (2, 1), shuffle=shuffled(), transform=Bad(), exclude=excluded,
-            importance=POLICIES["kakurenbo"],
-        )  # fmt: skip
-        assert trained(everyone, 0) == [1, 2, 94]
+    excluded = sorted(set(range(NUM_SAMPLES)) - set(left))
+    # Of the rows left the first two are predicted wrong, and one of them is hidden and refreshed
+    policy = KeepAgreed(0.6, label=None, begins=1)
+    everyone = run(
+        tmp_path, (2, 1), shuffle=SHUFFLES[shuffled](), transform=refuse, exclude=excluded,
+        importance=policy,
+    )  # fmt: skip
+    assert trained(everyone, 0) == left
+    assert len(trained(everyone, 1)) == 2
+    assert sum(len(seen.refreshed[1]) for seen in everyone) == 1
+
+
+def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
+    excluded = some(0.3, num_samples=Shards().num_samples)
+
+    def on_rank(world):
+        source = Shards()
+        with make(
+            world, tmp_path, source=source, exclude=excluded, fields=KINDS["fixed"], batch_size=6,
+            cache=NodeCache(tmp_path, quota=400_000), workers=Workers(threads=1),
+        ) as loader:  # fmt: skip
+            resident = loader._parts.pool.cache.entries.present
+            assert not resident.all(), "the quota keeps some rows out"
+            source.rows_read.clear()
+            return watch(loader), list(source.rows_read)
+
+    everyone = run_threads(thread_worlds([1, 1], timeout_s=60), on_rank)
+    left = set(range(Shards().num_samples)) - set(excluded)
+    for epoch in range(EPOCHS):
+        assert trained([seen for seen, _ in everyone], epoch) == sorted(left)
+    assert all(read and not set(read) & set(excluded) for _, read in everyone)
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_while_rows_are_staged_and_where_they_cost_differently(tmp_path, monkeypatch, unequal):
+    if unequal:
+        costs = np.random.default_rng(4).integers(0, 256, NUM_SAMPLES).astype(np.uint8)
+        monkeypatch.setattr(MemorySource, "costs", costs, raising=False)
+    options: dict[str, Any] = {
+        "staging": Staging(when="overlap"), "shuffle": SHUFFLES["partial"]()
+    }  # fmt: skip
+    excluded = some(0.2)
+    whole = run(tmp_path / "a", (1, 1), **options)
+    part = run(tmp_path / "b", (1, 1), **options, exclude=excluded)
+    for epoch in range(EPOCHS):
+        assert trained(part, epoch) == sorted(set(range(NUM_SAMPLES)) - set(excluded))
+        for before, after in zip(whole, part, strict=True):
+            ids = [i for b in before.batches[epoch] for i in b if i not in set(excluded)]
+            if not unequal:
+                assert [i for b in after.batches[epoch] for i in b] == ids
+
+
+def test_each_loader_of_a_mixture_takes_its_own_list(tmp_path):
+    loaders = {
+        name: make(single_world(), tmp_path / name, exclude=ids)
+        for name, ids in (("a", [0, 1]), ("b", ALL_BUT_ONE_BATCH))
+    }
+    with Mixture(loaders, {"a": 26, "b": 1}, steps=27) as mixture:
+        seen: dict[str, list[int]] = {"a": [], "b": []}
+        for batch in mixture:
+            seen[str(batch["dataset"])] += batch["sample_id"][batch["slot"] >= 0].tolist()
+    assert sorted(seen["a"]) == list(range(2, NUM_SAMPLES))
+    assert sorted(seen["b"]) == [3, 30, 60, 90]
 
 
 def test_evaluation_is_of_every_sample_all_the_same(tmp_path):

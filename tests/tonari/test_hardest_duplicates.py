@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import dataio
-from benchmarks.studies.near_duplicates import KINDS, near_copy
 from dataio.base.seeding import generator, key
 from dataio.world import single_world
+from examples.near_duplicates import KINDS, near_copy
 from tests.browser import browse, needs_browser
 from tonari import cli
 from tonari.hardest.groups import (

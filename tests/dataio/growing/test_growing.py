@@ -107,6 +107,28 @@ def test_shards_appended_after_a_checkpoint_do_not_change_its_epoch(tmp_path, na
 
 
 @pytest.mark.parametrize("name", SHUFFLES)
+def test_excluded_samples_stay_out_as_the_source_grows_and_new_ones_come(tmp_path, name):
+    excluded = list(range(0, 60, 7))
+    results = whole_run(tmp_path, name, (1, 1), saves=(1,), exclude=excluded)
+    counts = lengths()
+    for epoch, count in enumerate(counts):
+        wanted = sorted(set(range(count)) - set(excluded))
+        assert samples_of([seen for seen, _ in results], epoch) == wanted
+    # Some of the longer list are of shards that an earlier epoch did not have
+    longer = [*excluded, counts[-1] - 1, 3]
+
+    def rest(world):
+        with make(world, tmp_path / "whole", tmp_path / "shards", name, exclude=longer) as loader:
+            loader.restore(tmp_path / "at-0-1")
+            return train(loader)
+
+    ends = run_threads(thread_worlds([1, 1], timeout_s=20), rest)
+    assert not set(samples_of(ends, 0)) & set(longer)
+    for epoch in range(1, EPOCHS):
+        assert samples_of(ends, epoch) == sorted(set(range(counts[-1])) - set(longer))
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
 def test_state_dict_goes_on_too(tmp_path, name):
     directory = Directory(tmp_path / "shards")
 

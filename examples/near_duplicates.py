@@ -1,7 +1,7 @@
 """How many planted near copies does `tonari hardest --duplicates` find, and how fast?
 
-    python -m benchmarks.studies.near_duplicates data/cifar10-train.parquet --copies 3000
-    python -m benchmarks.studies.near_duplicates --hashes 1000000
+    python examples/near_duplicates.py data/cifar10-train.parquet --copies 3000
+    python examples/near_duplicates.py --hashes 1000000
 
 Near copies of some images of a Parquet file (jpg) are put among all of them: moved by a pixel,
 written again as JPEG of quality 50, or brighter or darker by a fifth. One line of JSON: the share

@@ -1,6 +1,6 @@
 """Which measure finds wrong labels best? Change some, train, and count them among the first rows.
 
-    python -m benchmarks.studies.wrong_labels data/cifar10-train.parquet --noise 0.1 0.2 --seeds 0 1
+    python examples/wrong_labels.py data/cifar10-train.parquet --noise 0.1 0.2 --seeds 0 1
 
 A small CNN is trained on a part of a Parquet file of images (jpg) and classes (cls), some labels
 changed to another class, each as likely, every row's scores kept by `importance.Full(columns)`. One
