@@ -41,7 +41,6 @@ from dataio.world import World
 from importance import make_policy
 
 SIDE = 32
-BATCH = 32
 WARMUP = 0.1
 MOST_EPOCHS = 10_000
 SIDES, QUALITIES = (48, 97), (80, 96)
@@ -64,6 +63,8 @@ class Cell:
         train_s: Of the run; the learning rate's schedule is as long.
         seed: Of the weights, the order and the draws.
         learning_rate: At its peak.
+        batch_size: Of each rank.
+        shards: Others than the job's, such as of fewer samples, all of which stay; "": the job's.
     """
 
     arm: str
@@ -72,6 +73,8 @@ class Cell:
     train_s: float
     seed: int
     learning_rate: float = 3e-3
+    batch_size: int = 32
+    shards: str = ""
 
     @property
     def name(self) -> str:
@@ -205,7 +208,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=cell.learning_rate, weight_decay=0.01)
     policy = make_policy(cell.policy, **dict(cell.settings))
     with Loader(
-        place.shards, batch_size=BATCH, world=world, seed=cell.seed, importance=policy,
+        cell.shards or place.shards, batch_size=cell.batch_size, world=world, seed=cell.seed, importance=policy,
         fields={"image": Image("jpg", resize=Resize(SIDE), flip=0.5), "label": Int("cls")},
         cache=NodeCache(place.cache, quota=place.quota_bytes),
         workers=Workers(threads=place.threads), reports=Reports(progress=False),
@@ -243,6 +246,7 @@ def train(
         "question": "cost_aware",
         "arm": cell.arm, "policy": cell.policy, "settings": dict(cell.settings),
         "asked_s": cell.train_s, "seed": cell.seed, "learning_rate": cell.learning_rate,
+        "batch_size": cell.batch_size, "shards": cell.shards,
         "cell": cell.name, "epochs": len(figures) - 1 + stats["step"] / len_of_last,
         "accuracy": measure(model, *test) if world.rank == 0 else 0.0,
         "train_s": ends[-1] - ends[0],
