@@ -82,9 +82,10 @@ class Exclusion:
     def _running(self) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
         """Samples left out before each run of bytes, and before each byte within its run."""
         counts = np.bitwise_count(self.bits).reshape(-1, COUNTED_BYTES)
-        ends = np.cumsum(counts, axis=1, dtype=np.uint16)
-        wholes = ends[:, -1].astype(np.int64)
-        return np.cumsum(wholes) - wholes, (ends - counts).reshape(-1)
+        within = np.cumsum(counts, axis=1, dtype=np.uint16)
+        wholes = within[:, -1].astype(np.int64)
+        within -= counts
+        return np.cumsum(wholes) - wholes, within.reshape(-1)
 
 
 def exclude_ids(parts: Sequence[NDArray[np.integer]], num_samples: int) -> Exclusion:
@@ -134,4 +135,8 @@ def _count(bits: NDArray[np.uint8]) -> int:
 
 def _name(bits: NDArray[np.uint8]) -> str:
     # The same list names itself alike however long the dataset has become
-    return digest(bits[: int(np.flatnonzero(bits)[-1]) + 1].tobytes())
+    stop = len(bits)
+    while not bits[max(stop - BLOCK, 0) : stop].any():
+        stop -= BLOCK
+    start = max(stop - BLOCK, 0)
+    return digest(bits[: start + int(np.flatnonzero(bits[start:stop])[-1]) + 1].tobytes())

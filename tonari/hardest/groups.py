@@ -16,6 +16,9 @@ NEIGHBOURS = 8
 MOST_BITS = 16
 """In which hashes of a pair may differ."""
 
+MOST_WAITING = 1 << 22
+"""Pairs found before they are sorted, and those found twice are dropped."""
+
 BLOCK = 1024
 """Embeddings compared with all that follow at once."""
 
@@ -75,7 +78,9 @@ def near_hashes(hashes: NDArray[np.uint64]) -> tuple[Ints, Ints]:
             one, other = order[near], order[near + apart]
             found.append(np.minimum(one, other) * len(hashes) + np.maximum(one, other))
         # Most are found again and again
-        found = [np.unique(np.concatenate(found))]
+        if sum(map(len, found)) > 2 * len(found[0]) + MOST_WAITING:
+            found = [np.unique(np.concatenate(found))]
+    found = [np.unique(np.concatenate(found))]
     return found[0] // max(len(hashes), 1), found[0] % max(len(hashes), 1)
 
 
