@@ -40,7 +40,8 @@ def test_fewer_bytes_are_read_for_each_row_that_is_trained(
     cells = [
         Cell(arm="random", policy="random", settings={"fraction": 0.7, "delta": 1.0},
              train_s=TRAIN_S, seed=0, batch_size=8),
-        Cell(arm="aware", policy="cost_aware", settings=settings, train_s=TRAIN_S, seed=0, batch_size=8),
+        Cell(arm="aware", policy="cost_aware", settings=settings,
+             train_s=TRAIN_S, seed=0, batch_size=8),
     ]  # fmt: skip
     (tmp_path / "cells.json").write_text(json.dumps([vars(cell) for cell in cells]))
     args = argparse.Namespace(
