@@ -28,27 +28,27 @@ BISECTIONS = 64
 @checked
 @dataclass(frozen=True)
 class CostAware:
-    """Show each row with a probability that follows from its last loss and what it costs.
+    """Show each row with a probability that follows from what it is worth and what it costs.
 
-    A row that would cost c seconds, and of which the loss was v, is visible with the probability
+    A row that would cost c seconds and is worth v is visible with the probability
     p = min(1, scale * v / sqrt(c)), at least ``floor``, and then weighs 1 / p, so that the weighted
     sum of gradients is the full sum in expectation. The scale is such that the visible rows are
     expected to cost ``budget`` of what all rows would. For a given budget these are the
-    probabilities of least variance, if gradients are as long as losses are high: rows that lie in
+    probabilities of least variance, if gradients are as long as rows are worth: rows that lie in
     the cache come often, those that are read from a slow source seldom, with a weight to match.
 
     What rows cost is measured while the run trains (`dataio.plan.costs`): reading from the source,
     if the row does not stay in a cache with a quota; making batches; steps. Until an epoch has been
-    measured, all rows cost alike. A row that was never reported counts as of mean loss. Hidden rows
-    keep their old loss. Rows are drawn by their places, anew each epoch: for the same costs the
-    same samples are hidden on any ranks and nodes. Two runs measure other costs, so they may hide
-    other rows; a run that goes on from a save finds its epoch's rows there.
+    measured, all rows cost alike. Rows are drawn by their places, anew each epoch: for the same
+    costs the same samples are hidden on any ranks and nodes. Two runs measure other costs, so they
+    may hide other rows; a run that goes on from a save finds its epoch's rows there.
 
     Args:
         budget: Share of what an epoch of all rows costs to spend in each, in (0, 1].
         floor: Least probability, in (0, budget]: no row weighs more than 1 / floor.
         by_cost: False: as if all rows cost alike, so that ``budget`` is the share of rows.
-        value: ``"loss"``: what a row is worth is its last loss. ``"rows"``: all are worth the same.
+        value: ``"rows"``: all are worth the same. ``"loss"``: a row is worth its last loss, which
+            it keeps while it is hidden; one that was never reported, the mean of the others.
         debias: Weights are the probabilities to the power of minus this, in [0, 1], scaled so that
             the visible ones are expected to sum to the number of rows. 1: unbiased. 0: all alike,
             which varies least, but lets cheap rows count more; where what a row costs has nothing
@@ -67,7 +67,7 @@ class CostAware:
     _: KW_ONLY
     floor: float = 0.1
     by_cost: bool = True
-    value: Literal["loss", "rows"] = "loss"
+    value: Literal["loss", "rows"] = "rows"
     debias: float = 1.0
     delta: float = 1.0
 

@@ -208,7 +208,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=cell.learning_rate, weight_decay=0.01)
     policy = make_policy(cell.policy, **dict(cell.settings))
     with Loader(
-        cell.shards or place.shards, batch_size=cell.batch_size, world=world, seed=cell.seed, importance=policy,
+        cell.shards or place.shards, batch_size=cell.batch_size, world=world, seed=cell.seed,
+        importance=policy,
         fields={"image": Image("jpg", resize=Resize(SIDE), flip=0.5), "label": Int("cls")},
         cache=NodeCache(place.cache, quota=place.quota_bytes),
         workers=Workers(threads=place.threads), reports=Reports(progress=False),
@@ -315,7 +316,9 @@ def tables(lines: Sequence[Mapping[str, object]], *, baselines: Sequence[str]) -
     yield ""
     yield "| arm | above | seeds | difference of means, points, 95 % | seeds above |"
     yield "|---|---|---:|---:|---:|"
-    for arm, baseline in ((a, b) for b in baselines if b in arms for a in arms if a != b):
+    for arm, baseline in ((a, b) for b in baselines if b in arms for a in arms):
+        if arm in baselines[: baselines.index(baseline) + 1]:
+            continue
         seeds = sorted(arms[arm].keys() & arms[baseline].keys())
         gains = [
             100 * (float(str(arms[arm][s]["accuracy"])) - float(str(arms[baseline][s]["accuracy"])))
@@ -346,7 +349,7 @@ def main() -> None:
     cells.add_argument("--threads", type=int, default=1)
     cells.add_argument("--out", type=Path, required=True)
     show = commands.add_parser("show")
-    show.add_argument("found", type=Path)
+    show.add_argument("found", type=Path, nargs="+")
     show.add_argument("--above", nargs="+", default=["all rows", "random", "cost-blind"])
     args = parser.parse_args()
     if args.command == "make":
@@ -362,7 +365,10 @@ def main() -> None:
         run_cells(asked, place, args.out, args.test, done=done)
     else:
         sys.stdout.writelines(
-            line + "\n" for line in tables(read_lines(args.found), baselines=args.above)
+            line + "\n"
+            for line in tables(
+                [line for path in args.found for line in read_lines(path)], baselines=args.above
+            )
         )
 
 

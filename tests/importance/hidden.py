@@ -38,7 +38,7 @@ NUM_EPOCHS = 6
 POLICIES: dict[str, Importance] = {
     "auto": Auto(0.6, begins=2, second_guess=1.0),
     # What rows cost is measured, so no two worlds need agree: tests/dataio/test_costs.py
-    "cost_aware": CostAware(0.5, by_cost=False),
+    "cost_aware": CostAware(0.5, by_cost=False, value="loss"),
     "full": Full(columns=("loss",)),
     "kakurenbo": Kakurenbo(0.4, alphas=(1.0, 0.8), drops=(3,), rate="realised"),
     "keep_agreed": KeepAgreed(0.6, begins=1),

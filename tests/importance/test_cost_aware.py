@@ -64,7 +64,7 @@ def test_weighted_sums_of_keyed_draws_scatter_around_the_sum() -> None:
     values = rng.normal(1, 1, 200)
     sums = []
     for seed in range(1500):
-        chosen = select(CostAware(0.3), scores, costs_of(200), seed=seed)
+        chosen = select(CostAware(0.3, value="loss"), scores, costs_of(200), seed=seed)
         assert chosen.weights is not None
         weights = chosen.weights.astype(np.float64)
         weights[chosen.hidden] = 0
@@ -76,7 +76,9 @@ def test_weighted_sums_of_keyed_draws_scatter_around_the_sum() -> None:
 def test_a_share_follows_from_loss_over_the_root_of_cost() -> None:
     scores = reported(np.repeat([1.0, 2.0, 1.0], 400))
     cost_s = np.repeat(np.array([0.004, 0.004, 0.016], np.float32), 400)
-    low, high, dear = shares_of(select(CostAware(0.2, floor=0.01), scores, cost_s))[[0, 400, 800]]
+    low, high, dear = shares_of(select(CostAware(0.2, floor=0.01, value="loss"), scores, cost_s))[
+        [0, 400, 800]
+    ]
     assert high / low == pytest.approx(2, rel=0.03)
     assert low / dear == pytest.approx(2, rel=0.03)
 
@@ -86,7 +88,7 @@ def test_a_share_follows_from_loss_over_the_root_of_cost() -> None:
 def test_visible_rows_cost_the_budget(budget: float, by_cost: bool) -> None:
     scores = reported(np.random.default_rng(1).exponential(1, 6000).astype(np.float32))
     cost_s = costs_of(6000) if by_cost else np.ones(6000, np.float32)
-    chosen = select(CostAware(budget, floor=0.02, by_cost=by_cost), scores, cost_s)
+    chosen = select(CostAware(budget, floor=0.02, value="loss", by_cost=by_cost), scores, cost_s)
     spent = 1 - cost_s[chosen.hidden].sum() / cost_s.sum()
     assert spent == pytest.approx(budget, abs=0.02)
     assert chosen.figures["expected_cost_fraction"] == pytest.approx(budget, abs=0.002)
@@ -104,9 +106,11 @@ def test_no_allocation_for_the_same_cost_varies_less_than_by_cost() -> None:
     def spent(share: NDArray[np.float64]) -> float:
         return float(share @ cost_s / cost_s.sum())
 
-    aware = shares_of(select(CostAware(0.3, floor=0.01), scores, cost_s))
+    aware = shares_of(select(CostAware(0.3, floor=0.01, value="loss"), scores, cost_s))
     budget = spent(aware)
-    blind = shares_of(select(CostAware(budget, floor=0.01, by_cost=False), scores, cost_s))
+    blind = shares_of(
+        select(CostAware(budget, floor=0.01, value="loss", by_cost=False), scores, cost_s)
+    )
     uniform = np.full(3000, budget)
     assert spent(blind) == pytest.approx(budget, rel=0.05)
     assert variance(aware) < 0.9 * variance(blind)
@@ -115,7 +119,7 @@ def test_no_allocation_for_the_same_cost_varies_less_than_by_cost() -> None:
 
 def test_no_row_weighs_more_than_the_floor_allows() -> None:
     scores = reported(np.repeat([1 / 1024, 50.0], 500))
-    weights = select(CostAware(0.4, floor=0.2), scores, costs_of(1000)).weights
+    weights = select(CostAware(0.4, floor=0.2, value="loss"), scores, costs_of(1000)).weights
     assert weights is not None
     assert weights.max() == pytest.approx(5, rel=0.01)
     assert weights.min() >= 1
@@ -124,7 +128,7 @@ def test_no_row_weighs_more_than_the_floor_allows() -> None:
 @pytest.mark.parametrize("debias", [0.0, 0.5])
 def test_less_than_unbiased_weights_vary_less_and_still_sum_to_all_rows(debias: float) -> None:
     scores, cost_s = reported(np.full(6000, 1.0)), costs_of(6000)
-    chosen = [select(CostAware(0.3, debias=d), scores, cost_s) for d in (debias, 1.0)]
+    chosen = [select(CostAware(0.3, value="loss", debias=d), scores, cost_s) for d in (debias, 1.0)]
     assert chosen[0].hidden.tolist() == chosen[1].hidden.tolist()
     less, unbiased = (
         np.delete(np.asarray(each.weights, np.float64), each.hidden) for each in chosen
@@ -137,7 +141,7 @@ def test_less_than_unbiased_weights_vary_less_and_still_sum_to_all_rows(debias: 
 
 def test_a_row_never_reported_counts_as_of_mean_loss() -> None:
     scores = reported([1.0, 3.0, np.inf, 2.0] * 100)
-    share = shares_of(select(CostAware(0.3, floor=0.01), scores))
+    share = shares_of(select(CostAware(0.3, floor=0.01, value="loss"), scores))
     assert share[2] == share[3]
     assert share[0] < share[2] < share[1]
 
@@ -150,7 +154,7 @@ def test_before_the_first_report_and_measurement_a_random_part_is_visible() -> N
 
 
 def test_cost_blind_looks_at_no_cost() -> None:
-    policy = CostAware(0.3, by_cost=False)
+    policy = CostAware(0.3, value="loss", by_cost=False)
     assert isinstance(policy, ByCost)
     assert not policy.by_cost
     scores = reported(np.arange(100.0))
@@ -162,7 +166,7 @@ def test_cost_blind_looks_at_no_cost() -> None:
 def test_pools_with_the_same_costs_hide_what_one_pool_hides(
     losses: Sequence[float], num_pools: int, seed: int
 ) -> None:
-    policy, scores, cost_s = CostAware(0.4), reported(losses), costs_of(len(losses))
+    policy, scores, cost_s = CostAware(0.4, value="loss"), reported(losses), costs_of(len(losses))
 
     def ask(rows: Candidates) -> Selection:
         priced = replace(rows, cost_s=cost_s[rows.sample_id])
@@ -183,7 +187,7 @@ def test_pools_with_the_same_costs_hide_what_one_pool_hides(
 def test_a_whole_budget_and_the_end_of_the_run_are_full_data() -> None:
     scores = reported(np.arange(50.0))
     assert len(select(CostAware(1.0), scores).hidden) == 0
-    policy = CostAware(0.3, delta=0.8)
+    policy = CostAware(0.3, value="loss", delta=0.8)
     chosen = [policy.select(one_pool(scores), epoch=e, num_epochs=10).hidden for e in range(10)]
     assert [len(hidden) > 0 for hidden in chosen] == [True] * 8 + [False] * 2
     assert len(policy.due(chosen[0], epoch=0)) == 0

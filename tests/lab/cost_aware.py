@@ -8,12 +8,14 @@ the nodes' links have a rate. What the nodes keep lasts for all cells.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.lab.cluster import Lab
@@ -23,11 +25,21 @@ STORE, ADDRESS, PORT = "store", "10.77.0.200", 9000
 NUM_NODES = 2
 
 
-def serve(lab: Lab, directory: Path) -> None:
-    """Start a store of a directory's files; it ends with the lab. Blocks until it answers."""
+@contextlib.contextmanager
+def serve(lab: Lab, directory: Path) -> Iterator[None]:
+    """Serve a directory's files as a store of objects. Blocks until it answers."""
     lab.add(STORE, ADDRESS)
     command = [*lab.enter(STORE), sys.executable, "-m", "tests.lab.object_store"]
-    subprocess.Popen([*command, str(directory), str(PORT)], cwd=ROOT, env=_environment())
+    store = subprocess.Popen([*command, str(directory), str(PORT)], cwd=ROOT, env=_environment())
+    try:
+        _await(lab)
+        yield
+    finally:
+        store.kill()
+        store.wait()
+
+
+def _await(lab: Lab) -> None:
     probe = f"import socket; socket.create_connection(('{ADDRESS}', {PORT}), 1)"
     deadline = time.monotonic() + 30
     while True:
@@ -87,8 +99,8 @@ def main() -> None:
             )  # fmt: skip
             print(json.dumps(json.loads(made.stdout)), flush=True)
         with Lab(Path(directory) / "lab", NUM_NODES, args.rate) as lab:
-            serve(lab, shards)
-            train(lab, shards, args)
+            with serve(lab, shards):
+                train(lab, shards, args)
 
 
 if __name__ == "__main__":
