@@ -231,7 +231,7 @@ def train(loader, num_epochs):
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_policy_that_goes_by_outcomes_says_so(tmp_path, column):
     """Else a trainer would report losses alone, and each row would count as wrong."""
-    by_loss = {*EARLIER, "loss_mean", "epoch"}
+    by_loss = {*EARLIER, "loss_second", "loss_mean", "epoch", "bytes"}
     with make(tmp_path, single_world(), Full(columns=(column,))) as loader:
         assert loader.needs_outcome == (column not in by_loss)
 
