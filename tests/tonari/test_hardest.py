@@ -169,6 +169,7 @@ def test_rows_are_listed_hardest_first_with_what_the_source_tells(
         "rank": "1", "sample_id": "2", "key": "row 2", "shard": str(small.source),
         "position": "2", "label": "1", "class": "bee", "loss": "9.0", "loss_mean": "",
         "confidence": "", "correct": "True", "forgotten": "0", "epoch": "2",
+        "loss_second": "",
     }  # fmt: skip
     shown = capsys.readouterr().out
     assert shown.startswith(

@@ -230,11 +230,11 @@ def test_fewer_epochs_have_the_whole_schedule():
 def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
     seen = []
 
-    def accuracy(model, test, device):
+    def tested(model, task, test, device):
         seen.append(len(test.labels))
-        return 0.5
+        return 0.5, 1.0
 
-    monkeypatch.setattr("tonari.ablate.study.run._accuracy", accuracy)
+    monkeypatch.setattr("tonari.ablate.study.run._tested", tested)
     cell(epochs=5, evaluate_epochs=2, evaluate_samples=30)
     assert seen == [30, 30, 90]
 
