@@ -14,6 +14,10 @@ from dataio.world import World, run_threads, thread_worlds
 
 SCORE_DTYPE = score_dtype(COLUMNS)
 
+LAST_DTYPE = score_dtype(("loss", "loss_mean", "confidence", "correct", "forgotten"))
+"""Without earlier losses and other counts: rows of (loss, loss_mean, confidence, correct,
+forgotten, epoch)."""
+
 Result = TypeVar("Result")
 
 

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from dataio.plan.history import Scores
 from dataio.plan.policies import Selection
 from importance import Kakurenbo, outcome
-from tests.importance.rows import SCORE_DTYPE, one_pool, reported, scattered, select_in_pools
+from tests.importance.rows import (
+    LAST_DTYPE,
+    SCORE_DTYPE,
+    one_pool,
+    reported,
+    scattered,
+    select_in_pools,
+)
 
 NUM_EPOCHS = 100
 
@@ -21,7 +28,7 @@ LOSSES = st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf"), float("nan")])
 ROWS = st.tuples(LOSSES, st.sampled_from([0.0, 0.7, 0.9]), st.booleans(), st.integers(-1, 3)).map(
     lambda row: (row[0], row[0], row[1], row[2], 0, row[3], row[0])
 )
-POOLS = st.lists(ROWS, min_size=1, max_size=60).map(lambda rows: np.array(rows, SCORE_DTYPE))
+POOLS = st.lists(ROWS, min_size=1, max_size=60).map(lambda rows: np.array(rows, LAST_DTYPE))
 POLICIES = st.builds(
     Kakurenbo, st.floats(0, 1, exclude_max=True), tau=st.sampled_from([0.0, 0.7, 1.0])
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import Scores
 from importance import KeepAgreed
-from tests.importance.rows import SCORE_DTYPE, one_pool, reported
+from tests.importance.rows import LAST_DTYPE, one_pool, reported
 
 NUM_CLASSES = 10  # of the rows that `one_pool` makes
 
@@ -16,7 +16,7 @@ LOSSES = st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf"), float("nan")])
 ROWS = st.tuples(LOSSES, st.booleans(), st.integers(-1, 3)).map(
     lambda row: (row[0], row[0], 0.5, row[1], 0, row[2], row[0])
 )
-POOLS = st.lists(ROWS, min_size=1, max_size=80).map(lambda rows: np.array(rows, SCORE_DTYPE))
+POOLS = st.lists(ROWS, min_size=1, max_size=80).map(lambda rows: np.array(rows, LAST_DTYPE))
 POLICIES = st.builds(
     KeepAgreed, st.floats(0, 1, exclude_max=True), label=st.sampled_from(["label", None])
 )

@@ -97,6 +97,18 @@ def test_images_that_are_none_of_those_published_are_refused(made, monkeypatch):
         convert(monkeypatch, "--originals", "binary")
 
 
+def test_one_image_that_is_another_is_refused_where_all_find_a_place(tmp_path):
+    rng = np.random.default_rng(2)
+    images = rng.integers(256, size=(2, 3, 32, 32), dtype=np.uint8)
+    classes = np.array([0, 1])
+    records = np.concatenate([classes.astype(np.uint8)[:, None], images.reshape(2, -1)], axis=1)
+    records.tofile(tmp_path / "data_batch_1.bin")
+    assert cifar10n.find_images(images, classes, tmp_path, classes).tolist() == [0, 1]
+    images[1] = 0
+    with pytest.raises(ValueError, match=r"1 images are like none in .*, and 0 like one that"):
+        cifar10n.find_images(images, classes, tmp_path, classes)
+
+
 class Evil:
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
         return open, ("was_run", "w")
