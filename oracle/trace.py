@@ -123,7 +123,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         )
 
 
-class _Imagined(Recorder):
+class _Imagined(Recorder):  # type: ignore[no-untyped-call]
     """A recorder on tensors without data, which stands in for the numbers that are read of them."""
 
     def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -217,4 +217,4 @@ def _alone(rank: int, world_size: int) -> Iterator[None]:
         together.remove(FakeTensor)
         dist.destroy_process_group()
         # torch remembers meshes by their shape, and the groups of another rank with them
-        _clear_sharding_prop_cache()
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -122,8 +122,9 @@ def run_rank(config: Config, out: Path) -> None:
 
 def load_small(config: Config) -> Config:
     """Make the model as small as it gets, on the same mesh."""
-    args = {"width": 64} if config.model.kind != "resnet50" else {}
-    return replace(config, model=replace(config.model, **args))
+    if config.model.kind == "resnet50":
+        return config
+    return replace(config, model=replace(config.model, width=64))
 
 
 def _train(config: Config, job: Job, *, steps: int) -> None:

@@ -154,7 +154,8 @@ class ByValue(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         rows = images.flatten(1)
-        return self.layer(rows[rows.float().mean(1).tolist().index(0.0) :])
+        logits: torch.Tensor = self.layer(rows[rows.float().mean(1).tolist().index(0.0) :])
+        return logits
 
 
 @pytest.mark.parametrize(

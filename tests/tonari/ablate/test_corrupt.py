@@ -23,7 +23,7 @@ NUM, CLASSES = 400, 4
 def images_of(found: Found) -> np.ndarray:
     """Take the images, which may be others than the caller's."""
     assert isinstance(found.data, LabelledImages)
-    return found.data.images
+    return found.data[0]
 
 
 def test_without_settings_samples_stay_as_they_are():
@@ -119,15 +119,15 @@ def test_a_few_rows_are_repeated_exactly_and_as_often_as_each_other():
     assert found.is_copy.sum() == 200
     assert not found.is_wrong.any()
     originals = np.flatnonzero(~found.is_copy)
-    assert np.array_equal(found.data.images[originals], images[originals])
+    assert np.array_equal(found.data[0][originals], images[originals])
     labels = {image.tobytes(): label for image, label in zip(*data[:2], strict=True)}
     times = dict.fromkeys((image.tobytes() for image in images[originals]), 0)
-    for image, label in zip(found.data.images, found.data.labels, strict=True):
+    for image, label in zip(found.data[0], found.data.labels, strict=True):
         times[image.tobytes()] += 1
         assert label == labels[image.tobytes()]
     assert sorted(times.values()) == [1] * 180 + [11] * 20
     every = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.5, repeats_of=NUM)
-    assert len(np.unique(every.data.images, axis=0)) == 200, "no more than there are others"
+    assert len(np.unique(every.data[0], axis=0)) == 200, "no more than there are others"
     with pytest.raises(ConfigError, match=r"is 0.5 and data.repeats 0.5, which leaves none of 400"):
         corrupt(data, num_classes=CLASSES, seed=3, duplicates=0.5, repeats=0.5)
 
@@ -143,7 +143,7 @@ def test_labels_that_are_not_the_truth_are_wrong_from_the_start_and_so_are_their
     known = {image.tobytes(): is_wrong for image, is_wrong in zip(images, wrong, strict=True)}
     copied = corrupt(data, num_classes=CLASSES, seed=3, repeats=0.75)
     assert copied.is_wrong.any()
-    for image, is_wrong in zip(copied.data.images, copied.is_wrong, strict=True):
+    for image, is_wrong in zip(copied.data[0], copied.is_wrong, strict=True):
         assert is_wrong == known[image.tobytes()]
     both = corrupt(data, num_classes=CLASSES, seed=3, noise=0.4, duplicates=0.2, imbalance=2)
     assert 0.4 < both.is_wrong.mean() < 0.7

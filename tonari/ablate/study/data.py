@@ -132,5 +132,6 @@ def draw_subsets(
 def take(data: Kind, chosen: NDArray[np.int64]) -> Kind:
     """Take some samples, in their order."""
     rows = np.sort(chosen)
-    taken: Kind = type(data)(*(None if part is None else part[rows] for part in data))
+    parts = {name: part[rows] for name, part in data._asdict().items() if part is not None}
+    taken: Kind = data._replace(**parts)
     return taken
