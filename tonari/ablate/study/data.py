@@ -133,5 +133,5 @@ def take(data: Kind, chosen: NDArray[np.int64]) -> Kind:
     """Take some samples, in their order."""
     rows = np.sort(chosen)
     parts = {name: part[rows] for name, part in data._asdict().items() if part is not None}
-    taken: Kind = data._replace(**parts)
+    taken: Kind = data._replace(**parts)  # type: ignore[assignment]
     return taken
