@@ -31,6 +31,15 @@ clip = 1.0
 [run]
 device = "cpu"
 """
+OWN = """
+[data]
+train = "absent.tar"
+test = "absent.tar"
+batch_size = 4
+image_size = 32
+[run]
+device = "cpu"
+"""
 IMAGES = """
 [data]
 train = "absent.tar"
@@ -38,6 +47,7 @@ test = "absent.tar"
 batch_size = 4
 [model]
 kind = "small_cnn"
+num_classes = 10
 [run]
 device = "cpu"
 """
@@ -112,7 +122,7 @@ def test_recomputation_computes_more_and_keeps_less_at_a_time(tmp_path):
     (plain,) = trace_all(load(tmp_path, *wide), 1)
     (again,) = trace_all(load(tmp_path, *wide, "mesh.checkpointing=full"), 1)
     # Products of the blocks once more: all but those of the head
-    assert 1.2 < flops(again) / flops(plain) < 4 / 3
+    assert 1.1 < flops(again) / flops(plain) < 4 / 3
     assert again.peak_bytes < 0.8 * plain.peak_bytes
     assert again.kept_bytes == plain.kept_bytes
 
@@ -138,8 +148,7 @@ def test_images_and_a_model_of_one_s_own_are_traced(tmp_path):
     def mine() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
 
-    settings = ("data.image_size=32", "model.kind=given")
-    config = load(tmp_path, *settings, text=IMAGES)
+    config = load(tmp_path, text=OWN)
     trace = trace_step(config, world_size=2, rank=1, own=Own(model=mine))
     # Forward, and back to the weights: the images need no gradient
     assert flops(trace) == 2 * 2 * 4 * 3 * 32 * 32 * 10
@@ -173,7 +182,7 @@ def test_what_cannot_be_traced_is_refused_with_the_cure(tmp_path, overrides, ran
 
 
 def test_a_model_that_decides_by_values_is_refused(tmp_path):
-    config = load(tmp_path, "data.image_size=32", "model.kind=given", text=IMAGES)
+    config = load(tmp_path, text=OWN)
     with pytest.raises(ConfigError, match=r"without data: .*; let its forward .* not decide by"):
         trace_step(config, world_size=1, rank=0, own=Own(model=ByValue))
     assert not dist.is_initialized()

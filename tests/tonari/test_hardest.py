@@ -167,9 +167,8 @@ def test_rows_are_listed_hardest_first_with_what_the_source_tells(
     assert ids(small.out) == [2, 9, 1, 3]
     assert rows[0] == {
         "rank": "1", "sample_id": "2", "key": "row 2", "shard": str(small.source),
-        "position": "2", "label": "1", "class": "bee", "loss": "9.0", "loss_mean": "",
-        "confidence": "", "correct": "True", "forgotten": "0", "epoch": "2",
-        "loss_second": "",
+        "position": "2", "label": "1", "class": "bee", "loss": "9.0",
+        "correct": "True", "forgotten": "0", "epoch": "2",
     }  # fmt: skip
     shown = capsys.readouterr().out
     assert shown.startswith(

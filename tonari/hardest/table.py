@@ -65,9 +65,11 @@ def make_table(
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Write the table; what is not known is left empty."""
+    """Write the table, without scores that nobody kept; what else is not known is left empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+    unknown = {name for name in COLUMNS if all(row[name] is None for row in rows)}
+    names = [name for name in HEADER if name not in unknown]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

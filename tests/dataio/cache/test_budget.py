@@ -21,7 +21,7 @@ def test_a_heap_with_a_limit_never_grows_past_it(tmp_path):
 
 def test_a_budget_gives_out_no_more_than_the_quota():
     schema = RowSchema((FixedColumn("x", "<f4", (100,)),), ("a", "b"))
-    for quota in (5 * 10**6, 10**7, 10**8, 10**12):
+    for quota in (6 * 10**6, 10**7, 10**8, 10**12):
         for guess in (0, 50, 5000):
             need = Need(schema, 10**6, 10**5, 2 * 10**4, 4, 16, True, guess, 0)
             budget = plan_budget(quota, need)

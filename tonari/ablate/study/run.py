@@ -127,7 +127,7 @@ def _tested(model: nn.Module, task: Task, test: Samples, device: str) -> tuple[f
     """Compute the share of answers that are right, and the mean loss of an answer."""
     model.eval()
     right, loss, num_answers = 0, 0.0, 0
-    samples, labels = (torch.from_numpy(part) for part in test)
+    samples, labels = (torch.from_numpy(part) for part in test[:2])
     with torch.no_grad():
         for start in range(0, len(labels), TEST_ROWS):
             part = slice(start, start + TEST_ROWS)
