@@ -125,7 +125,7 @@ def test_other_text_makes_other_cells(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("found", "replaced", "message"),
     [
-        ("junk = 0.5", "noise = 0.5", "data.noise is 0.5, .* which are for images; leave them out"),
+        ("junk = 0.5", "noise = 0.5", "data.noise is 0.5, which are for images; leave them out"),
         ("junk = 0.5", "duplicates = 0.5", "data.duplicates is 0.5"),
         ("lr = 0.01", 'lr = 0.01\nupdate = "average"', "or an optimizer other than sgd"),
         ("heads = 2", "haeds = 2", "settings.haeds is unknown; did you mean settings.heads"),
