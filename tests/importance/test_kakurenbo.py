@@ -26,7 +26,7 @@ NUM_EPOCHS = 100
 # Few different losses, so that ties and losses that are no numbers are common.
 LOSSES = st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf"), float("nan")])
 ROWS = st.tuples(LOSSES, st.sampled_from([0.0, 0.7, 0.9]), st.booleans(), st.integers(-1, 3)).map(
-    lambda row: (row[0], row[0], row[1], row[2], 0, row[3], row[0])
+    lambda row: (row[0], row[0], row[1], row[2], 0, row[3])
 )
 POOLS = st.lists(ROWS, min_size=1, max_size=60).map(lambda rows: np.array(rows, LAST_DTYPE))
 POLICIES = st.builds(

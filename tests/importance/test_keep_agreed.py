@@ -14,7 +14,7 @@ NUM_CLASSES = 10  # of the rows that `one_pool` makes
 
 LOSSES = st.sampled_from([0.0, 0.5, 1.0, 2.0, float("inf"), float("nan")])
 ROWS = st.tuples(LOSSES, st.booleans(), st.integers(-1, 3)).map(
-    lambda row: (row[0], row[0], 0.5, row[1], 0, row[2], row[0])
+    lambda row: (row[0], row[0], 0.5, row[1], 0, row[2])
 )
 POOLS = st.lists(ROWS, min_size=1, max_size=80).map(lambda rows: np.array(rows, LAST_DTYPE))
 POLICIES = st.builds(
