@@ -152,6 +152,15 @@ def test_who_was_surely_something_else_is_harder_than_who_is_unsure() -> None:
     assert hardness(make_scores(["confidence"], confidence=sure), by="confidence").argmax() == 1
 
 
+def test_who_was_wrong_more_often_is_harder_and_among_equals_who_has_the_higher_loss() -> None:
+    columns: list[ScoreColumn] = ["wrong", "loss"]
+    loss = [9.0, 0.5, np.inf, 2.0, 0.0]
+    scores = make_scores(columns, wrong=[1, 3, 1, 1, 0], loss=loss)
+    assert np.argsort(-hardness(scores, by="wrong")).tolist() == [1, 2, 0, 3, 4]
+    alone = make_scores(["wrong"], wrong=[1, 3, 2])
+    assert np.argsort(-hardness(alone, by="wrong")).tolist() == [1, 2, 0]
+
+
 def test_who_never_was_right_is_harder_than_who_forgot() -> None:
     columns: list[ScoreColumn] = ["forgotten"]
     right = [False, False, True, True]

@@ -70,7 +70,8 @@ class Hardest:
     name a line. An image folder has its own."""
     by: Measure | None = None
     """What makes a row hard: exponential mean of losses; last loss; never right, or often right
-    and then wrong; how sure the model was of something else. By default the first one saved."""
+    and then wrong; how sure the model was of something else; how often it was wrong. By default
+    the first one saved."""
     top: int = 100
     """How many rows."""
     per_class: int | None = None

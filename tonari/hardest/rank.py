@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dataio.plan.history import Scores
 
-Measure = Literal["loss_mean", "loss", "forgotten", "confidence"]
+Measure = Literal["loss_mean", "loss", "forgotten", "confidence", "wrong"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """The first of them that was saved is what rows are ranked by, unless said."""
 
@@ -33,6 +33,7 @@ def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
     which have nothing to forget, come before them (Toneva et al., ICLR 2019).
     Confidence is that in the predicted class. Where it is known whether that was right, rows that
     were surely something else come first, then unsure ones; else only unsure ones.
+    Of rows that were wrong as often, those of higher last loss come first, where that is known.
 
     Returns:
         float32[len(scores)].
@@ -40,6 +41,9 @@ def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
     values = scores[by].astype(np.float32)
     if by == "forgotten":
         return np.where(scores["correct"] | (values > 0), values, np.float32(np.inf))
+    if by == "wrong" and "loss" in (scores.dtype.names or ()):
+        # In [0, 1), so that it decides among equal counts alone
+        return values + np.float32(0.999) * (1 - 1 / (1 + np.fmax(scores["loss"], 0)))
     if by == "confidence" and "correct" in (scores.dtype.names or ()):
         return np.where(scores["correct"], -values, values)
     return -values if by == "confidence" else values
