@@ -206,6 +206,11 @@ def test_ranks_of_a_job_make_the_traced_step_operator_by_operator(
             [each for each in events if not each.startswith(GLOO_COPIES)]
             for events in ([repr(event) for event in traced.events], found)
         )
+        if mesh == "zbv":
+            # Where a schedule splits the backward pass, torch keeps weights in sets: the order in
+            # which it adds up their gradients is another in every process
+            real.sort()
+            expected.sort()
         assert real == expected, f"rank {rank}"
         assert len(real) > 500
 
