@@ -1,4 +1,4 @@
-"""What a loader is told to leave out, found among the samples of its source."""
+"""What a loader leaves out, found among the samples of its source."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def find_excluded(given: Exclude | None, source: Source, world: World) -> Exclus
     Keys are looked up by rank 0, which reads those of all samples.
 
     Args:
-        given: As the loader was told; None: none.
+        given: As the loader has it; None: none.
         source: The dataset.
         world: All ranks.
 
@@ -246,25 +246,25 @@ def _ids_of(keys: Sequence[str], source: Source, world: World) -> NDArray[np.int
             return b"{}"
         found, several = find_named(source, field, set(keys))
         missing = [key for key in keys if key not in found]
-        told = {"ids": list(found.values()), "missing": missing, "several": list(several.items())}
-        return json.dumps(told).encode()
+        reply = {"ids": list(found.values()), "missing": missing, "several": list(several.items())}
+        return json.dumps(reply).encode()
 
-    told = json.loads(agree(world, look, doing="find the samples to leave out")[0])
-    if not told:
+    reply = json.loads(agree(world, look, doing="find the samples to leave out")[0])
+    if not reply:
         raise ValueError(
             f"exclude: {source.name} has no keys, found {keys[0]!r} to leave out, expected sample "
             "ids; give these, or a list with a column sample_id"
         )
-    if told["missing"]:
+    if reply["missing"]:
         raise ValueError(
-            f"exclude: {len(told['missing'])} of {len(keys)} keys are of no sample of "
-            f"{source.name}, such as {told['missing'][0]!r}, expected keys, or paths of shards, as "
-            f"the source has them; {CURE}"
+            f"exclude: {len(reply['missing'])} of {len(keys)} keys are of no sample of "
+            f"{source.name}, such as {reply['missing'][0]!r}, expected keys, or paths of shards, "
+            f"as the source has them; {CURE}"
         )
-    if told["several"]:
-        key, (one, other) = told["several"][0]
+    if reply["several"]:
+        key, (one, other) = reply["several"][0]
         raise ValueError(
             f"exclude: the key {key!r} is that of the samples {one} and {other} of {source.name}, "
             "expected one sample a key; give sample ids instead"
         )
-    return np.array(told["ids"], np.int64)
+    return np.array(reply["ids"], np.int64)
