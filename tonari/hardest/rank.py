@@ -43,7 +43,8 @@ def hardness(scores: Scores, *, by: Measure) -> NDArray[np.float32]:
         return np.where(scores["correct"] | (values > 0), values, np.float32(np.inf))
     if by == "wrong" and "loss" in (scores.dtype.names or ()):
         # In [0, 1), so that it decides among equal counts alone
-        return values + np.float32(0.999) * (1 - 1 / (1 + np.fmax(scores["loss"], 0)))
+        part: NDArray[np.float32] = 1 - 1 / (1 + np.fmax(scores["loss"], np.float32(0)))
+        return values + np.float32(0.999) * part
     if by == "confidence" and "correct" in (scores.dtype.names or ()):
         return np.where(scores["correct"], -values, values)
     return -values if by == "confidence" else values
