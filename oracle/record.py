@@ -6,7 +6,7 @@ of a real job, operator by operator, in ``tests/oracle``.
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 from unittest import mock
@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._C import ScriptObject
-from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
+from torch._C._distributed_c10d import FakeWork, ProcessGroup, Work, _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -80,50 +80,74 @@ class Message:
     peer: int | None = None
 
 
-Event = Operator | Message
+@dataclass(frozen=True)
+class Wait:
+    """A wait until a message is complete.
+
+    Attributes:
+        message: Its number among the messages of the record, from 0.
+    """
+
+    message: int
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records what happens on this rank while it is entered. Several entries add to one record.
+Event = Operator | Message | Wait
+
+
+class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the messages of this rank, and its waits for them, while it is entered.
+
+    Several entries add to one record.
 
     Attributes:
         events: In the order of their calls.
-        live_bytes: Of storages that were made while it was entered and are still there.
-        peak_bytes: The most of these at a time, since `mark`.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
-        self.live_bytes = self.peak_bytes = 0
-        # Bytes of each storage that is there, by its identity
-        self._known: dict[int, int] = {}
-        self._patches: list[Any] = []
+        self._num_messages = 0
+        self._patches: list[list[Any]] = []
+        # The message that fills a storage, and that each handle stands for; handles are kept, as
+        # an identity may be another's after its end
+        self._filled: dict[int, int] = {}
+        self._works: dict[int, tuple[Work, int]] = {}
 
     def __enter__(self) -> Self:
-        # FSDP frees what it gathered by cutting its storage to nothing, which is no operator.
-        resize, known = torch.UntypedStorage.resize_, self._known
-
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            result = resize(storage, size)
-            if storage._cdata in known:
-                self._note(storage._cdata, size)
-            return result
-
-        patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_)
-        patch.start()
-        self._patches.append(patch)
+        patches = self.patches()
+        for patch in patches:
+            patch.start()
+        self._patches.append(patches)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._patches.pop().stop()
+        for patch in self._patches.pop():
+            patch.stop()
+
+    def patches(self) -> list[Any]:
+        """Make what sees that which is no operator: a wait for a handle."""
+
+        def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def wait(work: Work, *args: Any, **named: Any) -> Any:
+                if id(work) not in self._works:
+                    return plain(work, *args, **named)
+                number = self._works.pop(id(work))[1]
+                return self.exchange(
+                    lambda: plain(work, *args, **named), lambda _: self.events.append(Wait(number))
+                )
+
+            return wait
+
+        return [mock.patch.object(kind, "wait", watched(kind.wait)) for kind in (Work, FakeWork)]
 
     def mark(self) -> None:
-        """Begin a new list of events, and a new peak from what is there."""
+        """Begin a new list of events."""
         self.events = []
-        self.peak_bytes = self.live_bytes
+        self._num_messages = 0
+        self._filled.clear()
+        self._works.clear()
 
     def __torch_dispatch__(
         self,
@@ -138,24 +162,95 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             return NotImplemented
         named = kwargs or {}
-        result = self.call(func, args, named)
-        space = func.namespace
-        if space in SILENT:
-            return result
-        given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self._count(made)
-        if space in MESSAGE_SPACES:
-            message = _message(func, args, given, made)
-            if message is not None:
-                self.events.append(message)
-            return result
-        self.events.append(_operator(func, args, named, given, made, result))
-        return result
+        if func.namespace in MESSAGE_SPACES:
+            return self.exchange(
+                lambda: self.call(func, args, named),
+                lambda result: self._take_message(func, args, named, result),
+            )
+        return self.compute(func, args, named)
 
     def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Compute what is recorded."""
+        """Carry out an operator."""
         return func(*args, **named)
+
+    def compute(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Carry out an operator that is no message."""
+        return self.call(func, args, named)
+
+    def exchange(self, carry_out: Callable[[], Any], note: Callable[[Any], None]) -> Any:
+        """Send a message, or wait for one, and note it."""
+        result = carry_out()
+        note(result)
+        return result
+
+    def _take_message(
+        self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any
+    ) -> None:
+        given, made = _tensors((args, named)), _tensors(result)
+        if func.overloadpacket.__name__ == "wait_tensor":
+            number = self._filled.pop(given[0].untyped_storage()._cdata, None)
+            if number is not None:  # else it was waited for before
+                self.events.append(Wait(number))
+            return
+        message = _message(func, args, given, made)
+        if message is None:
+            return
+        number = self._num_messages
+        self._num_messages += 1
+        self.events.append(message)
+        works = [leaf for leaf in tree_leaves(result) if isinstance(leaf, ScriptObject)]
+        for leaf in works:
+            work = Work.unbox(leaf)
+            self._works[id(work)] = work, number
+        if not works:  # functional: who takes the tensor waits
+            self._filled.update((each.untyped_storage()._cdata, number) for each in made)
+
+
+class Recorder(Watcher):  # type: ignore[no-untyped-call]
+    """Records operators and memory too.
+
+    Attributes:
+        live_bytes: Of storages that were made while it was entered and are still there.
+        peak_bytes: The most of these at a time, since `mark`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = 0
+        # Bytes of each storage that is there, by its identity
+        self._known: dict[int, int] = {}
+
+    def patches(self) -> list[Any]:
+        """Make what sees FSDP free what it gathered: it cuts a storage to nothing."""
+        resize, known = torch.UntypedStorage.resize_, self._known
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in known:
+                self._note(storage._cdata, size)
+            return result
+
+        return [*super().patches(), mock.patch.object(torch.UntypedStorage, "resize_", resize_)]
+
+    def mark(self) -> None:
+        """Begin a new list of events, and a new peak from what is there."""
+        super().mark()
+        self.peak_bytes = self.live_bytes
+
+    def compute(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Carry out an operator, and record it."""
+        result = self.call(func, args, named)
+        if func.namespace not in SILENT:
+            made = _tensors(result)
+            self._count(made)
+            self.events.append(_operator(func, args, named, _tensors((args, named)), made, result))
+        return result
+
+    def exchange(self, carry_out: Callable[[], Any], note: Callable[[Any], None]) -> Any:
+        """Send a message, or wait for one, and count what it makes."""
+        result = super().exchange(carry_out, note)
+        self._count(_tensors(result))
+        return result
 
     def _count(self, made: list[Tensor]) -> None:
         for tensor in made:
@@ -172,6 +267,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _drop(self, identity: int) -> None:
         self.live_bytes -= self._known.pop(identity)
+
+
+def _tensors(values: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _operator(

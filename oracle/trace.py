@@ -47,7 +47,8 @@ class Trace:
 
     Attributes:
         rank: Which.
-        events: Operators and messages, in the order in which they are issued.
+        events: Operators, messages and waits, in the order in which they are issued; of tensors
+            without data torch waits for some messages at once, and of others at their first use.
         kept_bytes: Of tensors that outlive the step: parameters, the optimizer's state, buffers.
         peak_bytes: The most bytes of tensors at a time in the step, ``kept_bytes`` included; what
             an operator allocates inside, and libraries keep for messages, is not counted.
@@ -82,7 +83,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
     if config.mesh.dtype == "float64" and not config.model.is_own:
         model = model.double()
     place = build_place(config, layout, rank)
-    with _alone(rank, world_size):
+    with alone(rank, world_size):
         mesh = make_mesh(layout.sizes, device_type="cpu")
         task = make_task(config, own, mesh=mesh, replica=place.replica)
         parts = spread(config, model, mesh, place)
@@ -198,7 +199,7 @@ def _image_size(name: str, field: dataio.Image) -> tuple[int, int]:
 
 
 @contextmanager
-def _alone(rank: int, world_size: int) -> Iterator[None]:
+def alone(rank: int, world_size: int) -> Iterator[None]:
     """Be a rank of a job whose messages go nowhere."""
     if dist.is_initialized():
         raise ConfigError(

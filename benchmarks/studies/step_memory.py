@@ -63,9 +63,12 @@ device = "cpu"
 """
 GPT = ("model.kind=gpt", "model.width=512", "model.depth=8", "model.heads=8")
 LLAMA = ("model.kind=llama", "model.width=512", "model.depth=8", "model.heads=8")
-VIT = ("model.kind=vit", "model.width=384", "model.depth=6", "model.heads=6", "model.patch=8")
+VIT = (
+    "model.kind=vit", "model.width=384", "model.depth=6", "model.heads=8", "model.patch=8",
+    "model.num_classes=10",
+)  # fmt: skip
 FULL = "mesh.checkpointing=full"
-RESNET = ("model.kind=resnet50",)
+RESNET = ("model.kind=resnet50", "model.num_classes=10")
 
 
 @dataclass(frozen=True)

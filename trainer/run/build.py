@@ -224,10 +224,19 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
         ConfigError: If it cannot be divided so, its loss is not one a row, or of packed documents
             one sees another.
     """
-    own = own or Own()
-    layout, settings = lay_out(config, job.world.world_size), config.mesh
-    mesh = make_mesh(layout.sizes, device_type=job.device.type)
-    place = build_place(config, layout, job.world.rank)
+    world = job.world
+    return build_rank(
+        config, rank=world.rank, world_size=world.world_size, device=job.device, own=own or Own()
+    )
+
+
+def build_rank(
+    config: Config, *, rank: int, world_size: int, device: torch.device, own: Own
+) -> Parallel:
+    """Make what `build_parallel` does, as a rank of torch's default process group. Collective."""
+    layout, settings = lay_out(config, world_size), config.mesh
+    mesh = make_mesh(layout.sizes, device_type=device.type)
+    place = build_place(config, layout, rank)
     model = deferred(partial(make_model, config, own), seed=config.run.seed)
     task = make_task(config, own, mesh=mesh, replica=place.replica)
     check_loss(model, task, make_fields(config, own))
@@ -236,11 +245,11 @@ def build_parallel(config: Config, job: Job, own: Own | None = None) -> Parallel
     model = model.double() if settings.dtype == "float64" else model
     parts = spread(config, model, mesh, place)
     pipeline = make_pipeline(
-        config, layout, parts, place=place, mesh=mesh, task=task, device=job.device
+        config, layout, parts, place=place, mesh=mesh, task=task, device=device
     )
     if config.text.is_packed and config.model.is_own and own.task is None:
         check_documents_apart(pipeline, config)
-    peak = peak_flops_per_s(job.device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
+    peak = peak_flops_per_s(device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
     return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
 
 

@@ -1,0 +1,335 @@
+r"""How far is the predicted time of a step from the time that the step takes?
+
+Each case is a configuration. The prediction knows it from `oracle.probe`: what its ranks compute
+with nobody at the other end, and messages of the machine timed by themselves; nothing is fitted.
+Then a job of the same ranks trains steps on made-up batches, twice: how far the two runs are apart
+is what no prediction can be better than. Beside it two others predict: ParaDL's equations (from the
+step of one rank), and floating-point operations over the rate that one rank reaches.
+
+    python -m benchmarks.studies.step_time [--only fsdp] [--json-file out.json] [--steps 8]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from scipy.stats import spearmanr
+
+from benchmarks.loader.launch import mpiexec
+from benchmarks.machine import describe_machine
+from oracle import Message, Operator, trace_step
+from oracle.machine import Curve, OneNode
+from oracle.probe.messages import SIZES, MessageTimes
+from oracle.probe.probe import Probe, load_probe, probe, save_probe
+from oracle.programs import programs
+from oracle.simulate import simulate
+from oracle.trace import NoReports, make_batch
+from trainer.config.config import Config, load_config
+from trainer.run.build import build_parallel, lay_out
+from trainer.run.optimizers import build_optimizer
+from trainer.run.own import Own
+from trainer.run.step import train_step
+from trainer.watch.launch import join
+
+WARM_UP_STEPS = 2
+TIMEOUT_S = 600
+
+TEXT = """
+[data]
+kind = "text"
+train = "none"
+sequence_length = 128
+batch_size = 8
+[optimizer]
+kind = "adamw"
+clip = 1.0
+[run]
+device = "cpu"
+"""
+IMAGES = """
+[data]
+train = "none"
+test = "none"
+image_size = 32
+batch_size = 32
+[model]
+num_classes = 10
+[optimizer]
+kind = "sgd"
+momentum = 0.9
+clip = 1.0
+[run]
+device = "cpu"
+"""
+GPT = ("model.kind=gpt", "model.width=256", "model.depth=6", "model.heads=8")
+LLAMA = ("model.kind=llama", "model.width=256", "model.depth=4", "model.heads=8")
+VIT = (
+    "model.kind=vit", "model.width=192", "model.depth=6", "model.heads=8", "model.patch=4",
+)  # fmt: skip
+RESNET = ("model.kind=resnet", "model.width=32")
+PP = ("mesh.pp=2", "mesh.microbatches=4")
+FULL = "mesh.checkpointing=full"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration: its name, its ranks, what is trained, and how it is divided."""
+
+    name: str
+    ranks: int
+    settings: tuple[str, ...]
+
+    @property
+    def model(self) -> str:
+        return self.name.split(",")[0]
+
+    @property
+    def is_text(self) -> bool:
+        return self.model in ("gpt", "llama")
+
+
+def _cases() -> list[Case]:
+    models = {"gpt": GPT, "llama": LLAMA, "vit": VIT, "resnet": RESNET}
+    cases = []
+    for name, model in models.items():
+        cases += [
+            Case(f"{name}, one", 1, model),
+            Case(f"{name}, dp 2", 2, (*model, "mesh.dp_replicate=2")),
+            Case(f"{name}, fsdp 2", 2, (*model, "mesh.dp_shard=2")),
+            Case(f"{name}, dp 4", 4, (*model, "mesh.dp_replicate=4")),
+            Case(f"{name}, hsdp 2 x 2", 4, (*model, "mesh.dp_shard=2", "mesh.dp_replicate=2")),
+        ]
+        if name == "resnet":
+            continue
+        cases += [
+            Case(f"{name}, one, full recomputation", 1, (*model, FULL)),
+            Case(f"{name}, tp 2", 2, (*model, "mesh.tp=2")),
+            Case(f"{name}, pp 2", 2, (*model, *PP)),
+            Case(f"{name}, pp 2, zbv", 2, (*model, *PP, "mesh.schedule=zbv")),
+            Case(f"{name}, pp 2, dp 2", 4, (*model, *PP, "mesh.dp_replicate=2")),
+        ]
+    for name, model in (("gpt", GPT), ("llama", LLAMA)):
+        cases += [
+            Case(f"{name}, pp 2, gpipe", 2, (*model, *PP, "mesh.schedule=gpipe")),
+            Case(f"{name}, fsdp 2, full recomputation", 2, (*model, "mesh.dp_shard=2", FULL)),
+            Case(f"{name}, fsdp 2, tp 2", 4, (*model, "mesh.dp_shard=2", "mesh.tp=2")),
+            Case(f"{name}, pp 2, fsdp 2", 4, (*model, *PP, "mesh.dp_shard=2")),
+            Case(
+                f"{name}, tp 2, sequence", 2, (*model, "mesh.tp=2", "mesh.sequence_parallel=true")
+            ),
+        ]
+    cases += [
+        Case("gpt, cp 2", 2, (*GPT, "mesh.cp=2")),
+        Case("gpt, pp 2, interleaved", 2, (*GPT, *PP, "mesh.schedule=interleaved")),
+        Case("gpt, one, bfloat16", 1, (*GPT, "mesh.dtype=bfloat16")),
+    ]
+    return cases
+
+
+CASES = _cases()
+SHOWN = (
+    "{case:34} measured {measured_s:7.3f} s, again {again:+6.1%}   predicted {predicted:+6.1%}   "
+    "ParaDL {paradl:+6.0%}   flops {flops:+6.0%}"
+)
+
+
+def run_rank(config: Config, out: Path, steps: int) -> None:
+    """Train some steps as a rank of a job; the first one writes how long each took."""
+    with join(device="cpu", timeout_s=TIMEOUT_S / 2) as job:
+        parallel = build_parallel(config, job)
+        pipeline = parallel.pipeline
+        optimizer = build_optimizer(config.optimizer, pipeline.parameters())
+        batch = make_batch(config, Own(), parallel.task, pipeline.place)
+        ends = []
+        for number in range(WARM_UP_STEPS + steps):
+            train_step(
+                pipeline, optimizer, NoReports(), [batch], clip=config.optimizer.clip, step=number
+            )
+            ends.append(time.perf_counter())
+    if job.world.rank == 0:
+        out.write_text(json.dumps([b - a for a, b in pairwise(ends[1:])]))
+
+
+def launch(case: Case, settings: Path, what: str, out: Path, *, more: Sequence[str] = ()) -> None:
+    """Run ranks of this file as a job."""
+    command = [
+        mpiexec(), "-n", str(case.ranks), sys.executable, "-W", "ignore", "-m", __spec__.name,
+        f"--{what}", str(out), "--settings", str(settings), *more, *case.settings,
+    ]  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, timeout=TIMEOUT_S, env=env, stdout=subprocess.DEVNULL)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare the cases, or be a rank of one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--json-file", type=Path)
+    parser.add_argument("--steps", type=int, default=8, help="timed in each run")
+    for hidden in ("--rank", "--probe", "--settings"):
+        parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--world-size", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--no-messages", action="store_true", help=argparse.SUPPRESS)
+    given, overrides = parser.parse_known_args(argv)
+    if given.rank:
+        run_rank(load_config(given.settings, overrides), given.rank, given.steps)
+        return
+    if given.probe:
+        config = load_config(given.settings, overrides)
+        sizes = () if given.no_messages else SIZES
+        found = probe(config, world_size=given.world_size, sizes=sizes)
+        if int(os.environ.get("PMI_RANK", "0")) == 0:
+            save_probe(found, given.probe)
+        return
+    lines = []
+    with tempfile.TemporaryDirectory() as directory:
+        study = Study(Path(directory), given.steps)
+        for case in CASES:
+            if given.only in case.name:
+                lines.append(study.compare(case))
+                print(SHOWN.format(**lines[-1]), flush=True)
+    print("\n".join(summary(lines)))
+    if given.json_file:
+        machine = describe_machine(Path(tempfile.gettempdir()))
+        given.json_file.write_text(json.dumps({"machine": machine, "cases": lines}, indent=1))
+
+
+class Study:
+    """Compares cases one by one; messages of as many ranks are timed once."""
+
+    def __init__(self, directory: Path, steps: int) -> None:
+        self._directory, self._steps = directory, steps
+        self._messages: dict[int, tuple[MessageTimes, ...]] = {}
+        # By model: of one rank that trains all of it, the seconds of a step and its operations
+        self._serial: dict[str, tuple[float, float]] = {}
+
+    def compare(self, case: Case) -> dict[str, object]:
+        """Predict a case, and run it twice."""
+        settings = self._directory / ("text.toml" if case.is_text else "images.toml")
+        settings.write_text(TEXT if case.is_text else IMAGES)
+        config = load_config(settings, case.settings)
+        first = self._measure(case, settings)
+        found = self._probe(case, settings)
+        second = self._measure(case, settings)
+        measured_s = statistics.median([*first, *second])
+        sizes = lay_out(config, case.ranks).sizes
+        machine = OneNode(self._messages[case.ranks], found.slowdowns)
+        simulated = simulate(programs(found, sizes), machine)
+        self._know_serial(case, config, found)
+        return {
+            "case": case.name,
+            "ranks": case.ranks,
+            "measured_s": measured_s,
+            "again": statistics.median(second) / statistics.median(first) - 1,
+            "predicted_s": simulated.step_s,
+            "predicted": simulated.step_s / measured_s - 1,
+            "paradl": self._paradl(case, config, found) / measured_s - 1,
+            "flops": self._by_flops(case, config) / measured_s - 1,
+            "parts_s": simulated.parts_s(),
+            "slowdowns": found.slowdowns,
+            "runs_s": [first, second],
+        }
+
+    def _measure(self, case: Case, settings: Path) -> list[float]:
+        out = self._directory / "steps.json"
+        launch(case, settings, "rank", out, more=("--steps", str(self._steps)))
+        steps_s: list[float] = json.loads(out.read_text())
+        return steps_s
+
+    def _probe(self, case: Case, settings: Path) -> Probe:
+        out = self._directory / "probe.json"
+        more = ["--world-size", str(case.ranks)]
+        known = case.ranks in self._messages
+        launch(case, settings, "probe", out, more=[*more, *(["--no-messages"] if known else [])])
+        found = load_probe(out)
+        if not known:
+            self._messages[case.ranks] = found.messages
+        return found
+
+    # What others would say
+
+    def _know_serial(self, case: Case, config: Config, found: Probe) -> None:
+        if case.ranks == 1 and case.model not in self._serial:
+            self._serial[case.model] = (sum(found.steps[0].before_s), _flops(config, 1))
+
+    def _by_flops(self, case: Case, config: Config) -> float:
+        """Take operations of the busiest rank over the rate of one rank alone."""
+        seconds, flops = self._serial.get(case.model, (float("nan"), 1.0))
+        return _flops(config, case.ranks) * seconds / flops
+
+    def _paradl(self, case: Case, config: Config, found: Probe) -> float:
+        """Price a step by ParaDL's equations (Kahira et al., HPDC 2021), one for each axis.
+
+        Rows are divided over dp, layers over pp, operators over tp and cp; the rings' latency and
+        bandwidth are those of a send between two ranks.
+        """
+        seconds, _ = self._serial.get(case.model, (float("nan"), 1.0))
+        layout = lay_out(config, case.ranks)
+        pp, *_ = layout.sizes
+        divided = pp * layout.sizes[3] * layout.sizes[4]
+        bubble = (pp + layout.microbatches - 1) / layout.microbatches
+        compute_s = seconds / divided * bubble
+        if case.ranks == 1:
+            return compute_s
+        sends = next(
+            each for each in self._messages[case.ranks]
+            if (each.kind, each.ranks, each.groups) == ("send", 2, 1)
+        )  # fmt: skip
+        curve = Curve(tuple(map(float, sends.num_bytes)), sends.seconds)
+        alpha = curve(0)
+        beta = (curve(1 << 24) - alpha) / (1 << 24)
+        sent_s = 0.0
+        for event in found.steps[0].events:
+            if not isinstance(event, Message):
+                continue
+            ranks = len(event.ranks)
+            times = 2 if event.kind == "all_reduce" else 1
+            if event.kind in ("send", "receive"):
+                sent_s += (alpha + event.num_bytes * beta) / 2
+            else:
+                sent_s += times * (ranks - 1) * (alpha + event.num_bytes / ranks * beta)
+        return compute_s + sent_s
+
+
+def _flops(config: Config, world_size: int) -> float:
+    pp = lay_out(config, world_size).sizes[0]
+    ranks = [coordinate * (world_size // pp) for coordinate in range(pp)]
+    return max(
+        sum(
+            event.flops
+            for event in trace_step(config, world_size=world_size, rank=rank).events
+            if isinstance(event, Operator)
+        )
+        for rank in ranks
+    )
+
+
+def summary(lines: Sequence[dict[str, object]]) -> list[str]:
+    """Say in words how far off each way to predict is."""
+    said = []
+    measured = [float(str(line["measured_s"])) for line in lines]
+    for name in ("again", "predicted", "paradl", "flops"):
+        errors = [float(str(line[name])) for line in lines]
+        sizes = sorted(map(abs, errors))
+        tail = sizes[min(int(0.95 * len(sizes)), len(sizes) - 1)]
+        ranked = spearmanr(measured, [m * (1 + e) for m, e in zip(measured, errors, strict=True)])
+        said.append(
+            f"{name:10} error: mean {statistics.mean(sizes):.1%}, 95 % within {tail:.1%}, most "
+            f"{sizes[-1]:.1%}; rank correlation {ranked.statistic:.3f}"
+        )
+    return said
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Measure what a prediction needs of a machine and of a model, and keep it as JSON."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dataio.world import World, discover_world
+from oracle.errors import OracleError
+from oracle.probe.messages import SIZES, MessageTimes, time_messages
+from oracle.record import Message, Wait
+from oracle.stopwatch import Timed, time_step
+from trainer.config.config import Config
+from trainer.run.build import lay_out
+from trainer.run.own import Own
+from trainer.watch.launch import join
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What was measured with as many ranks on a node as the job has there.
+
+    Attributes:
+        torch: Its version.
+        cores: That the ranks may use together.
+        ranks: Of the node.
+        world_size: Of the job whose steps were timed.
+        messages: Among the ranks of the node.
+        steps: By pp coordinate: what a rank there computes where nobody else does.
+        slowdowns: So many ranks computing at a time, and how many times longer it took them.
+    """
+
+    torch: str
+    cores: int
+    ranks: int
+    world_size: int
+    messages: tuple[MessageTimes, ...]
+    steps: tuple[Timed, ...]
+    slowdowns: tuple[tuple[int, float], ...]
+
+
+def probe(
+    config: Config, *, world_size: int, own: Own | None = None, steps: int = 3,
+    sizes: Sequence[int] = SIZES, timeout_s: float = 300.0,
+) -> Probe:  # fmt: skip
+    """Time messages among the ranks of this node, and steps of the job. Collective.
+
+    Start as many ranks on one node as the job will have on each.
+
+    Args:
+        config: The job's settings.
+        world_size: Ranks of the whole job.
+        own: What the caller of `trainer.train` would bring.
+        steps: How many to time at once.
+        sizes: Of messages, in bytes.
+        timeout_s: Longest wait for another rank.
+
+    Raises:
+        ConfigError: If the settings do not fit such a world.
+        OracleError: If the ranks are on several nodes.
+    """
+    with discover_world(timeout_s=timeout_s) as world:
+        if world.num_nodes > 1:
+            raise OracleError(
+                f"a probe is of one node, and was started on {world.num_nodes}; start its ranks on "
+                "one, as many as the job has on each"
+            )
+    # Before the first message: what does not fit is not worth a wait.
+    layout = lay_out(config, world_size)
+    messages: list[MessageTimes] = []
+    if sizes:
+        with join(device="cpu", timeout_s=timeout_s):
+            messages = time_messages(sizes=sizes)
+    with discover_world(timeout_s=timeout_s) as world:
+        return _time_steps(config, world, layout.sizes[0], world_size, own, steps, messages)
+
+
+def _time_steps(
+    config: Config, world: World, pp: int, world_size: int, own: Own | None, steps: int,
+    messages: Sequence[MessageTimes],
+) -> Probe:  # fmt: skip
+    def together(ranks: Sequence[int]) -> list[Timed]:
+        """Let as many processes as there are ranks each be one, and hand out what all timed."""
+        me = world.rank
+        found = b""
+        team = world.part(range(len(ranks))) if me < len(ranks) else None
+        if team is not None:
+            timed = time_step(
+                config, world_size=world_size, rank=ranks[me], own=own, steps=steps,
+                ready=lambda: team.barrier(doing="timing steps"),
+            )  # fmt: skip
+            found = json.dumps(_to_json(timed)).encode()
+        parts = world.allgather(found, doing="timing steps")
+        return [_timed(json.loads(part)) for part in parts if part]
+
+    firsts = [coordinate * (world_size // pp) for coordinate in range(pp)]
+    alone = {rank: together([rank])[0] for rank in firsts}
+    of = {
+        rank: alone[firsts[rank * pp // world_size]] for rank in range(world_size)
+    }  # ranks at one coordinate of pp compute alike
+    slowdowns = [(1, 1.0)]
+    count = 2
+    while count <= world.world_size:
+        ranks = [number * world_size // count for number in range(count)]
+        shares = [
+            sum(each.before_s) / sum(of[rank].before_s)
+            for rank, each in zip(ranks, together(ranks), strict=True)
+        ]
+        slowdowns.append((count, sum(shares) / count))
+        count *= 2
+    return Probe(
+        torch=torch.__version__,
+        cores=len(os.sched_getaffinity(0)),
+        ranks=world.world_size,
+        world_size=world_size,
+        messages=tuple(messages),
+        steps=tuple(alone.values()),
+        slowdowns=tuple(slowdowns),
+    )
+
+
+def save_probe(found: Probe, path: Path) -> None:
+    """Write a probe as JSON."""
+    document = {
+        "format": FORMAT, **asdict(found), "steps": [_to_json(each) for each in found.steps]
+    }  # fmt: skip
+    path.write_text(json.dumps(document, indent=1))
+
+
+def load_probe(path: Path) -> Probe:
+    """Read a probe.
+
+    Raises:
+        OracleError: If it is none, or of another torch.
+    """
+    try:
+        document = json.loads(path.read_text())
+        if document.pop("format") != FORMAT:
+            raise KeyError("format")
+        document["messages"] = tuple(MessageTimes(**_tuples(each)) for each in document["messages"])
+        document["steps"] = tuple(_timed(each) for each in document["steps"])
+        document["slowdowns"] = tuple((count, value) for count, value in document["slowdowns"])
+        found = Probe(**document)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OracleError(
+            f"{path}: not a probe of this version ({type(error).__name__}: {error}); make one with "
+            "tonari probe"
+        ) from error
+    if found.torch != torch.__version__:
+        raise OracleError(
+            f"{path}: a probe of torch {found.torch}, and this is {torch.__version__}, which may "
+            "compute faster or slower; make a new one with tonari probe"
+        )
+    return found
+
+
+def _tuples(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in document.items()}
+
+
+def _to_json(timed: Timed) -> dict[str, Any]:
+    return {
+        "rank": timed.rank,
+        "events": [
+            asdict(event) if isinstance(event, Message) else event.message for event in timed.events
+        ],
+        "before_s": timed.before_s,
+        "step_s": timed.step_s,
+    }
+
+
+def _timed(document: dict[str, Any]) -> Timed:
+    return Timed(
+        rank=document["rank"],
+        events=tuple(
+            Wait(event) if isinstance(event, int)
+            else Message(**{**event, "ranks": tuple(event["ranks"])})
+            for event in document["events"]
+        ),
+        before_s=tuple(document["before_s"]),
+        step_s=tuple(document["step_s"]),
+    )  # fmt: skip

@@ -1,0 +1,293 @@
+"""A step of all ranks, event by event: who computes, who waits for whom, what shares a link. Pure.
+
+Every task (what a rank computes between two messages, or a message) takes some seconds by itself,
+and asks for some of each resource that it uses: cores of a node, a link. Where the tasks of a
+moment ask for more than a resource has, all of them go on more slowly, by as much.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from oracle.errors import OracleError
+from oracle.record import Message
+from oracle.stopwatch import Timed
+
+Resource = tuple[str, ...]
+"""Such as ``("cores", "3")``: of node 3."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a task takes where nobody else is.
+
+    Attributes:
+        seconds: Its time.
+        demands: Of each resource, what it asks for as long as it lasts.
+    """
+
+    seconds: float
+    demands: tuple[tuple[Resource, float], ...] = ()
+
+
+class Machine(Protocol):
+    """What a simulation asks of the machine."""
+
+    def compute(self, rank: int, seconds: float) -> Cost:
+        """Price computation of a rank, by the seconds that it was timed at."""
+        ...
+
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+        """Price a message; of a send, from the first of two ranks to the second."""
+        ...
+
+    def slowdown(self, resource: Resource, demand: float) -> float:
+        """Say how many times longer tasks last that together ask for this much, >= 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that lasted.
+
+    Attributes:
+        rank: Whose.
+        name: ``"compute"``, or the kind of the message that the rank waited for.
+        start_s: From the beginning of the simulation.
+        end_s: Likewise.
+    """
+
+    rank: int
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """How steps went.
+
+    Attributes:
+        step_ends_s: Of each step, when the last rank was through.
+        spans: What the ranks did, in the order of its end.
+    """
+
+    step_ends_s: tuple[float, ...]
+    spans: tuple[Span, ...]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step among others: of all but the first."""
+        ends = self.step_ends_s
+        return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
+
+    def parts_s(self) -> dict[str, float]:
+        """Split a rank's mean time: computing, and waiting for each kind of message."""
+        ranks = {span.rank for span in self.spans}
+        parts: defaultdict[str, float] = defaultdict(float)
+        for span in self.spans:
+            parts[span.name] += (span.end_s - span.start_s) / len(ranks) / len(self.step_ends_s)
+        return dict(parts)
+
+
+def simulate(programs: Sequence[Timed], machine: Machine, *, steps: int = 3) -> Simulation:
+    """Let all ranks make some steps.
+
+    Args:
+        programs: What each rank does in a step, in the order of the ranks.
+        machine: What it takes.
+        steps: How many, >= 1.
+
+    Raises:
+        OracleError: If ranks wait for each other for ever.
+    """
+    return _Run(programs, machine, steps).finish()
+
+
+@dataclass(eq=False)
+class _Task:
+    """Something under way.
+
+    Attributes:
+        left_s: Of what it takes by itself, as of `since_s`.
+        demands: See `Cost`.
+        rank: Whose computation it is; -1: a message.
+    """
+
+    left_s: float
+    demands: tuple[tuple[Resource, float], ...]
+    rank: int
+    key: object = None
+    since_s: float = 0.0
+    slowdown: float = 1.0
+    version: int = 0
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """A message: who is there, and who waits for it."""
+
+    here: int = 0
+    done: bool = False
+    waiting: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Rank:
+    """Where a rank is in its program."""
+
+    program: Timed
+    step: int = 0
+    event: int = 0
+    awaits: int = -1
+    waits_since_s: float = 0.0
+    counts: defaultdict[tuple[object, ...], int] = field(default_factory=lambda: defaultdict(int))
+    # Keys and kinds of the messages of this step, in order
+    issued: list[tuple[tuple[object, ...], str]] = field(default_factory=list)
+
+
+class _Run:
+    def __init__(self, programs: Sequence[Timed], machine: Machine, steps: int) -> None:
+        self._machine, self._steps = machine, steps
+        self._ranks = [_Rank(program) for program in programs]
+        self._now_s = 0.0
+        self._meetings: defaultdict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
+        self._on: defaultdict[Resource, dict[_Task, float]] = defaultdict(dict)
+        self._queue: list[tuple[float, int, int, _Task]] = []
+        self._number = 0
+        self._spans: list[Span] = []
+        self._ends_s = [0.0] * steps
+        self._left = len(programs)
+
+    def finish(self) -> Simulation:
+        for number in range(len(self._ranks)):
+            self._compute(number)
+        while self._queue:
+            end_s, _, version, task = heapq.heappop(self._queue)
+            if version != task.version:
+                continue
+            self._now_s = end_s
+            self._end(task)
+            if task.rank >= 0:
+                self._computed(task.rank, task.key)
+            else:
+                self._arrived(task.key)  # type: ignore[arg-type]
+        if self._left:
+            stuck = [number for number, rank in enumerate(self._ranks) if rank.step < self._steps]
+            event = self._ranks[stuck[0]].event
+            raise OracleError(
+                f"ranks {stuck[:8]} wait for messages that nobody sends: rank {stuck[0]} at event "
+                f"{event} of its step; traces of one job's ranks are needed, all of the same "
+                "settings"
+            )
+        return Simulation(step_ends_s=tuple(self._ends_s), spans=tuple(self._spans))
+
+    # Ranks
+
+    def _compute(self, number: int) -> None:
+        rank = self._ranks[number]
+        cost = self._machine.compute(number, rank.program.before_s[rank.event])
+        self._start(cost, number, self._now_s)
+
+    def _computed(self, number: int, since_s: object) -> None:
+        assert isinstance(since_s, float)
+        if self._now_s > since_s:
+            self._spans.append(Span(number, "compute", since_s, self._now_s))
+        rank = self._ranks[number]
+        events = rank.program.events
+        if rank.event == len(events):
+            self._step_done(number)
+            return
+        event = events[rank.event]
+        rank.event += 1
+        if isinstance(event, Message):
+            self._issue(number, event)
+            self._compute(number)
+            return
+        meeting = self._meetings[rank.issued[event.message][0]]
+        if meeting.done:
+            self._compute(number)
+            return
+        rank.waits_since_s = self._now_s
+        rank.awaits = event.message
+        meeting.waiting.append(number)
+
+    def _step_done(self, number: int) -> None:
+        rank = self._ranks[number]
+        self._ends_s[rank.step] = max(self._ends_s[rank.step], self._now_s)
+        rank.step += 1
+        rank.event = 0
+        rank.issued = []
+        if rank.step < self._steps:
+            self._compute(number)
+        else:
+            self._left -= 1
+
+    # Messages
+
+    def _issue(self, number: int, message: Message) -> None:
+        rank = self._ranks[number]
+        ranks: tuple[int, ...]
+        if message.kind in ("send", "receive"):
+            assert message.peer is not None
+            kind, ranks = "send", (number, message.peer)
+            ranks = ranks if message.kind == "send" else ranks[::-1]
+        else:
+            kind, ranks = message.kind, message.ranks
+        about = (kind == "send", ranks)
+        key = (*about, rank.counts[about])
+        rank.counts[about] += 1
+        rank.issued.append((key, message.kind))
+        meeting = self._meetings[key]
+        meeting.here += 1
+        if meeting.here == len(ranks):
+            self._start(self._machine.message(kind, ranks, message.num_bytes), -1, key)
+
+    def _arrived(self, key: tuple[object, ...]) -> None:
+        meeting = self._meetings[key]
+        meeting.done = True
+        for number in meeting.waiting:
+            rank = self._ranks[number]
+            kind = rank.issued[rank.awaits][1]
+            if self._now_s > rank.waits_since_s:
+                self._spans.append(Span(number, kind, rank.waits_since_s, self._now_s))
+            self._compute(number)
+        meeting.waiting.clear()
+
+    # Tasks
+
+    def _start(self, cost: Cost, rank: int, key: object) -> None:
+        task = _Task(cost.seconds, cost.demands, rank, key, since_s=self._now_s)
+        for resource, demand in cost.demands:
+            self._on[resource][task] = demand
+        self._pace({resource for resource, _ in cost.demands}, new=task)
+
+    def _end(self, task: _Task) -> None:
+        task.version = -1
+        for resource, _ in task.demands:
+            del self._on[resource][task]
+        self._pace({resource for resource, _ in task.demands})
+
+    def _pace(self, changed: set[Resource], new: _Task | None = None) -> None:
+        """Find anew when tasks end that use what has changed."""
+        tasks = {task: None for resource in changed for task in self._on[resource]}
+        if new is not None:
+            tasks[new] = None
+        slowdowns: dict[Resource, float] = {}
+        for task in tasks:
+            slowest = 1.0
+            for resource, _ in task.demands:
+                if resource not in slowdowns:
+                    demand = sum(self._on[resource].values())
+                    slowdowns[resource] = self._machine.slowdown(resource, demand)
+                slowest = max(slowest, slowdowns[resource])
+            if slowest == task.slowdown and task is not new:
+                continue
+            task.left_s -= (self._now_s - task.since_s) / task.slowdown
+            task.since_s, task.slowdown = self._now_s, slowest
+            task.version += 1
+            self._number += 1
+            end_s = self._now_s + max(task.left_s, 0.0) * slowest
+            heapq.heappush(self._queue, (end_s, self._number, task.version, task))

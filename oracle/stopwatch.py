@@ -1,0 +1,148 @@
+"""How long the parts of a step take between messages, on this machine and on nobody's data.
+
+The step is the trainer's own, as any rank of any world, with real tensors; what other ranks would
+send is made up. So one machine can time what any rank of a larger job computes.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from oracle.record import Message, Wait, Watcher
+from oracle.trace import NoReports, alone, make_batch
+from trainer.config.config import Config
+from trainer.run.build import build_rank
+from trainer.run.optimizers import build_optimizer
+from trainer.run.own import Own
+from trainer.run.step import train_step
+
+WARM_UP_STEPS = 2
+RECEIVED = 0.01
+"""What a peer sends: memory that nobody wrote to can hold numbers that are slow to compute with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a rank computes in a step, in seconds.
+
+    Attributes:
+        rank: Which.
+        events: Messages and waits, in the order in which they are issued.
+        before_s: Of computation before each of these, and after the last one.
+        step_s: Of whole steps without a clock in them, made-up messages included.
+    """
+
+    rank: int
+    events: tuple[Message | Wait, ...]
+    before_s: tuple[float, ...]
+    step_s: tuple[float, ...]
+
+
+def time_step(
+    config: Config,
+    *,
+    world_size: int,
+    rank: int,
+    own: Own | None = None,
+    steps: int = 5,
+    ready: Callable[[], None] = lambda: None,
+) -> Timed:
+    """Train some steps as one of a job's ranks, with nobody at the other end, and time them.
+
+    Args:
+        config: The settings; ``mesh.compile`` is heeded.
+        world_size: Ranks of the job.
+        rank: Which of them to be.
+        own: What the caller of `trainer.train` would bring.
+        steps: How many to time with a clock in them, and without.
+        ready: Called before each step: waits for others that share the machine, if they are to
+            compute at the same time.
+
+    Raises:
+        ConfigError: If the settings do not fit such a world.
+    """
+    own = own or Own()
+    with alone(rank, world_size):
+        parallel = build_rank(
+            config, rank=rank, world_size=world_size, device=torch.device("cpu"), own=own
+        )
+        pipeline = parallel.pipeline
+        make = own.optimizer or (lambda given: build_optimizer(config.optimizer, given))
+        optimizer = make(pipeline.parameters())
+        batches = [
+            make_batch(config, own, parallel.task, pipeline.place)
+            for _ in range(config.optimizer.accumulate)
+        ]
+
+        def step() -> float:
+            ready()
+            start = time.perf_counter()
+            train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
+            return time.perf_counter() - start
+
+        plain_s, before_s, inside_s = [], [], []
+        clock = Stopwatch()
+        with clock:
+            for _ in range(WARM_UP_STEPS):
+                step()
+        for _ in range(steps):
+            plain_s.append(step())
+            with clock:
+                ready()
+                clock.mark()
+                train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
+                before, inside = clock.stop()
+            before_s.append(before)
+            inside_s.append(inside)
+    medians = [statistics.median(each) for each in zip(*before_s, strict=True)]
+    computing_s = statistics.median(plain_s) - statistics.median(inside_s)
+    # The clock itself takes time, at each operator alike
+    scale = computing_s / sum(medians)
+    return Timed(
+        rank=rank,
+        events=tuple(event for event in clock.events if isinstance(event, Message | Wait)),
+        before_s=tuple(each * scale for each in medians),
+        step_s=tuple(plain_s),
+    )
+
+
+class Stopwatch(Watcher):  # type: ignore[no-untyped-call]
+    """Notes the seconds between messages, and makes up what peers would send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before_s: list[float] = []
+        self._inside_s = self._since = 0.0
+
+    def mark(self) -> None:
+        """Begin a step."""
+        super().mark()
+        self._before_s, self._inside_s = [], 0.0
+        self._since = time.perf_counter()
+
+    def stop(self) -> tuple[list[float], float]:
+        """End a step: seconds before each event and after the last one, and inside all of them."""
+        return [*self._before_s, time.perf_counter() - self._since], self._inside_s
+
+    def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Receive what is as fast to compute with as anything, and agree to what is asked."""
+        result = super().call(func, args, named)
+        if func is torch.ops.c10d.recv_.default:
+            for tensor in args[0]:
+                tensor.fill_(RECEIVED if tensor.is_floating_point() else 1)
+        return result
+
+    def exchange(self, carry_out: Callable[[], Any], note: Callable[[Any], None]) -> Any:
+        """Stop the clock in a message or wait."""
+        start, known = time.perf_counter(), len(self.events)
+        result = super().exchange(carry_out, note)
+        end = time.perf_counter()
+        if len(self.events) > known:
+            self._before_s.append(start - self._since)
+            self._inside_s += end - start
+            self._since = end
+        return result

@@ -1,0 +1,150 @@
+"""Steps of ranks, event by event, on a machine that is all invented."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from oracle.errors import OracleError
+from oracle.record import Message, Wait
+from oracle.simulate import Cost, Resource, simulate
+from oracle.stopwatch import Timed
+
+BYTES = 100
+
+
+@dataclass
+class Bench:
+    """A machine: cores that are shared or not, and messages of one length."""
+
+    message_s: float = 1.0
+    cores: float = float("inf")
+    takes: tuple[tuple[Resource, float], ...] = ()
+    asked: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
+
+    def compute(self, rank: int, seconds: float) -> Cost:
+        return Cost(seconds, ((("cores",), 1.0),))
+
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+        self.asked.append((kind, ranks, num_bytes))
+        return Cost(self.message_s, self.takes)
+
+    def slowdown(self, resource: Resource, demand: float) -> float:
+        return max(1.0, demand / self.cores) if resource == ("cores",) else max(1.0, demand)
+
+
+def program(rank: int, *parts: float | Message | Wait) -> Timed:
+    """Make a program of seconds and events; between two events nothing is computed."""
+    events, before_s = [], [0.0]
+    for part in parts:
+        if isinstance(part, Message | Wait):
+            events.append(part)
+            before_s.append(0.0)
+        else:
+            before_s[-1] += part
+    return Timed(rank=rank, events=tuple(events), before_s=tuple(before_s), step_s=())
+
+
+def together(*ranks: int, kind: str = "all_reduce") -> Message:
+    return Message(kind, ranks, BYTES)
+
+
+def test_a_rank_alone_takes_what_it_computes():
+    found = simulate([program(0, 2.0)], Bench(), steps=3)
+    assert found.step_ends_s == (2.0, 4.0, 6.0)
+    assert found.step_s == 2.0
+    assert found.parts_s() == {"compute": 2.0}
+
+
+def test_the_slower_rank_decides_when_a_message_begins():
+    parts = (together(0, 1), Wait(0), 1.0)
+    found = simulate([program(0, 2.0, *parts), program(1, 5.0, *parts)], Bench(), steps=1)
+    # Both wait until 5, a second more for the message, and compute for another
+    assert found.step_ends_s == (7.0,)
+    waits = {span.rank: (span.start_s, span.end_s) for span in found.spans if "all" in span.name}
+    assert waits == {0: (2.0, 6.0), 1: (5.0, 6.0)}
+
+
+def test_a_message_that_nobody_waits_for_yet_is_under_way_while_its_ranks_compute():
+    parts = (1.0, together(0, 1), 3.0, Wait(0))
+    found = simulate([program(0, *parts), program(1, *parts)], Bench(message_s=2.0), steps=1)
+    assert found.step_s == 4.0
+    late = simulate([program(0, *parts), program(1, *parts)], Bench(message_s=5.0), steps=1)
+    assert late.step_s == 6.0
+
+
+def test_without_messages_that_take_time_computation_is_all():
+    ring = (1.5, together(0, 1, 2), Wait(0), 0.5, together(0, 1, 2), Wait(1))
+    found = simulate([program(rank, *ring) for rank in range(3)], Bench(message_s=0.0))
+    assert found.step_s == 2.0
+    assert found.parts_s() == pytest.approx({"compute": 2.0})
+
+
+def test_a_send_is_one_message_of_two_ranks_by_its_direction():
+    bench = Bench()
+    first = program(0, 1.0, Message("send", (0, 1), BYTES, 1), Wait(0))
+    second = program(1, Message("receive", (0, 1), BYTES, 0), Wait(0), 4.0)
+    found = simulate([first, second], bench, steps=1)
+    assert bench.asked == [("send", (0, 1), BYTES)]
+    assert found.step_ends_s == (6.0,)
+    assert {(s.rank, s.name, s.end_s) for s in found.spans if s.name != "compute"} == {
+        (0, "send", 2.0), (1, "receive", 2.0)
+    }  # fmt: skip
+
+
+def test_sends_both_ways_are_not_mistaken_for_each_other():
+    def both(own: int, peer: int) -> Timed:
+        pair = (0, 1)
+        return program(
+            own, Message("send", pair, BYTES, peer), Message("receive", pair, BYTES, peer),
+            Wait(1), 1.0, Wait(0),
+        )  # fmt: skip
+
+    bench = Bench()
+    assert simulate([both(0, 1), both(1, 0)], bench, steps=2).step_ends_s == (2.0, 4.0)
+    assert sorted(bench.asked) == [("send", (0, 1), 100)] * 2 + [("send", (1, 0), 100)] * 2
+
+
+def test_messages_of_one_group_are_told_apart_by_their_order():
+    one = program(0, together(0, 1), 1.0, together(0, 1, kind="broadcast"), Wait(1), Wait(0))
+    two = program(1, 2.0, together(0, 1), together(0, 1, kind="broadcast"), Wait(0), Wait(1))
+    found = simulate([one, two], Bench(), steps=2)
+    assert found.step_ends_s == (3.0, 6.0)
+
+
+def test_ranks_that_want_more_cores_than_there_are_take_as_much_longer():
+    found = simulate([program(rank, 1.0) for rank in range(4)], Bench(cores=2), steps=1)
+    assert found.step_ends_s == (2.0,)
+    # One has less to do: from then on the others have more of the cores
+    short = [program(0, 1.0), program(1, 2.0)]
+    assert simulate(short, Bench(cores=1), steps=1).step_ends_s == (3.0,)
+
+
+def test_messages_on_one_link_share_it():
+    bench = Bench(message_s=1.0, takes=((("link",), 1.0),))
+    pairs = [program(rank, together(*pair), Wait(0)) for rank, pair in
+             enumerate([(0, 1), (0, 1), (2, 3), (2, 3)])]  # fmt: skip
+    assert simulate(pairs, bench, steps=1).step_ends_s == (2.0,)
+    assert simulate(pairs, Bench(), steps=1).step_ends_s == (1.0,)
+
+
+def test_a_message_takes_cores_from_computation():
+    bench = Bench(cores=1, takes=((("cores",), 1.0),))
+    pair = [program(rank, together(0, 1), Wait(0)) for rank in (0, 1)]
+    found = simulate([*pair, program(2, 2.0)], bench, steps=1)
+    # Both at half the pace: the message ends after two seconds, the rest has a core to itself
+    assert found.step_ends_s == (3.0,)
+
+
+def test_the_first_step_is_not_counted_among_others():
+    # The second rank begins late once, and the first does not wait for it
+    first = program(0, 3.0, Message("send", (0, 1), BYTES, 1))
+    second = program(1, Message("receive", (0, 1), BYTES, 0), Wait(0), 1.0)
+    found = simulate([first, second], Bench(), steps=3)
+    assert found.step_ends_s == (5.0, 8.0, 11.0)
+    assert found.step_s == 3.0
+
+
+def test_ranks_that_wait_for_each_other_for_ever_are_named():
+    ranks = [program(0, together(0, 1), Wait(0)), program(1, 1.0)]
+    with pytest.raises(OracleError, match=r"ranks \[0\] wait for messages that nobody sends"):
+        simulate(ranks, Bench(), steps=1)

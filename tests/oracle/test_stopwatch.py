@@ -1,0 +1,69 @@
+"""A step that is timed with nobody at the other end is the step that was traced."""
+
+import pytest
+import torch.distributed as dist
+
+from oracle import Message, trace_step
+from oracle.errors import OracleError
+from oracle.probe.probe import load_probe, probe, save_probe
+from oracle.programs import moved, programs
+from oracle.record import Wait
+from oracle.stopwatch import time_step
+from tests.oracle.test_trace import MESHES, load
+from trainer.run.build import lay_out
+
+
+def sent(events):
+    return [event for event in events if isinstance(event, Message | Wait)]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_messages_and_waits_of_a_timed_step_are_those_of_the_trace(tmp_path, mesh):
+    world_size, overrides = MESHES[mesh]
+    config = load(tmp_path, *overrides)
+    for rank in {0, world_size - 1}:
+        traced = trace_step(config, world_size=world_size, rank=rank)
+        timed = time_step(config, world_size=world_size, rank=rank, steps=1)
+        assert list(timed.events) == sent(traced.events)
+        assert len(timed.before_s) == len(timed.events) + 1
+        assert 0 < sum(timed.before_s) <= timed.step_s[0]
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if MESHES[mesh][0] == 4])
+def test_another_rank_at_a_coordinate_of_pp_does_the_same_with_its_own_peers(tmp_path, mesh):
+    world_size, overrides = MESHES[mesh]
+    config = load(tmp_path, *overrides)
+    sizes = lay_out(config, world_size).sizes
+    for rank in range(world_size):
+        first = rank // (world_size // sizes[0]) * (world_size // sizes[0])
+        timed = time_step(config, world_size=world_size, rank=first, steps=1)
+        own = trace_step(config, world_size=world_size, rank=rank)
+        assert list(moved(timed, rank, sizes).events) == sent(own.events)
+
+
+def test_a_probe_alone_times_a_job_of_several_ranks_and_is_kept(tmp_path):
+    config = load(tmp_path, "mesh.pp=2", "mesh.microbatches=2", "mesh.dp_shard=2")
+    found = probe(config, world_size=4, steps=1, sizes=())
+    assert found.ranks == 1
+    assert [timed.rank for timed in found.steps] == [0, 2]
+    save_probe(found, tmp_path / "probe.json")
+    assert load_probe(tmp_path / "probe.json") == found
+    assert [program.rank for program in programs(found, (2, 1, 2, 1, 1))] == [0, 1, 2, 3]
+
+
+def test_a_probe_of_another_torch_is_refused(tmp_path):
+    found = probe(load(tmp_path), world_size=1, steps=1, sizes=())
+    path = tmp_path / "probe.json"
+    save_probe(found, path)
+    path.write_text(path.read_text().replace(found.torch, "1.0"))
+    with pytest.raises(OracleError, match=r"probe of torch 1\.0, and this is"):
+        load_probe(path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 1, "torch": 3}', "[1]"])
+def test_what_is_no_probe_is_refused(tmp_path, text):
+    path = tmp_path / "probe.json"
+    path.write_text(text)
+    with pytest.raises(OracleError, match="not a probe of this version"):
+        load_probe(path)
