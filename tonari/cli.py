@@ -26,6 +26,11 @@ COMMANDS = {
         "tonari.simulate.command",
         "say what an exchange would do at any scale, moving no data",
     ),
+    "probe": (
+        "tonari.plan.probe_command",
+        "time this node, and a step of a job on it, for plan",
+    ),
+    "plan": ("tonari.plan.command", "say what a step of a job takes, before it runs"),
     "doctor": ("tonari.doctor", "check this machine: MPI, torch, cache directory, limits"),
 }
 
@@ -35,6 +40,7 @@ KNOWN_ERRORS = frozenset(
         "benchmarks.errors.BenchError",
         "dataio.base.errors.DataioError",
         "tonari.errors.CommandError",
+        "oracle.errors.OracleError",
         "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",
     }

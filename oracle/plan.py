@@ -1,0 +1,115 @@
+"""What a step of a job takes: time, and where it goes; memory."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from oracle.errors import OracleError
+from oracle.machine import OneNode
+from oracle.probe.probe import Probe
+from oracle.programs import programs
+from oracle.record import Event, Message
+from oracle.simulate import Simulation, simulate
+from oracle.stopwatch import Timed
+from oracle.trace import trace_step
+from trainer.config.config import Config
+from trainer.run.build import lay_out
+from trainer.run.own import Own
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """A step as it would be.
+
+    Attributes:
+        step_s: Its time.
+        low_s: If every rank were as fast as the fastest of the steps that were timed.
+        high_s: If every rank were as slow as the slowest.
+        parts_s: Of a rank's mean: computing, and waiting for each kind of message.
+        peak_bytes: Of tensors, of a rank at each coordinate of pp; see `oracle.Trace`.
+        samples_per_s: Rows of all replicas.
+        simulation: The steps in full.
+    """
+
+    step_s: float
+    low_s: float
+    high_s: float
+    parts_s: dict[str, float]
+    peak_bytes: tuple[int, ...]
+    samples_per_s: float
+    simulation: Simulation
+
+
+def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPlan:
+    """Predict a step of a job on the node that was probed for it.
+
+    Args:
+        config: The settings that the probe was made with.
+        found: Of all of the job's ranks.
+        own: What the caller of `trainer.train` would bring.
+
+    Raises:
+        ConfigError: If the settings do not fit the probe's world.
+        OracleError: If the probe is of fewer ranks than the job has, or of other settings.
+    """
+    if found.ranks != found.world_size:
+        raise OracleError(
+            f"the probe is of {found.ranks} ranks of a job of {found.world_size}; several nodes "
+            f"are not planned yet: start the probe with all {found.world_size} ranks on one"
+        )
+    layout = lay_out(config, found.world_size)
+    pp, dp_replicate, dp_shard, _, _ = layout.sizes
+    traces = [
+        trace_step(config, world_size=found.world_size, rank=timed.rank, own=own)
+        for timed in found.steps
+    ]
+    if len(traces) != pp or any(
+        _messages(trace.events) != _messages(timed.events)
+        for trace, timed in zip(traces, found.steps, strict=True)
+    ):
+        raise OracleError(
+            "the probe is of other settings: its ranks send other messages than a step of these; "
+            "probe with the same file and the same SECTION.KEY=VALUE"
+        )
+    machine = OneNode(found.messages, found.slowdowns)
+
+    def run(steps: tuple[Timed, ...]) -> Simulation:
+        return simulate(programs(replace(found, steps=steps), layout.sizes), machine)
+
+    simulation = run(found.steps)
+    rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
+    return StepPlan(
+        step_s=simulation.step_s,
+        low_s=run(tuple(_paced(timed, min(timed.step_s)) for timed in found.steps)).step_s,
+        high_s=run(tuple(_paced(timed, max(timed.step_s)) for timed in found.steps)).step_s,
+        parts_s=simulation.parts_s(),
+        peak_bytes=tuple(trace.peak_bytes for trace in traces),
+        samples_per_s=rows / simulation.step_s,
+        simulation=simulation,
+    )
+
+
+def _messages(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, Message)]
+
+
+def _paced(timed: Timed, step_s: float) -> Timed:
+    """Let a rank compute as fast as in one of the steps that were timed."""
+    median_s = sorted(timed.step_s)[len(timed.step_s) // 2]
+    return replace(timed, before_s=tuple(part * step_s / median_s for part in timed.before_s))
+
+
+def timeline(simulation: Simulation) -> dict[str, object]:
+    """Lay steps out in Chrome's trace event format, which Perfetto opens: a row for each rank."""
+    events = [
+        {
+            "name": span.name, "ph": "X", "pid": 0, "tid": span.rank, "ts": span.start_s * 1e6,
+            "dur": (span.end_s - span.start_s) * 1e6,
+            "cat": "compute" if span.name == "compute" else "wait",
+        }
+        for span in simulation.spans
+    ]  # fmt: skip
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({span.rank for span in simulation.spans})
+    ]
+    return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}

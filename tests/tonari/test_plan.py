@@ -1,0 +1,81 @@
+"""`tonari probe` and `tonari plan`, as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.loader.launch import mpiexec
+from tests.oracle.test_trace import GPT
+from tonari.cli import main
+
+TIMEOUT_S = 200
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(GPT)
+    return path
+
+
+def test_a_step_alone_is_planned_from_its_probe(settings, tmp_path, capsys):
+    kept = tmp_path / "probe.json"
+    assert main(["probe", str(settings), "--steps", "1", "--out", str(kept)]) == 0
+    assert "a step computes" in capsys.readouterr().out
+    drawn = tmp_path / "timeline.json"
+    command = ["plan", str(settings), "--probe", str(kept)]
+    assert main([*command, "--timeline", str(drawn)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("a step: ")
+    assert "computing" in shown
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (step,) = json.loads(kept.read_text())["steps"]
+    assert document["step_s"] == pytest.approx(sum(step["before_s"]))
+    assert document["low_s"] <= document["step_s"] <= document["high_s"]
+    assert document["samples_per_s"] == pytest.approx(8 / document["step_s"])
+    spans = [each for each in json.loads(drawn.read_text())["traceEvents"] if each["ph"] == "X"]
+    assert [span["name"] for span in spans] == ["compute"] * 3
+    assert sum(span["dur"] for span in spans) == pytest.approx(3e6 * document["step_s"])
+
+
+def test_a_probe_of_other_settings_or_fewer_ranks_is_refused(settings, tmp_path, capsys):
+    kept = tmp_path / "probe.json"
+    given = ["probe", str(settings), "--steps", "1", "--out", str(kept)]
+    assert main([*given, "--world", "2"]) == 0
+    assert main(["plan", str(settings), "--probe", str(kept)]) == 1
+    assert "of 1 ranks of a job of 2; several nodes are not planned yet" in capsys.readouterr().err
+    kept.unlink()
+    assert main(["plan", str(settings), "--probe", str(kept)]) == 1
+    assert "make one with tonari probe" in capsys.readouterr().err
+
+
+def test_wrong_arguments_are_refused_before_anything_is_timed(settings, tmp_path, capsys):
+    away = tmp_path / "absent" / "probe.json"
+    assert main(["probe", str(settings), "--out", str(away)]) == 1
+    assert "found no directory" in capsys.readouterr().err
+    assert main(["probe", str(settings), "mesh.pp=3", "--world", "2"]) == 1
+    assert "mesh: pp 3" in capsys.readouterr().err
+    assert main(["probe", str(settings), "--steps", "0"]) == 2
+    assert "expected at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.multirank
+def test_ranks_of_a_pipeline_are_probed_and_planned(settings, tmp_path, capsys):
+    kept = tmp_path / "probe.json"
+    mesh = ["mesh.pp=2", "mesh.microbatches=2"]
+    subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, "-m", "tonari", "probe", str(settings), *mesh,
+         "--steps", "1", "--out", str(kept)],
+        check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert main(["plan", str(settings), "--probe", str(kept), *mesh, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {"compute", "send", "receive"} <= {*document["parts_s"]}
+    assert sum(document["parts_s"].values()) == pytest.approx(document["step_s"], rel=0.3)
+    assert len(document["peak_bytes"]) == 2
+    assert main(["plan", str(settings), "--probe", str(kept)]) == 1
+    assert "the probe is of other settings" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""`tonari probe` and `tonari plan`: what a job takes, before it runs."""

@@ -1,0 +1,73 @@
+"""`tonari probe`: time this node, and the steps of a job on it, for `tonari plan`."""
+
+import argparse
+from pathlib import Path
+
+from tonari.outputs import check_output
+
+
+def main(argv: list[str]) -> int:
+    """Run the command. Collective under mpiexec and srun.
+
+    Args:
+        argv: Its arguments, without the command's name.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ConfigError: If the settings are wrong, or do not fit the job's number of ranks.
+    """
+    parser = _parser()
+    given = parser.parse_intermixed_args(argv)
+    if given.steps < 1:
+        parser.error(f"--steps is {given.steps}, expected at least 1")
+    check_output("--out", given.out)
+    from dataio.world import discover_world
+    from oracle.probe.probe import probe, save_probe
+    from trainer.config.config import load_config
+
+    config = load_config(given.config, given.overrides)
+    with discover_world() as world:
+        rank, local = world.rank, world.world_size
+    found = probe(config, world_size=given.world or local, steps=given.steps)
+    if rank:
+        return 0
+    save_probe(found, given.out)
+    alone_s = max(sum(timed.before_s) for timed in found.steps)
+    print(
+        f"{given.out}: {len(found.messages)} kinds and groups of messages among {found.ranks} "
+        f"ranks; a step computes {alone_s:.3f} s on a rank alone"
+        + "".join(
+            f", {factor:.2f} times as long where {count} compute"
+            for count, factor in found.slowdowns[1:]
+        )
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tonari probe",
+        description="Time the messages of this node's ranks, and what the ranks of a job compute "
+        "in a step: with the trainer's own step, real tensors, and nobody at the other end. Start "
+        "as many ranks as the job has on a node: `mpiexec -n 4 tonari probe TRAIN.toml`. No data "
+        "is read, and the node must be otherwise idle. Takes some 20 steps for each stage of a "
+        "pipeline, and about half a minute for messages.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="instead of the file's"
+    )
+    parser.add_argument(
+        "--world", type=int, default=0, metavar="N",
+        help="ranks of the whole job (default: as many as are started)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="to time each way (default: 3)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("probe.json"), metavar="FILE",
+        help="where the figures go (default: probe.json)",
+    )  # fmt: skip
+    return parser
