@@ -1,7 +1,7 @@
 """What a step of a job takes: time, and where it goes; memory."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oracle.errors import OracleError
 from oracle.machine import OneNode
@@ -9,11 +9,14 @@ from oracle.probe.probe import Probe
 from oracle.programs import programs
 from oracle.record import Event, Message
 from oracle.simulate import Simulation, simulate
-from oracle.stopwatch import Timed
 from oracle.trace import trace_step
 from trainer.config.config import Config
 from trainer.run.build import lay_out
 from trainer.run.own import Own
+
+STEPS = 21
+"""Simulated; the first one is not counted."""
+SHOWN_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +24,9 @@ class StepPlan:
     """A step as it would be.
 
     Attributes:
-        step_s: Its time.
-        low_s: If every rank were as fast as the fastest of the steps that were timed.
-        high_s: If every rank were as slow as the slowest.
+        step_s: Its time: the median of `STEPS` simulated ones.
+        low_s: The shortest of them.
+        high_s: The longest.
         parts_s: Of a rank's mean: computing, and waiting for each kind of message.
         peak_bytes: Of tensors, of a rank at each coordinate of pp; see `oracle.Trace`.
         samples_per_s: Rows of all replicas.
@@ -71,16 +74,12 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
             "probe with the same file and the same SECTION.KEY=VALUE"
         )
     machine = OneNode(found.messages, found.slowdowns)
-
-    def run(steps: tuple[Timed, ...]) -> Simulation:
-        return simulate(programs(replace(found, steps=steps), layout.sizes), machine)
-
-    simulation = run(found.steps)
+    simulation = simulate(programs(found, layout.sizes), machine, steps=STEPS)
     rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
     return StepPlan(
         step_s=simulation.step_s,
-        low_s=run(tuple(_paced(timed, min(timed.step_s)) for timed in found.steps)).step_s,
-        high_s=run(tuple(_paced(timed, max(timed.step_s)) for timed in found.steps)).step_s,
+        low_s=min(simulation.steps_s),
+        high_s=max(simulation.steps_s),
         parts_s=simulation.parts_s(),
         peak_bytes=tuple(trace.peak_bytes for trace in traces),
         samples_per_s=rows / simulation.step_s,
@@ -92,14 +91,12 @@ def _messages(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, Message)]
 
 
-def _paced(timed: Timed, step_s: float) -> Timed:
-    """Let a rank compute as fast as in one of the steps that were timed."""
-    median_s = sorted(timed.step_s)[len(timed.step_s) // 2]
-    return replace(timed, before_s=tuple(part * step_s / median_s for part in timed.before_s))
-
-
 def timeline(simulation: Simulation) -> dict[str, object]:
-    """Lay steps out in Chrome's trace event format, which Perfetto opens: a row for each rank."""
+    """Lay the first steps out in Chrome's trace event format, which Perfetto opens.
+
+    A row for each rank.
+    """
+    end_s = simulation.step_ends_s[:SHOWN_STEPS][-1]
     events = [
         {
             "name": span.name, "ph": "X", "pid": 0, "tid": span.rank, "ts": span.start_s * 1e6,
@@ -107,6 +104,7 @@ def timeline(simulation: Simulation) -> dict[str, object]:
             "cat": "compute" if span.name == "compute" else "wait",
         }
         for span in simulation.spans
+        if span.end_s <= end_s
     ]  # fmt: skip
     names = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}

@@ -43,7 +43,7 @@ def moved(timed: Timed, rank: int, sizes: Sequence[int]) -> Timed:
         return Message(event.kind, group_of(rank, axes, sizes), event.num_bytes, peer)
 
     return Timed(
-        rank=rank, events=tuple(map(of_rank, timed.events)), before_s=timed.before_s,
+        rank=rank, events=tuple(map(of_rank, timed.events)), laps_s=timed.laps_s,
         step_s=timed.step_s,
     )  # fmt: skip
 

@@ -6,10 +6,14 @@ moment ask for more than a resource has, all of them go on more slowly, by as mu
 """
 
 import heapq
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
+
+import numpy as np
 
 from oracle.errors import OracleError
 from oracle.record import Message
@@ -78,10 +82,15 @@ class Simulation:
     spans: tuple[Span, ...]
 
     @property
-    def step_s(self) -> float:
-        """Seconds of a step among others: of all but the first."""
+    def steps_s(self) -> tuple[float, ...]:
+        """Seconds of each step but the first, or of the only one."""
         ends = self.step_ends_s
-        return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
+        return tuple(end - start for start, end in pairwise(ends)) or ends
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step among others: the median."""
+        return statistics.median(self.steps_s)
 
     def parts_s(self) -> dict[str, float]:
         """Split a rank's mean time: computing, and waiting for each kind of message."""
@@ -92,18 +101,24 @@ class Simulation:
         return dict(parts)
 
 
-def simulate(programs: Sequence[Timed], machine: Machine, *, steps: int = 3) -> Simulation:
+def simulate(
+    programs: Sequence[Timed], machine: Machine, *, steps: int = 3, seed: int = 0
+) -> Simulation:
     """Let all ranks make some steps.
+
+    How long a rank computes between two messages is drawn anew each time from what was timed
+    there: where ranks meet often, each meeting waits for the slower one.
 
     Args:
         programs: What each rank does in a step, in the order of the ranks.
         machine: What it takes.
         steps: How many, >= 1.
+        seed: Of what is drawn.
 
     Raises:
         OracleError: If ranks wait for each other for ever.
     """
-    return _Run(programs, machine, steps).finish()
+    return _Run(programs, machine, steps, np.random.default_rng(seed)).finish()
 
 
 @dataclass(eq=False)
@@ -149,8 +164,10 @@ class _Rank:
 
 
 class _Run:
-    def __init__(self, programs: Sequence[Timed], machine: Machine, steps: int) -> None:
-        self._machine, self._steps = machine, steps
+    def __init__(
+        self, programs: Sequence[Timed], machine: Machine, steps: int, rng: np.random.Generator
+    ) -> None:
+        self._machine, self._steps, self._rng = machine, steps, rng
         self._ranks = [_Rank(program) for program in programs]
         self._now_s = 0.0
         self._meetings: defaultdict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
@@ -188,7 +205,9 @@ class _Run:
 
     def _compute(self, number: int) -> None:
         rank = self._ranks[number]
-        cost = self._machine.compute(number, rank.program.before_s[rank.event])
+        laps = rank.program.laps_s
+        lap = laps[self._rng.integers(len(laps))] if len(laps) > 1 else laps[0]
+        cost = self._machine.compute(number, lap[rank.event])
         self._start(cost, number, self._now_s)
 
     def _computed(self, number: int, since_s: object) -> None:

@@ -32,14 +32,19 @@ class Timed:
     Attributes:
         rank: Which.
         events: Messages and waits, in the order in which they are issued.
-        before_s: Of computation before each of these, and after the last one.
+        laps_s: Of computation before each of these, and after the last one, in several steps.
         step_s: Of whole steps without a clock in them, made-up messages included.
     """
 
     rank: int
     events: tuple[Message | Wait, ...]
-    before_s: tuple[float, ...]
+    laps_s: tuple[tuple[float, ...], ...]
     step_s: tuple[float, ...]
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds that a step computes: the median of those that were timed."""
+        return statistics.median(map(sum, self.laps_s))
 
 
 def time_step(
@@ -48,7 +53,7 @@ def time_step(
     world_size: int,
     rank: int,
     own: Own | None = None,
-    steps: int = 5,
+    steps: int = 10,
     ready: Callable[[], None] = lambda: None,
 ) -> Timed:
     """Train some steps as one of a job's ranks, with nobody at the other end, and time them.
@@ -98,14 +103,13 @@ def time_step(
                 before, inside = clock.stop()
             before_s.append(before)
             inside_s.append(inside)
-    medians = [statistics.median(each) for each in zip(*before_s, strict=True)]
-    computing_s = statistics.median(plain_s) - statistics.median(inside_s)
     # The clock itself takes time, at each operator alike
-    scale = computing_s / sum(medians)
+    computing_s = statistics.median(plain_s) - statistics.median(inside_s)
+    scale = computing_s / statistics.median(map(sum, before_s))
     return Timed(
         rank=rank,
         events=tuple(event for event in clock.events if isinstance(event, Message | Wait)),
-        before_s=tuple(each * scale for each in medians),
+        laps_s=tuple(tuple(part * scale for part in lap) for lap in before_s),
         step_s=tuple(plain_s),
     )
 

@@ -1,5 +1,6 @@
 """One training step of any rank of any world, in this process, on tensors without data."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,6 +207,7 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
             "this process is part of a job already, and a trace pretends to be one of another; "
             "start it alone, without mpiexec or torchrun"
         )
+    hook = sys.excepthook
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     # Of tensors without data torch would take each norm by itself
     together = _foreach_utils._foreach_supported_types
@@ -217,5 +219,6 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
     finally:
         together.remove(FakeTensor)
         dist.destroy_process_group()
+        sys.excepthook = hook  # torch has it name the rank
         # torch remembers meshes by their shape, and the groups of another rank with them
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -41,6 +41,7 @@ from trainer.run.step import train_step
 from trainer.watch.launch import join
 
 WARM_UP_STEPS = 2
+SIMULATED_STEPS = 21
 TIMEOUT_S = 600
 
 TEXT = """
@@ -75,7 +76,7 @@ LLAMA = ("model.kind=llama", "model.width=256", "model.depth=4", "model.heads=8"
 VIT = (
     "model.kind=vit", "model.width=192", "model.depth=6", "model.heads=8", "model.patch=4",
 )  # fmt: skip
-RESNET = ("model.kind=resnet", "model.width=32")
+RESNET = ("model.kind=resnet", "model.depth=14")
 PP = ("mesh.pp=2", "mesh.microbatches=4")
 FULL = "mesh.checkpointing=full"
 
@@ -175,8 +176,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--most-ranks", type=int, default=4, help="leave larger cases out")
     parser.add_argument("--json-file", type=Path)
-    parser.add_argument("--steps", type=int, default=8, help="timed in each run")
+    parser.add_argument("--steps", type=int, default=12, help="timed in each run")
     for hidden in ("--rank", "--probe", "--settings"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--world-size", type=int, default=1, help=argparse.SUPPRESS)
@@ -196,13 +198,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         study = Study(Path(directory), given.steps)
         for case in CASES:
-            if given.only in case.name:
+            if given.only in case.name and case.ranks <= given.most_ranks:
                 lines.append(study.compare(case))
                 print(SHOWN.format(**lines[-1]), flush=True)
+                if given.json_file:
+                    machine = describe_machine(Path(tempfile.gettempdir()))
+                    document = {"machine": machine, "cases": lines}
+                    given.json_file.write_text(json.dumps(document, indent=1))
     print("\n".join(summary(lines)))
-    if given.json_file:
-        machine = describe_machine(Path(tempfile.gettempdir()))
-        given.json_file.write_text(json.dumps({"machine": machine, "cases": lines}, indent=1))
 
 
 class Study:
@@ -225,7 +228,7 @@ class Study:
         measured_s = statistics.median([*first, *second])
         sizes = lay_out(config, case.ranks).sizes
         machine = OneNode(self._messages[case.ranks], found.slowdowns)
-        simulated = simulate(programs(found, sizes), machine)
+        simulated = simulate(programs(found, sizes), machine, steps=SIMULATED_STEPS)
         self._know_serial(case, config, found)
         return {
             "case": case.name,
@@ -261,7 +264,7 @@ class Study:
 
     def _know_serial(self, case: Case, config: Config, found: Probe) -> None:
         if case.ranks == 1 and case.model not in self._serial:
-            self._serial[case.model] = (sum(found.steps[0].before_s), _flops(config, 1))
+            self._serial[case.model] = (found.steps[0].computing_s, _flops(config, 1))
 
     def _by_flops(self, case: Case, config: Config) -> float:
         """Take operations of the busiest rank over the rate of one rank alone."""

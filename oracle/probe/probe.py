@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class Probe:
         world_size: Of the job whose steps were timed.
         messages: Among the ranks of the node.
         steps: By pp coordinate: what a rank there computes where nobody else does.
-        slowdowns: So many ranks computing at a time, and how many times longer it took them.
+        slowdowns: So many ranks computing at a time, and how many times longer it took them; of
+            the laps of ``steps``, the spread is that beside the most of them.
     """
 
     torch: str
@@ -46,7 +47,7 @@ class Probe:
 
 
 def probe(
-    config: Config, *, world_size: int, own: Own | None = None, steps: int = 3,
+    config: Config, *, world_size: int, own: Own | None = None, steps: int = 10,
     sizes: Sequence[int] = SIZES, timeout_s: float = 300.0,
 ) -> Probe:  # fmt: skip
     """Time messages among the ranks of this node, and steps of the job. Collective.
@@ -105,13 +106,15 @@ def _time_steps(
         rank: alone[firsts[rank * pp // world_size]] for rank in range(world_size)
     }  # ranks at one coordinate of pp compute alike
     slowdowns = [(1, 1.0)]
+    steps_of: dict[int, Timed] = {}
     count = 2
     while count <= world.world_size:
         ranks = [number * world_size // count for number in range(count)]
+        timed = together(ranks)
         shares = [
-            sum(each.before_s) / sum(of[rank].before_s)
-            for rank, each in zip(ranks, together(ranks), strict=True)
+            each.computing_s / of[rank].computing_s for rank, each in zip(ranks, timed, strict=True)
         ]
+        steps_of |= {each.rank // (world_size // pp): each for each in reversed(timed)}
         slowdowns.append((count, sum(shares) / count))
         count *= 2
     return Probe(
@@ -120,9 +123,19 @@ def _time_steps(
         ranks=world.world_size,
         world_size=world_size,
         messages=tuple(messages),
-        steps=tuple(alone.values()),
+        steps=tuple(
+            _as_fast_as(alone[first], steps_of.get(coordinate, alone[first]))
+            for coordinate, first in enumerate(firsts)
+        ),
         slowdowns=tuple(slowdowns),
     )
+
+
+def _as_fast_as(alone: Timed, beside: Timed) -> Timed:
+    """Take the spread of laps from a rank that had company, and their sum from one that had not."""
+    scale = alone.computing_s / beside.computing_s
+    laps_s = tuple(tuple(part * scale for part in lap) for lap in beside.laps_s)
+    return replace(alone, laps_s=laps_s)
 
 
 def save_probe(found: Probe, path: Path) -> None:
@@ -170,7 +183,7 @@ def _to_json(timed: Timed) -> dict[str, Any]:
         "events": [
             asdict(event) if isinstance(event, Message) else event.message for event in timed.events
         ],
-        "before_s": timed.before_s,
+        "laps_s": timed.laps_s,
         "step_s": timed.step_s,
     }
 
@@ -183,6 +196,6 @@ def _timed(document: dict[str, Any]) -> Timed:
             else Message(**{**event, "ranks": tuple(event["ranks"])})
             for event in document["events"]
         ),
-        before_s=tuple(document["before_s"]),
+        laps_s=tuple(map(tuple, document["laps_s"])),
         step_s=tuple(document["step_s"]),
     )  # fmt: skip

@@ -41,7 +41,7 @@ def program(rank: int, *parts: float | Message | Wait) -> Timed:
             before_s.append(0.0)
         else:
             before_s[-1] += part
-    return Timed(rank=rank, events=tuple(events), before_s=tuple(before_s), step_s=())
+    return Timed(rank=rank, events=tuple(events), laps_s=(tuple(before_s),), step_s=())
 
 
 def together(*ranks: int, kind: str = "all_reduce") -> Message:
@@ -142,6 +142,22 @@ def test_the_first_step_is_not_counted_among_others():
     found = simulate([first, second], Bench(), steps=3)
     assert found.step_ends_s == (5.0, 8.0, 11.0)
     assert found.step_s == 3.0
+
+
+def test_ranks_that_meet_often_wait_for_the_slower_one_each_time():
+    # Each lap lasts 1 or 3 seconds: alone a step of 50 laps takes 100 on average; of two ranks the
+    # slower one lasts 2.5 on average, of four nearly 2.9
+    def drawn(rank: int, ranks: tuple[int, ...]) -> Timed:
+        events = [each for number in range(50) for each in (together(*ranks), Wait(number))]
+        laps = tuple(tuple([seconds, 0.0] * 50 + [0.0]) for seconds in (1.0, 3.0))
+        return Timed(rank=rank, events=tuple(events), laps_s=laps, step_s=())
+
+    for size, expected_s in ((1, 100), (2, 125), (4, 144)):
+        ranks = tuple(range(size))
+        found = simulate([drawn(rank, ranks) for rank in ranks], Bench(message_s=0.0), steps=40)
+        assert found.step_s == pytest.approx(expected_s, rel=0.06)
+        again = simulate([drawn(rank, ranks) for rank in ranks], Bench(message_s=0.0), steps=40)
+        assert again == found
 
 
 def test_ranks_that_wait_for_each_other_for_ever_are_named():

@@ -25,8 +25,8 @@ def test_messages_and_waits_of_a_timed_step_are_those_of_the_trace(tmp_path, mes
         traced = trace_step(config, world_size=world_size, rank=rank)
         timed = time_step(config, world_size=world_size, rank=rank, steps=1)
         assert list(timed.events) == sent(traced.events)
-        assert len(timed.before_s) == len(timed.events) + 1
-        assert 0 < sum(timed.before_s) <= timed.step_s[0]
+        assert [len(lap) for lap in timed.laps_s] == [len(timed.events) + 1]
+        assert 0 < timed.computing_s <= timed.step_s[0]
     assert not dist.is_initialized()
 
 

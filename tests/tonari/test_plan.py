@@ -34,7 +34,7 @@ def test_a_step_alone_is_planned_from_its_probe(settings, tmp_path, capsys):
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (step,) = json.loads(kept.read_text())["steps"]
-    assert document["step_s"] == pytest.approx(sum(step["before_s"]))
+    assert document["step_s"] == pytest.approx(sum(step["laps_s"][0]))
     assert document["low_s"] <= document["step_s"] <= document["high_s"]
     assert document["samples_per_s"] == pytest.approx(8 / document["step_s"])
     spans = [each for each in json.loads(drawn.read_text())["traceEvents"] if each["ph"] == "X"]

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     if rank:
         return 0
     save_probe(found, given.out)
-    alone_s = max(sum(timed.before_s) for timed in found.steps)
+    alone_s = max(timed.computing_s for timed in found.steps)
     print(
         f"{given.out}: {len(found.messages)} kinds and groups of messages among {found.ranks} "
         f"ranks; a step computes {alone_s:.3f} s on a rank alone"
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Time the messages of this node's ranks, and what the ranks of a job compute "
         "in a step: with the trainer's own step, real tensors, and nobody at the other end. Start "
         "as many ranks as the job has on a node: `mpiexec -n 4 tonari probe TRAIN.toml`. No data "
-        "is read, and the node must be otherwise idle. Takes some 20 steps for each stage of a "
+        "is read, and the node must be otherwise idle. Takes some 60 steps for each stage of a "
         "pipeline, and about half a minute for messages.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         help="ranks of the whole job (default: as many as are started)",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=int, default=3, metavar="N", help="to time each way (default: 3)"
+        "--steps", type=int, default=10, metavar="N", help="to time each way (default: 10)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("probe.json"), metavar="FILE",
