@@ -9,7 +9,6 @@ from importance.kakurenbo import Kakurenbo
 from importance.keep_agreed import KeepAgreed
 from importance.learnable import Learnable
 from importance.named import POLICIES, find_policy, make_policy, settings_of
-from importance.often_wrong import OftenWrong
 from importance.outcome import outcome
 from importance.random import RandomPrune
 from importance.schedule import lr_drops
@@ -28,7 +27,6 @@ __all__ = [
     "Kakurenbo",
     "KeepAgreed",
     "Learnable",
-    "OftenWrong",
     "RandomPrune",
     "SeTa",
     "SelectiveBackprop",

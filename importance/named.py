@@ -13,7 +13,6 @@ from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
 from importance.keep_agreed import KeepAgreed
 from importance.learnable import Learnable
-from importance.often_wrong import OftenWrong
 from importance.random import RandomPrune
 from importance.selective_backprop import SelectiveBackprop
 from importance.seta import SeTa
@@ -32,7 +31,6 @@ POLICIES: dict[str, type[Importance]] = {
     "cost_aware": CostAware,
     "weighted": Weighted,
     "forgetting": Forgetting,
-    "often_wrong": OftenWrong,
     "seta": SeTa,
     "stopped_learning": StoppedLearning,
 }

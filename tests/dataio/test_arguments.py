@@ -82,7 +82,6 @@ def arguments() -> dict[type, dict[str, Any]]:
         importance.Kakurenbo: {},
         importance.KeepAgreed: {},
         importance.Learnable: {},
-        importance.OftenWrong: {},
         importance.RandomPrune: {},
         importance.Weighted: {},
         importance.SelectiveBackprop: {},

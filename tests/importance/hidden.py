@@ -23,7 +23,6 @@ from importance import (
     Kakurenbo,
     KeepAgreed,
     Learnable,
-    OftenWrong,
     RandomPrune,
     SelectiveBackprop,
     SeTa,
@@ -48,7 +47,6 @@ POLICIES: dict[str, Importance] = {
     "random": RandomPrune(0.3, delta=0.8),
     "weighted": Weighted(num_samples=70),
     "forgetting": Forgetting(0.4, begins=1),
-    "often_wrong": OftenWrong(0.6, begins=1),
     "seta": SeTa(0.1, groups=5, window=0.6),
     "stopped_learning": StoppedLearning(2.0),
 }

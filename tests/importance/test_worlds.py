@@ -75,7 +75,7 @@ def test_pools_hide_what_one_pool_hides(
     scores = reported(losses)
     scores["correct"][::3] = False
     scores["epoch"][::7] = -1
-    scores["forgotten"][::4], scores["wrong"][::2], scores["loss_2"][::5] = 2, 3, 9.0
+    scores["forgotten"][::4], scores["loss_2"][::5] = 2, 9.0
     whole, parts = (
         select_in_pools(POLICIES[policy], scores, pools, epoch=2, num_epochs=NUM_EPOCHS, seed=seed)
         for pools in ([np.arange(len(losses))], scattered(len(losses), num_pools, seed=seed))

@@ -15,8 +15,8 @@ from trainer.config.settings import (
 from trainer.errors import ConfigError
 
 RESCORING = (
-    "auto", "forgetting", "kakurenbo", "keep_agreed", "learnable", "often_wrong",
-    "selective_backprop", "stopped_learning",
+    "auto", "forgetting", "kakurenbo", "keep_agreed", "learnable", "selective_backprop",
+    "stopped_learning",
 )  # fmt: skip
 """Policies that give hidden rows new scores."""
 

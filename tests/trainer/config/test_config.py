@@ -19,7 +19,6 @@ from importance import (
     Kakurenbo,
     KeepAgreed,
     Learnable,
-    OftenWrong,
     RandomPrune,
     SelectiveBackprop,
     SeTa,
@@ -204,7 +203,6 @@ def test_a_policy_of_ones_own_that_cannot_be_made_is_named(
         (("kind=weighted", "weights=label"), Weighted("label")),
         (("kind=learnable", "least_fall=0.2", "begins=5"), Learnable(least_fall=0.2, begins=5)),
         (("kind=keep_agreed", "label=kind", "begins=4"), KeepAgreed(label="kind", begins=4)),
-        (("kind=often_wrong", "label=kind", "begins=4"), OftenWrong(label="kind", begins=4)),
         (("kind=forgetting", "fraction=0.1", "begins=4"), Forgetting(0.1, begins=4)),
         (
             ("kind=seta", "fraction=0.1", "groups=5", "window=0.9", "delta=1"),
