@@ -227,9 +227,14 @@ def systematic(weights: NDArray[np.float64], count: int, start: float) -> NDArra
     """
     if count == 0:
         return np.zeros(len(weights), np.int64)
+    # In place: to be given memory for one more array takes longer than to add one up
     ends = np.cumsum(weights)
     ends *= count / ends[-1]
     # Rounding neither loses the last mark nor adds one
-    ends[np.flatnonzero(weights)[-1] :] = count
-    marks = np.minimum(np.floor(ends + start), count).astype(np.int64)
-    return np.diff(marks, prepend=0)
+    ends[len(weights) - 1 - np.argmax(weights[::-1] > 0) :] = count
+    ends += start
+    np.minimum(np.floor(ends, out=ends), count, out=ends)
+    counts = np.empty(len(weights), np.int64)
+    counts[0] = ends[0]
+    np.subtract(ends[1:], ends[:-1], out=counts[1:], casting="unsafe")
+    return counts
