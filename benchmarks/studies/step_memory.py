@@ -6,11 +6,18 @@ kernel counts it (``VmHWM``). ``oracle.trace_step`` says the same of each rank o
 differs besides: pages of libraries that are first touched, and what malloc and gloo keep.
 
     python -m benchmarks.studies.step_memory [--only fsdp] [--json-file out.json]
+
+With --limits, each job is run in a memory cgroup beneath DIR (of version 1 or 2, writable) that
+allows 5 % more than what its processes had before they built anything and the trace together, which
+must go well, and 7 % less, in which the kernel must end it:
+
+    python -m benchmarks.studies.step_memory --limits /sys/fs/cgroup/memory --only "gpt, one"
 """
 
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -19,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.errors import BenchError
 from benchmarks.loader.launch import mpiexec
 from benchmarks.machine import describe_machine
 from benchmarks.studies.first_weights import forget_peak, resident_bytes
@@ -113,13 +121,17 @@ SHOWN = (
 )
 
 
+MORE, LESS = 1.05, 0.93
+LIMITED = "{case:36} needs {needed_bytes:13,}  with 5 % more: {more}  with 7 % less: {less}"
+
+
 def run_rank(config: Config, out: Path) -> None:
     """Train some steps as a rank of a job, and write what the last one took."""
     with join(device="cpu", timeout_s=TIMEOUT_S / 2) as job:
         _train(load_small(config), job, steps=1)  # touches the libraries
-        before = resident_bytes("VmRSS")
+        before, anonymous = resident_bytes("VmRSS"), resident_bytes("RssAnon")
         _train(config, job, steps=STEPS)
-        found = {"peak_bytes": resident_bytes("VmHWM") - before}
+        found = {"peak_bytes": resident_bytes("VmHWM") - before, "before_bytes": anonymous}
         (out / f"{job.world.rank}.json").write_text(json.dumps(found))
 
 
@@ -143,29 +155,72 @@ def _train(config: Config, job: Job, *, steps: int) -> None:
         )
 
 
-def measure(case: Case, settings: Path) -> list[int]:
-    """Run a job of the case; the peak of each rank, in bytes."""
+def run(
+    case: Case, settings: Path, *, within: Path | None = None
+) -> tuple[int, list[dict[str, int]]]:
+    """Run a job of the case, in a cgroup if there is one; its status, and what each rank says."""
     with tempfile.TemporaryDirectory() as out:
         command = [
             mpiexec(), "-n", str(case.ranks), sys.executable, "-m", __spec__.name,
             "--rank", out, "--settings", str(settings), *case.settings,
         ]  # fmt: skip
-        subprocess.run(
-            command, check=True, timeout=TIMEOUT_S, env={**os.environ, **MALLOC},
-            stdout=subprocess.DEVNULL,
+        if within is not None:
+            joined = f"echo $$ > {shlex.quote(str(within / 'cgroup.procs'))} && exec "
+            command = ["sh", "-c", joined + shlex.join(command)]
+        ended = subprocess.run(
+            command, check=False, timeout=TIMEOUT_S, env={**os.environ, **MALLOC},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL if within else None,
         )  # fmt: skip
         files = [Path(out, f"{rank}.json") for rank in range(case.ranks)]
-        return [json.loads(file.read_text())["peak_bytes"] for file in files]
+        found = [json.loads(file.read_text()) for file in files if file.exists()]
+        return ended.returncode, found
+
+
+def measure(case: Case, settings: Path) -> list[dict[str, int]]:
+    """Run a job of the case; what each rank says."""
+    status, found = run(case, settings)
+    if status:
+        raise BenchError(f"{case.name}: a job ended with {status}; its words stand above")
+    return found
+
+
+def limit(case: Case, directory: Path, cgroup: Path) -> dict[str, object]:
+    """Run a case with a little more memory than it is predicted to need, and with a little less."""
+    settings, config = load(case, directory)
+    ranks = measure(case, settings)
+    needed = sum(
+        found["before_bytes"] + trace_step(config, world_size=case.ranks, rank=rank).peak_bytes
+        for rank, found in enumerate(ranks)
+    )
+    ended = {}
+    for share in (MORE, LESS):
+        group = cgroup / f"tonari-{os.getpid()}"
+        group.mkdir()
+        try:
+            is_v2 = (group / "memory.max").exists()
+            (group / ("memory.max" if is_v2 else "memory.limit_in_bytes")).write_text(
+                str(int(needed * share))
+            )
+            status, said = run(case, settings, within=group)
+            ended[share] = status == 0 and len(said) == case.ranks
+        finally:
+            group.rmdir()
+    return {"case": case.name, "needed_bytes": needed, "more": ended[MORE], "less": ended[LESS]}
+
+
+def load(case: Case, directory: Path) -> tuple[Path, Config]:
+    """Write down the settings of a case, and read them."""
+    settings = directory / ("text.toml" if case.is_text else "images.toml")
+    settings.write_text(TEXT if case.is_text else IMAGES)
+    return settings, load_config(settings, case.settings)
 
 
 def compare(case: Case, directory: Path) -> list[dict[str, object]]:
     """Hold a case's trace against a job of it, rank by rank."""
-    settings = directory / ("text.toml" if case.is_text else "images.toml")
-    settings.write_text(TEXT if case.is_text else IMAGES)
-    config = load_config(settings, case.settings)
-    measured = measure(case, settings)
+    settings, config = load(case, directory)
     lines = []
-    for rank, found in enumerate(measured):
+    for rank, said in enumerate(measure(case, settings)):
+        found = said["peak_bytes"]
         traced = trace_step(config, world_size=case.ranks, rank=rank).peak_bytes
         lines.append({
             "case": case.name, "rank": rank, "measured_bytes": found, "traced_bytes": traced,
@@ -181,11 +236,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--json-file", type=Path)
+    parser.add_argument("--limits", type=Path, metavar="DIR", help="a memory cgroup's directory")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=Path, help=argparse.SUPPRESS)
     given, overrides = parser.parse_known_args(argv)
     if given.rank:
         run_rank(load_config(given.settings, overrides), given.rank)
+        return
+    if given.limits:
+        with tempfile.TemporaryDirectory() as directory:
+            for case in CASES:
+                if given.only in case.name:
+                    print(LIMITED.format(**limit(case, Path(directory), given.limits)), flush=True)
         return
     lines = []
     with tempfile.TemporaryDirectory() as directory:
