@@ -194,3 +194,14 @@ def test_an_error_of_settings_is_raised_as_it_is(caplog: pytest.LogCaptureFixtur
     with pytest.raises(ConfigError, match="layers"):
         deferred(lambda: Adapted(nn.Linear(3, 3), layers="nowhere"), seed=5)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_the_caller_froze_stays_frozen_and_nothing_else(is_frozen: bool) -> None:
+    # Where another test has frozen what there is, all of it thaws here
+    gc.unfreeze()
+    if is_frozen:
+        gc.freeze()
+    deferred(lambda: Adapted(nn.Linear(3, 3)), seed=5)
+    assert (gc.get_freeze_count() > 0) == is_frozen
+    gc.unfreeze()

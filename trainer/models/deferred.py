@@ -10,7 +10,8 @@ Source: the idea is that of torchdistX's ``deferred_init``.
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -88,12 +89,13 @@ def deferred(build: Callable[[], Model], *, seed: int, draws: bool = True) -> Mo
     """
     try:
         operations = _Operations(draws=draws)
-        with _Reads(operations), operations:
-            model = seeded(build, seed=seed)
-        weights = [*model.parameters(), *model.buffers()]
-        # What was built before is here already.
-        if isinstance(model, StagedModel) and any(each.is_meta for each in weights):
-            _finish(model, operations)
+        with _new_objects_only():
+            with _Reads(operations), operations:
+                model = seeded(build, seed=seed)
+            weights = [*model.parameters(), *model.buffers()]
+            # What was built before is here already.
+            if isinstance(model, StagedModel) and any(each.is_meta for each in weights):
+                _finish(model, operations)
         return model
     except ConfigError:
         raise
@@ -106,6 +108,19 @@ def deferred(build: Callable[[], Model], *, seed: int, draws: bool = True) -> Mo
         reason,
     )
     return seeded(build, seed=seed)
+
+
+@contextmanager
+def _new_objects_only() -> Iterator[None]:
+    """Hide from Python's garbage collector what is here: it takes its time over all of torch."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        # What the caller froze would thaw too
+        if not is_frozen:
+            gc.unfreeze()
 
 
 def _finish(model: StagedModel, known: "_Operations") -> None:
