@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -89,20 +90,25 @@ def test_rows_left_are_counted_pool_by_pool(ids, replicas):
         assert count == sum(i not in ids for i in range(first, first + layout.pool_rows(node)))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "excluded",
-    [
-        pytest.param(ids, id=name, marks=[pytest.mark.smoke] if name == "10 %" else [])
-        for name, ids in LISTS.items()
-    ],
-)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(
-    ("layout", "shuffled"),
-    [((1,), "local"), ((2, 1), "partial"), ((1, 1), "local"), ((2, 2), "all on every node"),
-     ((1, 1, 1), "dealt anew")],
-)  # fmt: skip
+PLACES = [
+    ((1,), "local"), ((2, 1), "partial"), ((1, 1), "local"), ((2, 2), "all on every node"),
+    ((1, 1, 1), "dealt anew"),
+]  # fmt: skip
+
+
+def every_pair():
+    """Of each two of place, policy and list all pairs; what is left of the triples is slow."""
+    for place, policy, name in product(range(len(PLACES)), range(len(POLICIES)), range(len(LISTS))):
+        layout, shuffled = PLACES[place]
+        chosen, (told, ids) = list(POLICIES)[policy], list(LISTS.items())[name]
+        marks = [pytest.mark.slow if (place + policy + name) % 5 else pytest.mark.thorough]
+        marks += [pytest.mark.smoke] if told == "10 %" else []
+        yield pytest.param(
+            layout, shuffled, chosen, ids, id=f"{layout}-{shuffled}-{chosen}-{told}", marks=marks
+        )
+
+
+@pytest.mark.parametrize(("layout", "shuffled", "policy", "excluded"), list(every_pair()))
 def test_excluded_rows_never_come_and_every_other_does(
     tmp_path, layout, shuffled, policy, excluded
 ):
@@ -129,23 +135,24 @@ def test_excluded_rows_never_come_and_every_other_does(
 @pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shuffled", SHUFFLES)
-@pytest.mark.parametrize("excluded", [some(0.1), FIRST_NODE])
-def test_the_others_keep_the_order_that_they_have_without_it(tmp_path, layout, shuffled, excluded):
+def test_the_others_keep_the_order_that_they_have_without_it(tmp_path, layout, shuffled):
     chosen = {"shuffle": SHUFFLES[shuffled]()}
-    whole = run(tmp_path / "a", layout, **chosen)
-    part = run(tmp_path / "b", layout, **chosen, exclude=excluded)
+    whole = run(tmp_path / "whole", layout, **chosen)
     groups = np.repeat(np.arange(len(layout)), layout)
     if shuffled == "all on every node":
         groups = np.zeros_like(groups)
-    for group in np.unique(groups):
-        ranks = np.flatnonzero(groups == group)
-        for epoch in range(EPOCHS):
-            # The rows that a group's ranks train, in the order in which they are dealt out
-            before, after = (
-                dealt([[i for b in seen[r].batches[epoch] for i in b] for r in ranks])
-                for seen in (whole, part)
-            )
-            assert after == [i for i in before if i not in set(excluded)]
+    for name in ("10 %", "a node"):
+        excluded = LISTS[name]
+        part = run(tmp_path / name, layout, **chosen, exclude=excluded)
+        for group in np.unique(groups):
+            ranks = np.flatnonzero(groups == group)
+            for epoch in range(EPOCHS):
+                # The rows that a group's ranks train, in the order in which they are dealt out
+                before, after = (
+                    dealt([[i for b in seen[r].batches[epoch] for i in b] for r in ranks])
+                    for seen in (whole, part)
+                )
+                assert after == [i for i in before if i not in set(excluded)], name
 
 
 def dealt(runs):

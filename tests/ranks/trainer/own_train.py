@@ -1,4 +1,7 @@
-"""One start of a run whose model the settings name. Arguments: report directory, settings, more."""
+"""Starts of runs whose model the settings name, one after the other.
+
+Arguments: report directory, settings, then the overrides of each start joined by "|".
+"""
 
 import json
 import sys
@@ -6,13 +9,16 @@ from pathlib import Path
 
 from trainer.config.config import load_config
 from trainer.run.loop import train
+from trainer.watch.launch import join
 
 
 def main() -> None:
-    """Train, and say how it ended."""
-    directory, config = Path(sys.argv[1]), Path(sys.argv[2])
-    ended = train(load_config(config, sys.argv[3:]))
-    (directory / f"{ended.rank}.json").write_text(json.dumps({"steps": ended.progress.steps}))
+    """Train, and say how each ended."""
+    directory, config, *cases = sys.argv[1:]
+    with join(device="cpu") as job:
+        ended = [train(load_config(Path(config), case.split("|"))) for case in cases]
+        steps = [each.progress.steps for each in ended]
+        Path(directory, f"{job.world.rank}.json").write_text(json.dumps({"steps": steps}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A step on each rank of a real job, recorded operator by operator."""
+"""Steps on each rank of a real job, recorded operator by operator.
+
+Arguments: report directory, settings, overrides of each case as JSON.
+"""
 
 import json
 import sys
@@ -6,32 +9,37 @@ from pathlib import Path
 
 from oracle import Recorder
 from oracle.trace import NoReports, make_batch
-from trainer.config.config import load_config
+from trainer.config.config import Config, load_config
 from trainer.run.build import build_parallel
 from trainer.run.optimizers import build_optimizer
 from trainer.run.own import Own
 from trainer.run.step import train_step
-from trainer.watch.launch import join
+from trainer.watch.launch import Job, join
 
 
 def main() -> None:
-    out, settings, *overrides = sys.argv[1:]
-    config = load_config(Path(settings), overrides)
+    out, settings, cases = sys.argv[1:]
     with join(device="cpu", timeout_s=60) as job:
-        parallel = build_parallel(config, job)
-        pipeline = parallel.pipeline
-        optimizer = build_optimizer(config.optimizer, pipeline.parameters())
-        batch = make_batch(config, Own(), parallel.task, pipeline.place)
-        recorder = Recorder()
-        for number in range(3):
-            recorder.mark()
-            with recorder:
-                train_step(
-                    pipeline, optimizer, NoReports(), [batch], clip=config.optimizer.clip,
-                    step=number,
-                )  # fmt: skip
-        report = {"events": [repr(event) for event in recorder.events]}
-        Path(out, f"{job.world.rank}.json").write_text(json.dumps(report))
+        events = [
+            _record(load_config(Path(settings), overrides), job) for overrides in json.loads(cases)
+        ]
+        Path(out, f"{job.world.rank}.json").write_text(json.dumps({"events": events}))
+
+
+def _record(config: Config, job: Job) -> list[str]:
+    """Make three steps: the events of the last."""
+    parallel = build_parallel(config, job)
+    pipeline = parallel.pipeline
+    optimizer = build_optimizer(config.optimizer, pipeline.parameters())
+    batch = make_batch(config, Own(), parallel.task, pipeline.place)
+    recorder = Recorder()
+    for number in range(3):
+        recorder.mark()
+        with recorder:
+            train_step(
+                pipeline, optimizer, NoReports(), [batch], clip=config.optimizer.clip, step=number
+            )
+    return [repr(event) for event in recorder.events]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Models that were not written for the trainer: every mesh trains them as one process does."""
 
+import importlib.util
 import json
 from typing import Any
 
@@ -26,6 +27,34 @@ SCHEDULES: tuple[Schedule, ...] = (
 PLAIN: list[Any] = [("1f1b", DP, {}), ("1f1b", FSDP, {}), ("1f1b", TP, {})]
 EVERY: list[Any] = [(schedule, PP, {}) for schedule in SCHEDULES]
 PP_DP, PP_FSDP, PP_TP, PP4 = [2, 2, 1, 1, 1], [2, 1, 2, 1, 1], [2, 1, 1, 1, 2], [4, 1, 1, 1, 1]
+
+
+CASES: dict[int, dict[str, list[Any]]] = {
+    2: {
+        "unruly": [*PLAIN, ("1f1b", FSDP, {"checkpointing": "full"}), *EVERY],
+        "gpt2": [*PLAIN, *EVERY],
+        "llama": [*PLAIN[1:], *EVERY],
+        "qwen3": [("1f1b", TP, {})],
+        "glm": [("1f1b", TP, {})],
+        "resnet": [PLAIN[0], ("1f1b", PP, {}), ("zbv", PP, {})],
+    },
+    4: {
+        "gpt2": [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})],
+        "llama": [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})],
+        "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})],
+    },
+}
+"""By the number of ranks and the model: schedules, sizes of the mesh, options."""
+FROM = {"gpt2": "transformers", "llama": "transformers", "qwen3": "transformers",
+        "glm": "transformers", "resnet": "torchvision"}  # fmt: skip
+
+
+def is_there(kind: str) -> bool:
+    """Say whether the library is installed that a model is from, and make it ready."""
+    if kind in FROM and importlib.util.find_spec(FROM[kind]) is None:
+        return False
+    needs(kind)
+    return True
 
 
 def alone(kind: str) -> dict[str, Any]:
@@ -80,34 +109,17 @@ def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(
-    ("num_ranks", "kind", "cases"),
-    [
-        (2, "unruly", [*PLAIN, ("1f1b", FSDP, {"checkpointing": "full"}), *EVERY]),
-        (2, "gpt2", [*PLAIN, *EVERY]),
-        (2, "llama", [*PLAIN[1:], *EVERY]),
-        (2, "qwen3", [("1f1b", TP, {})]),
-        (2, "glm", [("1f1b", TP, {})]),
-        (2, "resnet", [PLAIN[0], ("1f1b", PP, {}), ("zbv", PP, {})]),
-        (4, "gpt2", [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})]),
-        (4, "llama", [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})]),
-        (4, "unruly", [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})]),
-    ],
-    ids=[
-        "unruly-2", "gpt2-2", "llama-2", "qwen3-2", "glm-2", "resnet-2", "gpt2-4", "llama-4",
-        "unruly-4",
-    ],
-)  # fmt: skip
-def test_every_mesh_equals_one_process(
-    run_ranks: RunRanks, num_ranks: int, kind: str, cases: list[Any]
-) -> None:
-    needs(kind)
-    expected = alone(kind)
-    full = [(kind, *case) for case in cases]
-    ended = run_ranks("trainer/foreign_steps", num_ranks, json.dumps(full), timeout_s=240)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_ranks", CASES)
+def test_every_mesh_equals_one_process(run_ranks: RunRanks, num_ranks: int) -> None:
+    """One start of ranks for all models, as starts take longer than the steps."""
+    kinds = [kind for kind in CASES[num_ranks] if is_there(kind)]
+    full = [(kind, *case) for kind in kinds for case in CASES[num_ranks][kind]]
+    expected = {kind: alone(kind) for kind in kinds}
+    ended = run_ranks("trainer/foreign_steps", num_ranks, json.dumps(full), timeout_s=600)
     reports = [torch.load(ended.directory / f"{rank}.pt") for rank in range(num_ranks)]
     for number, case in enumerate(full):
-        check([report[number] for report in reports], expected, case)
+        check([report[number] for report in reports], expected[case[0]], case)
 
 
 def test_buffers_that_a_style_of_tp_has_made_dtensors_of_are_averaged() -> None:
@@ -122,7 +134,7 @@ def test_buffers_that_a_style_of_tp_has_made_dtensors_of_are_averaged() -> None:
 
 
 def needs(kind: str) -> None:
-    if kind in ("gpt2", "llama", "qwen3", "glm"):
+    if FROM.get(kind) == "transformers":
         hub.import_or_skip()
-    elif kind == "resnet":
+    elif FROM.get(kind) == "torchvision":
         torchvision_v2.import_or_skip()

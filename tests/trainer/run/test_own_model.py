@@ -144,33 +144,39 @@ def test_a_model_a_loss_and_an_optimizer_are_given(images: Path) -> None:
 def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
     text: Path, run_ranks: RunRanks
 ) -> None:
-    root, averaged = text.parent, dict[str, list[float]]()
+    root = text.parent
 
-    def start(name: str, ranks: int, *overrides: str) -> list[dict[str, Any]]:
-        own = (f"run.directory={root / name}", f"data.cache={root / name / 'cache'}")
-        run_ranks("trainer/own_train", ranks, str(text), *own, *overrides, timeout_s=120)
+    def start(num_ranks: int, *cases: tuple[str, ...]) -> None:
+        given = [
+            "|".join([f"run.directory={root / name}", f"data.cache={root / name / 'cache'}", *its])
+            for name, *its in cases
+        ]
+        run_ranks("trainer/own_train", num_ranks, str(text), *given, timeout_s=240)
+
+    start(
+        2,
+        ("split", "mesh.tp=2"),
+        ("moved", "mesh.pp=2", "mesh.schedule=zbv", "run.epochs=1"),
+        ("cut", "mesh.pp=2", "run.epochs=1"),
+        ("cut", "mesh.tp=2"),
+        ("sharded", "mesh.dp_shard=2", "data.batch_size=8", "mesh.microbatches=2"),
+        ("copied", "data.batch_size=8", "mesh.microbatches=2"),
+    )
+    start(1, ("alone",), ("moved",), ("again", "run.epochs=1"))
+    steps, averaged = dict[str, list[Any]](), dict[str, list[float]]()
+    for name in ("alone", "split", "moved", "cut", "again", "sharded", "copied"):
         found = lines(root / name)
         averaged[name] = [line["ema_evaluation_loss"] for line in found if line["kind"] == "epoch"]
-        return [line for line in found if line["kind"] == "step"]
-
-    alone = start("alone", 1)
-    split = start("split", 2, "mesh.tp=2")
-    start("moved", 2, "mesh.pp=2", "mesh.schedule=zbv", "run.epochs=1")
-    moved = start("moved", 1)
-    cut = start("cut", 2, "mesh.pp=2", "run.epochs=1")
-    cut = start("cut", 2, "mesh.tp=2")
-    again = start("again", 1, "run.epochs=1")
-    assert again == alone[: len(again)]
-    for found in (split, moved, cut):
-        assert len(found) == len(alone) > 4
-        for line, expected in zip(found, alone, strict=True):
+        steps[name] = [line for line in found if line["kind"] == "step"]
+    alone = steps["alone"]
+    assert steps["again"] == alone[: len(steps["again"])]
+    for name in ("split", "moved", "cut"):
+        assert len(steps[name]) == len(alone) > 4
+        for line, expected in zip(steps[name], alone, strict=True):
             for figure in ("loss", "gradient_norm"):
                 assert line[figure] == pytest.approx(expected[figure], rel=1e-9), (line, figure)
-    for name in ("split", "moved", "cut"):
         assert averaged[name] == pytest.approx(averaged["alone"], rel=1e-9), name
-    sharded = start("sharded", 2, "mesh.dp_shard=2", "data.batch_size=8", "mesh.microbatches=2")
-    copied = start("copied", 2, "data.batch_size=8", "mesh.microbatches=2")
-    for line, expected in zip(sharded, copied, strict=True):
+    for line, expected in zip(steps["sharded"], steps["copied"], strict=True):
         assert line["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-9)
 
 
