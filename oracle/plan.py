@@ -1,13 +1,11 @@
 """What a step of a job takes: time, and where it goes; memory."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from oracle.errors import OracleError
 from oracle.machine import OneNode
-from oracle.probe.probe import Probe
+from oracle.probe.probe import Probe, step_settings
 from oracle.programs import programs
-from oracle.record import Event, Message
 from oracle.simulate import Simulation, simulate
 from oracle.trace import trace_step
 from trainer.config.config import Config
@@ -54,25 +52,24 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
         ConfigError: If the settings do not fit the probe's world.
         OracleError: If the probe is of fewer ranks than the job has, or of other settings.
     """
+    own_settings = step_settings(config)
+    differ = [name for name, words in own_settings.items() if found.settings.get(name) != words]
+    if differ:
+        raise OracleError(
+            f"the probe is of other settings: [{'], ['.join(differ)}] differ; probe with the same "
+            "file and the same SECTION.KEY=VALUE"
+        )
     if found.ranks != found.world_size:
         raise OracleError(
             f"the probe is of {found.ranks} ranks of a job of {found.world_size}; several nodes "
             f"are not planned yet: start the probe with all {found.world_size} ranks on one"
         )
     layout = lay_out(config, found.world_size)
-    pp, dp_replicate, dp_shard, _, _ = layout.sizes
+    _, dp_replicate, dp_shard, _, _ = layout.sizes
     traces = [
         trace_step(config, world_size=found.world_size, rank=timed.rank, own=own)
         for timed in found.steps
     ]
-    if len(traces) != pp or any(
-        _messages(trace.events) != _messages(timed.events)
-        for trace, timed in zip(traces, found.steps, strict=True)
-    ):
-        raise OracleError(
-            "the probe is of other settings: its ranks send other messages than a step of these; "
-            "probe with the same file and the same SECTION.KEY=VALUE"
-        )
     machine = OneNode(found.messages, found.slowdowns)
     simulation = simulate(programs(found, layout.sizes), machine, steps=STEPS)
     rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
@@ -85,10 +82,6 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
         samples_per_s=rows / simulation.step_s,
         simulation=simulation,
     )
-
-
-def _messages(events: Iterable[Event]) -> list[Event]:
-    return [event for event in events if isinstance(event, Message)]
 
 
 def timeline(simulation: Simulation) -> dict[str, object]:

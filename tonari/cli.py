@@ -40,7 +40,6 @@ KNOWN_ERRORS = frozenset(
         "benchmarks.errors.BenchError",
         "dataio.base.errors.DataioError",
         "tonari.errors.CommandError",
-        "oracle.errors.OracleError",
         "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",
     }

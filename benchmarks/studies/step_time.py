@@ -6,7 +6,7 @@ Then a job of the same ranks trains steps on made-up batches, twice: how far the
 is what no prediction can be better than. Beside it two others predict: ParaDL's equations (from the
 step of one rank), and floating-point operations over the rate that one rank reaches.
 
-    python -m benchmarks.studies.step_time [--only fsdp] [--json-file out.json] [--steps 8]
+    python -m benchmarks.studies.step_time [--only fsdp] [--json-file out.json] [--steps 12]
 """
 
 import argparse
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.loader.launch import mpiexec
 from benchmarks.machine import describe_machine
+from benchmarks.studies.step_memory import Case, load
 from oracle import Message, Operator, trace_step
 from oracle.machine import Curve, OneNode
 from oracle.probe.messages import SIZES, MessageTimes
@@ -44,58 +44,16 @@ WARM_UP_STEPS = 2
 SIMULATED_STEPS = 21
 TIMEOUT_S = 600
 
-TEXT = """
-[data]
-kind = "text"
-train = "none"
-sequence_length = 128
-batch_size = 8
-[optimizer]
-kind = "adamw"
-clip = 1.0
-[run]
-device = "cpu"
-"""
-IMAGES = """
-[data]
-train = "none"
-test = "none"
-image_size = 32
-batch_size = 32
-[model]
-num_classes = 10
-[optimizer]
-kind = "sgd"
-momentum = 0.9
-clip = 1.0
-[run]
-device = "cpu"
-"""
+SMALL = ("model.num_classes=10", "data.image_size=32")
 GPT = ("model.kind=gpt", "model.width=256", "model.depth=6", "model.heads=8")
 LLAMA = ("model.kind=llama", "model.width=256", "model.depth=4", "model.heads=8")
 VIT = (
     "model.kind=vit", "model.width=192", "model.depth=6", "model.heads=8", "model.patch=4",
+    *SMALL,
 )  # fmt: skip
-RESNET = ("model.kind=resnet", "model.depth=14")
+RESNET = ("model.kind=resnet", "model.depth=14", *SMALL)
 PP = ("mesh.pp=2", "mesh.microbatches=4")
 FULL = "mesh.checkpointing=full"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A configuration: its name, its ranks, what is trained, and how it is divided."""
-
-    name: str
-    ranks: int
-    settings: tuple[str, ...]
-
-    @property
-    def model(self) -> str:
-        return self.name.split(",")[0]
-
-    @property
-    def is_text(self) -> bool:
-        return self.model in ("gpt", "llama")
 
 
 def _cases() -> list[Case]:
@@ -219,9 +177,7 @@ class Study:
 
     def compare(self, case: Case) -> dict[str, object]:
         """Predict a case, and run it twice."""
-        settings = self._directory / ("text.toml" if case.is_text else "images.toml")
-        settings.write_text(TEXT if case.is_text else IMAGES)
-        config = load_config(settings, case.settings)
+        settings, config = load(case, self._directory)
         first = self._measure(case, settings)
         found = self._probe(case, settings)
         second = self._measure(case, settings)
@@ -263,12 +219,12 @@ class Study:
     # What others would say
 
     def _know_serial(self, case: Case, config: Config, found: Probe) -> None:
-        if case.ranks == 1 and case.model not in self._serial:
-            self._serial[case.model] = (found.steps[0].computing_s, _flops(config, 1))
+        if case.ranks == 1 and _model(case) not in self._serial:
+            self._serial[_model(case)] = (found.steps[0].computing_s, _flops(config, 1))
 
     def _by_flops(self, case: Case, config: Config) -> float:
         """Take operations of the busiest rank over the rate of one rank alone."""
-        seconds, flops = self._serial.get(case.model, (float("nan"), 1.0))
+        seconds, flops = self._serial.get(_model(case), (float("nan"), 1.0))
         return _flops(config, case.ranks) * seconds / flops
 
     def _paradl(self, case: Case, config: Config, found: Probe) -> float:
@@ -277,7 +233,7 @@ class Study:
         Rows are divided over dp, layers over pp, operators over tp and cp; the rings' latency and
         bandwidth are those of a send between two ranks.
         """
-        seconds, _ = self._serial.get(case.model, (float("nan"), 1.0))
+        seconds, _ = self._serial.get(_model(case), (float("nan"), 1.0))
         layout = lay_out(config, case.ranks)
         pp, *_ = layout.sizes
         divided = pp * layout.sizes[3] * layout.sizes[4]
@@ -303,6 +259,10 @@ class Study:
             else:
                 sent_s += times * (ranks - 1) * (alpha + event.num_bytes / ranks * beta)
         return compute_s + sent_s
+
+
+def _model(case: Case) -> str:
+    return case.name.split(",")[0]
 
 
 def _flops(config: Config, world_size: int) -> float:

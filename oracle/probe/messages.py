@@ -42,18 +42,23 @@ class MessageTimes:
     spread: tuple[float, ...]
 
 
+def group_sizes(num_ranks: int) -> list[int]:
+    """List the sizes of the groups that ranks are divided into by a mesh, and pairs; ascending."""
+    return [
+        size for size in range(1, num_ranks + 1) if num_ranks % size == 0 or size == 2
+    ]  # fmt: skip
+
+
 def time_messages(*, sizes: Sequence[int] = SIZES) -> list[MessageTimes]:
-    """Send messages of each kind and size in groups of 1, 2, 4, ... ranks. Collective."""
+    """Send messages of each kind and size in groups of `group_sizes`. Collective."""
     world_size = dist.get_world_size()
     found = []
-    num_ranks = 1
-    while num_ranks <= world_size:
+    for num_ranks in group_sizes(world_size):
         firsts = range(0, world_size - num_ranks + 1, num_ranks)
         groups = [dist.new_group(list(range(at, at + num_ranks))) for at in firsts]
         for num_groups in sorted({1, len(groups)}):
             for kind in KINDS[: len(KINDS) if num_ranks > 1 else -1]:
                 found.append(_time_kind(kind, groups, num_ranks, num_groups, sizes))
-        num_ranks *= 2
     return found
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from dataio.base.atomic import write_json
 from dataio.world import World, discover_world
 from oracle.errors import OracleError
-from oracle.probe.messages import SIZES, MessageTimes, time_messages
+from oracle.probe.messages import SIZES, MessageTimes, group_sizes, time_messages
 from oracle.record import Message, Wait
 from oracle.stopwatch import Timed, time_step
 from trainer.config.config import Config
@@ -32,6 +33,7 @@ class Probe:
         ranks: Of the node.
         world_size: Of the job whose steps were timed.
         messages: Among the ranks of the node.
+        settings: What of the job's settings decides what a step computes, by section.
         steps: By pp coordinate: what a rank there computes where nobody else does.
         slowdowns: So many ranks computing at a time, and how many times longer it took them; of
             the laps of ``steps``, the spread is that beside the most of them.
@@ -41,6 +43,7 @@ class Probe:
     cores: int
     ranks: int
     world_size: int
+    settings: dict[str, str]
     messages: tuple[MessageTimes, ...]
     steps: tuple[Timed, ...]
     slowdowns: tuple[tuple[int, float], ...]
@@ -64,9 +67,15 @@ def probe(
 
     Raises:
         ConfigError: If the settings do not fit such a world.
-        OracleError: If the ranks are on several nodes.
+        OracleError: If the ranks are on several nodes, more than the job has, or train on GPUs.
     """
+    check_device(config)
     with discover_world(timeout_s=timeout_s) as world:
+        if world.world_size > world_size:
+            raise OracleError(
+                f"a probe was started with {world.world_size} ranks, more than the {world_size} of "
+                "the whole job; start as many as the job has on a node"
+            )
         if world.num_nodes > 1:
             raise OracleError(
                 f"a probe is of one node, and was started on {world.num_nodes}; start its ranks on "
@@ -88,12 +97,11 @@ def _time_steps(
 ) -> Probe:  # fmt: skip
     def together(ranks: Sequence[int]) -> list[Timed]:
         """Let as many processes as there are ranks each be one, and hand out what all timed."""
-        me = world.rank
         found = b""
-        team = world.part(range(len(ranks))) if me < len(ranks) else None
+        team = world.part(range(len(ranks))) if world.rank < len(ranks) else None
         if team is not None:
             timed = time_step(
-                config, world_size=world_size, rank=ranks[me], own=own, steps=steps,
+                config, world_size=world_size, rank=ranks[world.rank], own=own, steps=steps,
                 ready=lambda: team.barrier(doing="timing steps"),
             )  # fmt: skip
             found = json.dumps(_to_json(timed)).encode()
@@ -102,13 +110,11 @@ def _time_steps(
 
     firsts = [coordinate * (world_size // pp) for coordinate in range(pp)]
     alone = {rank: together([rank])[0] for rank in firsts}
-    of = {
-        rank: alone[firsts[rank * pp // world_size]] for rank in range(world_size)
-    }  # ranks at one coordinate of pp compute alike
+    # Ranks at one coordinate of pp compute alike
+    of = {rank: alone[firsts[rank * pp // world_size]] for rank in range(world_size)}
     slowdowns = [(1, 1.0)]
     steps_of: dict[int, Timed] = {}
-    count = 2
-    while count <= world.world_size:
+    for count in group_sizes(world.world_size)[1:]:
         ranks = [number * world_size // count for number in range(count)]
         timed = together(ranks)
         shares = [
@@ -116,12 +122,12 @@ def _time_steps(
         ]
         steps_of |= {each.rank // (world_size // pp): each for each in reversed(timed)}
         slowdowns.append((count, sum(shares) / count))
-        count *= 2
     return Probe(
         torch=torch.__version__,
         cores=len(os.sched_getaffinity(0)),
         ranks=world.world_size,
         world_size=world_size,
+        settings=step_settings(config),
         messages=tuple(messages),
         steps=tuple(
             _as_fast_as(alone[first], steps_of.get(coordinate, alone[first]))
@@ -129,6 +135,34 @@ def _time_steps(
         ),
         slowdowns=tuple(slowdowns),
     )
+
+
+def check_device(config: Config) -> None:
+    """Refuse a job that would train on GPUs.
+
+    Raises:
+        OracleError: If it would here.
+    """
+    device = config.run.device
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        raise OracleError(
+            f'run.device is "{device}": the job trains on GPUs here, of which nothing can be '
+            "predicted yet; give run.device=cpu for a job on CPUs"
+        )
+
+
+def step_settings(config: Config) -> dict[str, str]:
+    """Write down what of a job's settings decides what a step computes, by section."""
+    data = config.data
+    return {
+        "data": repr((
+            data.kind, data.batch_size, data.sequence_length, data.image_size, data.channels
+        )),
+        **{
+            name: repr(getattr(config, name))
+            for name in ("model", "text", "augment", "optimizer", "mesh")
+        },
+    }  # fmt: skip
 
 
 def _as_fast_as(alone: Timed, beside: Timed) -> Timed:
@@ -143,7 +177,7 @@ def save_probe(found: Probe, path: Path) -> None:
     document = {
         "format": FORMAT, **asdict(found), "steps": [_to_json(each) for each in found.steps]
     }  # fmt: skip
-    path.write_text(json.dumps(document, indent=1))
+    write_json(path, document)
 
 
 def load_probe(path: Path) -> Probe:

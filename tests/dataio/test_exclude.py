@@ -100,11 +100,16 @@ def every_pair():
     """Of each two of place, policy and list all pairs; what is left of the triples is slow."""
     for place, policy, name in product(range(len(PLACES)), range(len(POLICIES)), range(len(LISTS))):
         layout, shuffled = PLACES[place]
-        chosen, (told, ids) = list(POLICIES)[policy], list(LISTS.items())[name]
+        chosen, (named, ids) = list(POLICIES)[policy], list(LISTS.items())[name]
         marks = [pytest.mark.slow if (place + policy + name) % 5 else pytest.mark.thorough]
-        marks += [pytest.mark.smoke] if told == "10 %" else []
+        marks += [pytest.mark.smoke] if named == "10 %" else []
         yield pytest.param(
-            layout, shuffled, chosen, ids, id=f"{layout}-{shuffled}-{chosen}-{told}", marks=marks
+            layout,
+            shuffled,
+            chosen,
+            ids,
+            id=f"{layout}-{shuffled}-{chosen}-{named}",
+            marks=marks,
         )
 
 

@@ -1,6 +1,7 @@
 """`tonari probe` and `tonari plan`, as a user runs them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loader.launch import mpiexec
-from tests.oracle.test_trace import GPT
+from oracle.probe.messages import KINDS
+from oracle.probe.probe import load_probe
+from tests.oracle.test_trace import GPT, OWN
 from tonari.cli import main
 
 TIMEOUT_S = 200
@@ -48,6 +51,8 @@ def test_a_probe_of_other_settings_or_fewer_ranks_is_refused(settings, tmp_path,
     assert main([*given, "--world", "2"]) == 0
     assert main(["plan", str(settings), "--probe", str(kept)]) == 1
     assert "of 1 ranks of a job of 2; several nodes are not planned yet" in capsys.readouterr().err
+    assert main(["plan", str(settings), "--probe", str(kept), "model.width=64"]) == 1
+    assert "of other settings: [model] differ" in capsys.readouterr().err
     kept.unlink()
     assert main(["plan", str(settings), "--probe", str(kept)]) == 1
     assert "make one with tonari probe" in capsys.readouterr().err
@@ -63,15 +68,70 @@ def test_wrong_arguments_are_refused_before_anything_is_timed(settings, tmp_path
     assert "expected at least 1" in capsys.readouterr().err
 
 
+def test_a_job_on_gpus_is_refused(settings, tmp_path, capsys):
+    kept = tmp_path / "probe.json"
+    assert main(["probe", str(settings), "run.device=cuda", "--out", str(kept)]) == 1
+    assert "trains on GPUs here" in capsys.readouterr().err
+
+
+BY_RANK = """
+from torch import distributed, nn
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images):
+        if distributed.get_rank() == 1:
+            raise RuntimeError("one rank fails")
+        return self.layer(images.flatten(1))
+"""
+
+
 @pytest.mark.multirank
-def test_ranks_of_a_pipeline_are_probed_and_planned(settings, tmp_path, capsys):
+def test_a_rank_that_fails_ends_the_probe_with_its_words(tmp_path, run_timed):
+    (tmp_path / "fails_by_rank.py").write_text(BY_RANK)
+    path = tmp_path / "run.toml"
+    path.write_text(OWN + '[model]\nkind = "fails_by_rank:Fails"\n')
+    ended = run_timed(2, "probe", path, "--steps", "1", "--out", tmp_path / "probe.json")
+    assert ended.returncode
+    assert "one rank fails" in ended.stderr
+    assert not (tmp_path / "probe.json").exists()
+
+
+@pytest.mark.multirank
+def test_three_ranks_are_probed_and_planned(settings, tmp_path, run_timed, capsys):
+    kept = tmp_path / "probe.json"
+    ended = run_timed(3, "probe", settings, "--steps", "1", "--out", kept)
+    assert ended.returncode == 0, ended.stderr
+    found = load_probe(kept)
+    assert {each.ranks for each in found.messages} == {1, 2, 3}
+    assert {each.kind for each in found.messages if each.ranks == 3} == {*KINDS}
+    assert all(min(each.seconds) > 0 for each in found.messages)
+    assert [count for count, _ in found.slowdowns] == [1, 2, 3]
+    assert main(["plan", str(settings), "--probe", str(kept)]) == 0
+    assert "waiting: all-reduce" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run_timed(tmp_path: Path):
+    def run(num_ranks, *arguments):
+        command = [mpiexec(), "-n", str(num_ranks), sys.executable, "-m", "tonari"]
+        return subprocess.run(
+            [*command, *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.multirank
+def test_ranks_of_a_pipeline_are_probed_and_planned(settings, tmp_path, run_timed, capsys):
     kept = tmp_path / "probe.json"
     mesh = ["mesh.pp=2", "mesh.microbatches=2"]
-    subprocess.run(
-        [mpiexec(), "-n", "2", sys.executable, "-m", "tonari", "probe", str(settings), *mesh,
-         "--steps", "1", "--out", str(kept)],
-        check=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
+    ended = run_timed(2, "probe", settings, *mesh, "--steps", "1", "--out", kept)
+    assert ended.returncode == 0, ended.stderr
     assert main(["plan", str(settings), "--probe", str(kept), *mesh, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"compute", "send", "receive"} <= {*document["parts_s"]}

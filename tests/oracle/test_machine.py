@@ -1,0 +1,50 @@
+"""What a node that was measured takes for what is asked of it."""
+
+import pytest
+
+from oracle.errors import OracleError
+from oracle.machine import Curve, OneNode
+from oracle.probe.messages import MessageTimes, group_sizes
+
+
+def times(ranks: int = 2, groups: int = 1, cores: float = 1.0) -> MessageTimes:
+    return MessageTimes(
+        kind="all_reduce", ranks=ranks, groups=groups, num_bytes=(100, 300), seconds=(1.0, 3.0),
+        cores=(cores, cores), spread=(1.0, 1.0),
+    )  # fmt: skip
+
+
+def test_a_curve_is_linear_between_points_flat_before_and_goes_on_behind():
+    curve = Curve((1.0, 2.0, 4.0), (10.0, 20.0, 30.0))
+    assert [curve(x) for x in (0, 1, 1.5, 2, 3, 4, 6)] == [10, 10, 15, 20, 25, 30, 40]
+    assert Curve((1.0,), (7.0,))(5) == 7
+    assert Curve((1.0, 2.0), (3.0, 1.0))(9) == 0
+
+
+def test_a_message_takes_what_was_measured_of_its_size_with_its_own_demand():
+    alone = OneNode([times()], [(1, 1.0)])
+    assert alone.message("all_reduce", (4, 7), 200).seconds == 2.0
+    # Two cores' worth, where two at a time take 1.5 times as long: that is in the figure already
+    node = OneNode([times(cores=2.0)], [(1, 1.0), (2, 1.5)])
+    cost = node.message("all_reduce", (0, 1), 300)
+    ((resource, demand),) = cost.demands
+    assert cost.seconds * node.slowdown(resource, demand) == pytest.approx(3.0)
+    assert node.slowdown(resource, 0.5) == 1.0
+
+
+def test_what_several_groups_took_at_once_is_not_taken_for_one_alone():
+    busy = times(groups=2)
+    with pytest.raises(OracleError, match="timed no all_reduce among 2 ranks"):
+        OneNode([busy], [(1, 1.0)]).message("all_reduce", (0, 1), 100)
+
+
+def test_a_group_that_was_not_timed_is_named_with_those_that_were():
+    with pytest.raises(OracleError, match="no all_reduce among 3 ranks, only all_reduce of 2;"):
+        OneNode([times()], [(1, 1.0)]).message("all_reduce", (0, 1, 2), 100)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 3, 6])]
+)
+def test_every_group_of_a_mesh_is_timed(ranks, sizes):
+    assert group_sizes(ranks) == sizes
