@@ -130,7 +130,7 @@ def _time_steps(
         settings=step_settings(config),
         messages=tuple(messages),
         steps=tuple(
-            _as_fast_as(alone[first], steps_of.get(coordinate, alone[first]))
+            as_fast_as(alone[first], steps_of.get(coordinate, alone[first]))
             for coordinate, first in enumerate(firsts)
         ),
         slowdowns=tuple(slowdowns),
@@ -165,7 +165,7 @@ def step_settings(config: Config) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _as_fast_as(alone: Timed, beside: Timed) -> Timed:
+def as_fast_as(alone: Timed, beside: Timed) -> Timed:
     """Take the spread of laps from a rank that had company, and their sum from one that had not."""
     scale = alone.computing_s / beside.computing_s
     laps_s = tuple(tuple(part * scale for part in lap) for lap in beside.laps_s)

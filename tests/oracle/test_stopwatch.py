@@ -5,10 +5,10 @@ import torch.distributed as dist
 
 from oracle import Message, trace_step
 from oracle.errors import OracleError
-from oracle.probe.probe import load_probe, probe, save_probe
+from oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
 from oracle.programs import moved, programs
 from oracle.record import Wait
-from oracle.stopwatch import time_step
+from oracle.stopwatch import Stopwatch, Timed, time_step
 from tests.oracle.test_trace import MESHES, load
 from trainer.run.build import lay_out
 
@@ -67,3 +67,31 @@ def test_what_is_no_probe_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(OracleError, match="not a probe of this version"):
         load_probe(path)
+
+
+def test_the_clock_stands_still_in_messages_and_waits(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+
+    def lasts(seconds):
+        now_s[0] += seconds
+
+    clock = Stopwatch()
+    clock.mark()
+    lasts(1.0)
+    clock.exchange(lambda: lasts(5.0), lambda _: clock.events.append(Wait(0)))
+    lasts(2.0)
+    # What turns out to be no message of ours is computation
+    clock.exchange(lambda: lasts(4.0), lambda _: None)
+    assert clock.stop() == ([1.0, 6.0], 5.0)
+    clock.mark()
+    lasts(3.0)
+    assert clock.stop() == ([3.0], 0.0)
+
+
+def test_ranks_with_company_lend_their_spread_and_not_their_pace():
+    alone = Timed(rank=0, events=(Wait(0),), laps_s=((1.0, 1.0),), step_s=(2.0,))
+    beside = Timed(rank=4, events=(), laps_s=((1.0, 3.0), (2.0, 2.0), (4.0, 2.0)), step_s=(9.0,))
+    found = as_fast_as(alone, beside)
+    assert (found.rank, found.events, found.computing_s) == (0, (Wait(0),), 2.0)
+    assert found.laps_s == ((0.5, 1.5), (1.0, 1.0), (2.0, 1.0))
