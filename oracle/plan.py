@@ -9,6 +9,7 @@ from oracle.programs import programs
 from oracle.simulate import Simulation, simulate
 from oracle.trace import trace_step
 from trainer.config.config import Config
+from trainer.errors import ConfigError
 from trainer.run.build import lay_out
 from trainer.run.own import Own
 
@@ -26,7 +27,9 @@ class StepPlan:
         low_s: The shortest of them.
         high_s: The longest.
         parts_s: Of a rank's mean: computing, and waiting for each kind of message.
-        peak_bytes: Of tensors, of a rank at each coordinate of pp; see `oracle.Trace`.
+        peak_bytes: Of tensors, of a rank at each coordinate of pp; see `oracle.Trace`. Empty if
+            the step cannot be made without data.
+        untraced: Why it cannot; empty if it can.
         samples_per_s: Rows of all replicas.
         simulation: The steps in full.
     """
@@ -36,6 +39,7 @@ class StepPlan:
     high_s: float
     parts_s: dict[str, float]
     peak_bytes: tuple[int, ...]
+    untraced: str
     samples_per_s: float
     simulation: Simulation
 
@@ -66,10 +70,7 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
         )
     layout = lay_out(config, found.world_size)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
-    traces = [
-        trace_step(config, world_size=found.world_size, rank=timed.rank, own=own)
-        for timed in found.steps
-    ]
+    peak_bytes, untraced = _peaks(config, found, own)
     machine = OneNode(found.messages, found.slowdowns)
     simulation = simulate(programs(found, layout.sizes), machine, steps=STEPS)
     rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
@@ -78,10 +79,22 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
         low_s=min(simulation.steps_s),
         high_s=max(simulation.steps_s),
         parts_s=simulation.parts_s(),
-        peak_bytes=tuple(trace.peak_bytes for trace in traces),
+        peak_bytes=peak_bytes,
+        untraced=untraced,
         samples_per_s=rows / simulation.step_s,
         simulation=simulation,
     )
+
+
+def _peaks(config: Config, found: Probe, own: Own | None) -> tuple[tuple[int, ...], str]:
+    """Trace the ranks that were timed; a model that cannot be traced has a time all the same."""
+    try:
+        return tuple(
+            trace_step(config, world_size=found.world_size, rank=timed.rank, own=own).peak_bytes
+            for timed in found.steps
+        ), ""
+    except ConfigError as error:
+        return (), str(error)
 
 
 def timeline(simulation: Simulation) -> dict[str, object]:

@@ -68,6 +68,33 @@ def test_wrong_arguments_are_refused_before_anything_is_timed(settings, tmp_path
     assert "expected at least 1" in capsys.readouterr().err
 
 
+BY_VALUE = """
+from torch import nn
+
+class Decides(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, images):
+        if images.float().mean().item() == 1.0:  # as every number is of a tensor without data
+            raise RuntimeError("not without data")
+        return self.layer(images.flatten(1))
+"""
+
+
+def test_a_model_that_cannot_be_traced_has_a_time_and_no_memory(tmp_path, monkeypatch, capsys):
+    (tmp_path / "decides_by_value.py").write_text(BY_VALUE)
+    monkeypatch.syspath_prepend(tmp_path)
+    path, kept = tmp_path / "run.toml", tmp_path / "probe.json"
+    path.write_text(OWN + '[model]\nkind = "decides_by_value:Decides"\n')
+    assert main(["probe", str(path), "--steps", "1", "--out", str(kept)]) == 0
+    assert main(["plan", str(path), "--probe", str(kept)]) == 0
+    shown = capsys.readouterr().out
+    assert "a step: " in shown
+    assert "by coordinate of pp: not known: a step of decides_by_value:Decides as rank 0" in shown
+
+
 def test_a_job_on_gpus_is_refused(settings, tmp_path, capsys):
     kept = tmp_path / "probe.json"
     assert main(["probe", str(settings), "run.device=cuda", "--out", str(kept)]) == 1

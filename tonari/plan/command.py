@@ -53,8 +53,8 @@ def _words(planned: "StepPlan") -> list[str]:
         words = "computing" if name == "compute" else f"waiting: {name.replace('_', '-')}"
         lines.append(f"  {words:24} {seconds:8.3f} s  {seconds / planned.step_s:6.1%}")
     peaks = ", ".join(map(format_bytes, planned.peak_bytes))
-    lines += ["", f"most memory of tensors a rank, by coordinate of pp: {peaks}"]
-    return lines
+    memory = peaks or f"not known: {planned.untraced}"
+    return [*lines, "", f"most memory of tensors a rank, by coordinate of pp: {memory}"]
 
 
 def _parser() -> argparse.ArgumentParser:
