@@ -9,7 +9,7 @@ from oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
 from oracle.programs import moved, programs
 from oracle.record import Wait
 from oracle.stopwatch import Stopwatch, Timed, time_step
-from tests.oracle.test_trace import MESHES, load
+from tests.oracle.test_trace import MESHES, load, thorough_but_one
 from trainer.run.build import lay_out
 
 
@@ -17,7 +17,7 @@ def sent(events):
     return [event for event in events if isinstance(event, Message | Wait)]
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", thorough_but_one(MESHES))
 def test_messages_and_waits_of_a_timed_step_are_those_of_the_trace(tmp_path, mesh):
     world_size, overrides = MESHES[mesh]
     config = load(tmp_path, *overrides)
@@ -30,7 +30,7 @@ def test_messages_and_waits_of_a_timed_step_are_those_of_the_trace(tmp_path, mes
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if MESHES[mesh][0] == 4])
+@pytest.mark.parametrize("mesh", thorough_but_one(mesh for mesh in MESHES if MESHES[mesh][0] == 4))
 def test_another_rank_at_a_coordinate_of_pp_does_the_same_with_its_own_peers(tmp_path, mesh):
     world_size, overrides = MESHES[mesh]
     config = load(tmp_path, *overrides)

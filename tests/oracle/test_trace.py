@@ -2,8 +2,10 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import filterfalse
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +87,15 @@ def messages(trace: Trace) -> list[Message]:
     return [event for event in trace.events if isinstance(event, Message)]
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+def thorough_but_one(meshes: Iterable[str]) -> list[Any]:
+    """Let `make test` try the mesh that has most in it, and leave the others to `make test-all`."""
+    marks = {"pp, fsdp": [pytest.mark.smoke]}
+    return [
+        pytest.param(mesh, marks=[pytest.mark.thorough, *marks.get(mesh, [])]) for mesh in meshes
+    ]
+
+
+@pytest.mark.parametrize("mesh", thorough_but_one(MESHES))
 def test_what_one_rank_sends_the_others_take_in_in_the_same_order(tmp_path, mesh):
     world_size, overrides = MESHES[mesh]
     traces = trace_all(load(tmp_path, *overrides), world_size)
@@ -110,6 +120,7 @@ def test_what_one_rank_sends_the_others_take_in_in_the_same_order(tmp_path, mesh
     assert bool(together or sent) == (world_size > 1)
 
 
+@pytest.mark.thorough
 def test_ranks_of_a_pipeline_compute_together_what_one_process_does(tmp_path):
     (alone,) = trace_all(load(tmp_path, "mesh.microbatches=4"), 1)
     cut = trace_all(load(tmp_path, "mesh.pp=2", "mesh.microbatches=4"), 2)
@@ -129,6 +140,7 @@ def test_recomputation_computes_more_and_keeps_less_at_a_time(tmp_path):
     assert again.kept_bytes == plain.kept_bytes
 
 
+@pytest.mark.thorough
 def test_a_sharded_rank_keeps_its_share(tmp_path):
     (alone,) = trace_all(load(tmp_path, "model.width=128"), 1)
     for trace in trace_all(load(tmp_path, "model.width=128", "mesh.dp_shard=4"), 4):
