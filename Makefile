@@ -32,7 +32,11 @@ demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for
 	@$(VENV)/bin/tonari demo $(ARGS)
 
 test: $(STAMP) ## Run the tests that are quick, in minutes (ARGS="-k name" for some)
-	@$(VENV)/bin/pytest -m "(smoke or not (multirank or thorough)) and not slow and not lab" $(ARGS)
+	@status=0; \
+	$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal \
+	  -m "(smoke or not thorough) and not (multirank or slow or lab)" $(ARGS) || status=$$?; \
+	$(VENV)/bin/pytest -m "multirank and smoke and not (slow or lab)" $(ARGS) || status=$$?; \
+	exit $$status
 
 test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
 	@status=0; \

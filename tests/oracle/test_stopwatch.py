@@ -26,7 +26,7 @@ def test_messages_and_waits_of_a_timed_step_are_those_of_the_trace(tmp_path, mes
         timed = time_step(config, world_size=world_size, rank=rank, steps=1)
         assert list(timed.events) == sent(traced.events)
         assert [len(lap) for lap in timed.laps_s] == [len(timed.events) + 1]
-        assert 0 < timed.computing_s <= timed.step_s[0]
+        assert 0 < timed.computing_s <= timed.step_s[0] * (1 + 1e-9)
     assert not dist.is_initialized()
 
 
