@@ -104,8 +104,8 @@ def time_step(
             before_s.append(before)
             inside_s.append(inside)
     # The clock itself takes time, at each operator alike
-    computing_s = statistics.median(plain_s) - statistics.median(inside_s)
-    scale = computing_s / statistics.median(map(sum, before_s))
+    clocked_s = [sum(parts) + sent for parts, sent in zip(before_s, inside_s, strict=True)]
+    scale = statistics.median(plain_s) / statistics.median(clocked_s)
     return Timed(
         rank=rank,
         events=tuple(event for event in clock.events if isinstance(event, Message | Wait)),
