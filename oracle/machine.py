@@ -58,13 +58,15 @@ class OneNode:
 
     def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
         """Price a message, and the cores that it takes."""
-        key = kind, len(ranks)
-        if key not in self._seconds:
-            known = sorted({f"{kind} of {count}" for kind, count in self._seconds})
+        counts = sorted(count for of, count in self._seconds if of == kind)
+        if not counts:
+            known = ", ".join(sorted({of for of, _ in self._seconds})) or "none"
             raise OracleError(
-                f"the probe timed no {kind} among {len(ranks)} ranks, only {', '.join(known)}; "
-                "probe with as many ranks as the job has on a node"
+                f"the probe timed no {kind} among ranks, only: {known}; probe with as many ranks "
+                "as the job has on a node, two at least"
             )
+        # Of more ranks than were timed, as of the most: a ring carries hardly more past each.
+        key = kind, min((count for count in counts if count >= len(ranks)), default=counts[-1])
         seconds, cores = self._seconds[key](num_bytes), self._cores[key](num_bytes)
         # What was measured includes what the message's own demand does to it.
         return Cost(seconds / self._slowdown(cores), ((("cores",), cores),))

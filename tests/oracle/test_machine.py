@@ -7,9 +7,11 @@ from oracle.machine import Curve, OneNode
 from oracle.probe.messages import MessageTimes, group_sizes
 
 
-def times(ranks: int = 2, groups: int = 1, cores: float = 1.0) -> MessageTimes:
+def times(
+    ranks: int = 2, groups: int = 1, cores: float = 1.0, seconds: tuple[float, float] = (1.0, 3.0)
+) -> MessageTimes:
     return MessageTimes(
-        kind="all_reduce", ranks=ranks, groups=groups, num_bytes=(100, 300), seconds=(1.0, 3.0),
+        kind="all_reduce", ranks=ranks, groups=groups, num_bytes=(100, 300), seconds=seconds,
         cores=(cores, cores), spread=(1.0, 1.0),
     )  # fmt: skip
 
@@ -34,13 +36,19 @@ def test_a_message_takes_what_was_measured_of_its_size_with_its_own_demand():
 
 def test_what_several_groups_took_at_once_is_not_taken_for_one_alone():
     busy = times(groups=2)
-    with pytest.raises(OracleError, match="timed no all_reduce among 2 ranks"):
+    with pytest.raises(OracleError, match="timed no all_reduce among ranks, only: none"):
         OneNode([busy], [(1, 1.0)]).message("all_reduce", (0, 1), 100)
 
 
-def test_a_group_that_was_not_timed_is_named_with_those_that_were():
-    with pytest.raises(OracleError, match="no all_reduce among 3 ranks, only all_reduce of 2;"):
-        OneNode([times()], [(1, 1.0)]).message("all_reduce", (0, 1, 2), 100)
+def test_a_group_is_as_the_next_larger_one_that_was_timed_and_else_as_the_largest():
+    two, four = times(), times(ranks=4, seconds=(4.0, 8.0))
+    node = OneNode([two, four], [(1, 1.0)])
+    seconds = [
+        node.message("all_reduce", tuple(range(n)), 100).seconds for n in (2, 3, 4, 5)
+    ]  # fmt: skip
+    assert seconds == [1.0, 4.0, 4.0, 4.0]
+    with pytest.raises(OracleError, match="no send among ranks, only: all_reduce; probe with"):
+        node.message("send", (0, 1), 100)
 
 
 @pytest.mark.parametrize(

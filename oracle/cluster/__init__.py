@@ -1,0 +1,1 @@
+"""The machine that a job would run on: what it has, and what messages across its links take."""

@@ -1,0 +1,60 @@
+"""What computation and messages take on a cluster: nodes that were probed, and links between."""
+
+from functools import lru_cache
+
+from oracle.cluster.cluster import Cluster
+from oracle.cluster.links import Route, lay_route
+from oracle.machine import OneNode
+from oracle.simulate import Cost, Resource
+
+
+class Nodes:
+    """Nodes that are joined by links; each is as the one that was probed.
+
+    A message takes what it takes among as many of a node's ranks, the work of processors, or what
+    its links take, whichever is more.
+
+    Args:
+        cluster: The nodes and links.
+        node: What a node's ranks and the messages among them take; None: of messages only the links
+            are counted.
+        cores_of: Ranks that share processors, by rank: those of a node, unless something else is
+            said.
+    """
+
+    def __init__(
+        self, cluster: Cluster, node: OneNode | None, *, cores_of: tuple[int, ...] = ()
+    ) -> None:
+        self.cluster, self._node, self._cores_of = cluster, node, cores_of
+        self._route = lru_cache(maxsize=None)(self._lay)
+
+    def _lay(self, kind: str, ranks: tuple[int, ...]) -> Route:
+        return lay_route(self.cluster, kind, ranks)
+
+    def cores(self, rank: int) -> Resource:
+        """Name the processors that a rank computes on."""
+        own = self._cores_of[rank] if self._cores_of else rank // self.cluster.ranks_per_node
+        return "cores", str(own)
+
+    def compute(self, rank: int, seconds: float) -> Cost:
+        """Price computation of a rank: one core."""
+        return Cost(seconds, ((self.cores(rank), 1.0),))
+
+    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
+        """Price a message: processors of the nodes, and links."""
+        route = self._route(kind, ranks)
+        busy = Cost(0.0) if self._node is None else self._node.message(kind, ranks, num_bytes)
+        seconds = max(busy.seconds, route.seconds(num_bytes))
+        if not seconds:
+            return Cost(0.0)
+        shares: dict[Resource, float] = {}
+        cores = sum(demand for _, demand in busy.demands) * busy.seconds / seconds
+        for rank in ranks if cores else ():
+            shares[self.cores(rank)] = shares.get(self.cores(rank), 0.0) + cores / len(ranks)
+        return Cost(seconds, (*shares.items(), *route.demands(num_bytes, seconds)))
+
+    def slowdown(self, resource: Resource, demand: float) -> float:
+        """Say how much longer everything lasts where so much of a resource is wanted."""
+        if resource[0] == "cores":
+            return 1.0 if self._node is None else self._node.slowdown(("cores",), demand)
+        return max(1.0, demand)
