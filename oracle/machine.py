@@ -4,9 +4,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oracle.costs import Cost, Resource
 from oracle.errors import OracleError
 from oracle.probe.messages import MessageTimes
-from oracle.simulate import Cost, Resource
 
 
 @dataclass(frozen=True)

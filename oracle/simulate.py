@@ -8,48 +8,17 @@ moment ask for more than a resource has, all of them go on more slowly, by as mu
 import heapq
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
+from oracle.costs import Cost, Feed, Machine, Resource
 from oracle.errors import OracleError
 from oracle.record import Message
 from oracle.stopwatch import Timed
-
-Resource = tuple[str, ...]
-"""Such as ``("cores", "3")``: of node 3."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a task takes where nobody else is.
-
-    Attributes:
-        seconds: Its time.
-        demands: Of each resource, what it asks for as long as it lasts.
-    """
-
-    seconds: float
-    demands: tuple[tuple[Resource, float], ...] = ()
-
-
-class Machine(Protocol):
-    """What a simulation asks of the machine."""
-
-    def compute(self, rank: int, seconds: float) -> Cost:
-        """Price computation of a rank, by the seconds that it was timed at."""
-        ...
-
-    def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
-        """Price a message; of a send, from the first of two ranks to the second."""
-        ...
-
-    def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how many times longer tasks last that together ask for this much, >= 1."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +27,7 @@ class Span:
 
     Attributes:
         rank: Whose.
-        name: ``"compute"``, or the kind of the message that the rank waited for.
+        name: ``"compute"``, ``"data"`` that the rank waited for, or the kind of the message.
         start_s: From the beginning of the simulation.
         end_s: Likewise.
     """
@@ -76,10 +45,13 @@ class Simulation:
     Attributes:
         step_ends_s: Of each step, when the last rank was through.
         spans: What the ranks did, in the order of its end.
+        behind_s: Of what leaves beside the steps, how many seconds are left at their end, by
+            themselves; of the rank that is most behind.
     """
 
     step_ends_s: tuple[float, ...]
     spans: tuple[Span, ...]
+    behind_s: float = 0.0
 
     @property
     def steps_s(self) -> tuple[float, ...]:
@@ -102,8 +74,9 @@ class Simulation:
 
 
 def simulate(
-    programs: Sequence[Timed], machine: Machine, *, steps: int = 3, seed: int = 0
-) -> Simulation:
+    programs: Sequence[Timed], machine: Machine, *, feeds: Mapping[int, Feed] | None = None,
+    steps: int = 3, seed: int = 0,
+) -> Simulation:  # fmt: skip
     """Let all ranks make some steps.
 
     How long a rank computes between two messages is drawn anew each time from what was timed
@@ -112,13 +85,14 @@ def simulate(
     Args:
         programs: What each rank does in a step, in the order of the ranks.
         machine: What it takes.
+        feeds: By rank, what makes its batches; the others wait for none.
         steps: How many, >= 1.
         seed: Of what is drawn.
 
     Raises:
         OracleError: If ranks wait for each other for ever.
     """
-    return _Run(programs, machine, steps, np.random.default_rng(seed)).finish()
+    return _Run(programs, machine, feeds or {}, steps, np.random.default_rng(seed)).finish()
 
 
 @dataclass(eq=False)
@@ -128,13 +102,12 @@ class _Task:
     Attributes:
         left_s: Of what it takes by itself, as of `since_s`.
         demands: See `Cost`.
-        rank: Whose computation it is; -1: a message.
+        then: What comes after it.
     """
 
     left_s: float
     demands: tuple[tuple[Resource, float], ...]
-    rank: int
-    key: object = None
+    then: Callable[[], None]
     since_s: float = 0.0
     slowdown: float = 1.0
     version: int = 0
@@ -150,10 +123,30 @@ class _Meeting:
 
 
 @dataclass(eq=False)
+class _Loader:
+    """Where a rank's loader is.
+
+    Attributes:
+        ready: Batches that are made, and not yet asked for.
+        is_busy: Whether one is being made.
+        is_awaited: Whether the rank waits for one.
+        sends: What is to leave, the first of which is under way.
+    """
+
+    feed: Feed
+    ready: int = 0
+    is_busy: bool = False
+    is_awaited: bool = False
+    sends: list[Cost] = field(default_factory=list)
+    sending: _Task | None = None
+
+
+@dataclass(eq=False)
 class _Rank:
     """Where a rank is in its program."""
 
     program: Timed
+    loader: _Loader | None = None
     step: int = 0
     event: int = 0
     awaits: int = -1
@@ -165,10 +158,14 @@ class _Rank:
 
 class _Run:
     def __init__(
-        self, programs: Sequence[Timed], machine: Machine, steps: int, rng: np.random.Generator
-    ) -> None:
+        self, programs: Sequence[Timed], machine: Machine, feeds: Mapping[int, Feed], steps: int,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
         self._machine, self._steps, self._rng = machine, steps, rng
-        self._ranks = [_Rank(program) for program in programs]
+        self._ranks = [
+            _Rank(program, _Loader(feeds[number]) if number in feeds else None)
+            for number, program in enumerate(programs)
+        ]
         self._now_s = 0.0
         self._meetings: defaultdict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
         self._on: defaultdict[Resource, dict[_Task, float]] = defaultdict(dict)
@@ -180,17 +177,14 @@ class _Run:
 
     def finish(self) -> Simulation:
         for number in range(len(self._ranks)):
-            self._compute(number)
-        while self._queue:
+            self._begin_step(number)
+        while self._queue and self._left:
             end_s, _, version, task = heapq.heappop(self._queue)
             if version != task.version:
                 continue
             self._now_s = end_s
             self._end(task)
-            if task.rank >= 0:
-                self._computed(task.rank, task.key)
-            else:
-                self._arrived(task.key)  # type: ignore[arg-type]
+            task.then()
         if self._left:
             stuck = [number for number, rank in enumerate(self._ranks) if rank.step < self._steps]
             event = self._ranks[stuck[0]].event
@@ -199,7 +193,58 @@ class _Run:
                 f"{event} of its step; traces of one job's ranks are needed, all of the same "
                 "settings"
             )
-        return Simulation(step_ends_s=tuple(self._ends_s), spans=tuple(self._spans))
+        behind_s = [self._behind_s(rank.loader) for rank in self._ranks if rank.loader is not None]
+        return Simulation(
+            step_ends_s=tuple(self._ends_s), spans=tuple(self._spans),
+            behind_s=max(behind_s, default=0.0),
+        )  # fmt: skip
+
+    # Loaders
+
+    def _begin_step(self, number: int) -> None:
+        rank = self._ranks[number]
+        loader = rank.loader
+        if loader is None:
+            self._compute(number)
+            return
+        rank.waits_since_s = self._now_s
+        loader.is_awaited = True
+        self._hand_over(number, loader)
+        if loader.feed.sends:
+            loader.sends.extend(loader.feed.sends)
+            self._send(loader)
+
+    def _hand_over(self, number: int, loader: _Loader) -> None:
+        """Give the rank the batch that it waits for, if there is one, and begin the next."""
+        if loader.is_awaited and loader.ready:
+            loader.ready -= 1
+            loader.is_awaited = False
+            self._note(number, "data", self._ranks[number].waits_since_s)
+            self._compute(number)
+        if not loader.is_busy and loader.ready < loader.feed.ahead + loader.is_awaited:
+            loader.is_busy = True
+            self._start(loader.feed.batch, partial(self._made, number, loader))
+
+    def _made(self, number: int, loader: _Loader) -> None:
+        loader.is_busy = False
+        loader.ready += 1
+        self._hand_over(number, loader)
+
+    def _send(self, loader: _Loader) -> None:
+        if loader.sending is None and loader.sends:
+            loader.sending = self._start(loader.sends[0], partial(self._sent, loader))
+
+    def _sent(self, loader: _Loader) -> None:
+        loader.sending = None
+        del loader.sends[0]
+        self._send(loader)
+
+    def _behind_s(self, loader: _Loader) -> float:
+        if loader.sending is None:
+            return 0.0
+        task = loader.sending
+        left_s = task.left_s - (self._now_s - task.since_s) / task.slowdown
+        return left_s + sum(cost.seconds for cost in loader.sends[1:])
 
     # Ranks
 
@@ -208,12 +253,10 @@ class _Run:
         laps = rank.program.laps_s
         lap = laps[self._rng.integers(len(laps))] if len(laps) > 1 else laps[0]
         cost = self._machine.compute(number, lap[rank.event])
-        self._start(cost, number, self._now_s)
+        self._start(cost, partial(self._computed, number, self._now_s))
 
-    def _computed(self, number: int, since_s: object) -> None:
-        assert isinstance(since_s, float)
-        if self._now_s > since_s:
-            self._spans.append(Span(number, "compute", since_s, self._now_s))
+    def _computed(self, number: int, since_s: float) -> None:
+        self._note(number, "compute", since_s)
         rank = self._ranks[number]
         events = rank.program.events
         if rank.event == len(events):
@@ -240,9 +283,13 @@ class _Run:
         rank.event = 0
         rank.issued = []
         if rank.step < self._steps:
-            self._compute(number)
+            self._begin_step(number)
         else:
             self._left -= 1
+
+    def _note(self, number: int, name: str, since_s: float) -> None:
+        if self._now_s > since_s:
+            self._spans.append(Span(number, name, since_s, self._now_s))
 
     # Messages
 
@@ -262,26 +309,25 @@ class _Run:
         meeting = self._meetings[key]
         meeting.here += 1
         if meeting.here == len(ranks):
-            self._start(self._machine.message(kind, ranks, message.num_bytes), -1, key)
+            cost = self._machine.message(kind, ranks, message.num_bytes)
+            self._start(cost, partial(self._arrived, meeting))
 
-    def _arrived(self, key: tuple[object, ...]) -> None:
-        meeting = self._meetings[key]
+    def _arrived(self, meeting: _Meeting) -> None:
         meeting.done = True
         for number in meeting.waiting:
             rank = self._ranks[number]
-            kind = rank.issued[rank.awaits][1]
-            if self._now_s > rank.waits_since_s:
-                self._spans.append(Span(number, kind, rank.waits_since_s, self._now_s))
+            self._note(number, rank.issued[rank.awaits][1], rank.waits_since_s)
             self._compute(number)
         meeting.waiting.clear()
 
     # Tasks
 
-    def _start(self, cost: Cost, rank: int, key: object) -> None:
-        task = _Task(cost.seconds, cost.demands, rank, key, since_s=self._now_s)
+    def _start(self, cost: Cost, then: Callable[[], None]) -> _Task:
+        task = _Task(cost.seconds, cost.demands, then, since_s=self._now_s)
         for resource, demand in cost.demands:
             self._on[resource][task] = demand
         self._pace({resource for resource, _ in cost.demands}, new=task)
+        return task
 
     def _end(self, task: _Task) -> None:
         task.version = -1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from oracle.cluster.cluster import Cluster
-from oracle.simulate import Resource
+from oracle.costs import Resource
 
 RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """How often a ring carries all but one part of the whole past each rank."""

@@ -4,8 +4,8 @@ from functools import lru_cache
 
 from oracle.cluster.cluster import Cluster
 from oracle.cluster.links import Route, lay_route
+from oracle.costs import Cost, Resource
 from oracle.machine import OneNode
-from oracle.simulate import Cost, Resource
 
 
 class Nodes:

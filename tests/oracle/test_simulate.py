@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from oracle.costs import Cost, Feed, Resource
 from oracle.errors import OracleError
 from oracle.record import Message, Wait
-from oracle.simulate import Cost, Resource, simulate
+from oracle.simulate import simulate
 from oracle.stopwatch import Timed
 
 BYTES = 100
@@ -164,3 +165,60 @@ def test_ranks_that_wait_for_each_other_for_ever_are_named():
     ranks = [program(0, together(0, 1), Wait(0)), program(1, 1.0)]
     with pytest.raises(OracleError, match=r"ranks \[0\] wait for messages that nobody sends"):
         simulate(ranks, Bench(), steps=1)
+
+
+CORE: tuple[tuple[Resource, float], ...] = ((("cores",), 1.0),)
+LINK: tuple[tuple[Resource, float], ...] = ((("link",), 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "ahead", "step_s"),
+    [
+        (0.0, 0, 2.0),  # a batch is there
+        (1.0, 0, 3.0),  # made when it is asked for
+        (1.0, 1, 2.0),  # made while the one before is trained
+        (2.0, 1, 2.0),
+        (5.0, 1, 5.0),  # the loader is the slower one, however far ahead it may go
+        (5.0, 4, 5.0),
+    ],
+)
+def test_a_step_waits_for_its_batch(batch_s, ahead, step_s):
+    feed = Feed(batch=Cost(batch_s), ahead=ahead)
+    found = simulate([program(0, 2.0)], Bench(), feeds={0: feed}, steps=9)
+    assert found.step_s == pytest.approx(step_s)
+    # The first batch is waited for whatever is made ahead
+    assert found.step_ends_s[0] == pytest.approx(batch_s + 2.0)
+    assert found.parts_s().get("data", 0.0) * 9 == pytest.approx(batch_s + 8 * (step_s - 2.0))
+
+
+def test_a_loader_takes_cores_from_its_rank():
+    feed = Feed(batch=Cost(1.0, CORE), ahead=2)
+    found = simulate([program(0, 2.0)], Bench(cores=1), feeds={0: feed}, steps=20)
+    assert found.step_s == pytest.approx(3.0)
+    assert simulate([program(0, 2.0)], Bench(cores=2), feeds={0: feed}, steps=20).step_s == 2.0
+
+
+def test_a_rank_without_a_loader_waits_for_none():
+    feed = Feed(batch=Cost(9.0), ahead=0)
+    assert simulate([program(0, 2.0)], Bench(), feeds={1: feed}, steps=3).step_s == 2.0
+
+
+def test_gradients_and_what_leaves_beside_them_share_a_link():
+    pair = [program(rank, 1.0, together(0, 1), Wait(0)) for rank in (0, 1)]
+    feeds = {0: Feed(batch=Cost(0.0), ahead=1, sends=(Cost(0.5, LINK),))}
+    alone = simulate(pair, Bench(takes=LINK), steps=9)
+    both = simulate(pair, Bench(takes=LINK), feeds=feeds, steps=9)
+    # It has left before the gradients come
+    assert (alone.step_s, both.step_s, both.behind_s) == (2.0, 2.0, 0.0)
+    longer = {0: Feed(batch=Cost(0.0), ahead=1, sends=(Cost(0.75, LINK), Cost(0.75, LINK)))}
+    # One second passes alone; the other half shares the link with a second of gradients
+    found = simulate(pair, Bench(takes=LINK), feeds=longer, steps=9)
+    assert found.step_s == pytest.approx(2.5)
+    assert found.behind_s == pytest.approx(0.0)
+
+
+def test_what_cannot_leave_in_time_is_left_at_the_end():
+    feeds = {0: Feed(batch=Cost(0.0), ahead=1, sends=(Cost(3.0, LINK),))}
+    found = simulate([program(0, 2.0)], Bench(), feeds=feeds, steps=10)
+    assert found.step_s == 2.0
+    assert found.behind_s == pytest.approx(10 * 3.0 - 10 * 2.0)
