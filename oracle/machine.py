@@ -37,20 +37,24 @@ class OneNode:
     Args:
         messages: Of a probe with that many ranks.
         slowdowns: How many times longer each rank computes where so many do at a time, from 1 on.
+        cores: That there are; 0: more than anybody asks for.
     """
 
-    def __init__(self, messages: Sequence[MessageTimes], slowdowns: Sequence[tuple[int, float]]):
+    def __init__(
+        self, messages: Sequence[MessageTimes], slowdowns: Sequence[tuple[int, float]],
+        *, cores: int = 0,
+    ) -> None:  # fmt: skip
+        self._most = max(float(slowdowns[-1][0]), float(cores or "inf"))
         self._slowdown = Curve(
             tuple(float(count) for count, _ in slowdowns), tuple(value for _, value in slowdowns)
         )
         self._seconds: dict[tuple[str, int], Curve] = {}
         self._cores: dict[tuple[str, int], Curve] = {}
         for each in messages:
-            if each.groups == 1:
-                key = each.kind, each.ranks
-                at = tuple(map(float, each.num_bytes))
-                self._seconds[key] = Curve(at, each.seconds)
-                self._cores[key] = Curve(at, each.cores)
+            key = each.kind, each.ranks
+            at = tuple(map(float, each.num_bytes))
+            self._seconds[key] = Curve(at, each.seconds)
+            self._cores[key] = Curve(at, each.cores)
 
     def compute(self, rank: int, seconds: float) -> Cost:
         """Price computation of a rank: one core."""
@@ -69,8 +73,10 @@ class OneNode:
         key = kind, min((count for count in counts if count >= len(ranks)), default=counts[-1])
         seconds, cores = self._seconds[key](num_bytes), self._cores[key](num_bytes)
         # What was measured includes what the message's own demand does to it.
-        return Cost(seconds / self._slowdown(cores), ((("cores",), cores),))
+        return Cost(seconds / self.slowdown(("cores",), cores), ((("cores",), cores),))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
         """Say how much longer everything lasts on a node of which this many cores are wanted."""
-        return max(1.0, self._slowdown(demand))
+        # Of more than there are, and than were timed, each gets its part
+        known = min(demand, self._most)
+        return max(1.0, self._slowdown(known)) * demand / known if demand else 1.0

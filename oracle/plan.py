@@ -71,7 +71,7 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
     layout = lay_out(config, found.world_size)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
     peak_bytes, untraced = _peaks(config, found, own)
-    machine = OneNode(found.messages, found.slowdowns)
+    machine = OneNode(found.messages, found.slowdowns, cores=found.cores)
     simulation = simulate(programs(found, layout.sizes), machine, steps=STEPS)
     rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
     return StepPlan(

@@ -32,7 +32,7 @@ class Timed:
     Attributes:
         rank: Which.
         events: Messages and waits, in the order in which they are issued.
-        laps_s: Of computation before each of these, and after the last one, in several steps.
+        laps_s: Of computation up to each of these, and after the last one, in several steps.
         step_s: Of whole steps without a clock in them, made-up messages included.
     """
 
@@ -89,7 +89,7 @@ def time_step(
             train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
             return time.perf_counter() - start
 
-        plain_s, before_s, inside_s = [], [], []
+        plain_s, laps_s = [], []
         clock = Stopwatch()
         with clock:
             for _ in range(WARM_UP_STEPS):
@@ -100,53 +100,54 @@ def time_step(
                 ready()
                 clock.mark()
                 train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
-                before, inside = clock.stop()
-            before_s.append(before)
-            inside_s.append(inside)
+                laps_s.append(clock.stop())
     # The clock itself takes time, at each operator alike
-    clocked_s = [sum(parts) + sent for parts, sent in zip(before_s, inside_s, strict=True)]
-    scale = statistics.median(plain_s) / statistics.median(clocked_s)
+    scale = statistics.median(plain_s) / statistics.median(map(sum, laps_s))
     return Timed(
         rank=rank,
         events=tuple(event for event in clock.events if isinstance(event, Message | Wait)),
-        laps_s=tuple(tuple(part * scale for part in lap) for lap in before_s),
+        laps_s=tuple(tuple(part * scale for part in lap) for lap in laps_s),
         step_s=tuple(plain_s),
     )
 
 
 class Stopwatch(Watcher):  # type: ignore[no-untyped-call]
-    """Notes the seconds between messages, and makes up what peers would send."""
+    """Notes the seconds between messages, and makes up what peers would send.
+
+    That a rank issues a message, and copies what it sends, is computation of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._before_s: list[float] = []
-        self._inside_s = self._since = 0.0
+        self._laps_s: list[float] = []
+        self._since = self._made_up_s = 0.0
 
     def mark(self) -> None:
         """Begin a step."""
         super().mark()
-        self._before_s, self._inside_s = [], 0.0
+        self._laps_s = []
         self._since = time.perf_counter()
 
-    def stop(self) -> tuple[list[float], float]:
-        """End a step: seconds before each event and after the last one, and inside all of them."""
-        return [*self._before_s, time.perf_counter() - self._since], self._inside_s
+    def stop(self) -> list[float]:
+        """End a step: seconds up to each event, and after the last one."""
+        return [*self._laps_s, time.perf_counter() - self._since]
 
     def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Receive what is as fast to compute with as anything, and agree to what is asked."""
         result = super().call(func, args, named)
+        start = time.perf_counter()
         if func is torch.ops.c10d.recv_.default:
             for tensor in args[0]:
                 tensor.fill_(RECEIVED if tensor.is_floating_point() else 1)
+        self._made_up_s = time.perf_counter() - start
         return result
 
     def exchange(self, carry_out: Callable[[], Any], note: Callable[[Any], None]) -> Any:
-        """Stop the clock in a message or wait."""
-        start, known = time.perf_counter(), len(self.events)
+        """End a lap with a message or wait."""
+        self._made_up_s, known = 0.0, len(self.events)
         result = super().exchange(carry_out, note)
-        end = time.perf_counter()
         if len(self.events) > known:
-            self._before_s.append(start - self._since)
-            self._inside_s += end - start
+            end = time.perf_counter()
+            self._laps_s.append(end - self._since - self._made_up_s)
             self._since = end
         return result

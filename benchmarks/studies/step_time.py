@@ -183,7 +183,7 @@ class Study:
         second = self._measure(case, settings)
         measured_s = statistics.median([*first, *second])
         sizes = lay_out(config, case.ranks).sizes
-        machine = OneNode(self._messages[case.ranks], found.slowdowns)
+        machine = OneNode(self._messages[case.ranks], found.slowdowns, cores=found.cores)
         simulated = simulate(programs(found, sizes), machine, steps=SIMULATED_STEPS)
         self._know_serial(case, config, found)
         return {
@@ -243,7 +243,7 @@ class Study:
             return compute_s
         sends = next(
             each for each in self._messages[case.ranks]
-            if (each.kind, each.ranks, each.groups) == ("send", 2, 1)
+            if (each.kind, each.ranks) == ("send", 2)
         )  # fmt: skip
         curve = Curve(tuple(map(float, sends.num_bytes)), sends.seconds)
         alpha = curve(0)

@@ -1,41 +1,43 @@
 """How long messages take among the ranks of this job, by kind and size."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 """The last one needs two ranks."""
 SIZES = tuple(256 * 4**power for power in range(10))
 """In bytes: to 64 MiB."""
-REPEATS = 5
-LEAST_S = 0.004
-"""Of a repeat: short messages are sent many times in it."""
-MOST_MESSAGES = 64
+LEAST_MESSAGES, MOST_MESSAGES = 5, 40
+"""Of one kind and size."""
+LONGEST_S = 0.1
+"""That messages of a size are sent for, unless the least of them take longer."""
+WIDTH = 256
+"""Of a product between two messages, about a millisecond of one core, as a step computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageTimes:
-    """Messages of one kind in groups of one size.
+    """Messages of one kind in a group, each after some computation, as in a step.
 
     Attributes:
         kind: One of `KINDS`.
-        ranks: Of a group.
-        groups: How many of them sent at a time.
+        ranks: Of the group.
         num_bytes: int[sizes]: As `oracle.record.Message` counts them, ascending.
-        seconds: float[sizes]: Of a message; median over repeats of the slowest group.
+        seconds: float[sizes]: From when the last rank sends until the last one has what was sent;
+            mean, as a few that take long add up in a step of many.
         cores: float[sizes]: Processor time of all ranks together over ``seconds``.
-        spread: float[sizes]: The longest repeat over the median.
+        spread: float[sizes]: The longest over the mean.
     """
 
     kind: str
     ranks: int
-    groups: int
     num_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     cores: tuple[float, ...]
@@ -50,58 +52,60 @@ def group_sizes(num_ranks: int) -> list[int]:
 
 
 def time_messages(*, sizes: Sequence[int] = SIZES) -> list[MessageTimes]:
-    """Send messages of each kind and size in groups of `group_sizes`. Collective."""
-    world_size = dist.get_world_size()
+    """Send messages of each kind and size in groups of `group_sizes`. Collective, on one node.
+
+    Between two messages the ranks of the group compute: in a step too threads have gone to sleep
+    until the next one, and ranks come at different times.
+    """
     found = []
-    for num_ranks in group_sizes(world_size):
-        firsts = range(0, world_size - num_ranks + 1, num_ranks)
-        groups = [dist.new_group(list(range(at, at + num_ranks))) for at in firsts]
-        for num_groups in sorted({1, len(groups)}):
-            for kind in KINDS[: len(KINDS) if num_ranks > 1 else -1]:
-                found.append(_time_kind(kind, groups, num_ranks, num_groups, sizes))
+    for num_ranks in group_sizes(dist.get_world_size()):
+        group = dist.new_group(list(range(num_ranks)))
+        for kind in KINDS[: len(KINDS) if num_ranks > 1 else -1]:
+            rows = [_time_size(kind, group, num_ranks, size) for size in sizes]
+            seconds, cores, spread = zip(*rows, strict=True)
+            found.append(
+                MessageTimes(
+                    kind=kind, ranks=num_ranks, num_bytes=tuple(sizes), seconds=seconds,
+                    cores=cores, spread=spread,
+                )
+            )  # fmt: skip
     return found
 
 
-def _time_kind(
-    kind: str, groups: Sequence[dist.ProcessGroup], num_ranks: int, num_groups: int,
-    sizes: Sequence[int],
-) -> MessageTimes:  # fmt: skip
-    rows = [_time_size(kind, groups[:num_groups], num_ranks, size) for size in sizes]
-    seconds, cores, spread = zip(*rows, strict=True)
-    return MessageTimes(
-        kind=kind, ranks=num_ranks, groups=num_groups, num_bytes=tuple(sizes), seconds=seconds,
-        cores=cores, spread=spread,
-    )  # fmt: skip
-
-
 def _time_size(
-    kind: str, groups: Sequence[dist.ProcessGroup], num_ranks: int, num_bytes: int
+    kind: str, group: dist.ProcessGroup, num_ranks: int, num_bytes: int
 ) -> tuple[float, float, float]:
-    rank = dist.get_rank()
-    mine = groups[rank // num_ranks] if rank // num_ranks < len(groups) else None
-    send = None if mine is None else make_message(kind, num_bytes, mine, num_ranks)
-    count, took_s, used_s = 1, [], []
-    for repeat in range(-1, REPEATS):
-        dist.barrier()
-        start, used = time.perf_counter(), time.process_time()
-        if send is not None:
-            for _ in range(count):
-                send()
-        times = torch.tensor([
-            (time.perf_counter() - start) / count, (time.process_time() - used) / count
-        ])  # fmt: skip
-        if send is None:
-            times.zero_()
-        slowest = times[:1].clone()
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        dist.all_reduce(times)
-        if repeat < 0:  # the first one opens connections
-            count = max(1, min(MOST_MESSAGES, int(LEAST_S / max(float(slowest), 1e-6))))
-            continue
-        took_s.append(float(slowest))
-        used_s.append(float(times[1]))
-    median = statistics.median(took_s)
-    return median, statistics.median(used_s) / median, max(took_s) / median
+    dist.barrier()
+    send = None
+    if dist.get_rank() < num_ranks:
+        send = make_message(kind, num_bytes, group, num_ranks)
+    # The first one opens connections.
+    first_s = float(_send_some(send, 2)[0, -1])
+    count = int(min(max(LONGEST_S / max(first_s, 1e-6), LEAST_MESSAGES), MOST_MESSAGES))
+    took_s, used_s = _send_some(send, count)
+    mean_s = float(took_s.mean())
+    return mean_s, float(used_s.mean()) / mean_s, float(took_s.max()) / mean_s
+
+
+def _send_some(send: Callable[[], object] | None, count: int) -> NDArray[np.float64]:
+    """Send some messages; float64[2, count]: seconds of each, and of processors. Collective."""
+    # When each began and ended, and what processors it took: of the ranks that send
+    times = torch.zeros(3, count, dtype=torch.float64)
+    product = torch.zeros(WIDTH, WIDTH)
+    for number in range(count) if send is not None else ():
+        product = product @ product
+        used_s, began_s = time.process_time(), time.perf_counter()
+        assert send is not None
+        send()
+        ended_s = time.perf_counter()
+        times[:, number] = torch.tensor(
+            [began_s, ended_s, time.process_time() - used_s], dtype=torch.float64
+        )
+    latest = times[:2].clone()
+    dist.all_reduce(latest, dist.ReduceOp.MAX)
+    dist.all_reduce(times)
+    found: NDArray[np.float64] = torch.stack([latest[1] - latest[0], times[2]]).numpy()
+    return np.maximum(found, [[1e-9], [0.0]])
 
 
 def make_message(

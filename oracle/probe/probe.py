@@ -20,7 +20,7 @@ from trainer.run.build import lay_out
 from trainer.run.own import Own
 from trainer.watch.launch import join
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def _time_steps(
             each.computing_s / of[rank].computing_s for rank, each in zip(ranks, timed, strict=True)
         ]
         steps_of |= {each.rank // (world_size // pp): each for each in reversed(timed)}
-        slowdowns.append((count, sum(shares) / count))
+        slowdowns.append((count, max(sum(shares) / count, 1.0)))
     return Probe(
         torch=torch.__version__,
         cores=len(os.sched_getaffinity(0)),

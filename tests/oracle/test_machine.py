@@ -8,10 +8,10 @@ from oracle.probe.messages import MessageTimes, group_sizes
 
 
 def times(
-    ranks: int = 2, groups: int = 1, cores: float = 1.0, seconds: tuple[float, float] = (1.0, 3.0)
+    ranks: int = 2, cores: float = 1.0, seconds: tuple[float, float] = (1.0, 3.0)
 ) -> MessageTimes:
     return MessageTimes(
-        kind="all_reduce", ranks=ranks, groups=groups, num_bytes=(100, 300), seconds=seconds,
+        kind="all_reduce", ranks=ranks, num_bytes=(100, 300), seconds=seconds,
         cores=(cores, cores), spread=(1.0, 1.0),
     )  # fmt: skip
 
@@ -34,12 +34,6 @@ def test_a_message_takes_what_was_measured_of_its_size_with_its_own_demand():
     assert node.slowdown(resource, 0.5) == 1.0
 
 
-def test_what_several_groups_took_at_once_is_not_taken_for_one_alone():
-    busy = times(groups=2)
-    with pytest.raises(OracleError, match="timed no all_reduce among ranks, only: none"):
-        OneNode([busy], [(1, 1.0)]).message("all_reduce", (0, 1), 100)
-
-
 def test_a_group_is_as_the_next_larger_one_that_was_timed_and_else_as_the_largest():
     two, four = times(), times(ranks=4, seconds=(4.0, 8.0))
     node = OneNode([two, four], [(1, 1.0)])
@@ -56,3 +50,14 @@ def test_a_group_is_as_the_next_larger_one_that_was_timed_and_else_as_the_larges
 )
 def test_every_group_of_a_mesh_is_timed(ranks, sizes):
     assert group_sizes(ranks) == sizes
+
+
+def test_more_cores_than_there_are_and_were_timed_are_shared_evenly():
+    slowdowns = [(1, 1.0), (2, 1.2)]
+    scarce = OneNode([], slowdowns, cores=2)
+    assert scarce.slowdown(("cores",), 4.0) == pytest.approx(2 * 1.2)
+    timed = OneNode([], [*slowdowns, (4, 2.6)], cores=2)
+    assert timed.slowdown(("cores",), 4.0) == pytest.approx(2.6)
+    assert timed.slowdown(("cores",), 8.0) == pytest.approx(2 * 2.6)
+    many = OneNode([], slowdowns, cores=64)
+    assert many.slowdown(("cores",), 3.0) == pytest.approx(1.4)

@@ -1,13 +1,14 @@
 """A step that is timed with nobody at the other end is the step that was traced."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from oracle import Message, trace_step
 from oracle.errors import OracleError
 from oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
 from oracle.programs import moved, programs
-from oracle.record import Wait
+from oracle.record import Wait, Watcher
 from oracle.stopwatch import Stopwatch, Timed, time_step
 from tests.oracle.test_trace import MESHES, load, thorough_but_one
 from trainer.run.build import lay_out
@@ -61,7 +62,7 @@ def test_a_probe_of_another_torch_is_refused(tmp_path):
         load_probe(path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 1, "torch": 3}', "[1]"])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2, "torch": 3}', "[1]"])
 def test_what_is_no_probe_is_refused(tmp_path, text):
     path = tmp_path / "probe.json"
     path.write_text(text)
@@ -69,12 +70,23 @@ def test_what_is_no_probe_is_refused(tmp_path, text):
         load_probe(path)
 
 
-def test_the_clock_stands_still_in_messages_and_waits(monkeypatch):
+def test_issuing_a_message_is_computation_and_what_a_peer_would_send_is_not(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
 
     def lasts(seconds):
         now_s[0] += seconds
+
+    class Received:
+        def is_floating_point(self):
+            return True
+
+        def fill_(self, _):
+            lasts(7.0)
+
+    def receive():
+        monkeypatch.setattr(Watcher, "call", lambda *_: lasts(0.5))
+        clock.call(torch.ops.c10d.recv_.default, ([Received()],), {})
 
     clock = Stopwatch()
     clock.mark()
@@ -83,10 +95,11 @@ def test_the_clock_stands_still_in_messages_and_waits(monkeypatch):
     lasts(2.0)
     # What turns out to be no message of ours is computation
     clock.exchange(lambda: lasts(4.0), lambda _: None)
-    assert clock.stop() == ([1.0, 6.0], 5.0)
+    clock.exchange(receive, lambda _: clock.events.append(Wait(1)))
+    assert clock.stop() == [6.0, 6.5, 0.0]
     clock.mark()
     lasts(3.0)
-    assert clock.stop() == ([3.0], 0.0)
+    assert clock.stop() == [3.0]
 
 
 def test_ranks_with_company_lend_their_spread_and_not_their_pace():

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     save_probe(found, given.out)
     alone_s = max(timed.computing_s for timed in found.steps)
     print(
-        f"{given.out}: {len(found.messages)} kinds and groups of messages among {found.ranks} "
+        f"{given.out}: {len(found.messages)} kinds of messages among up to {found.ranks} "
         f"ranks; a step computes {alone_s:.3f} s on a rank alone"
         + "".join(
             f", {factor:.2f} times as long where {count} compute"
