@@ -23,6 +23,10 @@ class Cost:
 class Machine(Protocol):
     """What a simulation asks of the machine."""
 
+    def cores(self, rank: int) -> Resource:
+        """Name the processors that a rank computes on."""
+        ...
+
     def compute(self, rank: int, seconds: float) -> Cost:
         """Price computation of a rank, by the seconds that it was timed at."""
         ...

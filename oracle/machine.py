@@ -56,9 +56,17 @@ class OneNode:
             self._seconds[key] = Curve(at, each.seconds)
             self._cores[key] = Curve(at, each.cores)
 
+    def cores(self, rank: int) -> Resource:
+        """Name the processors that a rank computes on: all share those of the node."""
+        return ("cores",)
+
     def compute(self, rank: int, seconds: float) -> Cost:
         """Price computation of a rank: one core."""
-        return Cost(seconds, ((("cores",), 1.0),))
+        return Cost(seconds, ((self.cores(rank), 1.0),))
+
+    def knows(self, kind: str) -> bool:
+        """Whether messages of a kind were timed."""
+        return any(of == kind for of, _ in self._seconds)
 
     def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
         """Price a message, and the cores that it takes."""

@@ -1,16 +1,24 @@
-"""What a step of a job takes: time, and where it goes; memory."""
+"""What a job takes: a step, where its time goes, memory; an epoch, and what comes before."""
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oracle.cluster.cluster import Cluster
+from oracle.cluster.machine import Nodes
+from oracle.costs import Machine
 from oracle.errors import OracleError
+from oracle.feeds import Rows, lay_rows, make_feeds
 from oracle.machine import OneNode
+from oracle.probe.data import DataTimes
 from oracle.probe.probe import Probe, step_settings
 from oracle.programs import programs
 from oracle.simulate import Simulation, simulate
-from oracle.trace import trace_step
+from oracle.trace import Trace, trace_step
 from trainer.config.config import Config
 from trainer.errors import ConfigError
-from trainer.run.build import lay_out
+from trainer.run.build import Layout, build_place, lay_out
 from trainer.run.own import Own
 
 STEPS = 21
@@ -26,12 +34,13 @@ class StepPlan:
         step_s: Its time: the median of `STEPS` simulated ones.
         low_s: The shortest of them.
         high_s: The longest.
-        parts_s: Of a rank's mean: computing, and waiting for each kind of message.
+        parts_s: Of a rank's mean: computing, waiting for data, and for each kind of message.
         peak_bytes: Of tensors, of a rank at each coordinate of pp; see `oracle.Trace`. Empty if
             the step cannot be made without data.
         untraced: Why it cannot; empty if it can.
         samples_per_s: Rows of all replicas.
         simulation: The steps in full.
+        epoch: None: the probe did not time the loader.
     """
 
     step_s: float
@@ -42,19 +51,86 @@ class StepPlan:
     untraced: str
     samples_per_s: float
     simulation: Simulation
+    epoch: "EpochPlan | None"
 
 
-def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPlan:
-    """Predict a step of a job on the node that was probed for it.
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """An epoch as it would be, and what comes before the first.
+
+    Attributes:
+        steps: Of the optimizer.
+        train_s: Of these, the first batch included.
+        exchange_s: For which the end of the epoch waits for rows that are still on their way.
+        turn_s: To the next epoch.
+        refresh_s: Of scoring hidden rows anew; on average over epochs.
+        evaluation_s: Of the test data.
+        checkpoint_s: Of writing one, for which training waits; on average over epochs.
+        spread: Of steps that were timed: the tenth and the ninetieth of a hundred, over the median.
+        staging_s: Before the first epoch.
+        link_bytes: That leave the busiest node in an epoch with the exchange.
+        hidden_fraction: Of the rows.
+        num_nodes: Nodes.
+    """
+
+    steps: int
+    train_s: float
+    exchange_s: float
+    turn_s: float
+    refresh_s: float
+    evaluation_s: float
+    checkpoint_s: float
+    spread: tuple[float, float]
+    staging_s: float
+    link_bytes: float
+    hidden_fraction: float
+    num_nodes: int
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """The parts of an epoch."""
+        return {
+            "steps": self.train_s, "rest of the exchange": self.exchange_s, "turn": self.turn_s,
+            "refresh": self.refresh_s, "evaluation": self.evaluation_s,
+            "checkpoint": self.checkpoint_s,
+        }  # fmt: skip
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds from one epoch to the next."""
+        return sum(self.parts_s.values())
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """The same, were all steps as the fast or as the slow ones that were timed."""
+        low, high = self.spread
+        moving_s = self.train_s + self.refresh_s + self.evaluation_s
+        return self.epoch_s + (low - 1) * moving_s, self.epoch_s + (high - 1) * moving_s
+
+    def run_s(self, epochs: int) -> float:
+        """Seconds of a run, staging included."""
+        return self.staging_s + epochs * self.epoch_s
+
+
+def plan_step(
+    config: Config, found: Probe, *, cluster: Cluster | None = None,
+    hidden_fraction: float = 0.0, own: Own | None = None, cores_of: tuple[int, ...] = (),
+) -> StepPlan:  # fmt: skip
+    """Predict a job on the node that was probed for it, or on many such nodes.
 
     Args:
-        config: The settings that the probe was made with.
-        found: Of all of the job's ranks.
+        config: The settings that the probe was made with; what does not change a step's computation
+            may differ, such as the exchange.
+        found: Of as many ranks as the job has on a node.
+        cluster: The nodes; None: the one that was probed.
+        hidden_fraction: Of the rows, that an epoch leaves out.
         own: What the caller of `trainer.train` would bring.
+        cores_of: See `Nodes`.
 
     Raises:
         ConfigError: If the settings do not fit the probe's world.
-        OracleError: If the probe is of fewer ranks than the job has, or of other settings.
+        OracleError: If the probe is of fewer ranks than the job has on a node, or of other
+            settings, or the job does not fit the cluster.
     """
     own_settings = step_settings(config)
     differ = [name for name, words in own_settings.items() if found.settings.get(name) != words]
@@ -63,34 +139,150 @@ def plan_step(config: Config, found: Probe, *, own: Own | None = None) -> StepPl
             f"the probe is of other settings: [{'], ['.join(differ)}] differ; probe with the same "
             "file and the same SECTION.KEY=VALUE"
         )
-    if found.ranks != found.world_size:
-        raise OracleError(
-            f"the probe is of {found.ranks} ranks of a job of {found.world_size}; several nodes "
-            f"are not planned yet: start the probe with all {found.world_size} ranks on one"
-        )
     layout = lay_out(config, found.world_size)
+    machine, node_of = _place_on(found, cluster, cores_of)
+    steps = programs(found.steps, found.world_size, layout.sizes)
+    feeds, rows = {}, None
+    if found.data is not None:
+        ranks = range(found.world_size)
+        readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
+        rows = lay_rows(config, found.data, readers=readers, node_of=node_of)
+        feeds = make_feeds(config, found.data, rows, machine)
+    simulation = simulate(steps, machine, feeds=feeds, steps=STEPS)
+    traces, untraced = _trace(config, found, own)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
-    peak_bytes, untraced = _peaks(config, found, own)
-    machine = OneNode(found.messages, found.slowdowns, cores=found.cores)
-    simulation = simulate(programs(found, layout.sizes), machine, steps=STEPS)
-    rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
+    num_rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
+    epoch = None
+    if found.data is not None and rows is not None:
+        epoch = _Epoch(config, found, found.data, layout, machine, rows, cluster).plan(
+            simulation, traces, hidden_fraction
+        )
     return StepPlan(
         step_s=simulation.step_s,
         low_s=min(simulation.steps_s),
         high_s=max(simulation.steps_s),
         parts_s=simulation.parts_s(),
-        peak_bytes=peak_bytes,
+        peak_bytes=tuple(trace.peak_bytes for trace in traces),
         untraced=untraced,
-        samples_per_s=rows / simulation.step_s,
+        samples_per_s=num_rows / simulation.step_s,
         simulation=simulation,
+        epoch=epoch,
     )
 
 
-def _peaks(config: Config, found: Probe, own: Own | None) -> tuple[tuple[int, ...], str]:
+def _place_on(
+    found: Probe, cluster: Cluster | None, cores_of: tuple[int, ...]
+) -> tuple[Machine, list[int]]:
+    """Find the machine of a job, and the node of each of its ranks."""
+    node = OneNode(found.messages, found.slowdowns, cores=found.cores)
+    ranks = range(found.world_size)
+    if cluster is None:
+        if found.ranks != found.world_size:
+            raise OracleError(
+                f"the probe is of {found.ranks} ranks of a job of {found.world_size}; give "
+                "--cluster FILE, which says how nodes are joined, or start the probe with all "
+                f"{found.world_size} ranks on one"
+            )
+        return node, [0 for _ in ranks]
+    cluster.num_nodes(found.world_size)
+    here = min(cluster.ranks_per_node, found.world_size)
+    if found.ranks < here:
+        raise OracleError(
+            f'the probe is of {found.ranks} ranks on a node, and a node of "{cluster.name}" has '
+            f"{here}; start the probe with {here} on one"
+        )
+    return Nodes(cluster, node, cores_of=cores_of), [rank // here for rank in ranks]
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """What an epoch is planned from; see `plan_step`."""
+
+    config: Config
+    found: Probe
+    data: DataTimes
+    layout: Layout
+    machine: Machine
+    rows: Rows
+    cluster: Cluster | None
+
+    def plan(
+        self, simulation: Simulation, traces: Sequence[Trace], hidden_fraction: float
+    ) -> EpochPlan:
+        steps = self.rows.num_steps(self.config, hidden_fraction=hidden_fraction)
+        first_s = simulation.step_ends_s[0] - simulation.step_s
+        behind_s = simulation.behind_s / len(simulation.step_ends_s)
+        evaluated = self.data.evaluated_rows * (2 if self.config.optimizer.ema else 1)
+        hidden_rows = hidden_fraction * self.data.num_rows
+        every = getattr(self.config.importance.make(), "refresh_every", None)
+        timed = max(self.found.steps, key=lambda each: each.computing_s).step_s
+        return EpochPlan(
+            steps=steps,
+            train_s=steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0),
+            exchange_s=steps * behind_s,
+            turn_s=self.data.turn_s,
+            refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,
+            evaluation_s=self._scoring_s(evaluated),
+            checkpoint_s=self._checkpoint_s(traces),
+            spread=_spread(timed),
+            staging_s=self._staging_s(),
+            link_bytes=self.rows.leaving_bytes * self.rows.layout.widest,
+            hidden_fraction=hidden_fraction,
+            num_nodes=self.rows.layout.num_nodes,
+        )
+
+    def _scoring_s(self, num_rows: float) -> float:
+        """Say how long it takes to pass rows forward, dealt out to all replicas."""
+        if not num_rows:
+            return 0.0
+        share = num_rows / self.rows.layout.num_replicas
+        batches = math.ceil(share / self.config.data.batch_size)
+        feeds = make_feeds(self.config, self.data, self.rows, self.machine, exchanges=False)
+        steps = programs(self.found.evaluations, self.found.world_size, self.layout.sizes)
+        shown = min(batches, STEPS)
+        passes = simulate(steps, self.machine, feeds=feeds, steps=shown)
+        return passes.step_ends_s[-1] + (batches - shown) * passes.step_s
+
+    def _staging_s(self) -> float:
+        storage = self.cluster.storage if self.cluster is not None else None
+        rates = [self.data.staging_bytes_per_s]
+        whole_s = 0.0
+        if storage is not None:
+            of_node = (storage.node_read_gbyte_s, storage.disk_write_gbyte_s)
+            rates += [rate * 1e9 for rate in of_node if rate is not None]
+            if storage.read_gbyte_s is not None:
+                nodes = self.rows.layout.num_nodes
+                whole_s = self.rows.staged_bytes * nodes / (storage.read_gbyte_s * 1e9)
+        limit = self.config.data.staging.bytes_per_s
+        rates += [limit] if limit else []
+        return max(self.rows.staged_bytes / min(rates), whole_s)
+
+    def _checkpoint_s(self, traces: Sequence[Trace]) -> float:
+        run = self.config.run
+        rate = self.data.write_bytes_per_s
+        if self.cluster is not None and self.cluster.storage.write_gbyte_s is not None:
+            rate = self.cluster.storage.write_gbyte_s * 1e9
+        if not (run.checkpoint_epochs and traces and rate) or run.checkpoint_async:
+            return 0.0
+        # Copies of a part are written once
+        pp, dp_replicate, *_ = self.layout.sizes
+        of_stage = self.found.world_size // pp // dp_replicate
+        return sum(trace.kept_bytes for trace in traces) * of_stage / rate / run.checkpoint_epochs
+
+
+def _spread(steps_s: Sequence[float]) -> tuple[float, float]:
+    if len(steps_s) < 2:
+        return 1.0, 1.0
+    ends = statistics.quantiles(steps_s, n=10, method="inclusive")
+    median = statistics.median(steps_s)
+    return min(ends[0] / median, 1.0), max(ends[-1] / median, 1.0)
+
+
+def _trace(config: Config, found: Probe, own: Own | None) -> tuple[tuple[Trace, ...], str]:
     """Trace the ranks that were timed; a model that cannot be traced has a time all the same."""
     try:
         return tuple(
-            trace_step(config, world_size=found.world_size, rank=timed.rank, own=own).peak_bytes
+            trace_step(config, world_size=found.world_size, rank=timed.rank, own=own)
             for timed in found.steps
         ), ""
     except ConfigError as error:

@@ -2,23 +2,22 @@
 
 from collections.abc import Sequence
 
-from oracle.probe.probe import Probe
 from oracle.record import Message, Wait
 from oracle.stopwatch import Timed
 from oracle.traffic import axes_of
 from trainer.mesh.mesh import AXES
 
 
-def programs(found: Probe, sizes: Sequence[int]) -> list[Timed]:
+def programs(of_stages: Sequence[Timed], world_size: int, sizes: Sequence[int]) -> list[Timed]:
     """Hand out what each rank of a job does, in the order of the ranks.
 
     Args:
-        found: Of its settings and its number of ranks.
+        of_stages: By coordinate of pp, what a rank there does.
+        world_size: Ranks of the job.
         sizes: Ranks along each of ``trainer.mesh.mesh.AXES``.
     """
     return [
-        moved(found.steps[rank * sizes[0] // found.world_size], rank, sizes)
-        for rank in range(found.world_size)
+        moved(of_stages[rank * sizes[0] // world_size], rank, sizes) for rank in range(world_size)
     ]
 
 

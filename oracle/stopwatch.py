@@ -18,7 +18,7 @@ from trainer.config.config import Config
 from trainer.run.build import build_rank
 from trainer.run.optimizers import build_optimizer
 from trainer.run.own import Own
-from trainer.run.step import train_step
+from trainer.run.step import evaluating, train_step
 
 WARM_UP_STEPS = 2
 RECEIVED = 0.01
@@ -55,6 +55,7 @@ def time_step(
     own: Own | None = None,
     steps: int = 10,
     ready: Callable[[], None] = lambda: None,
+    evaluates: bool = False,
 ) -> Timed:
     """Train some steps as one of a job's ranks, with nobody at the other end, and time them.
 
@@ -66,6 +67,7 @@ def time_step(
         steps: How many to time with a clock in them, and without.
         ready: Called before each step: waits for others that share the machine, if they are to
             compute at the same time.
+        evaluates: Score a batch, as an evaluation does, in place of each step.
 
     Raises:
         ConfigError: If the settings do not fit such a world.
@@ -83,10 +85,19 @@ def time_step(
             for _ in range(config.optimizer.accumulate)
         ]
 
+        def train() -> None:
+            train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
+
+        def score() -> None:
+            with evaluating(pipeline):
+                pipeline.forward(batches[0])
+
+        run = score if evaluates else train
+
         def step() -> float:
             ready()
             start = time.perf_counter()
-            train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
+            run()
             return time.perf_counter() - start
 
         plain_s, laps_s = [], []
@@ -99,7 +110,7 @@ def time_step(
             with clock:
                 ready()
                 clock.mark()
-                train_step(pipeline, optimizer, NoReports(), batches, clip=config.optimizer.clip)
+                run()
                 laps_s.append(clock.stop())
     # The clock itself takes time, at each operator alike
     scale = statistics.median(plain_s) / statistics.median(map(sum, laps_s))

@@ -5,7 +5,7 @@ order, and for small ones a tree where that is faster.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +69,7 @@ def lay_route(cluster: Cluster, kind: str, ranks: Sequence[int]) -> Route:
         ranks: Of the group; of a send the first sends to the second.
     """
     num, spans = len(ranks), cluster.spans()
-    loads: Counter[tuple[int, str, int]] = Counter()
+    loads: defaultdict[tuple[int, str, int], float] = defaultdict(float)
     latency_us = 0.0
     for source, target, share in _edges(kind, ranks):
         for number, level in enumerate(cluster.level):

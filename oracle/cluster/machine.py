@@ -12,12 +12,12 @@ class Nodes:
     """Nodes that are joined by links; each is as the one that was probed.
 
     A message takes what it takes among as many of a node's ranks, the work of processors, or what
-    its links take, whichever is more.
+    its links take, whichever is more; of a kind that was not timed, such as a send where a node has
+    one rank, the links alone.
 
     Args:
         cluster: The nodes and links.
-        node: What a node's ranks and the messages among them take; None: of messages only the links
-            are counted.
+        node: What a node's ranks and the messages among them take; None: only links are counted.
         cores_of: Ranks that share processors, by rank: those of a node, unless something else is
             said.
     """
@@ -43,7 +43,9 @@ class Nodes:
     def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
         """Price a message: processors of the nodes, and links."""
         route = self._route(kind, ranks)
-        busy = Cost(0.0) if self._node is None else self._node.message(kind, ranks, num_bytes)
+        busy = Cost(0.0)
+        if self._node is not None and self._node.knows(kind):
+            busy = self._node.message(kind, ranks, num_bytes)
         seconds = max(busy.seconds, route.seconds(num_bytes))
         if not seconds:
             return Cost(0.0)

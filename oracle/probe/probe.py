@@ -12,11 +12,12 @@ import torch
 from dataio.base.atomic import write_json
 from dataio.world import World, discover_world
 from oracle.errors import OracleError
+from oracle.probe.data import DataTimes, time_data
 from oracle.probe.messages import SIZES, MessageTimes, group_sizes, time_messages
 from oracle.record import Message, Wait
 from oracle.stopwatch import Timed, time_step
 from trainer.config.config import Config
-from trainer.run.build import lay_out
+from trainer.run.build import build_place, lay_out
 from trainer.run.own import Own
 from trainer.watch.launch import join
 
@@ -37,6 +38,8 @@ class Probe:
         steps: By pp coordinate: what a rank there computes where nobody else does.
         slowdowns: So many ranks computing at a time, and how many times longer it took them; of
             the laps of ``steps``, the spread is that beside the most of them.
+        evaluations: As ``steps``, of a batch that is evaluated; empty if ``data`` is None.
+        data: What feeding the ranks takes; None: not measured.
     """
 
     torch: str
@@ -47,11 +50,13 @@ class Probe:
     messages: tuple[MessageTimes, ...]
     steps: tuple[Timed, ...]
     slowdowns: tuple[tuple[int, float], ...]
+    evaluations: tuple[Timed, ...] = ()
+    data: DataTimes | None = None
 
 
 def probe(
     config: Config, *, world_size: int, own: Own | None = None, steps: int = 10,
-    sizes: Sequence[int] = SIZES, timeout_s: float = 300.0,
+    sizes: Sequence[int] = SIZES, data: bool = False, timeout_s: float = 300.0,
 ) -> Probe:  # fmt: skip
     """Time messages among the ranks of this node, and steps of the job. Collective.
 
@@ -63,11 +68,13 @@ def probe(
         own: What the caller of `trainer.train` would bring.
         steps: How many to time at once.
         sizes: Of messages, in bytes.
+        data: Whether to time the loader too, on the job's data.
         timeout_s: Longest wait for another rank.
 
     Raises:
         ConfigError: If the settings do not fit such a world.
         OracleError: If the ranks are on several nodes, more than the job has, or train on GPUs.
+        DataioError: If the data cannot be read.
     """
     check_device(config)
     with discover_world(timeout_s=timeout_s) as world:
@@ -84,11 +91,29 @@ def probe(
     # Before the first message: what does not fit is not worth a wait.
     layout = lay_out(config, world_size)
     messages: list[MessageTimes] = []
-    if sizes:
-        with join(device="cpu", timeout_s=timeout_s):
-            messages = time_messages(sizes=sizes)
+    of_data: DataTimes | None = None
+    if sizes or data:
+        with join(device="cpu", timeout_s=timeout_s) as job:
+            if data:
+                here = range(job.world.world_size)
+                readers = sum(build_place(config, layout, rank).reads for rank in here)
+                of_data = time_data(config, job, readers=readers, own=own)
+            if sizes:
+                messages = time_messages(sizes=sizes)
     with discover_world(timeout_s=timeout_s) as world:
-        return _time_steps(config, world, layout.sizes[0], world_size, own, steps, messages)
+        found = _time_steps(config, world, layout.sizes[0], world_size, own, steps, messages)
+        if not data:
+            return found
+        evaluations: tuple[Timed, ...] = ()
+        if world.rank == 0:
+            evaluations = tuple(
+                time_step(
+                    config, world_size=world_size, rank=timed.rank, own=own, steps=steps,
+                    evaluates=True,
+                ) for timed in found.steps
+            )  # fmt: skip
+        world.barrier(doing="timing evaluations")
+    return replace(found, evaluations=evaluations, data=of_data)
 
 
 def _time_steps(
@@ -175,7 +200,10 @@ def as_fast_as(alone: Timed, beside: Timed) -> Timed:
 def save_probe(found: Probe, path: Path) -> None:
     """Write a probe as JSON."""
     document = {
-        "format": FORMAT, **asdict(found), "steps": [_to_json(each) for each in found.steps]
+        "format": FORMAT,
+        **asdict(found),
+        "steps": [_to_json(each) for each in found.steps],
+        "evaluations": [_to_json(each) for each in found.evaluations],
     }  # fmt: skip
     write_json(path, document)
 
@@ -191,7 +219,9 @@ def load_probe(path: Path) -> Probe:
         if document.pop("format") != FORMAT:
             raise KeyError("format")
         document["messages"] = tuple(MessageTimes(**_tuples(each)) for each in document["messages"])
-        document["steps"] = tuple(_timed(each) for each in document["steps"])
+        for name in ("steps", "evaluations"):
+            document[name] = tuple(_timed(each) for each in document[name])
+        document["data"] = document["data"] and DataTimes(**document["data"])
         document["slowdowns"] = tuple((count, value) for count, value in document["slowdowns"])
         found = Probe(**document)
     except (OSError, ValueError, KeyError, TypeError) as error:

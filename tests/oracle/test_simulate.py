@@ -22,8 +22,11 @@ class Bench:
     takes: tuple[tuple[Resource, float], ...] = ()
     asked: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
+    def cores(self, rank: int) -> Resource:
+        return ("cores",)
+
     def compute(self, rank: int, seconds: float) -> Cost:
-        return Cost(seconds, ((("cores",), 1.0),))
+        return Cost(seconds, ((self.cores(rank), 1.0),))
 
     def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
         self.asked.append((kind, ranks, num_bytes))

@@ -50,7 +50,7 @@ def test_a_probe_alone_times_a_job_of_several_ranks_and_is_kept(tmp_path):
     assert [timed.rank for timed in found.steps] == [0, 2]
     save_probe(found, tmp_path / "probe.json")
     assert load_probe(tmp_path / "probe.json") == found
-    assert [program.rank for program in programs(found, (2, 1, 2, 1, 1))] == [0, 1, 2, 3]
+    assert [program.rank for program in programs(found.steps, 4, (2, 1, 2, 1, 1))] == [0, 1, 2, 3]
 
 
 def test_a_probe_of_another_torch_is_refused(tmp_path):

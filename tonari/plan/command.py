@@ -10,7 +10,7 @@ from tonari.outputs import check_output
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from oracle.plan import StepPlan
+    from oracle.plan import EpochPlan, StepPlan
 
 
 def main(argv: list[str]) -> int:
@@ -25,28 +25,38 @@ def main(argv: list[str]) -> int:
     Raises:
         ConfigError: If the settings are wrong, or the probe is of others.
     """
-    given = _parser().parse_intermixed_args(argv)
+    parser = _parser()
+    given = parser.parse_intermixed_args(argv)
+    if not 0 <= given.hidden < 1:
+        parser.error(f"--hidden is {given.hidden}, expected a share in [0, 1)")
     check_output("--timeline", given.timeline)
+    from oracle.cluster.cluster import load_cluster
     from oracle.plan import plan_step, timeline
     from oracle.probe.probe import load_probe
     from trainer.config.config import load_config
 
     config = load_config(given.config, given.overrides)
-    planned = plan_step(config, load_probe(given.probe))
+    cluster = load_cluster(given.cluster) if given.cluster else None
+    planned = plan_step(
+        config, load_probe(given.probe), cluster=cluster, hidden_fraction=given.hidden
+    )
     if given.timeline:
         given.timeline.write_text(json.dumps(timeline(planned.simulation)))
     if given.json:
         document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
+        if planned.epoch:
+            document["epoch"] |= {"epoch_s": planned.epoch.epoch_s}
         print(json.dumps(document, indent=1))
     else:
-        print("\n".join(_words(planned)))
+        print("\n".join([*_words(planned), *_epoch_words(planned.epoch, config.run.epochs)]))
     return 0
 
 
 def _words(planned: "StepPlan") -> list[str]:
     lines = [
         f"a step: {planned.step_s:.3f} s ({planned.low_s:.3f} to {planned.high_s:.3f}), "
-        f"{planned.samples_per_s:,.1f} samples a second, without loading data",
+        f"{planned.samples_per_s:,.1f} samples a second"
+        + ("" if planned.epoch else ", without loading data"),
         "",
     ]
     for name, seconds in sorted(planned.parts_s.items(), key=lambda part: -part[1]):
@@ -57,12 +67,42 @@ def _words(planned: "StepPlan") -> list[str]:
     return [*lines, "", f"most memory of tensors a rank, by coordinate of pp: {memory}"]
 
 
+def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
+    if epoch is None:
+        return []
+    low_s, high_s = epoch.range_s
+    hidden = f", {epoch.hidden_fraction:.0%} hidden" if epoch.hidden_fraction else ""
+    lines = [
+        "",
+        f"an epoch: {epoch.epoch_s:.1f} s ({low_s:.1f} to {high_s:.1f}), {epoch.steps:,} steps"
+        f"{hidden}",
+        "",
+        *(
+            f"  {name:24} {seconds:8.2f} s  {seconds / epoch.epoch_s:6.1%}"
+            for name, seconds in epoch.parts_s.items()
+            if seconds
+        ),
+        "",
+    ]
+    if epoch.link_bytes:
+        lines.append(
+            f"over the busiest node's link, each way: {format_bytes(round(epoch.link_bytes))} an "
+            "epoch of exchange"
+        )
+    run_s = epoch.run_s(epochs)
+    return [
+        *lines,
+        f"{epochs} epochs: {run_s / 3600:.2f} h, {run_s * epoch.num_nodes / 3600:.2f} node hours; "
+        f"staging, before the first, {epoch.staging_s:.1f} s",
+    ]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tonari plan",
-        description="Say what a step of a job takes, and where the time goes: its ranks, as "
-        "`tonari probe` timed them, are simulated event by event. So far of one node, and without "
-        "the loader.",
+        description="Say what a job takes before it runs, and where the time goes: its ranks, as "
+        "`tonari probe` timed them, are simulated event by event, with the loader and the exchange "
+        "beside them; on the node that was probed, or on many such nodes (--cluster).",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
     parser.add_argument(
@@ -71,6 +111,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--probe", type=Path, required=True, metavar="FILE", help="what tonari probe wrote"
     )
+    parser.add_argument(
+        "--cluster", type=Path, metavar="FILE",
+        help="the nodes and what joins them, such as examples/clusters/gigabit.toml (default: the "
+        "node that was probed)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hidden", type=float, default=0.0, metavar="F",
+        help="share of the rows that an epoch leaves out (default: 0)",
+    )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE",
         help="write three steps of all ranks for https://ui.perfetto.dev",

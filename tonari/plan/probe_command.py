@@ -2,8 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tonari.outputs import check_output
+from tonari.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from oracle.probe.data import DataTimes
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +35,7 @@ def main(argv: list[str]) -> int:
     config = load_config(given.config, given.overrides)
     with discover_world() as world:
         rank, local = world.rank, world.world_size
-    found = probe(config, world_size=given.world or local, steps=given.steps)
+    found = probe(config, world_size=given.world or local, steps=given.steps, data=given.data)
     if rank:
         return 0
     save_probe(found, given.out)
@@ -42,8 +47,17 @@ def main(argv: list[str]) -> int:
             f", {factor:.2f} times as long where {count} compute"
             for count, factor in found.slowdowns[1:]
         )
+        + (f"\n{_data_words(found.data)}" if found.data else "")
     )
     return 0
+
+
+def _data_words(data: "DataTimes") -> str:
+    return (
+        f"{data.num_rows:,} rows of {format_bytes(round(data.row_bytes))}; a rank makes a batch "
+        f"in {data.batch_s:.4f} s, a node stages {format_bytes(round(data.staging_bytes_per_s))} "
+        f"a second, an epoch turns in {data.turn_s:.3f} s"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,9 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="tonari probe",
         description="Time the messages of this node's ranks, and what the ranks of a job compute "
         "in a step: with the trainer's own step, real tensors, and nobody at the other end. Start "
-        "as many ranks as the job has on a node: `mpiexec -n 4 tonari probe TRAIN.toml`. No data "
-        "is read, and the node must be otherwise idle. Takes some 60 steps for each stage of a "
-        "pipeline, and about half a minute for messages.",
+        "as many ranks as the job has on a node: `mpiexec -n 4 tonari probe TRAIN.toml`. The "
+        "loader stages at most 1 GB of the data in a directory of its own, and makes batches. The "
+        "node must be otherwise idle. Takes some 60 steps for each stage of a pipeline, and about "
+        "half a minute for messages.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
     parser.add_argument(
@@ -66,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=int, default=10, metavar="N", help="to time each way (default: 10)"
     )
+    parser.add_argument(
+        "--no-data", dest="data", action="store_false",
+        help="leave the loader out: then a plan is of steps alone",
+    )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path("probe.json"), metavar="FILE",
         help="where the figures go (default: probe.json)",

@@ -118,6 +118,11 @@ class ReplicaLoader:
         return self._loader.step if self._loader is not None else self._step
 
     @property
+    def num_samples(self) -> int:
+        """Samples of the dataset; 0 where nothing is read."""
+        return 0 if self._loader is None else self._loader.num_samples
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of a batch that this rank takes from its reader; 0 on a rank that reads."""
         return self._stream.held_bytes

@@ -1,0 +1,108 @@
+"""What the loaders of a job do beside its steps: batches, and rows that travel. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dataio.plan.layout import Layout
+from oracle.costs import Cost, Feed, Machine
+from oracle.probe.data import DataTimes
+from shuffle.plan import num_leaving
+from shuffle.ring import crossing_fraction
+from trainer.config.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """How the rows of a job lie on its nodes, and travel.
+
+    Attributes:
+        layout: Replicas on each node, and samples.
+        readers: Ranks that read, one for each replica, node by node.
+        row_bytes: Mean.
+        pool_bytes: Of the node that holds most.
+        staged_bytes: Of these, what stays in its cache.
+        leaving_bytes: Of each replica, over its node's link, an epoch.
+    """
+
+    layout: Layout
+    readers: tuple[int, ...]
+    row_bytes: float
+    pool_bytes: float
+    staged_bytes: float
+    leaving_bytes: float
+
+    def num_steps(self, config: Config, *, hidden_fraction: float = 0.0) -> int:
+        """Count an epoch's optimizer steps; the same on every replica."""
+        visible = self.layout.num_samples - int(hidden_fraction * self.layout.num_samples)
+        share = -(-visible // self.layout.num_replicas)
+        data = config.data
+        batches = share // data.batch_size if data.drop_last else -(-share // data.batch_size)
+        return max(-(-batches // config.optimizer.accumulate), 1)
+
+
+def lay_rows(
+    config: Config, data: DataTimes, *, readers: Sequence[int], node_of: Sequence[int]
+) -> Rows:
+    """Deal a job's rows out to its nodes.
+
+    Args:
+        config: The settings.
+        data: Of the job's data.
+        readers: Ranks that read, ascending.
+        node_of: Of each rank.
+    """
+    nodes = [node_of[rank] for rank in readers]
+    layout = Layout(
+        tuple(nodes.count(node) for node in dict.fromkeys(nodes)),
+        max(data.num_rows, len(readers)),
+    )
+    shuffle = config.shuffle
+    holds_all = shuffle.kind == "global" and not shuffle.moves
+    pool_rows = layout.num_samples if holds_all else int(layout.pool_sizes.max())
+    pool_bytes = pool_rows * data.row_bytes
+    leaving = 0.0
+    if layout.num_nodes > 1 and shuffle.kind == "partial":
+        leaving = num_leaving(layout, shuffle.exchange) * crossing_fraction(layout)
+    elif layout.num_nodes > 1 and shuffle.moves:
+        leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
+    quota = config.data.cache.quota_bytes
+    return Rows(
+        layout=layout,
+        readers=tuple(readers),
+        row_bytes=data.row_bytes,
+        pool_bytes=pool_bytes,
+        staged_bytes=pool_bytes if quota is None else min(pool_bytes, quota),
+        leaving_bytes=leaving * data.row_bytes,
+    )
+
+
+def make_feeds(
+    config: Config, data: DataTimes, rows: Rows, machine: Machine, *, exchanges: bool = True
+) -> dict[int, Feed]:
+    """Let each reader's loader make batches and send rows, an optimizer step at a time.
+
+    Args:
+        config: The settings.
+        data: What a batch takes.
+        rows: Where they lie.
+        machine: What it takes there.
+        exchanges: Whether rows leave.
+    """
+    accumulate = config.optimizer.accumulate
+    per_step = rows.leaving_bytes / rows.num_steps(config) if exchanges else 0.0
+    feeds = {}
+    for number, rank in enumerate(rows.readers):
+        cores = machine.cores(rank)
+        # What was timed includes what readers do to one another
+        crowd = machine.slowdown(cores, data.readers * data.batch_cores)
+        sends: tuple[Cost, ...] = ()
+        if per_step:
+            # As far along the ring as there are replicas on a node: to another one
+            partner = rows.readers[(number + rows.layout.widest) % len(rows.readers)]
+            sends = (machine.message("send", (rank, partner), round(per_step)),)
+        feeds[rank] = Feed(
+            batch=Cost(data.batch_s * accumulate / crowd, ((cores, data.batch_cores),)),
+            ahead=-(-config.data.workers.prefetch // accumulate),
+            sends=sends,
+        )
+    return feeds

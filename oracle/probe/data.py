@@ -1,0 +1,171 @@
+"""How long this node takes to feed its ranks: batches, staging, the turn of an epoch."""
+
+import contextlib
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dataio import NodeCache
+from dataio.base.filesystem import cache_directory
+from dataio.base.sizes import parse_bytes
+from dataio.world import World
+from trainer.config.config import Config, ImportanceConfig, MeshConfig
+from trainer.deliver.deliver import ReplicaLoader
+from trainer.run.build import build_loader, build_place, lay_out, make_task
+from trainer.run.images import evaluation_fields
+from trainer.run.own import Own
+from trainer.watch.launch import Job
+
+QUOTA = "1GB"
+"""Of the rows that are staged to see how long it takes."""
+FIRST_BATCHES = 4
+"""That are not counted: threads start."""
+MOST_BATCHES = 40
+WRITTEN_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataTimes:
+    """What feeding the ranks of a node takes.
+
+    Attributes:
+        readers: Ranks that read at a time.
+        num_rows: Of the training data.
+        evaluated_rows: Of what is evaluated on, padding included; 0: nothing is.
+        row_bytes: As rows lie in the cache; mean.
+        batch_s: From one batch to the next, where nobody trains on them.
+        batch_cores: Processors that a rank uses for that.
+        staging_bytes_per_s: Of the node, from the source into its cache.
+        turn_s: Between two epochs in which nothing is exchanged.
+        write_bytes_per_s: Of a file, flushed, where checkpoints go.
+    """
+
+    readers: int
+    num_rows: int
+    evaluated_rows: int
+    row_bytes: float
+    batch_s: float
+    batch_cores: float
+    staging_bytes_per_s: float
+    turn_s: float
+    write_bytes_per_s: float
+
+
+def time_data(
+    config: Config, job: Job, *, readers: int, own: Own | None = None
+) -> DataTimes | None:
+    """Stage some rows in a directory of its own, and make batches of them. Collective.
+
+    Indexes of the source are read whole, as a run reads them.
+
+    Args:
+        config: The job's settings.
+        job: The ranks of a node.
+        readers: How many of them read.
+        own: What the caller of `trainer.train` would bring.
+
+    Returns:
+        What this rank saw; None if it does not read, rank 0 does.
+
+    Raises:
+        ConfigError: If a setting does not fit the data.
+        DataioError: If the data cannot be read, or nothing can be written.
+    """
+    found = None
+    with _directory(config, job.world) as directory:
+        if job.world.rank < readers:
+            team = replace(job, world=job.world.part(range(readers)))
+            found = _time_loader(_plain(config, directory), team, own or Own())
+        job.world.barrier(doing="timing the loader")
+    return found
+
+
+def _plain(config: Config, directory: Path) -> Config:
+    """Let every rank read, all of its rows, from a cache of its own."""
+    data = config.data
+    quota = min(parse_bytes(QUOTA), data.cache.quota_bytes or parse_bytes(QUOTA))
+    cache = NodeCache(directory, quota=quota, verify=data.cache.verify)
+    return replace(
+        config, data=replace(data, cache=cache, staging=replace(data.staging, when="before")),
+        importance=ImportanceConfig(), mesh=MeshConfig(),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _directory(config: Config, world: World) -> Iterator[Path]:
+    """Make a directory that all ranks know, where caches would lie, and remove it."""
+    with contextlib.ExitStack() as opened:
+        name = b""
+        if world.rank == 0:
+            root = cache_directory(str(config.data.cache.path))
+            made = tempfile.TemporaryDirectory(
+                prefix="probe-", dir=root, ignore_cleanup_errors=True
+            )
+            name = opened.enter_context(made).encode()
+        yield Path(world.allgather(name, doing="timing the loader")[0].decode())
+
+
+def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
+    place = build_place(config, lay_out(config, job.world.world_size), job.world.rank)
+    started = time.perf_counter()
+    loader, test = build_loader(config, job, place=place, task=make_task(config, own), own=own)
+    opened_s = time.perf_counter() - started
+    with loader:
+        evaluated_rows = 0
+        if test is not None:
+            fields = None if own.fields else evaluation_fields(config.data, config.augment)
+            evaluation = loader.evaluation(test, fields=fields, transform=own.evaluation_transform)
+            evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
+        batch_s, batch_cores = _time_batches(loader)
+        stats = loader.stats()
+        read_bytes = stats["disk_bytes"] + stats["page_cache_bytes"]
+        staged_s = max(stats["staging_s"], 1e-6)
+        return DataTimes(
+            readers=job.world.world_size,
+            num_rows=loader.num_samples,
+            evaluated_rows=evaluated_rows,
+            row_bytes=read_bytes / max(stats["rows"], 1),
+            batch_s=batch_s,
+            batch_cores=batch_cores,
+            staging_bytes_per_s=stats["disk_bytes_written"] / min(staged_s, opened_s),
+            turn_s=stats["turn_s"],
+            write_bytes_per_s=_time_writing(Path(config.run.directory)),
+        )
+
+
+def _time_batches(loader: ReplicaLoader) -> tuple[float, float]:
+    """Take batches of an epoch, and turn to the next: seconds of a batch, and processors."""
+    num_batches = min(len(loader), FIRST_BATCHES + MOST_BATCHES)
+    first = min(FIRST_BATCHES, num_batches - 1)
+    # Before each batch and after the last one: the clock, and processor time
+    at: list[tuple[float, float]] = []
+    for epoch in loader.epochs(2):
+        if epoch:
+            break
+        at.append((time.perf_counter(), time.process_time()))
+        for _ in itertools.islice(loader, num_batches):
+            at.append((time.perf_counter(), time.process_time()))
+    (began_s, began_cpu_s), (ended_s, ended_cpu_s) = at[first], at[num_batches]
+    took_s = max(ended_s - began_s, 1e-9)
+    return took_s / (num_batches - first), (ended_cpu_s - began_cpu_s) / took_s
+
+
+def _time_writing(directory: Path) -> float:
+    """Write a file where checkpoints would lie, in bytes/s; 0 where nothing may be written."""
+    parent = directory.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    data = os.urandom(WRITTEN_BYTES)
+    try:
+        with tempfile.TemporaryFile(dir=parent) as file:
+            started = time.perf_counter()
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            return WRITTEN_BYTES / (time.perf_counter() - started)
+    except OSError:
+        return 0.0
