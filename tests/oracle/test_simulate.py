@@ -18,7 +18,7 @@ class Bench:
     """A machine: cores that are shared or not, and messages of one length."""
 
     message_s: float = 1.0
-    cores: float = float("inf")
+    num_cores: float = float("inf")
     takes: tuple[tuple[Resource, float], ...] = ()
     asked: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ class Bench:
         return Cost(self.message_s, self.takes)
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        return max(1.0, demand / self.cores) if resource == ("cores",) else max(1.0, demand)
+        return max(1.0, demand / self.num_cores) if resource == ("cores",) else max(1.0, demand)
 
 
 def program(rank: int, *parts: float | Message | Wait) -> Timed:
@@ -116,11 +116,11 @@ def test_messages_of_one_group_are_told_apart_by_their_order():
 
 
 def test_ranks_that_want_more_cores_than_there_are_take_as_much_longer():
-    found = simulate([program(rank, 1.0) for rank in range(4)], Bench(cores=2), steps=1)
+    found = simulate([program(rank, 1.0) for rank in range(4)], Bench(num_cores=2), steps=1)
     assert found.step_ends_s == (2.0,)
     # One has less to do: from then on the others have more of the cores
     short = [program(0, 1.0), program(1, 2.0)]
-    assert simulate(short, Bench(cores=1), steps=1).step_ends_s == (3.0,)
+    assert simulate(short, Bench(num_cores=1), steps=1).step_ends_s == (3.0,)
 
 
 def test_messages_on_one_link_share_it():
@@ -132,7 +132,7 @@ def test_messages_on_one_link_share_it():
 
 
 def test_a_message_takes_cores_from_computation():
-    bench = Bench(cores=1, takes=((("cores",), 1.0),))
+    bench = Bench(num_cores=1, takes=((("cores",), 1.0),))
     pair = [program(rank, together(0, 1), Wait(0)) for rank in (0, 1)]
     found = simulate([*pair, program(2, 2.0)], bench, steps=1)
     # Both at half the pace: the message ends after two seconds, the rest has a core to itself
@@ -196,9 +196,9 @@ def test_a_step_waits_for_its_batch(batch_s, ahead, step_s):
 
 def test_a_loader_takes_cores_from_its_rank():
     feed = Feed(batch=Cost(1.0, CORE), ahead=2)
-    found = simulate([program(0, 2.0)], Bench(cores=1), feeds={0: feed}, steps=20)
+    found = simulate([program(0, 2.0)], Bench(num_cores=1), feeds={0: feed}, steps=20)
     assert found.step_s == pytest.approx(3.0)
-    assert simulate([program(0, 2.0)], Bench(cores=2), feeds={0: feed}, steps=20).step_s == 2.0
+    assert simulate([program(0, 2.0)], Bench(num_cores=2), feeds={0: feed}, steps=20).step_s == 2.0
 
 
 def test_a_rank_without_a_loader_waits_for_none():

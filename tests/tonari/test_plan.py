@@ -26,7 +26,7 @@ def settings(tmp_path: Path) -> Path:
 
 def test_a_step_alone_is_planned_from_its_probe(settings, tmp_path, capsys):
     kept = tmp_path / "probe.json"
-    assert main(["probe", str(settings), "--steps", "1", "--out", str(kept)]) == 0
+    assert main(["probe", str(settings), "--steps", "1", "--no-data", "--out", str(kept)]) == 0
     assert "a step computes" in capsys.readouterr().out
     drawn = tmp_path / "timeline.json"
     command = ["plan", str(settings), "--probe", str(kept)]
@@ -47,15 +47,65 @@ def test_a_step_alone_is_planned_from_its_probe(settings, tmp_path, capsys):
 
 def test_a_probe_of_other_settings_or_fewer_ranks_is_refused(settings, tmp_path, capsys):
     kept = tmp_path / "probe.json"
-    given = ["probe", str(settings), "--steps", "1", "--out", str(kept)]
+    given = ["probe", str(settings), "--steps", "1", "--no-data", "--out", str(kept)]
     assert main([*given, "--world", "2"]) == 0
     assert main(["plan", str(settings), "--probe", str(kept)]) == 1
-    assert "of 1 ranks of a job of 2; several nodes are not planned yet" in capsys.readouterr().err
+    assert "of 1 ranks of a job of 2; give --cluster FILE" in capsys.readouterr().err
     assert main(["plan", str(settings), "--probe", str(kept), "model.width=64"]) == 1
     assert "of other settings: [model] differ" in capsys.readouterr().err
     kept.unlink()
     assert main(["plan", str(settings), "--probe", str(kept)]) == 1
     assert "make one with tonari probe" in capsys.readouterr().err
+
+
+TWO_NODES = """
+name = "two nodes"
+[[level]]
+name = "node"
+units = 1
+[[level]]
+name = "switch"
+units = 2
+gbyte_s = 1e-5
+"""
+
+
+def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(97, 122)) * 400 + b"a")
+    given = [
+        str(settings), f"data.train={text}", "data.test_fraction=0.2", "shuffle.exchange=0.5",
+        f"data.cache={tmp_path / 'cache'}", f"run.directory={tmp_path / 'run'}",
+    ]  # fmt: skip
+    kept, cluster = tmp_path / "probe.json", tmp_path / "cluster.toml"
+    assert main(["probe", *given, "--world", "2", "--steps", "2", "--out", str(kept)]) == 0
+    # Of 625 rows of 16 bytes and the one after them a fifth is left for the evaluation
+    assert "500 rows of" in capsys.readouterr().out
+    assert list((tmp_path / "cache").iterdir()) == []
+    cluster.write_text(TWO_NODES)
+    command = ["plan", *given, "--probe", str(kept), "--cluster", str(cluster)]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    epoch = document["epoch"]
+    # 250 rows of each replica, 8 a batch; half of them leave
+    assert (epoch["steps"], epoch["num_nodes"]) == (32, 2)
+    row_bytes = json.loads(kept.read_text())["data"]["row_bytes"]
+    assert epoch["link_bytes"] == pytest.approx(125 * row_bytes)
+    assert epoch["evaluation_s"] > 0
+    parts = ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s")
+    assert epoch["epoch_s"] == pytest.approx(sum(epoch[part] for part in parts))
+    # The gradients of a step alone take longer than that over 10 kB/s
+    assert document["parts_s"]["all_reduce"] > 1.0
+    assert main([*command, "--hidden", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "16 steps, 50% hidden" in shown
+    assert "of exchange" in shown
+    assert "node hours" in shown
+    assert main([*command, "--hidden", "1"]) == 2
+    assert "--hidden is 1.0, expected a share in [0, 1)" in capsys.readouterr().err
+    cluster.write_text(TWO_NODES.replace("units = 2", "units = 1"))
+    assert main(command) == 1
+    assert "has 1 ranks, fewer than the 2 of the job" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_refused_before_anything_is_timed(settings, tmp_path, capsys):
@@ -88,7 +138,7 @@ def test_a_model_that_cannot_be_traced_has_a_time_and_no_memory(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     path, kept = tmp_path / "run.toml", tmp_path / "probe.json"
     path.write_text(OWN + '[model]\nkind = "decides_by_value:Decides"\n')
-    assert main(["probe", str(path), "--steps", "1", "--out", str(kept)]) == 0
+    assert main(["probe", str(path), "--steps", "1", "--no-data", "--out", str(kept)]) == 0
     assert main(["plan", str(path), "--probe", str(kept)]) == 0
     shown = capsys.readouterr().out
     assert "a step: " in shown
@@ -121,7 +171,9 @@ def test_a_rank_that_fails_ends_the_probe_with_its_words(tmp_path, run_timed):
     (tmp_path / "fails_by_rank.py").write_text(BY_RANK)
     path = tmp_path / "run.toml"
     path.write_text(OWN + '[model]\nkind = "fails_by_rank:Fails"\n')
-    ended = run_timed(2, "probe", path, "--steps", "1", "--out", tmp_path / "probe.json")
+    ended = run_timed(
+        2, "probe", path, "--steps", "1", "--no-data", "--out", tmp_path / "probe.json"
+    )
     assert ended.returncode
     assert "one rank fails" in ended.stderr
     assert not (tmp_path / "probe.json").exists()
@@ -130,7 +182,7 @@ def test_a_rank_that_fails_ends_the_probe_with_its_words(tmp_path, run_timed):
 @pytest.mark.multirank
 def test_three_ranks_are_probed_and_planned(settings, tmp_path, run_timed, capsys):
     kept = tmp_path / "probe.json"
-    ended = run_timed(3, "probe", settings, "--steps", "1", "--out", kept)
+    ended = run_timed(3, "probe", settings, "--steps", "1", "--no-data", "--out", kept)
     assert ended.returncode == 0, ended.stderr
     found = load_probe(kept)
     assert {each.ranks for each in found.messages} == {1, 2, 3}
@@ -157,7 +209,7 @@ def run_timed(tmp_path: Path):
 def test_ranks_of_a_pipeline_are_probed_and_planned(settings, tmp_path, run_timed, capsys):
     kept = tmp_path / "probe.json"
     mesh = ["mesh.pp=2", "mesh.microbatches=2"]
-    ended = run_timed(2, "probe", settings, *mesh, "--steps", "1", "--out", kept)
+    ended = run_timed(2, "probe", settings, *mesh, "--steps", "1", "--no-data", "--out", kept)
     assert ended.returncode == 0, ended.stderr
     assert main(["plan", str(settings), "--probe", str(kept), *mesh, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

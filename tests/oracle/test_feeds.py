@@ -1,0 +1,70 @@
+"""What loaders do beside steps: where rows lie, how many steps, what travels."""
+
+from dataclasses import replace
+
+import pytest
+
+from oracle.costs import Cost
+from oracle.feeds import lay_rows, make_feeds
+from oracle.probe.data import DataTimes
+from tests.oracle.test_simulate import Bench
+from tests.oracle.test_trace import load
+
+DATA = DataTimes(
+    readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, batch_s=0.5, batch_cores=1.0,
+    staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
+)  # fmt: skip
+
+
+def rows_of(config, num_readers=4, node_of=(0, 0, 1, 1)):
+    return lay_rows(config, DATA, readers=range(num_readers), node_of=node_of)
+
+
+def test_rows_are_dealt_out_to_nodes_and_a_tenth_of_them_travels(tmp_path):
+    config = load(tmp_path, "shuffle.exchange=0.1")
+    rows = rows_of(config)
+    assert rows.layout.replicas == (2, 2)
+    assert rows.pool_bytes == rows.staged_bytes == 500 * 100
+    # A tenth of 250 rows; with two replicas a node all of them change node
+    assert rows.leaving_bytes == 25 * 100
+    assert rows_of(load(tmp_path, "shuffle.kind=local")).leaving_bytes == 0
+    alone = rows_of(config, node_of=(0, 0, 0, 0))
+    assert (alone.leaving_bytes, alone.pool_bytes) == (0, 1000 * 100)
+    whole = rows_of(load(tmp_path, "shuffle.kind=global"))
+    assert (whole.leaving_bytes, whole.pool_bytes) == (0, 1000 * 100)
+    moved = rows_of(load(tmp_path, "shuffle.kind=global", "shuffle.moves=true"))
+    assert moved.leaving_bytes == 125 * 100
+    small = rows_of(load(tmp_path, "data.cache={path='auto', quota=20000}"))
+    assert (small.pool_bytes, small.staged_bytes) == (50_000, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hidden", "steps"),
+    [
+        ((), 0.0, 32),  # 250 rows of each replica, 8 a batch
+        (("data.drop_last=true",), 0.0, 31),
+        ((), 0.5, 16),
+        (("optimizer.accumulate=3",), 0.0, 11),
+        ((), 0.9999, 1),
+    ],
+)
+def test_steps_of_an_epoch(tmp_path, overrides, hidden, steps):
+    config = load(tmp_path, *overrides)
+    assert config.data.batch_size == 8
+    assert rows_of(config).num_steps(config, hidden_fraction=hidden) == steps
+
+
+def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
+    config = load(tmp_path, "shuffle.exchange=0.1", "optimizer.accumulate=2")
+    bench = Bench(num_cores=1)
+    feeds = make_feeds(config, DATA, rows_of(config), bench)
+    assert sorted(feeds) == [0, 1, 2, 3]
+    # Two batches of half a second, which two readers on one core made in that time
+    assert feeds[0].batch == Cost(0.5, ((("cores",), 1.0),))
+    assert feeds[0].ahead == 1  # of two batches
+    assert bench.asked == [("send", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
+    quiet = make_feeds(config, DATA, rows_of(config), bench, exchanges=False)
+    assert quiet[0].sends == ()
+    assert (
+        make_feeds(config, replace(DATA, readers=1), rows_of(config), bench)[0].batch.seconds == 1
+    )
