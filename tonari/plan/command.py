@@ -29,6 +29,12 @@ def main(argv: list[str]) -> int:
     given = parser.parse_intermixed_args(argv)
     if not 0 <= given.hidden < 1:
         parser.error(f"--hidden is {given.hidden}, expected a share in [0, 1)")
+    if given.search:
+        if not given.cluster or not given.world:
+            parser.error("--search needs --cluster FILE and --world N")
+        return _search(given)
+    if not given.probe:
+        parser.error("give --probe FILE, as tonari probe wrote it, or --search")
     check_output("--timeline", given.timeline)
     from oracle.cluster.cluster import load_cluster
     from oracle.plan import plan_step, timeline
@@ -49,6 +55,20 @@ def main(argv: list[str]) -> int:
         print(json.dumps(document, indent=1))
     else:
         print("\n".join([*_words(planned), *_epoch_words(planned.epoch, config.run.epochs)]))
+    return 0
+
+
+def _search(given: argparse.Namespace) -> int:
+    from oracle.cluster.cluster import load_cluster
+    from oracle.search.search import search
+    from tonari.plan.search import search_words
+    from trainer.config.config import load_config
+
+    found = search(
+        load_config(given.config, given.overrides), load_cluster(given.cluster),
+        world_size=given.world, global_batch_size=given.global_batch or None,
+    )  # fmt: skip
+    print(json.dumps(asdict(found), indent=1) if given.json else "\n".join(search_words(found)))
     return 0
 
 
@@ -108,13 +128,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="those of the probe"
     )
-    parser.add_argument(
-        "--probe", type=Path, required=True, metavar="FILE", help="what tonari probe wrote"
-    )
+    parser.add_argument("--probe", type=Path, metavar="FILE", help="what tonari probe wrote")
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE",
         help="the nodes and what joins them, such as examples/clusters/gigabit.toml (default: the "
         "node that was probed)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--search", action="store_true",
+        help="without a probe: price every mesh, schedule and way of recomputation on --cluster, "
+        "whose file describes what a rank computes on, and list the ten fastest that fit",
+    )  # fmt: skip
+    parser.add_argument(
+        "--world", type=int, default=0, metavar="N", help="with --search: ranks of the job"
+    )
+    parser.add_argument(
+        "--global-batch", type=int, default=0, metavar="ROWS",
+        help="with --search: of a step, kept the same (default: those of CONFIG.toml on N ranks)",
     )  # fmt: skip
     parser.add_argument(
         "--hidden", type=float, default=0.0, metavar="F",
