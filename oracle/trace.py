@@ -88,7 +88,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         mesh = make_mesh(layout.sizes, device_type="cpu")
         task = make_task(config, own, mesh=mesh, replica=place.replica)
         parts = spread(config, model, mesh, place)
-        device, recorder = torch.device("cpu"), _Imagined()
+        device, recorder = torch.device("cpu"), Imagined()
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), recorder:
                 for part in parts:
@@ -125,7 +125,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         )
 
 
-class _Imagined(Recorder):  # type: ignore[no-untyped-call]
+class Imagined(Recorder):  # type: ignore[no-untyped-call]
     """A recorder on tensors without data, which stands in for the numbers that are read of them."""
 
     def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

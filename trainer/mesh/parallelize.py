@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -102,9 +102,9 @@ def parallelize(
         if not any(parameter.is_meta for parameter in part.parameters()):
             part.to(mesh.device_type)
         if tp > 1:
-            plan = part.tp_plan(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
-            parallelize_module(part, mesh["tp"], plan, src_data_rank=None)
-            replicate_rest(part, mesh["tp"])
+            split_layers(
+                part, mesh, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
+            )
             tie_again(part, tied)
         for block in part.blocks.values():
             if checkpointing != "none":
@@ -117,6 +117,15 @@ def parallelize(
             materialize(part, mesh.device_type, offload=offload)
             part.recording = None
     return parts
+
+
+def split_layers(
+    part: StagedModel, mesh: DeviceMesh, *, sequence_parallel: bool, loss_parallel: bool
+) -> None:
+    """Split the layers of a part over tp, in place; see `parallelize`."""
+    plan = part.tp_plan(sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
+    parallelize_module(part, mesh["tp"], plan, src_data_rank=None)
+    replicate_rest(part, mesh["tp"])
 
 
 def left_whole(part: nn.Module, mesh: DeviceMesh) -> bool:
@@ -281,7 +290,8 @@ def _save_nothing() -> Contexts:
     return nullcontext(), nullcontext()
 
 
-def _save_products() -> Contexts:
+def dear_products() -> list[torch._ops.OpOverload[..., Any]]:
+    """List the operators whose results selective recomputation keeps: products and attention."""
     aten = torch.ops.aten
     attention = [
         getattr(aten, f"_scaled_dot_product_{kind}").default
@@ -289,6 +299,11 @@ def _save_products() -> Contexts:
             "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
         )
     ]  # fmt: skip
-    products = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default]
-    contexts: Contexts = create_selective_checkpoint_contexts([*products, *attention])  # type: ignore[no-untyped-call]
+    return [
+        aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default, *attention
+    ]  # fmt: skip
+
+
+def _save_products() -> Contexts:
+    contexts: Contexts = create_selective_checkpoint_contexts(dear_products())  # type: ignore[no-untyped-call]
     return contexts

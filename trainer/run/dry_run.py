@@ -1,21 +1,22 @@
 """What a run would be on a world that is not there: who holds what, in how much memory, fed how.
 
 Parameters are counted on the real parts, cut, split and sharded by the code that trains them, but
-without data and with messages that go nowhere. Activations are an estimate: see ``Memory``.
-Pipeline ranks whose stages are alike are counted once, on a mesh that has no more ranks than it
-takes to shard as the whole one does: the time does not follow the number of ranks.
+without data and with messages that go nowhere. Activations are an estimate: see
+`trainer.run.memory.Memory`. Pipeline ranks whose stages are alike are counted once, on a mesh that
+has no more ranks than it takes to shard as the whole one does: the time does not follow the number
+of ranks.
 """
 
 import copy
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -24,54 +25,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.checkpoint.weights import WeightFiles
 from trainer.config.config import Config
-from trainer.config.model import TEXT_MODELS
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
-from trainer.mesh.place import FOLDED, LOOPED, Schedule, stages_of
+from trainer.mesh.place import stages_of
 from trainer.models import StagedModel
 from trainer.models.trace import leaves
 from trainer.run.build import Layout, lay_out, make_without_data
 from trainer.run.deliveries import Delivery, deliveries
+from trainer.run.memory import Counted, Memory, memory_of, saved_bytes
 from trainer.run.own import Own
-
-FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
-"""Of a parameter as it is kept; bfloat16 is that of the computation."""
-
-COMPUTE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 """Attributes of a module that hold the number of its block."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes on the fullest rank of a pipeline rank.
-
-    Attributes:
-        parameters_bytes: Its own, after splitting and sharding.
-        gathered_bytes: Whole parameters while they are used: of the largest block, or of the part
-            where a pipeline keeps them gathered; none where nothing is sharded or cast.
-        gradients_bytes: As its own parameters.
-        optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two, and another
-            optimizer is taken to; an average of the weights is one more.
-        activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
-            on the stage as one process runs it; what selective recomputation saves is left in. Of a
-            transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
-
-    Source: of the shares, Korthikanti et al., Reducing activation recomputation in large
-    transformer models, MLSys 2023.
-    """
-
-    parameters_bytes: int
-    gathered_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(vars(self).values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,23 +124,8 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Counted:
-    """Numbers of parameters of a pipeline rank.
-
-    Attributes:
-        whole: Of its parts, whole.
-        own: Of what the fullest rank has of them.
-        largest_block: Of what it has of its largest block.
-    """
-
-    whole: int
-    own: int
-    largest_block: int
-
-
 def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple[PipelineRank, ...]:
-    counted: dict[Hashable, _Counted] = {}
+    counted: dict[Hashable, Counted] = {}
     saved: dict[Hashable, int] = {}
     kinds = _stage_kinds(config, layout, model)
     found = []
@@ -191,7 +142,7 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
                 stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
                 for stage in stages
             ]
-            saved_bytes = sum(saved[kinds[stage]] for stage in stages)
+            stage_bytes = sum(saved[kinds[stage]] for stage in stages)
             found.append(
                 PipelineRank(
                     pp_rank=pp_rank,
@@ -201,7 +152,15 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
                     has_head=layout.num_stages - 1 in stages,
                     parameters=counted[kind].whole,
                     rank_parameters=counted[kind].own,
-                    memory=_memory(config, layout, counted[kind], pp_rank, saved_bytes),
+                    memory=memory_of(
+                        counted[kind],
+                        stage_bytes,
+                        mesh=config.mesh,
+                        layout=layout,
+                        optimizer=config.optimizer,
+                        model_kind=config.model.kind,
+                        pp_rank=pp_rank,
+                    ),
                 )
             )
     return tuple(found)
@@ -215,7 +174,7 @@ def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Has
     """List what the memory of each stage follows from: stages of one kind are counted once."""
     rows = config.data.batch_size // layout.microbatches
     blocks = {
-        int(number): _module_kind(block, int(number)) for number, block in model.blocks.items()
+        int(number): module_kind(block, int(number)) for number, block in model.blocks.items()
     }
     kinds: list[Hashable] = []
     for stage in range(layout.num_stages):
@@ -226,7 +185,7 @@ def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Has
     return kinds
 
 
-def _module_kind(module: nn.Module, number: int) -> Hashable:
+def module_kind(module: nn.Module, number: int) -> Hashable:
     """Say what a module of a block does to a shape: class, attributes, parameters, children.
 
     That a module notes its block's number, as all of Hugging Face's do, makes it no other kind.
@@ -240,13 +199,13 @@ def _module_kind(module: nn.Module, number: int) -> Hashable:
         (name, parameter.shape, parameter.dtype)
         for name, parameter in module.named_parameters(recurse=False)
     ]
-    children = [(name, _module_kind(child, number)) for name, child in module.named_children()]
+    children = [(name, module_kind(child, number)) for name, child in module.named_children()]
     return (type(module), tuple(plain), tuple(parameters), tuple(children))
 
 
 def _count_parts(
     config: Config, layout: Layout, model: StagedModel, mesh: DeviceMesh, stages: tuple[int, ...]
-) -> _Counted:
+) -> Counted:
     settings = config.mesh
     parts = parallelize(
         copy.deepcopy(model), mesh, _Stages(stages), sequence_parallel=settings.sequence_parallel,
@@ -254,50 +213,12 @@ def _count_parts(
     )  # fmt: skip
     own = sum(_count_local(part, layout.sizes) for part in parts)
     blocks = [_count_local(block, layout.sizes) for part in parts for block in part.blocks.values()]
-    return _Counted(whole=sum(map(_count, parts)), own=own, largest_block=max(blocks, default=own))
+    return Counted(whole=sum(map(_count, parts)), own=own, largest_block=max(blocks, default=own))
 
 
 @dataclass(frozen=True)
 class _Stages:
     stages: tuple[int, ...]
-
-
-def _memory(
-    config: Config, layout: Layout, counted: _Counted, pp_rank: int, saved_bytes: int
-) -> Memory:
-    settings, optimizer = config.mesh, config.optimizer
-    pp, _, dp_shard, cp, tp = layout.sizes
-    own, kept_bytes = counted.own, FLOAT_BYTES[settings.dtype]
-    shards = dp_shard * cp
-    used = own if pp > 1 else counted.largest_block
-    gathered = used * shards * COMPUTE_BYTES[settings.dtype]
-    states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
-    states += optimizer.ema > 0
-    saved_bytes *= _under_way(settings.schedule, pp, pp_rank, layout)
-    return Memory(
-        parameters_bytes=own * kept_bytes,
-        gathered_bytes=gathered if shards > 1 or settings.dtype == "bfloat16" else 0,
-        gradients_bytes=own * kept_bytes,
-        optimizer_bytes=own * kept_bytes * states,
-        activations_bytes=int(saved_bytes * _share_of_tp(config, tp)),
-    )
-
-
-def _share_of_tp(config: Config, tp: int) -> float:
-    if config.model.kind not in ("vit", *TEXT_MODELS):
-        return 1.0
-    return 1 / tp if config.mesh.sequence_parallel else (10 + 24 / tp) / 34
-
-
-def _under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> int:
-    """Count the microbatches of a stage that wait for their backward pass at a time."""
-    if pp == 1 and schedule not in (*LOOPED, *FOLDED):
-        return 1
-    if schedule == "1f1b":
-        return min(layout.microbatches, pp - pp_rank)
-    return (
-        layout.microbatches if schedule == "gpipe" else min(layout.microbatches, layout.num_stages)
-    )
 
 
 def _activations_bytes(config: Config, layout: Layout, model: StagedModel, stage: int) -> int:
@@ -326,7 +247,7 @@ def _activations_bytes(config: Config, layout: Layout, model: StagedModel, stage
             for shape in leaves(part.input_shape(rows))
         ]
         try:
-            return _saved_bytes(part, values)
+            return saved_bytes(part, values)
         except ConfigError:
             raise
         except Exception as error:
@@ -336,23 +257,6 @@ def _activations_bytes(config: Config, layout: Layout, model: StagedModel, stage
                 "tensors on its input's device, register constants as buffers, and not decide by "
                 "values"
             ) from error
-
-
-def _saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
-    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            saved[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        # Kept until all is counted: a storage that was freed may come again under its address.
-        result = model(*values)
-    del result
-    return sum(saved.values())
 
 
 def _count(module: nn.Module) -> int:

@@ -1,0 +1,1 @@
+"""Which settings of the mesh are fastest on a machine: every one priced, or shown to be slower."""

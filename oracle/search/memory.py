@@ -1,0 +1,100 @@
+"""What the fullest rank of a configuration holds, by the dry run's arithmetic."""
+
+from functools import lru_cache
+
+from oracle.search.choices import Choices, Group, Variant
+from oracle.search.parts import Parts
+from oracle.search.price import Holder, Pricing
+from trainer.config.config import Config
+from trainer.mesh.parallelize import Checkpointing
+from trainer.mesh.place import num_stages
+from trainer.run.build import Layout
+from trainer.run.memory import Counted, memory_of
+
+
+class MemoryOf:
+    """Adds up memory, as `trainer.run.memory.memory_of` does, of parts that were traced alone.
+
+    Where the dry run leaves in what selective recomputation saves, this takes it off: a block keeps
+    its input, and the results of its products and of attention.
+
+    Args:
+        config: The settings.
+        parts: Of the model.
+        choices: Where the configurations come from.
+        pricing: Knows which ranks hold as much.
+    """
+
+    def __init__(self, config: Config, parts: Parts, choices: Choices, pricing: Pricing) -> None:
+        self._config, self._parts, self._choices = config, parts, choices
+        self._pricing = pricing
+        self._counted = lru_cache(maxsize=None)(self._count)
+        self._stored = lru_cache(maxsize=None)(self._stored_bytes)
+        self._floor = lru_cache(maxsize=None)(self._floor_of_parameters)
+
+    def __call__(self, group: Group, variant: Variant) -> int:
+        """Count the bytes of the fullest rank of a configuration."""
+        pp, _, dp_shard, cp, tp = group.sizes
+        mesh = self._choices.mesh(
+            variant.schedule, variant.checkpointing, variant.sequence_parallel
+        )
+        assert mesh is not None, "a choice is legal"
+        layout = Layout(
+            sizes=group.sizes,
+            num_stages=num_stages(pp, variant.schedule, variant.virtual),
+            microbatches=group.microbatches,
+        )
+        rows = group.batch_size // group.microbatches
+        most = 0
+        for holder in self._pricing.holders(pp, *variant.cut):
+            memory = memory_of(
+                self._counted(holder, tp, dp_shard * cp),
+                self._stored(holder.counts, rows, cp, variant.checkpointing),
+                mesh=mesh,
+                layout=layout,
+                optimizer=self._config.optimizer,
+                model_kind=self._config.model.kind,
+                pp_rank=holder.pp_rank,
+            )
+            most = max(most, memory.total_bytes)
+        return most
+
+    def floor_bytes(self, group: Group) -> int:
+        """Bound from below what any configuration of a group holds: all but activations."""
+        pp, _, dp_shard, cp, tp = group.sizes
+        return self._floor(pp, tp, dp_shard * cp)
+
+    def _floor_of_parameters(self, pp: int, tp: int, shards: int) -> int:
+        counts = self._parts.counts(range(len(self._parts.kind_of_block)), first=True, last=True)
+        whole = self._count(Holder(0, counts), tp, shards)
+        # The fullest of a pipeline's ranks holds the mean of them at least
+        mean = Counted(whole=whole.whole // pp, own=whole.own // pp, largest_block=0)
+        layout = Layout(sizes=(pp, 1, shards, 1, tp), num_stages=pp, microbatches=1)
+        memory = memory_of(
+            mean,
+            0,
+            mesh=self._config.mesh,
+            layout=layout,
+            optimizer=self._config.optimizer,
+            model_kind=self._config.model.kind,
+            pp_rank=0,
+        )
+        return memory.total_bytes
+
+    def _count(self, holder: Holder, tp: int, shards: int) -> Counted:
+        pairs = [*zip(holder.counts, self._parts.all, strict=True)]
+        own = sum(count * part.num_parameters(tp, shards) for count, part in pairs)
+        return Counted(
+            whole=sum(count * part.num_parameters(1, 1) for count, part in pairs),
+            own=own,
+            largest_block=max(
+                (part.num_parameters(tp, shards) for count, part in pairs[2:] if count),
+                default=own,
+            ),
+        )
+
+    def _stored_bytes(
+        self, counts: tuple[int, ...], rows: int, cp: int, checkpointing: Checkpointing
+    ) -> int:
+        pairs = zip(counts, self._parts.all, strict=True)
+        return sum(count * part.stored(rows, checkpointing) for count, part in pairs) // cp

@@ -1,0 +1,351 @@
+"""What a step of a configuration takes, by equations: computation, bubble, messages.
+
+An estimate to rank configurations by, which takes microseconds. `oracle.plan.plan_step`, which
+simulates steps that were timed, stays the accurate one. Its assumptions:
+
+- A pass takes its products at ``efficiency`` of the peak, or their bytes at the memory's rate if
+  that is longer, then the bytes of all else; at least a launch an operator. Nothing is fused.
+- The slowest rank sets the pace of a pipeline, and all microbatches take as long.
+- Messages of tp and cp, and sends between stages, overlap with nothing.
+- Without a pipeline, gathers and scatters of dp overlap with computation: what exceeds it counts,
+  and the first gather and the last scatter. In one, parameters are gathered beside the first
+  forward pass, and gradients are reduced after the last backward pass.
+- As many groups of one axis as lie side by side in a node share its links at a time.
+
+Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation, offload.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from oracle.cluster.cluster import Cluster, Device
+from oracle.cluster.links import Route, lay_route
+from oracle.search.choices import Group, Variant
+from oracle.search.parts import Parts, Sent, Work
+from trainer.config.config import Config
+from trainer.mesh.parallelize import stage_blocks
+from trainer.mesh.place import SPLIT, Schedule, num_stages, stages_of
+from trainer.run.memory import COMPUTE_BYTES, FLOAT_BYTES
+
+UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
+"""Numbers that an update reads and writes for each parameter; of another optimizer, as AdamW."""
+
+
+class Holder(NamedTuple):
+    """Ranks of a pipeline that hold as much.
+
+    Attributes:
+        pp_rank: The first of them.
+        counts: How many it has of each of `Parts.all`.
+    """
+
+    pp_rank: int
+    counts: tuple[int, ...]
+
+
+class Times(NamedTuple):
+    """Seconds of one microbatch on a rank, or of a part of it.
+
+    Attributes:
+        forward_s: Computing.
+        backward_s: Likewise, without what is computed again.
+        again_s: Computing again.
+        tp_forward_s: Messages of tp.
+        tp_backward_s: Likewise, those of what is computed again included.
+        cp_forward_s: Messages of cp.
+        cp_backward_s: Likewise.
+    """
+
+    forward_s: float
+    backward_s: float
+    again_s: float
+    tp_forward_s: float
+    tp_backward_s: float
+    cp_forward_s: float
+    cp_backward_s: float
+
+    @property
+    def whole_forward_s(self) -> float:
+        """Both."""
+        return self.forward_s + self.tp_forward_s + self.cp_forward_s
+
+    @property
+    def whole_backward_s(self) -> float:
+        """Both, what is computed again included."""
+        return self.backward_s + self.again_s + self.tp_backward_s + self.cp_backward_s
+
+
+def work_s(work: Work, device: Device) -> float:
+    """Price a pass: what its operators take on a device that waits for nothing else."""
+    memory_s = device.memory_gbyte_s * 1e9
+    products_s = max(
+        work.flops / (device.tflops * device.efficiency * 1e12), work.product_bytes / memory_s
+    )
+    return max(products_s + work.other_bytes / memory_s, work.operators * device.launch_us * 1e-6)
+
+
+def bubble_s(
+    schedule: Schedule, *, pp: int, virtual: int, forward_s: float, backward_s: float
+) -> float:
+    """Price the time in which a rank of a pipeline has nothing to do, between two updates.
+
+    Args:
+        schedule: The order of the work.
+        pp: Ranks of the pipeline.
+        virtual: Stages a rank, where the schedule is looped.
+        forward_s: Of a microbatch, over all stages of a rank.
+        backward_s: Likewise; half of it is for the input, and half for the weights.
+
+    Sources: of 1F1B and interleaving, Narayanan et al., SC 2021; of the split backward pass, Qi et
+    al., Zero bubble pipeline parallelism, ICLR 2024, and Pipeline parallelism with controllable
+    memory, NeurIPS 2024; of DualPipeV, DeepSeek's own table.
+    """
+    half_s = backward_s / 2
+    each_s = {
+        "gpipe": forward_s + backward_s,
+        "1f1b": forward_s + backward_s,
+        "interleaved": (forward_s + backward_s) / virtual,
+        "zero_bubble": forward_s / virtual,
+        "zbv": max(forward_s - half_s, 0.0) / 2,
+        "dualpipev": (forward_s + half_s) / 2,
+    }[schedule]
+    return (pp - 1) * each_s
+
+
+class Pricing:
+    """Prices configurations of one model on one machine.
+
+    Args:
+        config: The settings.
+        cluster: The machine.
+        device: Of the machine.
+        parts: Of the model.
+        world_size: Ranks.
+    """
+
+    def __init__(
+        self, config: Config, cluster: Cluster, device: Device, parts: Parts, *, world_size: int
+    ) -> None:
+        self.cluster, self.device, self.parts = cluster, device, parts
+        self._config, self._world_size = config, world_size
+        self.route = lru_cache(maxsize=None)(self._route)
+        self.holders = lru_cache(maxsize=None)(self._holders)
+        self._part_times = lru_cache(maxsize=None)(self._time_part)
+        self._slowest = lru_cache(maxsize=None)(self._find_slowest)
+        self._floor = lru_cache(maxsize=None)(self._floor_of_rows)
+        self._dp_messages = lru_cache(maxsize=None)(self._time_dp)
+
+    def floor_s(self, group: Group) -> float:
+        """Bound from below what any configuration of a group takes: computation, shared evenly."""
+        rows = group.batch_size // group.microbatches
+        pp, _, _, cp, tp = group.sizes
+        passes = group.microbatches * self._config.optimizer.accumulate
+        # A little less: sums are rounded in another order
+        return passes * self._floor(rows, cp, tp) / pp * (1 - 1e-9)
+
+    def pipeline_s(self, group: Group, variant: Variant) -> dict[str, float]:
+        """Price all but messages of dp and pp, and the update.
+
+        Returns:
+            Seconds of a step, by ``"computation"``, ``"recomputation"``, ``"bubble"``, ``"tp"`` and
+            ``"cp"``.
+        """
+        times, passes = self._times(group, variant), self._passes(group)
+        idle_s = bubble_s(
+            variant.schedule, pp=group.sizes[0], virtual=variant.virtual,
+            forward_s=times.whole_forward_s, backward_s=times.whole_backward_s,
+        )  # fmt: skip
+        return {
+            "computation": passes * (times.forward_s + times.backward_s),
+            "recomputation": passes * times.again_s,
+            "bubble": self._config.optimizer.accumulate * idle_s,
+            "tp": passes * (times.tp_forward_s + times.tp_backward_s),
+            "cp": passes * (times.cp_forward_s + times.cp_backward_s),
+        }
+
+    def rest_s(self, group: Group, variant: Variant) -> dict[str, float]:
+        """Price what `pipeline_s` leaves: ``"dp"``, ``"pp"`` and ``"update"``."""
+        times = self._times(group, variant)
+        return {
+            "dp": self._dp_s(group, variant, times),
+            "pp": self._pp_s(group, variant),
+            "update": self._update_s(group, variant),
+        }
+
+    def _passes(self, group: Group) -> int:
+        return group.microbatches * self._config.optimizer.accumulate
+
+    def _times(self, group: Group, variant: Variant) -> Times:
+        pp, _, _, cp, tp = group.sizes
+        rows = group.batch_size // group.microbatches
+        # A backward pass that goes twice over a stage computes it again twice
+        repeats = 2 if variant.schedule in SPLIT and variant.checkpointing == "full" else 1
+        return self._slowest(
+            pp, variant.cut, rows, cp, tp, variant.checkpointing, variant.sequence_parallel, repeats
+        )
+
+    def _find_slowest(
+        self, pp: int, cut: tuple[Schedule, int], rows: int, cp: int, tp: int,
+        checkpointing: str, sequential: bool, repeats: int,
+    ) -> Times:  # fmt: skip
+        found = []
+        for holder in self.holders(pp, *cut):
+            each = [
+                (count, self._part_times(number, rows, cp, tp, checkpointing, sequential, repeats))
+                for number, count in enumerate(holder.counts)
+                if count
+            ]
+            found.append(
+                Times(*(
+                    sum(count * times[field] for count, times in each)
+                    for field in range(len(Times._fields))
+                ))
+            )  # fmt: skip
+        return max(found, key=lambda times: times.forward_s + times.backward_s + times.again_s)
+
+    def _time_part(
+        self, number: int, rows: int, cp: int, tp: int, checkpointing: str, sequential: bool,
+        repeats: int,
+    ) -> Times:  # fmt: skip
+        part = self.parts.all[number]
+        own_rows = rows / cp
+        forward_s, backward_s, selective_s = (
+            work_s(part.work(of, own_rows, tp, sequential), self.device)
+            for of in (
+                lambda p: p.forward.work, lambda p: p.backward.work, lambda p: p.again
+            )
+        )  # fmt: skip
+        is_block = number > 1  # others are not computed again
+        again = repeats if is_block and checkpointing != "none" else 0
+        again_s = again * (forward_s if checkpointing == "full" else selective_s)
+        tp_s, cp_s = (0.0, 0.0), (0.0, 0.0)
+        if tp > 1:
+            sent = part.split[sequential].one
+            tp_s = tuple(  # type: ignore[assignment]
+                sum(
+                    self.route(each.kind, 1, tp).seconds(int(each.num_bytes * own_rows))
+                    for each in way.sent
+                )
+                for way in (sent.forward, sent.backward)
+            )
+        if cp > 1 and part.apart is not None:
+            cp_s = tuple(  # type: ignore[assignment]
+                sum(self._cp_message_s(each, rows, cp, tp, part.cp) for each in way.sent)
+                for way in (part.apart.one.forward, part.apart.one.backward)
+            )
+        return Times(
+            forward_s, backward_s, again_s, tp_s[0], tp_s[1] + again * tp_s[0], cp_s[0],
+            cp_s[1] + again * cp_s[0],
+        )  # fmt: skip
+
+    def _cp_message_s(self, sent: Sent, rows: int, cp: int, tp: int, traced: int) -> float:
+        # What a rank sends to all others shrinks with its part of the sequence
+        whole = sent.num_bytes * (traced if sent.kind == "all_to_all" else 1) * rows / tp
+        return self.route(sent.kind, tp, cp).seconds(int(whole))
+
+    def _floor_of_rows(self, rows: int, cp: int, tp: int) -> float:
+        counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
+        ways = (False, True) if tp > 1 and True in self.parts.stem.split else (False,)
+        return min(
+            sum(
+                count * sum(self._part_times(number, rows, cp, tp, "none", way, 1)[:2])
+                for number, count in enumerate(counts)
+            )
+            for way in ways
+        )
+
+    def _holders(self, pp: int, schedule: Schedule, virtual: int) -> tuple[Holder, ...]:
+        stages, blocks = num_stages(pp, schedule, virtual), len(self.parts.kind_of_block)
+        found: dict[tuple[int, ...], Holder] = {}
+        for pp_rank in range(pp):
+            own = stages_of(pp_rank, pp, schedule, virtual)
+            numbers = [
+                number for stage in own for number in stage_blocks(stage, stages, num_blocks=blocks)
+            ]
+            counts = self.parts.counts(numbers, first=0 in own, last=stages - 1 in own)
+            found.setdefault(counts, Holder(pp_rank, counts))
+        return tuple(found.values())
+
+    def _route(self, kind: str, stride: int, count: int) -> Route:
+        """Lay the messages of all groups of ranks a stride apart, which are sent at one time."""
+        route = lay_route(self.cluster, kind, range(0, stride * count, stride))
+        spans = dict(zip((level.name for level in self.cluster.level), self.cluster.spans()))  # noqa: B905
+        crowded = (
+            rate / min(stride, spans[link[0]])
+            for (link, _), rate in zip(route.shares, route.gbyte_s, strict=True)
+        )
+        return replace(route, gbyte_s=tuple(crowded))
+
+    def _pp_s(self, group: Group, variant: Variant) -> float:
+        pp, _, _, cp, tp = group.sizes
+        if pp == 1:
+            return 0.0
+        rows = group.batch_size // group.microbatches
+        model = self.parts.model
+        shape = model.hidden_shape_before(min(1, model.num_blocks), rows)
+        num_bytes = COMPUTE_BYTES[self._config.mesh.dtype]
+        for size in shape:
+            num_bytes *= size
+        num_bytes //= cp * (tp if variant.sequence_parallel else 1)
+        one_s = self.route("send", self._world_size // pp, 2).seconds(num_bytes)
+        stages = num_stages(pp, variant.schedule, variant.virtual) // pp
+        # Forward and back, past each of the rank's stages, and until the first one has arrived
+        return 2 * one_s * (self._passes(group) * stages + pp - 1)
+
+    def _dp_s(self, group: Group, variant: Variant, times: Times) -> float:
+        gather_s, scatter_s, reduce_s, ends_s = self._dp_messages(group.sizes, variant.cut)
+        if group.sizes[0] > 1:
+            first_s = times.whole_forward_s
+            return max(gather_s - first_s, 0.0) + scatter_s + reduce_s
+        computing_s = times.whole_forward_s + times.whole_backward_s
+        each_s = 2 * gather_s + scatter_s - computing_s
+        others = self._passes(group) - 1
+        return others * max(each_s, 0.0) + max(each_s + reduce_s, 0.0) + ends_s
+
+    def _time_dp(
+        self, sizes: Sequence[int], cut: tuple[Schedule, int]
+    ) -> tuple[float, float, float, float]:
+        """Price gathers, scatters and reductions of a rank's parts, and the two at the ends."""
+        pp, dp_replicate, dp_shard, cp, tp = sizes
+        dtype, shards = self._config.mesh.dtype, dp_shard * cp
+        gather, scatter = (
+            self.route(kind, tp, shards) for kind in ("all_gather", "reduce_scatter")
+        )
+        reduce = self.route("all_reduce", tp * shards, dp_replicate)
+        # FSDP sums bfloat16 gradients in float32
+        kept, sent = FLOAT_BYTES[dtype], COMPUTE_BYTES[dtype]
+        each = []
+        for part in self.parts.all:
+            own = part.num_parameters(tp, shards)
+            sums_s = scatter.seconds(own * shards * kept) if shards > 1 else 0.0
+            gathers_s = gather.seconds(own * shards * sent) if shards > 1 else 0.0
+            total_s = reduce.seconds(own * kept) if dp_replicate > 1 else 0.0
+            each.append((gathers_s, sums_s, total_s))
+        fullest = max(
+            (
+                tuple(
+                    sum(count * part[way] for count, part in zip(holder.counts, each, strict=True))
+                    for way in range(3)
+                )
+                for holder in self.holders(pp, *cut)
+            ),
+            key=sum,
+        )
+        first, last = each[0], each[-1]
+        ends_s = first[0] + last[1] + (last[2] if shards == 1 else 0.0)
+        return fullest[0], fullest[1], fullest[2], ends_s
+
+    def _update_s(self, group: Group, variant: Variant) -> float:
+        pp, _, dp_shard, cp, tp = group.sizes
+        own = max(
+            sum(
+                count * part.num_parameters(tp, dp_shard * cp)
+                for count, part in zip(holder.counts, self.parts.all, strict=True)
+            )
+            for holder in self.holders(pp, *variant.cut)
+        )
+        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
+        num_bytes = own * accesses * FLOAT_BYTES[self._config.mesh.dtype]
+        return num_bytes / (self.device.memory_gbyte_s * 1e9)

@@ -1,0 +1,277 @@
+"""Find the fastest settings of the mesh for a model, on a machine that nothing was probed on."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oracle.cluster.cluster import Cluster, Device
+from oracle.errors import OracleError
+from oracle.search.choices import Choices, Group, Variant, overrides
+from oracle.search.memory import MemoryOf
+from oracle.search.parts import WHOLE, Parts
+from oracle.search.price import Pricing
+from oracle.search.words import why_slower
+from trainer.config.config import Config
+from trainer.mesh.place import LOOPED
+from trainer.run.build import lay_out, make_without_data
+from trainer.run.own import Own
+
+TOP = 10
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A configuration, as it would be.
+
+    Attributes:
+        settings: ``SECTION.KEY=VALUE`` for `tonari train`.
+        step_s: Of an optimizer step, estimated: see `oracle.search.price`.
+        parts_s: What it is made of: they sum to it.
+        memory_bytes: Of the fullest rank; see `trainer.run.memory.Memory`.
+        samples_per_s: Rows of all replicas.
+        node_hours: For 1e6 samples.
+        why_slower: One sentence; empty of the best one.
+    """
+
+    settings: tuple[str, ...]
+    step_s: float
+    parts_s: dict[str, float]
+    memory_bytes: int
+    samples_per_s: float
+    node_hours: float
+    why_slower: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    """What a search found.
+
+    Attributes:
+        candidates: The best, the fastest first.
+        global_batch_size: Rows of an optimizer step, of each of them.
+        legal: Configurations that the trainer would start.
+        unfit: Those of them that were found not to fit into a rank's memory.
+        pruned: Those whose bound was above the last candidate's time, so that neither their
+            memory nor the rest of their time was worked out.
+        priced: The others.
+    """
+
+    candidates: tuple[Candidate, ...]
+    global_batch_size: int
+    legal: int
+    unfit: int
+    pruned: int
+    priced: int
+
+
+Chosen = tuple[Group, Variant, dict[str, float]]
+"""A configuration, and the parts of its step."""
+
+
+class _Found:
+    """The best so far, and what became of all."""
+
+    def __init__(self, top: int, *, capacity_bytes: int) -> None:
+        self._top, self.capacity_bytes = top, capacity_bytes
+        # The worst of them first: all but the configuration are negated
+        self._heap: list[tuple[float, int, int, Chosen]] = []
+        self.legal = self.unfit = self.pruned = self.priced = 0
+
+    @property
+    def limit_s(self) -> float:
+        """Time of the last of the best; what takes longer is not among them."""
+        return -self._heap[0][0] if len(self._heap) == self._top else math.inf
+
+    def add(self, memory_bytes: int, chosen: Chosen) -> None:
+        """Take a configuration; of equals the one with less memory, then the earlier one."""
+        self.priced += 1
+        entry = (-sum(chosen[2].values()), -memory_bytes, -self.priced, chosen)
+        if len(self._heap) < self._top:
+            heapq.heappush(self._heap, entry)
+        elif entry[:3] > self._heap[0][:3]:
+            heapq.heapreplace(self._heap, entry)
+
+    def best(self) -> list[tuple[int, Chosen]]:
+        """List them and their memory, the fastest first."""
+        ordered = sorted(self._heap, key=lambda entry: entry[:3], reverse=True)
+        return [(-entry[1], entry[3]) for entry in ordered]
+
+
+def search(
+    config: Config, cluster: Cluster, *, world_size: int, global_batch_size: int | None = None,
+    own: Own | None = None, top: int = TOP, prunes: bool = True,
+) -> Plans:  # fmt: skip
+    """Price every legal configuration, but those that cannot be among the best, and order them.
+
+    Tried are all sizes of the mesh, microbatches, schedules, ways of recomputation, and
+    sequence_parallel with tp. What is fixed: the rows of an optimizer step, the model, the
+    precision, loss_parallel, the optimizer and its ``accumulate``.
+
+    Args:
+        config: The settings; of its mesh only the above counts.
+        cluster: The machine, with what it computes on.
+        world_size: Ranks.
+        global_batch_size: Rows of an optimizer step; None: those of the config, whose mesh is laid
+            out on so many ranks for that.
+        own: What the caller of `trainer.train` would bring.
+        top: Configurations to return.
+        prunes: Whether to leave out what a lower bound shows to be slower; the answer is the same.
+
+    Raises:
+        ConfigError: If the config's own mesh does not fit so many ranks and no batch is given.
+        OracleError: If the machine is not described, is too small, or nothing fits into memory.
+    """
+    device = _device(cluster)
+    num_nodes = cluster.num_nodes(world_size)
+    rows = global_batch_size or _rows_of(config, world_size)
+    pricing, choices, memory_of = _prepare(config, cluster, device, own or Own(), world_size, rows)
+    found = _Found(top, capacity_bytes=int(device.memory_gib * GIB))
+    # Those of the lowest bound first: from some on all bounds are above the limit
+    groups = sorted((pricing.floor_s(group), group) for group in choices.groups())
+    for floor_s, group in groups:
+        variants = choices.variants_of(group)
+        found.legal += len(variants)
+        if prunes and floor_s > found.limit_s:
+            found.pruned += len(variants)
+        elif memory_of.floor_bytes(group) > found.capacity_bytes:
+            found.unfit += len(variants)
+        else:
+            _price_all(group, variants, pricing, memory_of, found, prunes=prunes)
+    if not found.priced:
+        raise _nothing(found, choices, memory_of, cluster, world_size=world_size, rows=rows)
+    best = found.best()
+    return Plans(
+        candidates=tuple(
+            _candidate(memory_bytes, chosen, best[0][1][2], rows=rows, num_nodes=num_nodes)
+            for memory_bytes, chosen in best
+        ),
+        global_batch_size=rows,
+        legal=found.legal,
+        unfit=found.unfit,
+        pruned=found.pruned,
+        priced=found.priced,
+    )
+
+
+def estimate(
+    config: Config, cluster: Cluster, *, world_size: int, own: Own | None = None
+) -> Candidate:
+    """Price a config's own settings as `search` prices them, whether they fit into memory or not.
+
+    Raises:
+        ConfigError: If the settings do not fit so many ranks.
+        OracleError: If the machine is not described, or is too small.
+    """
+    device, layout = _device(cluster), lay_out(config, world_size)
+    num_nodes, rows = cluster.num_nodes(world_size), _rows_of(config, world_size)
+    pricing, _, memory_of = _prepare(config, cluster, device, own or Own(), world_size, rows)
+    mesh = config.mesh
+    group = Group(layout.sizes, config.data.batch_size, layout.microbatches)
+    variant = Variant(
+        mesh.schedule, mesh.virtual if mesh.schedule in LOOPED else 1, mesh.checkpointing,
+        mesh.sequence_parallel,
+    )  # fmt: skip
+    parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+    chosen = (group, variant, parts_s)
+    return _candidate(memory_of(group, variant), chosen, parts_s, rows=rows, num_nodes=num_nodes)
+
+
+def _device(cluster: Cluster) -> Device:
+    if cluster.device is None:
+        raise OracleError(
+            f'"{cluster.name}" has no table [device], from which the search prices computation '
+            "that nobody probed; give its tflops, memory_gbyte_s and memory_gib, as "
+            "examples/clusters/h100.toml does"
+        )
+    return cluster.device
+
+
+def _rows_of(config: Config, world_size: int) -> int:
+    sizes = lay_out(config, world_size).sizes
+    return config.data.batch_size * sizes[1] * sizes[2] * config.optimizer.accumulate
+
+
+def _prepare(
+    config: Config, cluster: Cluster, device: Device, own: Own, world_size: int, rows: int
+) -> tuple[Pricing, Choices, MemoryOf]:
+    model = make_without_data(config, WHOLE, own)
+    choices = Choices(config, model, world_size=world_size, global_batch_size=rows)
+    parts = Parts.of(
+        config, model, tp=_fewest(choices.tps), cp=_fewest(choices.cps),
+        sequential=choices.sequential,
+    )  # fmt: skip
+    pricing = Pricing(config, cluster, device, parts, world_size=world_size)
+    return pricing, choices, MemoryOf(config, parts, choices, pricing)
+
+
+def _fewest(sizes: Sequence[int]) -> int:
+    """Find the fewest ranks that share something."""
+    return min((size for size in sizes if size > 1), default=1)
+
+
+def _price_all(
+    group: Group, variants: Sequence[Variant], pricing: Pricing, memory_of: MemoryOf,
+    found: _Found, *, prunes: bool,
+) -> None:  # fmt: skip
+    for variant in variants:
+        parts_s = pricing.pipeline_s(group, variant)
+        if prunes and sum(parts_s.values()) > found.limit_s:
+            found.pruned += 1
+            continue
+        memory_bytes = memory_of(group, variant)
+        if memory_bytes > found.capacity_bytes:
+            found.unfit += 1
+            continue
+        found.add(memory_bytes, (group, variant, parts_s | pricing.rest_s(group, variant)))
+
+
+def _least(choices: Choices, memory_of: MemoryOf) -> tuple[int, Group, Variant]:
+    """Find the configuration that takes the least memory."""
+    least: tuple[int, Group, Variant] | None = None
+    for floor_bytes, group in sorted(
+        (memory_of.floor_bytes(each), each) for each in choices.groups()
+    ):
+        if least is not None and floor_bytes >= least[0]:
+            break
+        for variant in choices.variants_of(group):
+            memory_bytes = memory_of(group, variant)
+            if least is None or memory_bytes < least[0]:
+                least = memory_bytes, group, variant
+    assert least is not None, "some configuration is legal"
+    return least
+
+
+def _nothing(
+    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, world_size: int,
+    rows: int,
+) -> OracleError:  # fmt: skip
+    if not found.legal:
+        return OracleError(
+            f"no configuration on {world_size} ranks divides {rows} rows a step; give another "
+            "global batch size, such as a multiple of the number of ranks"
+        )
+    least_bytes, group, variant = _least(choices, memory_of)
+    return OracleError(
+        f"of {found.legal} configurations none fits into the {found.capacity_bytes / GIB:g} GiB of "
+        f'a rank of "{cluster.name}": the least is {least_bytes / GIB:.3g} GiB, of '
+        f"{' '.join(overrides(group, variant))}; give more ranks, a smaller model, or "
+        "mesh.dtype=bfloat16 where it is not"
+    )
+
+
+def _candidate(
+    memory_bytes: int, chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int
+) -> Candidate:  # fmt: skip
+    group, variant, parts_s = chosen
+    step_s = sum(parts_s.values())
+    return Candidate(
+        settings=overrides(group, variant),
+        step_s=step_s,
+        parts_s=parts_s,
+        memory_bytes=memory_bytes,
+        samples_per_s=rows / step_s,
+        node_hours=1e6 / rows * step_s * num_nodes / 3600,
+        why_slower=why_slower(parts_s, best_s),
+    )

@@ -1,0 +1,39 @@
+"""Why one configuration is slower than another, in a sentence. Pure."""
+
+from collections.abc import Mapping
+
+NAMES = {
+    "computation": "computation",
+    "recomputation": "computing activations again",
+    "bubble": "idle ranks of the pipeline",
+    "tp": "messages of tp",
+    "cp": "messages of cp",
+    "dp": "gathering parameters and reducing gradients",
+    "pp": "sends between stages",
+    "update": "the optimizer's update",
+}
+
+
+def why_slower(parts_s: Mapping[str, float], best_s: Mapping[str, float]) -> str:
+    """Name the part of a step that grew most against the best one's; empty: none is longer.
+
+    Args:
+        parts_s: Of the slower configuration, by the names of `NAMES`.
+        best_s: Of the best one.
+    """
+    slower_s = sum(parts_s.values()) - sum(best_s.values())
+    name, grew_s = max(
+        ((name, seconds - best_s.get(name, 0.0)) for name, seconds in parts_s.items()),
+        key=lambda part: part[1],
+    )
+    if slower_s <= 0 or grew_s <= 0:
+        return ""
+    before_s = best_s.get(name, 0.0)
+    return (
+        f"It takes {_words(slower_s)} longer, above all for {NAMES[name]}: {_words(parts_s[name])} "
+        f"in place of {_words(before_s)}."
+    )
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

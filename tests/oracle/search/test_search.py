@@ -1,0 +1,207 @@
+"""A search finds what pricing every configuration finds, and only what the trainer would start."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oracle.cluster.cluster import Cluster, Device, Level
+from oracle.errors import OracleError
+from oracle.search.choices import Choices, Variant, overrides
+from oracle.search.search import Plans, _prepare, search
+from oracle.search.words import why_slower
+from tests.oracle.search.planning import load
+from tonari.plan.search import search_words
+from trainer.config.config import Config
+from trainer.errors import ConfigError
+from trainer.run.build import lay_out
+from trainer.run.dry_run import dry_run
+from trainer.run.own import Own
+
+DEVICE = Device(tflops=1e-3, memory_gbyte_s=1, memory_gib=1, launch_us=1)
+CLUSTER = Cluster(
+    name="small",
+    level=(
+        Level(name="node", units=2, gbyte_s=0.5, latency_us=2),
+        Level(name="net", units=8, gbyte_s=0.05, latency_us=20),
+    ),
+    device=DEVICE,
+)
+
+
+def with_memory(gib: float) -> Cluster:
+    return msgspec.structs.replace(CLUSTER, device=msgspec.structs.replace(DEVICE, memory_gib=gib))
+
+
+def choices_of(config: Config, world_size: int, rows: int) -> Choices:
+    return _prepare(config, CLUSTER, DEVICE, Own(), world_size, rows)[1]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "gib"), [(1, 1), (2, 1), (4, 1), (4, 0.0007), (8, 1), (8, 0.0003)]
+)
+def test_a_search_that_prunes_finds_what_one_finds_that_does_not(tmp_path, world_size, gib):
+    config = load(tmp_path)
+    found, whole = (
+        search(
+            config, with_memory(gib), world_size=world_size, global_batch_size=16, top=top,
+            prunes=prunes,
+        )
+        for top, prunes in ((10, True), (10, False))
+    )  # fmt: skip
+    assert found.candidates == whole.candidates
+    assert found.legal == whole.legal == whole.priced + whole.unfit
+    assert found.legal == found.priced + found.unfit + found.pruned
+    if world_size > 1:
+        assert found.pruned > 0
+    if gib < 1:
+        assert whole.unfit > 0
+
+
+def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
+    world_size, rows = 4, 16
+    choices = choices_of(load(tmp_path), world_size, rows)
+    legal = {
+        overrides(group, variant)
+        for group in choices.groups()
+        for variant in choices.variants_of(group)
+    }
+    assert len(legal) > 100
+    for settings in legal:
+        lay_out(load(tmp_path, *settings), world_size)
+    # And what was left out of all that could be said, it refuses
+    refused = 0
+    for pp in (1, 2, 4):
+        for tp in (1, 2, 4):
+            for microbatches in (1, 2, 3, 4, 8, 16):
+                for schedule in ("gpipe", "1f1b", "zbv", "dualpipev"):
+                    for checkpointing in ("none", "selective"):
+                        if pp * tp > world_size or (pp == 1 and schedule != "1f1b"):
+                            continue
+                        dp = world_size // (pp * tp)
+                        settings = (
+                            f"mesh.pp={pp}", f"mesh.dp_replicate={dp}", "mesh.dp_shard=1",
+                            "mesh.cp=1", f"mesh.tp={tp}", f"mesh.microbatches={microbatches}",
+                            f"mesh.schedule={schedule}", f"mesh.checkpointing={checkpointing}",
+                            "mesh.sequence_parallel=false", f"data.batch_size={rows // dp}",
+                        )  # fmt: skip
+                        try:
+                            lay_out(load(tmp_path, *settings), world_size)
+                        except ConfigError:
+                            refused += 1
+                            assert settings not in legal
+                        else:
+                            assert settings in legal
+    assert refused > 20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_is_that_of_the_dry_run(tmp_path, dtype):
+    config = load(tmp_path, f"mesh.dtype={dtype}")
+    _, choices, memory_of = _prepare(config, CLUSTER, DEVICE, Own(), 4, 16)
+    every = [
+        (group, variant)
+        for group in choices.groups()
+        for variant in choices.variants_of(group)
+        if variant.checkpointing != "selective"  # the dry run leaves in what that saves
+    ]
+    assert len(every) > 300
+    for group, variant in every[:: len(every) // 15]:
+        settings = overrides(group, variant)
+        ranks = dry_run(
+            load(tmp_path, f"mesh.dtype={dtype}", *settings), world_size=4, num_nodes=1
+        ).pipeline_ranks
+        expected = max(rank.memory.total_bytes for rank in ranks)
+        assert memory_of(group, variant) == pytest.approx(expected, rel=0.02), settings
+
+
+def test_selective_recomputation_keeps_more_than_full_and_less_than_none(tmp_path):
+    _, choices, memory_of = _prepare(load(tmp_path), CLUSTER, DEVICE, Own(), 1, 16)
+    group = next(choices.groups())
+    none, selective, full = (
+        memory_of(group, Variant("1f1b", 1, kind, False)) for kind in ("none", "selective", "full")
+    )
+    assert full < selective < none
+
+
+def test_rows_of_a_step_are_the_config_s_unless_given(tmp_path):
+    config = load(tmp_path, "mesh.tp=2")
+    assert search(config, CLUSTER, world_size=4).global_batch_size == 16
+    found = search(config, CLUSTER, world_size=4, global_batch_size=32)
+    assert found.global_batch_size == 32
+    for each in found.candidates:
+        layout = lay_out(load(tmp_path, *each.settings), 4)
+        batch = int(each.settings[-1].removeprefix("data.batch_size="))
+        assert batch * layout.sizes[1] * layout.sizes[2] == 32
+        assert each.samples_per_s == pytest.approx(32 / each.step_s)
+        assert each.node_hours == pytest.approx(1e6 / each.samples_per_s * 2 / 3600)
+        assert sum(each.parts_s.values()) == pytest.approx(each.step_s)
+
+
+def test_candidates_come_in_order_with_a_reason(tmp_path):
+    found = search(load(tmp_path), CLUSTER, world_size=8, global_batch_size=16)
+    steps = [each.step_s for each in found.candidates]
+    assert len(steps) == 10
+    assert steps == sorted(steps)
+    assert not found.candidates[0].why_slower
+    slower = [each for each in found.candidates if each.step_s > steps[0] * (1 + 1e-9)]
+    assert slower
+    assert all(" longer, above all for " in each.why_slower for each in slower)
+
+
+def test_the_reason_is_the_part_that_grew_most():
+    best = {"computation": 1.0, "bubble": 0.1, "tp": 0.2}
+    other = {"computation": 1.1, "bubble": 0.6, "tp": 0.0}
+    assert why_slower(other, best) == (
+        "It takes 400 ms longer, above all for idle ranks of the pipeline: 600 ms in place of "
+        "100 ms."
+    )
+    assert why_slower(best, best) == ""
+
+
+def test_nothing_that_fits_is_an_error_that_names_the_least_and_the_cure(tmp_path):
+    with pytest.raises(
+        OracleError, match=r"none fits .*: the least is .* GiB, of mesh.pp=.*; give more ranks"
+    ):
+        search(load(tmp_path), with_memory(1e-6), world_size=2)
+
+
+def test_a_machine_without_a_device_is_refused(tmp_path):
+    unknown = msgspec.structs.replace(CLUSTER, device=None)
+    with pytest.raises(OracleError, match=r'"small" has no table \[device\].*; give its tflops'):
+        search(load(tmp_path), unknown, world_size=2)
+
+
+def test_a_batch_that_nothing_divides_is_refused(tmp_path):
+    config = load(tmp_path, "model.heads=1", "data.sequence_length=15", "model.depth=1")
+    with pytest.raises(OracleError, match=r"no configuration on 4 ranks divides 1 rows"):
+        search(config, CLUSTER, world_size=4, global_batch_size=1)
+
+
+def test_images_are_searched_too(tmp_path):
+    text = """
+[data]
+train = "absent.tar"
+test = "absent.tar"
+batch_size = 8
+image_size = 32
+[model]
+kind = "vit"
+num_classes = 10
+width = 32
+depth = 2
+heads = 4
+"""
+    found = search(load(tmp_path, text=text), CLUSTER, world_size=2)
+    assert all("mesh.cp=1" in each.settings for each in found.candidates)
+    words = search_words(found)
+    assert f"{found.legal:,} configurations are legal" in words[0]
+    assert sum("mesh.pp=" in line for line in words) == len(found.candidates)
+
+
+def test_the_words_give_every_candidate_its_settings_and_reason(tmp_path):
+    found: Plans = search(load(tmp_path), CLUSTER, world_size=2)
+    text = "\n".join(search_words(replace(found, candidates=found.candidates[:2])))
+    assert "the first, in parts of its step: computation" in text
+    assert " ".join(found.candidates[1].settings) in text

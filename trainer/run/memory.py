@@ -1,0 +1,135 @@
+"""What a rank holds in memory: parameters, gradients, the optimizer's state, activations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.config import MeshConfig
+from trainer.config.model import TEXT_MODELS
+from trainer.config.optimizer import OptimizerConfig
+from trainer.mesh.place import FOLDED, LOOPED, Schedule
+from trainer.run.build import Layout
+
+FLOAT_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
+"""Of a parameter as it is kept; bfloat16 is that of the computation."""
+
+COMPUTE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+
+TRANSFORMERS = ("vit", *TEXT_MODELS)
+"""Kinds of model whose blocks tp splits alike, with sequence_parallel or without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on the fullest rank of a pipeline rank.
+
+    Attributes:
+        parameters_bytes: Its own, after splitting and sharding.
+        gathered_bytes: Whole parameters while they are used: of the largest block, or of the part
+            where a pipeline keeps them gathered; none where nothing is sharded or cast.
+        gradients_bytes: As its own parameters.
+        optimizer_bytes: SGD with momentum keeps one number a parameter, AdamW two, and another
+            optimizer is taken to; an average of the weights is one more.
+        activations_bytes: What autograd keeps of the microbatches under way, an estimate: counted
+            on the stage as one process runs it; what selective recomputation saves is left in. Of a
+            transformer tp divides it by its size with sequence_parallel, else 24 parts of 34 of it.
+
+    Source: of the shares, Korthikanti et al., Reducing activation recomputation in large
+    transformer models, MLSys 2023.
+    """
+
+    parameters_bytes: int
+    gathered_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Numbers of parameters of a pipeline rank.
+
+    Attributes:
+        whole: Of its parts, whole.
+        own: Of what the fullest rank has of them.
+        largest_block: Of what it has of its largest block.
+    """
+
+    whole: int
+    own: int
+    largest_block: int
+
+
+def memory_of(
+    counted: Counted, stage_bytes: int, *, mesh: MeshConfig, layout: Layout,
+    optimizer: OptimizerConfig, model_kind: str, pp_rank: int,
+) -> Memory:  # fmt: skip
+    """Add up what the fullest rank at a coordinate of pp holds.
+
+    Args:
+        counted: Its parameters.
+        stage_bytes: That autograd keeps of one microbatch of all of its stages, on one process.
+        mesh: Of it the precision, the schedule and sequence_parallel.
+        layout: The sizes of the mesh, the stages and the microbatches.
+        optimizer: What it keeps.
+        model_kind: Of it, how tp divides activations.
+        pp_rank: The coordinate.
+    """
+    pp, _, dp_shard, cp, tp = layout.sizes
+    own, kept_bytes = counted.own, FLOAT_BYTES[mesh.dtype]
+    shards = dp_shard * cp
+    used = own if pp > 1 else counted.largest_block
+    gathered = used * shards * COMPUTE_BYTES[mesh.dtype]
+    states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
+    states += optimizer.ema > 0
+    kept = stage_bytes * _under_way(mesh.schedule, pp, pp_rank, layout)
+    return Memory(
+        parameters_bytes=own * kept_bytes,
+        gathered_bytes=gathered if shards > 1 or mesh.dtype == "bfloat16" else 0,
+        gradients_bytes=own * kept_bytes,
+        optimizer_bytes=own * kept_bytes * states,
+        activations_bytes=int(
+            kept * _share_of_tp(model_kind, tp, sequence_parallel=mesh.sequence_parallel)
+        ),
+    )
+
+
+def _share_of_tp(model_kind: str, tp: int, *, sequence_parallel: bool) -> float:
+    if model_kind not in TRANSFORMERS:
+        return 1.0
+    return 1 / tp if sequence_parallel else (10 + 24 / tp) / 34
+
+
+def _under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> int:
+    """Count the microbatches of a stage that wait for their backward pass at a time."""
+    if pp == 1 and schedule not in (*LOOPED, *FOLDED):
+        return 1
+    if schedule == "1f1b":
+        return min(layout.microbatches, pp - pp_rank)
+    return (
+        layout.microbatches if schedule == "gpipe" else min(layout.microbatches, layout.num_stages)
+    )
+
+
+def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
+    """Count the bytes that autograd keeps of a forward pass, beside the weights."""
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        # Kept until all is counted: a storage that was freed may come again under its address.
+        result = model(*values)
+    del result
+    return sum(saved.values())
