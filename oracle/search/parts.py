@@ -8,6 +8,7 @@ the rows, and of both a part that every rank of tp has whole and a part that the
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -281,17 +282,24 @@ class _Traced:
                 own.use_context_parallel(mesh["cp"])
             if tp > 1:
                 own.num_hidden_parts = tp if sequential else 1
-                split_layers(own, mesh, sequence_parallel=sequential, loss_parallel=loss_parallel)
+                with warnings.catch_warnings():
+                    # The plan is that of the whole model
+                    warnings.filterwarnings("ignore", "Parallelize plan key")
+                    split_layers(
+                        own, mesh, sequence_parallel=sequential, loss_parallel=loss_parallel
+                    )
             self.shapes = [_local(parameter) for parameter in own.parameters()]
             self._kept: list[int] = []
             with FakeTensorMode(allow_non_fake_inputs=True):
                 own.to_empty(device="cpu")
-                self.rows = Rows(*(self._run(own, rows) for rows in (1, 2)))
+                # The first time only, gradients are not added to those of an earlier microbatch
+                _, one, two = (self._run(own, rows) for rows in (1, 1, 2))
+                self.rows = Rows(one, two)
 
     @property
     def selective(self) -> tuple[int, int]:
         """Bytes that selective recomputation keeps of one row and of two."""
-        return self._kept[0], self._kept[1]
+        return self._kept[1], self._kept[2]
 
     def _run(self, part: StagedModel, rows: int) -> Passes:
         recorder = Imagined()

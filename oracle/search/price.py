@@ -87,14 +87,17 @@ def work_s(work: Work, device: Device) -> float:
 
 
 def bubble_s(
-    schedule: Schedule, *, pp: int, virtual: int, forward_s: float, backward_s: float
-) -> float:
+    schedule: Schedule, *, pp: int, virtual: int, microbatches: int, forward_s: float,
+    backward_s: float,
+) -> float:  # fmt: skip
     """Price the time in which a rank of a pipeline has nothing to do, between two updates.
 
     Args:
         schedule: The order of the work.
         pp: Ranks of the pipeline.
         virtual: Stages a rank, where the schedule is looped.
+        microbatches: Of a batch. Where they are too few to fill the pipeline, the way of one past
+            all stages and back bounds the time from below.
         forward_s: Of a microbatch, over all stages of a rank.
         backward_s: Likewise; half of it is for the input, and half for the weights.
 
@@ -111,7 +114,9 @@ def bubble_s(
         "zbv": max(forward_s - half_s, 0.0) / 2,
         "dualpipev": (forward_s + half_s) / 2,
     }[schedule]
-    return (pp - 1) * each_s
+    back_s = half_s if schedule in SPLIT else backward_s
+    way_s = pp * (forward_s + back_s) + backward_s - back_s
+    return max((pp - 1) * each_s, way_s - microbatches * (forward_s + backward_s), 0.0)
 
 
 class Pricing:
@@ -155,6 +160,7 @@ class Pricing:
         times, passes = self._times(group, variant), self._passes(group)
         idle_s = bubble_s(
             variant.schedule, pp=group.sizes[0], virtual=variant.virtual,
+            microbatches=group.microbatches,
             forward_s=times.whole_forward_s, backward_s=times.whole_backward_s,
         )  # fmt: skip
         return {

@@ -58,7 +58,8 @@ def test_work_is_operations_over_a_rate_then_bytes_over_a_rate_and_a_launch_each
 @pytest.mark.parametrize("schedule", get_args(Schedule))
 def test_one_rank_has_no_bubble_and_more_ranks_never_less(schedule):
     bubbles = [
-        bubble_s(schedule, pp=pp, virtual=2, forward_s=1.0, backward_s=2.0) for pp in (1, 2, 4, 8)
+        bubble_s(schedule, pp=pp, virtual=2, microbatches=64, forward_s=1.0, backward_s=2.0)
+        for pp in (1, 2, 4, 8)
     ]
     assert bubbles[0] == 0
     assert bubbles == sorted(bubbles)
@@ -67,8 +68,21 @@ def test_one_rank_has_no_bubble_and_more_ranks_never_less(schedule):
 
 def test_the_schedules_stand_in_the_order_of_their_bubbles():
     order = ("zbv", "zero_bubble", "dualpipev", "interleaved", "1f1b")
-    found = [bubble_s(name, pp=4, virtual=2, forward_s=1.0, backward_s=2.0) for name in order]
+    found = [
+        bubble_s(name, pp=4, virtual=2, microbatches=64, forward_s=1.0, backward_s=2.0)
+        for name in order
+    ]
     assert found == sorted(found)
+
+
+def test_too_few_microbatches_wait_for_the_way_of_one_past_all_stages():
+    few, enough = (
+        bubble_s("zbv", pp=16, virtual=1, microbatches=count, forward_s=1.0, backward_s=2.0)
+        for count in (3, 32)
+    )
+    # 16 ranks forward, and back for the input, then the weights of the last: 33, of which 9 are busy
+    assert few == pytest.approx(33 - 9)
+    assert enough == 0
 
 
 def test_one_rank_is_serial(pricing_of):
