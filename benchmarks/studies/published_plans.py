@@ -20,6 +20,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -69,7 +70,7 @@ class Row:
     @property
     def step_s(self) -> float:
         """Seconds of a step, from the published operations a second of a GPU."""
-        flops = 96 * self.rows * SEQUENCE_LENGTH * self.depth * self.width**2
+        flops = 96.0 * self.rows * SEQUENCE_LENGTH * self.depth * self.width**2
         flops *= (
             1 + SEQUENCE_LENGTH / (6 * self.width) + VOCABULARY / (16 * self.depth * self.width)
         )
@@ -159,7 +160,7 @@ def fit(cluster: Cluster, row: Row, directory: Path) -> Cluster:
     return tried
 
 
-def compare(row: Row, found: Candidate) -> dict[str, object]:
+def compare(row: Row, found: Candidate) -> dict[str, Any]:
     """Print a row beside its price."""
     error = found.step_s / row.step_s - 1
     parts = ", ".join(

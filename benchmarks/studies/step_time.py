@@ -184,7 +184,9 @@ class Study:
         measured_s = statistics.median([*first, *second])
         sizes = lay_out(config, case.ranks).sizes
         machine = OneNode(self._messages[case.ranks], found.slowdowns, cores=found.cores)
-        simulated = simulate(programs(found.steps, found.world_size, sizes), machine, steps=SIMULATED_STEPS)
+        simulated = simulate(
+            programs(found.steps, found.world_size, sizes), machine, steps=SIMULATED_STEPS
+        )
         self._know_serial(case, config, found)
         return {
             "case": case.name,

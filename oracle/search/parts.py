@@ -136,7 +136,7 @@ class Part:
             shared = max(split_value * self.tp - alone_value, 0.0) / (self.tp - 1)
             values.append(shared + (alone_value - shared) / tp)
         # As many operators on any number of ranks
-        return Work(*values[:-1], split.operators)
+        return Work(values[0], values[1], values[2], split.operators)
 
     def stored(self, rows: int, checkpointing: Checkpointing) -> int:
         """Count the bytes that autograd keeps of so many rows, on one process."""
@@ -292,14 +292,15 @@ class _Traced:
             self._kept: list[int] = []
             with FakeTensorMode(allow_non_fake_inputs=True):
                 own.to_empty(device="cpu")
-                # The first time only, gradients are not added to those of an earlier microbatch
-                _, one, two = (self._run(own, rows) for rows in (1, 1, 2))
+                # The first time torch works out how to place what it makes, and gradients are not
+                # yet added to those of an earlier microbatch
+                _, one, _, two = (self._run(own, rows) for rows in (1, 1, 2, 2))
                 self.rows = Rows(one, two)
 
     @property
     def selective(self) -> tuple[int, int]:
         """Bytes that selective recomputation keeps of one row and of two."""
-        return self._kept[1], self._kept[2]
+        return self._kept[1], self._kept[3]
 
     def _run(self, part: StagedModel, rows: int) -> Passes:
         recorder = Imagined()
@@ -333,7 +334,8 @@ def _inputs(part: StagedModel, rows: int) -> list[Tensor]:
 
 
 def _first_bytes(operator: Operator) -> int:
-    return math.prod(operator.outputs[0]) * getattr(torch, operator.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, operator.dtype)
+    return math.prod(operator.outputs[0]) * dtype.itemsize
 
 
 def _kept(part: StagedModel, *, recomputes: bool = False) -> tuple[int, int]:

@@ -15,7 +15,7 @@ simulates steps that were timed, stays the accurate one. Its assumptions:
 Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation, offload.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from oracle.cluster.cluster import Cluster, Device
 from oracle.cluster.links import Route, lay_route
 from oracle.search.choices import Group, Variant
-from oracle.search.parts import Parts, Sent, Work
+from oracle.search.parts import Parts, Passes, Sent, Work
 from trainer.config.config import Config
 from trainer.mesh.parallelize import stage_blocks
 from trainer.mesh.place import SPLIT, Schedule, num_stages, stages_of
@@ -138,6 +138,7 @@ class Pricing:
         self.route = lru_cache(maxsize=None)(self._route)
         self.holders = lru_cache(maxsize=None)(self._holders)
         self._part_times = lru_cache(maxsize=None)(self._time_part)
+        self._computing = lru_cache(maxsize=None)(self._time_computing)
         self._slowest = lru_cache(maxsize=None)(self._find_slowest)
         self._floor = lru_cache(maxsize=None)(self._floor_of_rows)
         self._dp_messages = lru_cache(maxsize=None)(self._time_dp)
@@ -215,14 +216,8 @@ class Pricing:
         self, number: int, rows: int, cp: int, tp: int, checkpointing: str, sequential: bool,
         repeats: int,
     ) -> Times:  # fmt: skip
-        part = self.parts.all[number]
-        own_rows = rows / cp
-        forward_s, backward_s, selective_s = (
-            work_s(part.work(of, own_rows, tp, sequential), self.device)
-            for of in (
-                lambda p: p.forward.work, lambda p: p.backward.work, lambda p: p.again
-            )
-        )  # fmt: skip
+        part, own_rows = self.parts.all[number], rows / cp
+        forward_s, backward_s, selective_s = self._computing(number, rows, cp, tp, sequential)
         is_block = number > 1  # others are not computed again
         again = repeats if is_block and checkpointing != "none" else 0
         again_s = again * (forward_s if checkpointing == "full" else selective_s)
@@ -246,6 +241,21 @@ class Pricing:
             cp_s[1] + again * cp_s[0],
         )  # fmt: skip
 
+    def _time_computing(
+        self, number: int, rows: int, cp: int, tp: int, sequential: bool
+    ) -> tuple[float, float, float]:
+        """Time a part's forward and backward pass, and what selective recomputation repeats."""
+        works: tuple[Callable[[Passes], Work], ...] = (
+            lambda each: each.forward.work,
+            lambda each: each.backward.work,
+            lambda each: each.again,
+        )
+        part = self.parts.all[number]
+        first, second, third = (
+            work_s(part.work(of, rows / cp, tp, sequential), self.device) for of in works
+        )
+        return first, second, third
+
     def _cp_message_s(self, sent: Sent, rows: int, cp: int, tp: int, traced: int) -> float:
         # What a rank sends to all others shrinks with its part of the sequence
         whole = sent.num_bytes * (traced if sent.kind == "all_to_all" else 1) * rows / tp
@@ -256,7 +266,7 @@ class Pricing:
         ways = (False, True) if tp > 1 and True in self.parts.stem.split else (False,)
         return min(
             sum(
-                count * sum(self._part_times(number, rows, cp, tp, "none", way, 1)[:2])
+                count * sum(self._computing(number, rows, cp, tp, way)[:2])
                 for number, count in enumerate(counts)
             )
             for way in ways

@@ -67,7 +67,7 @@ def test_one_rank_has_no_bubble_and_more_ranks_never_less(schedule):
 
 
 def test_the_schedules_stand_in_the_order_of_their_bubbles():
-    order = ("zbv", "zero_bubble", "dualpipev", "interleaved", "1f1b")
+    order: tuple[Schedule, ...] = ("zbv", "zero_bubble", "dualpipev", "interleaved", "1f1b")
     found = [
         bubble_s(name, pp=4, virtual=2, microbatches=64, forward_s=1.0, backward_s=2.0)
         for name in order
@@ -80,7 +80,7 @@ def test_too_few_microbatches_wait_for_the_way_of_one_past_all_stages():
         bubble_s("zbv", pp=16, virtual=1, microbatches=count, forward_s=1.0, backward_s=2.0)
         for count in (3, 32)
     )
-    # 16 ranks forward, and back for the input, then the weights of the last: 33, of which 9 are busy
+    # 16 ranks forward, back for the input, the weights of the last: 33, of which 9 are busy
     assert few == pytest.approx(33 - 9)
     assert enough == 0
 

@@ -1,0 +1,52 @@
+"""`tonari plan --search`, as a user runs it."""
+
+import json
+
+import pytest
+
+from tests.multirank import ROOT
+from tests.oracle.test_trace import GPT
+from tonari.cli import main
+
+H100 = ROOT / "examples" / "clusters" / "h100.toml"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(GPT)
+    return str(path)
+
+
+def test_the_fastest_meshes_of_a_machine_are_listed(settings, capsys):
+    command = ["plan", settings, "--search", "--cluster", str(H100), "--world", "4"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["global_batch_size"] == 4 * 8
+    steps = [each["step_s"] for each in found["candidates"]]
+    assert len(steps) == 10
+    assert steps == sorted(steps)
+    assert found["legal"] == found["priced"] + found["unfit"] + found["pruned"]
+    assert main([*command, "--global-batch", "16"]) == 0
+    shown = capsys.readouterr().out
+    assert "configurations are legal for 16 samples a step" in shown
+    assert "mesh.pp=" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((), "give --probe FILE, as tonari probe wrote it, or --search"),
+        (("--search", "--world", "4"), "--search needs --cluster FILE and --world N"),
+        (("--search", "--cluster", str(H100)), "--search needs --cluster FILE and --world N"),
+    ],
+)
+def test_what_a_search_needs_is_asked_for(settings, capsys, given, words):
+    assert main(["plan", settings, *given]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_machine_whose_processors_are_not_described_is_refused(settings, capsys):
+    cluster = ROOT / "examples" / "clusters" / "gigabit.toml"
+    assert main(["plan", settings, "--search", "--cluster", str(cluster), "--world", "4"]) == 1
+    assert "[device]" in capsys.readouterr().err
