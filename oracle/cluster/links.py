@@ -71,6 +71,15 @@ def lay_route(cluster: Cluster, kind: str, ranks: Sequence[int]) -> Route:
     num, spans = len(ranks), cluster.spans()
     loads: defaultdict[tuple[int, str, int], float] = defaultdict(float)
     latency_us = 0.0
+    if kind == "all_to_all":
+        # Each of a unit's ranks sends a part to each rank outside: no need to go through all pairs
+        for number, level in enumerate(cluster.level):
+            for unit, inside in Counter(rank // spans[number] for rank in ranks).items():
+                if inside < num:
+                    share = inside * (num - inside) / num**2
+                    loads[number, "out", unit] += share
+                    loads[number, "in", unit] += share
+                    latency_us = max(latency_us, level.latency_us)
     for source, target, share in _edges(kind, ranks):
         for number, level in enumerate(cluster.level):
             own, other = source // spans[number], target // spans[number]
@@ -102,12 +111,7 @@ def _edges(kind: str, ranks: Sequence[int]) -> Iterator[tuple[int, int, float]]:
     num = len(ranks)
     if kind == "send":
         yield ranks[0], ranks[1], 1.0
-    elif kind == "all_to_all":
-        for source in ranks:
-            for target in ranks:
-                if source != target:
-                    yield source, target, 1 / num**2
-    elif num > 1 and kind != "barrier":
+    elif num > 1 and kind not in ("barrier", "all_to_all"):
         share = RINGS[kind] * (num - 1) / num if kind in RINGS else 1.0
         last = num if kind in RINGS else num - 1
         for at in range(last):

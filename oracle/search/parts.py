@@ -292,15 +292,15 @@ class _Traced:
             self._kept: list[int] = []
             with FakeTensorMode(allow_non_fake_inputs=True):
                 own.to_empty(device="cpu")
-                # The first time torch works out how to place what it makes, and gradients are not
-                # yet added to those of an earlier microbatch
-                _, one, _, two = (self._run(own, rows) for rows in (1, 1, 2, 2))
+                # At first torch works out how to place what each operator makes: those of the
+                # first microbatch, then the sums of gradients, then those of other shapes
+                _, _, one, _, two = (self._run(own, rows) for rows in (1, 1, 1, 2, 2))
                 self.rows = Rows(one, two)
 
     @property
     def selective(self) -> tuple[int, int]:
         """Bytes that selective recomputation keeps of one row and of two."""
-        return self._kept[1], self._kept[3]
+        return self._kept[2], self._kept[4]
 
     def _run(self, part: StagedModel, rows: int) -> Passes:
         recorder = Imagined()
