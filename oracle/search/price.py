@@ -18,6 +18,7 @@ Left out: the loss, clipping, norms across ranks, loading data, checkpoints, com
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import mul
 from typing import NamedTuple
 
 from oracle.cluster.cluster import Cluster, Device
@@ -26,7 +27,7 @@ from oracle.search.choices import Group, Variant
 from oracle.search.parts import Parts, Passes, Sent, Work
 from trainer.config.config import Config
 from trainer.mesh.parallelize import stage_blocks
-from trainer.mesh.place import SPLIT, Schedule, num_stages, stages_of
+from trainer.mesh.place import FOLDED, SPLIT, Schedule, num_stages, stages_of
 from trainer.run.memory import COMPUTE_BYTES, FLOAT_BYTES
 
 UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
@@ -102,8 +103,9 @@ def bubble_s(
         backward_s: Likewise; half of it is for the input, and half for the weights.
 
     Sources: of 1F1B and interleaving, Narayanan et al., SC 2021; of the split backward pass, Qi et
-    al., Zero bubble pipeline parallelism, ICLR 2024, and Pipeline parallelism with controllable
-    memory, NeurIPS 2024; of DualPipeV, DeepSeek's own table.
+    al., Zero bubble pipeline parallelism, ICLR 2024; of DualPipeV, DeepSeek's own table. What they
+    call no bubble has one here, as all ranks of the trainer meet at the update: the last rank
+    begins when the first microbatch has come down to it.
     """
     half_s = backward_s / 2
     each_s = {
@@ -111,12 +113,16 @@ def bubble_s(
         "1f1b": forward_s + backward_s,
         "interleaved": (forward_s + backward_s) / virtual,
         "zero_bubble": forward_s / virtual,
-        "zbv": max(forward_s - half_s, 0.0) / 2,
+        "zbv": forward_s / 2,
         "dualpipev": (forward_s + half_s) / 2,
     }[schedule]
     back_s = half_s if schedule in SPLIT else backward_s
     way_s = pp * (forward_s + back_s) + backward_s - back_s
-    return max((pp - 1) * each_s, way_s - microbatches * (forward_s + backward_s), 0.0)
+    found_s = max((pp - 1) * each_s, way_s - microbatches * (forward_s + backward_s), 0.0)
+    if schedule in FOLDED:
+        # Until the first microbatch is back on the first rank, it has these forward passes to make
+        found_s = max(found_s, (2 * pp - 1 - microbatches) * forward_s / 2)
+    return found_s if pp > 1 else 0.0
 
 
 class Pricing:
@@ -138,18 +144,24 @@ class Pricing:
         self.route = lru_cache(maxsize=None)(self._route)
         self.holders = lru_cache(maxsize=None)(self._holders)
         self._part_times = lru_cache(maxsize=None)(self._time_part)
-        self._computing = lru_cache(maxsize=None)(self._time_computing)
         self._slowest = lru_cache(maxsize=None)(self._find_slowest)
         self._floor = lru_cache(maxsize=None)(self._floor_of_rows)
         self._dp_messages = lru_cache(maxsize=None)(self._time_dp)
 
     def floor_s(self, group: Group) -> float:
-        """Bound from below what any configuration of a group takes: computation, shared evenly."""
+        """Bound from below what any configuration of a group takes.
+
+        That is computation, and messages of tp and cp, shared evenly among a pipeline's ranks.
+        """
         rows = group.batch_size // group.microbatches
         pp, _, _, cp, tp = group.sizes
         passes = group.microbatches * self._config.optimizer.accumulate
         # A little less: sums are rounded in another order
         return passes * self._floor(rows, cp, tp) / pp * (1 - 1e-9)
+
+    def variant_floor_s(self, group: Group, variant: Variant) -> float:
+        """Bound from below what a configuration takes: its slowest rank, without a bubble."""
+        return self._passes(group) * sum(self._times(group, variant)) * (1 - 1e-9)
 
     def pipeline_s(self, group: Group, variant: Variant) -> dict[str, float]:
         """Price all but messages of dp and pp, and the update.
@@ -204,20 +216,24 @@ class Pricing:
                 for number, count in enumerate(holder.counts)
                 if count
             ]
-            found.append(
-                Times(*(
-                    sum(count * times[field] for count, times in each)
-                    for field in range(len(Times._fields))
-                ))
-            )  # fmt: skip
-        return max(found, key=lambda times: times.forward_s + times.backward_s + times.again_s)
+            counts = [count for count, _ in each]
+            fields = zip(*(times for _, times in each), strict=True)
+            found.append(Times(*(sum(map(mul, counts, field)) for field in fields)))
+        return max(found, key=sum)
 
     def _time_part(
         self, number: int, rows: int, cp: int, tp: int, checkpointing: str, sequential: bool,
         repeats: int,
     ) -> Times:  # fmt: skip
         part, own_rows = self.parts.all[number], rows / cp
-        forward_s, backward_s, selective_s = self._computing(number, rows, cp, tp, sequential)
+        works: tuple[Callable[[Passes], Work], ...] = (
+            lambda each: each.forward.work,
+            lambda each: each.backward.work,
+            lambda each: each.again,
+        )
+        forward_s, backward_s, selective_s = (
+            work_s(part.work(of, own_rows, tp, sequential), self.device) for of in works
+        )
         is_block = number > 1  # others are not computed again
         again = repeats if is_block and checkpointing != "none" else 0
         again_s = again * (forward_s if checkpointing == "full" else selective_s)
@@ -241,21 +257,6 @@ class Pricing:
             cp_s[1] + again * cp_s[0],
         )  # fmt: skip
 
-    def _time_computing(
-        self, number: int, rows: int, cp: int, tp: int, sequential: bool
-    ) -> tuple[float, float, float]:
-        """Time a part's forward and backward pass, and what selective recomputation repeats."""
-        works: tuple[Callable[[Passes], Work], ...] = (
-            lambda each: each.forward.work,
-            lambda each: each.backward.work,
-            lambda each: each.again,
-        )
-        part = self.parts.all[number]
-        first, second, third = (
-            work_s(part.work(of, rows / cp, tp, sequential), self.device) for of in works
-        )
-        return first, second, third
-
     def _cp_message_s(self, sent: Sent, rows: int, cp: int, tp: int, traced: int) -> float:
         # What a rank sends to all others shrinks with its part of the sequence
         whole = sent.num_bytes * (traced if sent.kind == "all_to_all" else 1) * rows / tp
@@ -266,7 +267,7 @@ class Pricing:
         ways = (False, True) if tp > 1 and True in self.parts.stem.split else (False,)
         return min(
             sum(
-                count * sum(self._computing(number, rows, cp, tp, way)[:2])
+                count * sum(self._part_times(number, rows, cp, tp, "none", way, 1))
                 for number, count in enumerate(counts)
             )
             for way in ways

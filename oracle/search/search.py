@@ -216,6 +216,9 @@ def _price_all(
     found: _Found, *, prunes: bool,
 ) -> None:  # fmt: skip
     for variant in variants:
+        if prunes and pricing.variant_floor_s(group, variant) > found.limit_s:
+            found.pruned += 1
+            continue
         parts_s = pricing.pipeline_s(group, variant)
         if prunes and sum(parts_s.values()) > found.limit_s:
             found.pruned += 1

@@ -76,13 +76,15 @@ def test_the_schedules_stand_in_the_order_of_their_bubbles():
 
 
 def test_too_few_microbatches_wait_for_the_way_of_one_past_all_stages():
-    few, enough = (
+    two, few, enough = (
         bubble_s("zbv", pp=16, virtual=1, microbatches=count, forward_s=1.0, backward_s=2.0)
-        for count in (3, 32)
+        for count in (2, 12, 64)
     )
-    # 16 ranks forward, back for the input, the weights of the last: 33, of which 9 are busy
-    assert few == pytest.approx(33 - 9)
-    assert enough == 0
+    # 16 ranks forward, back for the input, and the weights of the last: 33, of which 6 are busy
+    assert two == pytest.approx(33 - 6)
+    # 31 stages of half a rank's time, in which there are 12 forward passes of one to make
+    assert few == pytest.approx((31 - 12) / 2)
+    assert enough == pytest.approx(15 / 2)
 
 
 def test_one_rank_is_serial(pricing_of):
@@ -144,7 +146,10 @@ def test_no_floor_is_above_a_price(pricing_of):
         pricing, group = pricing_of(world_size), Group(sizes, 8, 4)
         for sequential in (False, True)[: 1 + (sizes[-1] > 1)]:
             variant = ONE._replace(sequence_parallel=sequential)
-            assert pricing.floor_s(group) <= pricing.pipeline_s(group, variant)["computation"]
+            priced = pricing.pipeline_s(group, variant)
+            busy_s = sum(priced.values()) - priced["bubble"]
+            assert 0 < pricing.floor_s(group) <= busy_s
+            assert pricing.variant_floor_s(group, variant) <= busy_s
 
 
 def test_groups_that_lie_side_by_side_share_their_node_s_link(pricing_of):

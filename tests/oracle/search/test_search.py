@@ -38,9 +38,16 @@ def choices_of(config: Config, world_size: int, rows: int) -> Choices:
     return _prepare(config, CLUSTER, DEVICE, Own(), world_size, rows)[1]
 
 
+THOROUGH = [pytest.mark.thorough]
+
+
 @pytest.mark.parametrize(
-    ("world_size", "gib"), [(1, 1), (2, 1), (4, 1), (4, 0.0007), (8, 1), (8, 0.0003)]
-)
+    ("world_size", "gib"),
+    [
+        (1, 1), (4, 0.0007),
+        *(pytest.param(*case, marks=THOROUGH) for case in ((2, 1), (4, 1), (8, 1), (8, 0.0003))),
+    ],
+)  # fmt: skip
 def test_a_search_that_prunes_finds_what_one_finds_that_does_not(tmp_path, world_size, gib):
     config = load(tmp_path)
     found, whole = (
@@ -59,6 +66,7 @@ def test_a_search_that_prunes_finds_what_one_finds_that_does_not(tmp_path, world
         assert whole.unfit > 0
 
 
+@pytest.mark.thorough
 def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
     world_size, rows = 4, 16
     choices = choices_of(load(tmp_path), world_size, rows)
@@ -96,7 +104,7 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
     assert refused > 20
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=THOROUGH), "bfloat16"])
 def test_memory_is_that_of_the_dry_run(tmp_path, dtype):
     config = load(tmp_path, f"mesh.dtype={dtype}")
     _, choices, memory_of = _prepare(config, CLUSTER, DEVICE, Own(), 4, 16)
