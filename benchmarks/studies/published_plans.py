@@ -5,8 +5,8 @@ each row is priced by `oracle.search.search.estimate` on ``examples/clusters/sel
 number is fitted, once: the share of the peak that large products attain, so that the row of 18.4
 thousand million parameters (the largest without a pipeline) comes out right. It is left out of the
 comparison. Attention is priced as the authors had it, as products and a softmax whose scores lie in
-memory, and, below that, by the kernel that keeps them out of it, which came later: what the
-prediction would be off by if that were not known. A step's time follows from the published operations a second by the paper's formula.
+memory; and below that by the kernel that keeps them out of it, which came later. A step's time
+follows from the published operations a second by the paper's formula.
 
     python -m benchmarks.studies.published_plans [--json-file out.json]
 

@@ -27,7 +27,7 @@ from oracle.search.choices import Group, Variant
 from oracle.search.parts import Parts, Passes, Sent, Work
 from trainer.config.config import Config
 from trainer.mesh.parallelize import stage_blocks
-from trainer.mesh.place import FOLDED, SPLIT, Schedule, num_stages, stages_of
+from trainer.mesh.place import FOLDED, LOOPED, SPLIT, Schedule, num_stages, stages_of
 from trainer.run.memory import COMPUTE_BYTES, FLOAT_BYTES
 
 UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
@@ -119,6 +119,10 @@ def bubble_s(
     back_s = half_s if schedule in SPLIT else backward_s
     way_s = pp * (forward_s + back_s) + backward_s - back_s
     found_s = max((pp - 1) * each_s, way_s - microbatches * (forward_s + backward_s), 0.0)
+    if schedule in LOOPED:
+        # Before its next stage, a rank waits until the first microbatch has been on all others
+        stage_s = (forward_s + (0.0 if schedule in SPLIT else backward_s)) / virtual
+        found_s += max(pp - microbatches, 0) * (virtual - 1) * stage_s
     if schedule in FOLDED:
         # Until the first microbatch is back on the first rank, it has these forward passes to make
         found_s = max(found_s, (2 * pp - 1 - microbatches) * forward_s / 2)

@@ -85,6 +85,12 @@ def test_too_few_microbatches_wait_for_the_way_of_one_past_all_stages():
     # 31 stages of half a rank's time, in which there are 12 forward passes of one to make
     assert few == pytest.approx((31 - 12) / 2)
     assert enough == pytest.approx(15 / 2)
+    looped = [
+        bubble_s("zero_bubble", pp=16, virtual=4, microbatches=count, forward_s=1.0, backward_s=2.0)
+        for count in (12, 16)
+    ]
+    # Four stages' time before each of three further stages
+    assert looped[0] - looped[1] == pytest.approx(3 * 4 / 4)
 
 
 def test_one_rank_is_serial(pricing_of):
