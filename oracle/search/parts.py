@@ -102,7 +102,7 @@ class Part:
         parameters: All of them.
         whole: Its passes on one process.
         split: Its passes on one of `tp` ranks, by whether sequence_parallel is on.
-        apart: Its passes on one of `cp` ranks; None: it was not traced so.
+        apart: Its passes on one of `cp` ranks at one row; None: it was not traced so.
         tp: Ranks of `split`.
         cp: Ranks of `apart`.
         kept_bytes: That autograd keeps of one row and of two, by the kind of recomputation.
@@ -112,7 +112,7 @@ class Part:
     parameters: tuple[Parameter, ...]
     whole: Rows
     split: dict[bool, Rows]
-    apart: Rows | None
+    apart: Passes | None
     tp: int
     cp: int
     kept_bytes: dict[Checkpointing, tuple[int, int]]
@@ -237,7 +237,7 @@ def _trace_part(
             for on in ((False, True) if sequential else (False,))
             if tp > 1
         }
-        apart = _Traced(part, cp=cp).rows if cp > 1 else None
+        apart = _Traced(part, cp=cp).rows.one if cp > 1 else None
         kept = {
             "none": _kept(part), "selective": plain.selective if keeps else _kept(part),
             "full": _kept(part, recomputes=True),
@@ -269,7 +269,10 @@ def _parameter(whole: tuple[int, ...], own: tuple[int, ...]) -> Parameter:
 
 
 class _Traced:
-    """Passes over a part as one rank makes them; what it records is in `rows` and `shapes`."""
+    """Passes over a part as one rank makes them; what it records is in `rows` and `shapes`.
+
+    Along cp only messages count, which grow with the rows: one row stands for two as well.
+    """
 
     def __init__(
         self, part: StagedModel, *, tp: int = 1, cp: int = 1, sequential: bool = False,
@@ -292,15 +295,17 @@ class _Traced:
             self._kept: list[int] = []
             with FakeTensorMode(allow_non_fake_inputs=True):
                 own.to_empty(device="cpu")
-                # At first torch works out how to place what each operator makes: those of the
-                # first microbatch, then the sums of gradients, then those of other shapes
-                _, _, one, _, two = (self._run(own, rows) for rows in (1, 1, 1, 2, 2))
-                self.rows = Rows(one, two)
+                # The first time, gradients are not added to those of another microbatch; and of
+                # what is split, torch works out how to place it, of sums and new shapes as well
+                times = 1 if tp * cp == 1 else 2
+                one = [self._run(own, 1) for _ in range(times + 1)]
+                two = [self._run(own, 2) for _ in range(times)] if cp == 1 else one
+                self.rows = Rows(one[-1], two[-1])
 
     @property
     def selective(self) -> tuple[int, int]:
         """Bytes that selective recomputation keeps of one row and of two."""
-        return self._kept[2], self._kept[4]
+        return self._kept[0], self._kept[-1]
 
     def _run(self, part: StagedModel, rows: int) -> Passes:
         recorder = Imagined()

@@ -254,7 +254,7 @@ class Pricing:
         if cp > 1 and part.apart is not None:
             cp_s = tuple(  # type: ignore[assignment]
                 sum(self._cp_message_s(each, rows, cp, tp, part.cp) for each in way.sent)
-                for way in (part.apart.one.forward, part.apart.one.backward)
+                for way in (part.apart.forward, part.apart.backward)
             )
         return Times(
             forward_s, backward_s, again_s, tp_s[0], tp_s[1] + again * tp_s[0], cp_s[0],
