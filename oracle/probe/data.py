@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from dataio import NodeCache
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import parse_bytes
@@ -122,16 +124,21 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
         batch_s, batch_cores = _time_batches(loader)
         stats = loader.stats()
-        read_bytes = stats["disk_bytes"] + stats["page_cache_bytes"]
-        staged_s = max(stats["staging_s"], 1e-6)
+        # Each rank stages its part of the node's rows
+        written = job.world.allreduce(
+            np.array([stats["disk_bytes_written"]]), op="sum", doing="timing the loader"
+        )
+        staged_bytes = float(written[0])
+        staged_rows = max(stats["resident_fraction"] * loader.num_samples, 1)
+        staged_s = min(max(stats["staging_s"], 1e-6), opened_s)
         return DataTimes(
             readers=job.world.world_size,
             num_rows=loader.num_samples,
             evaluated_rows=evaluated_rows,
-            row_bytes=read_bytes / max(stats["rows"], 1),
+            row_bytes=staged_bytes / staged_rows,
             batch_s=batch_s,
             batch_cores=batch_cores,
-            staging_bytes_per_s=stats["disk_bytes_written"] / min(staged_s, opened_s),
+            staging_bytes_per_s=staged_bytes / staged_s,
             turn_s=stats["turn_s"],
             write_bytes_per_s=_time_writing(Path(config.run.directory)),
         )
