@@ -38,7 +38,7 @@ class DataTimes:
         readers: Ranks that read at a time.
         num_rows: Of the training data.
         evaluated_rows: Of what is evaluated on, padding included; 0: nothing is.
-        row_bytes: As rows lie in the cache; mean.
+        row_bytes: As rows lie in the cache, with their place in its manifest; mean.
         batch_s: From one batch to the next, where nobody trains on them.
         batch_cores: Processors that a rank uses for that.
         staging_bytes_per_s: Of the node, from the source into its cache.

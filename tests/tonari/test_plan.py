@@ -90,7 +90,7 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     # 250 rows of each replica, 8 a batch; half of them leave
     assert (epoch["steps"], epoch["num_nodes"]) == (32, 2)
     row_bytes = json.loads(kept.read_text())["data"]["row_bytes"]
-    assert 17 <= row_bytes < 40
+    assert 17 <= row_bytes < 80  # with some 36 of the manifest
     assert epoch["link_bytes"] == pytest.approx(125 * row_bytes)
     assert epoch["evaluation_s"] > 0
     parts = ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s")
