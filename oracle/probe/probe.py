@@ -21,7 +21,7 @@ from trainer.run.build import build_place, lay_out
 from trainer.run.own import Own
 from trainer.watch.launch import join
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Probe:
             the laps of ``steps``, the spread is that beside the most of them.
         evaluations: As ``steps``, of a batch that is evaluated; empty if ``data`` is None.
         data: What feeding the ranks takes; None: not measured.
+        overrides: That were given with the settings' file, as ``SECTION.KEY=VALUE``.
     """
 
     torch: str
@@ -52,11 +53,13 @@ class Probe:
     slowdowns: tuple[tuple[int, float], ...]
     evaluations: tuple[Timed, ...] = ()
     data: DataTimes | None = None
+    overrides: tuple[str, ...] = ()
 
 
 def probe(
     config: Config, *, world_size: int, own: Own | None = None, steps: int = 10,
-    sizes: Sequence[int] = SIZES, data: bool = False, timeout_s: float = 300.0,
+    sizes: Sequence[int] = SIZES, messages: Sequence[MessageTimes] = (), data: bool = False,
+    timeout_s: float = 300.0,
 ) -> Probe:  # fmt: skip
     """Time messages among the ranks of this node, and steps of the job. Collective.
 
@@ -68,6 +71,7 @@ def probe(
         own: What the caller of `trainer.train` would bring.
         steps: How many to time at once.
         sizes: Of messages, in bytes.
+        messages: As they were timed before among these ranks; empty: time them.
         data: Whether to time the loader too, on the job's data.
         timeout_s: Longest wait for another rank.
 
@@ -90,15 +94,15 @@ def probe(
             )
     # Before the first message: what does not fit is not worth a wait.
     layout = lay_out(config, world_size)
-    messages: list[MessageTimes] = []
     of_data: DataTimes | None = None
-    if sizes or data:
+    times_messages = bool(sizes) and not messages
+    if times_messages or data:
         with join(device="cpu", timeout_s=timeout_s) as job:
             if data:
                 here = range(job.world.world_size)
                 readers = sum(build_place(config, layout, rank).reads for rank in here)
                 of_data = time_data(config, job, readers=readers, own=own)
-            if sizes:
+            if times_messages:
                 messages = time_messages(sizes=sizes)
     with discover_world(timeout_s=timeout_s) as world:
         found = _time_steps(config, world, layout.sizes[0], world_size, own, steps, messages)
@@ -219,6 +223,7 @@ def load_probe(path: Path) -> Probe:
         if document.pop("format") != FORMAT:
             raise KeyError("format")
         document["messages"] = tuple(MessageTimes(**_tuples(each)) for each in document["messages"])
+        document["overrides"] = tuple(document["overrides"])
         for name in ("steps", "evaluations"):
             document[name] = tuple(_timed(each) for each in document[name])
         document["data"] = document["data"] and DataTimes(**document["data"])

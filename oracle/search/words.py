@@ -11,14 +11,16 @@ NAMES = {
     "dp": "gathering parameters and reducing gradients",
     "pp": "sends between stages",
     "update": "the optimizer's update",
+    "compute": "computation",
 }
+"""Of parts that were priced and of such as were simulated, whose others are waited for."""
 
 
 def why_slower(parts_s: Mapping[str, float], best_s: Mapping[str, float]) -> str:
     """Name the part of a step that grew most against the best one's; empty: none is longer.
 
     Args:
-        parts_s: Of the slower configuration, by the names of `NAMES`.
+        parts_s: Of the slower configuration, by its names.
         best_s: Of the best one.
     """
     slower_s = sum(parts_s.values()) - sum(best_s.values())
@@ -29,8 +31,9 @@ def why_slower(parts_s: Mapping[str, float], best_s: Mapping[str, float]) -> str
     if slower_s <= 0 or grew_s <= 0:
         return ""
     before_s = best_s.get(name, 0.0)
+    words = NAMES.get(name, f"waiting for {name.replace('_', '-')}")
     return (
-        f"It takes {_words(slower_s)} longer, above all for {NAMES[name]}: {_words(parts_s[name])} "
+        f"It takes {_words(slower_s)} longer, above all for {words}: {_words(parts_s[name])} "
         f"in place of {_words(before_s)}."
     )
 

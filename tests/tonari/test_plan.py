@@ -212,10 +212,49 @@ def test_ranks_of_a_pipeline_are_probed_and_planned(settings, tmp_path, run_time
     mesh = ["mesh.pp=2", "mesh.microbatches=2"]
     ended = run_timed(2, "probe", settings, *mesh, "--steps", "1", "--no-data", "--out", kept)
     assert ended.returncode == 0, ended.stderr
-    assert main(["plan", str(settings), "--probe", str(kept), *mesh, "--json"]) == 0
+    assert main(["plan", str(settings), "--probe", str(kept), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"compute", "send", "receive"} <= {*document["parts_s"]}
     assert sum(document["parts_s"].values()) == pytest.approx(document["step_s"], rel=0.3)
     assert len(document["peak_bytes"]) == 2
-    assert main(["plan", str(settings), "--probe", str(kept)]) == 1
+    assert main(["plan", str(settings), "--probe", str(kept), "mesh.pp=1"]) == 1
     assert "the probe is of other settings" in capsys.readouterr().err
+
+
+def test_settings_that_were_tried_are_compared_the_fastest_first(settings, tmp_path, capsys):
+    tried = tmp_path / "probes"
+    ways = ["model.depth=8", "model.depth=1 data.batch_size=16"]
+    given = ["probe", str(settings), "model.width=16", "--steps", "1", "--no-data"]
+    assert (
+        main([*given, *(word for way in ways for word in ("--try", way)), "--out", str(tried)]) == 0
+    )
+    assert capsys.readouterr().out.count("a step computes") == 2
+    assert [load_probe(path).overrides for path in sorted(tried.iterdir())] == [
+        ("model.width=16", "model.depth=1", "data.batch_size=16"),
+        ("model.width=16", "model.depth=8"),
+    ]  # fmt: skip
+    command = ["plan", str(settings), "--probe", str(tried)]
+    assert main([*command, "--json"]) == 0
+    fast, slow = json.loads(capsys.readouterr().out)
+    assert fast["settings"] == ["model.depth=1", "data.batch_size=16"]
+    assert fast["samples_per_s"] == pytest.approx(16 / fast["step_s"])
+    assert slow["settings"] == ["model.depth=8"]
+    assert fast["samples_per_s"] > slow["samples_per_s"]
+    assert main(command) == 0
+    head, _, second, *_, words, own = capsys.readouterr().out.splitlines()
+    assert "over the first" in head
+    longer_s = 16 * (1 / slow["samples_per_s"] - 1 / fast["samples_per_s"])
+    assert f"{longer_s / fast['step_s']:+.1%}" in second
+    assert words.startswith("2. It takes ")
+    assert "above all for computation" in words
+    assert own == "  model.depth=8"
+
+
+def test_settings_that_do_not_fit_are_refused_before_any_is_timed(settings, tmp_path, capsys):
+    tried = tmp_path / "probes"
+    given = ["probe", str(settings), "--no-data", "--try", "model.depth=1", "--try", "mesh.pp=3"]
+    assert main([*given, "--out", str(tried)]) == 1
+    assert "mesh: pp 3" in capsys.readouterr().err
+    assert list(tried.iterdir()) == []
+    assert main(["plan", str(settings), "--probe", str(tried)]) == 1
+    assert "found no *.json there" in capsys.readouterr().err

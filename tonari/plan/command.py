@@ -4,7 +4,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonari.outputs import check_output
 from tonari.sizes import format_bytes
@@ -39,23 +39,37 @@ def main(argv: list[str]) -> int:
     from oracle.cluster.cluster import load_cluster
     from oracle.plan import plan_step, timeline
     from oracle.probe.probe import load_probe
+    from tonari.plan.choice import Choice, choice_words, find_probes, own_settings
     from trainer.config.config import load_config
 
-    config = load_config(given.config, given.overrides)
     cluster = load_cluster(given.cluster) if given.cluster else None
-    planned = plan_step(
-        config, load_probe(given.probe), cluster=cluster, hidden_fraction=given.hidden
-    )
+    probes = [load_probe(path) for path in find_probes(given.probe)]
+    configs = [load_config(given.config, [*each.overrides, *given.overrides]) for each in probes]
+    plans = [
+        plan_step(config, found, cluster=cluster, hidden_fraction=given.hidden)
+        for config, found in zip(configs, probes, strict=True)
+    ]
+    choices = list(map(Choice, own_settings(probes), plans))
+    choices.sort(key=lambda each: -each.plan.samples_per_s)
+    planned = choices[0].plan
     if given.timeline:
         given.timeline.write_text(json.dumps(timeline(planned.simulation)))
     if given.json:
-        document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
-        if planned.epoch:
-            document["epoch"] |= {"epoch_s": planned.epoch.epoch_s}
-        print(json.dumps(document, indent=1))
+        documents = [{"settings": each.settings, **_document(each.plan)} for each in choices]
+        print(json.dumps(documents if given.probe.is_dir() else documents[0], indent=1))
+    elif given.probe.is_dir():
+        print("\n".join(choice_words(choices)))
     else:
-        print("\n".join([*_words(planned), *_epoch_words(planned.epoch, config.run.epochs)]))
+        epochs = configs[0].run.epochs
+        print("\n".join([*_words(planned), *_epoch_words(planned.epoch, epochs)]))
     return 0
+
+
+def _document(planned: "StepPlan") -> dict[str, Any]:
+    document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
+    if planned.epoch:
+        document["epoch"] |= {"epoch_s": planned.epoch.epoch_s}
+    return document
 
 
 def _search(given: argparse.Namespace) -> int:
@@ -128,7 +142,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="those of the probe"
     )
-    parser.add_argument("--probe", type=Path, metavar="FILE", help="what tonari probe wrote")
+    parser.add_argument(
+        "--probe", type=Path, metavar="FILE",
+        help="what tonari probe wrote, whose KEY=VALUE hold here too; of a directory of probes all "
+        "are compared, and the settings listed with the fastest first",
+    )  # fmt: skip
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE",
         help="the nodes and what joins them, such as examples/clusters/gigabit.toml (default: the "

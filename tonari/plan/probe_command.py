@@ -1,14 +1,16 @@
 """`tonari probe`: time this node, and the steps of a job on it, for `tonari plan`."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonari.outputs import check_output
+from tonari.outputs import check_output, make_directory
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
     from oracle.probe.data import DataTimes
+    from oracle.probe.probe import Probe
 
 
 def main(argv: list[str]) -> int:
@@ -27,29 +29,50 @@ def main(argv: list[str]) -> int:
     given = parser.parse_intermixed_args(argv)
     if given.steps < 1:
         parser.error(f"--steps is {given.steps}, expected at least 1")
-    check_output("--out", given.out)
+    tries = [tuple(words.split()) for words in given.tries] or [()]
+    if given.tries:
+        make_directory("--out", given.out)
+        outputs = [given.out / f"{'_'.join(words)}.json" for words in tries]
+    else:
+        outputs = [given.out]
+        check_output("--out", given.out)
     from dataio.world import discover_world
+    from oracle.probe.messages import MessageTimes
     from oracle.probe.probe import probe, save_probe
     from trainer.config.config import load_config
+    from trainer.run.build import lay_out
 
-    config = load_config(given.config, given.overrides)
     with discover_world() as world:
         rank, local = world.rank, world.world_size
-    found = probe(config, world_size=given.world or local, steps=given.steps, data=given.data)
-    if rank:
-        return 0
-    save_probe(found, given.out)
-    alone_s = max(timed.computing_s for timed in found.steps)
-    print(
-        f"{given.out}: {len(found.messages)} kinds of messages among up to {found.ranks} "
-        f"ranks; a step computes {alone_s:.3f} s on a rank alone"
-        + "".join(
-            f", {factor:.2f} times as long where {count} compute"
-            for count, factor in found.slowdowns[1:]
+    world_size = given.world or local
+    overrides = [(*given.overrides, *words) for words in tries]
+    configs = [load_config(given.config, each) for each in overrides]
+    for config in configs:
+        # Before anything is timed
+        lay_out(config, world_size)
+    messages: tuple[MessageTimes, ...] = ()
+    for config, words, out in zip(configs, overrides, outputs, strict=True):
+        found = probe(
+            config, world_size=world_size, steps=given.steps, data=given.data, messages=messages
         )
+        messages = found.messages
+        if not rank:
+            save_probe(replace(found, overrides=words), out)
+            print(f"{out}: {_words(found)}", flush=True)
+    return 0
+
+
+def _words(found: "Probe") -> str:
+    alone_s = max(timed.computing_s for timed in found.steps)
+    slowdowns = "".join(
+        f", {factor:.2f} times as long where {count} compute"
+        for count, factor in found.slowdowns[1:]
+    )
+    return (
+        f"{len(found.messages)} kinds of messages among up to {found.ranks} ranks; a step computes "
+        f"{alone_s:.3f} s on a rank alone{slowdowns}"
         + (f"\n{_data_words(found.data)}" if found.data else "")
     )
-    return 0
 
 
 def _data_words(data: "DataTimes") -> str:
@@ -86,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         help="leave the loader out: then a plan is of steps alone",
     )  # fmt: skip
     parser.add_argument(
+        "--try", dest="tries", action="append", default=[], metavar="'KEY=VALUE ...'",
+        help="settings to choose among, such as 'mesh.pp=2 mesh.microbatches=4'; give it once for "
+        "each: all are timed one after another, messages once",
+    )  # fmt: skip
+    parser.add_argument(
         "--out", type=Path, default=Path("probe.json"), metavar="FILE",
-        help="where the figures go (default: probe.json)",
+        help="where the figures go (default: probe.json); with --try a directory, with a file for "
+        "each",
     )  # fmt: skip
     return parser

@@ -1,8 +1,8 @@
 """What `tonari plan --search` prints: the fastest settings of the mesh, as a table and commands."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tonari.plan.table import lay_table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def search_words(found: "Plans") -> list[str]:
         f"{found.priced:,} priced, {found.unfit:,} do not fit into memory, {found.pruned:,} have a "
         "bound above the last one's time",
         "",
-        *_table([_row(number, each) for number, each in enumerate(found.candidates, 1)]),
+        *lay_table(HEAD, [_row(number, each) for number, each in enumerate(found.candidates, 1)]),
         "",
         f"the first, in parts of its step: {_parts(best)}",
         f"  {' '.join(best.settings)}",
@@ -58,12 +58,3 @@ def _row(number: int, each: "Candidate") -> list[str]:
 def _parts(each: "Candidate") -> str:
     largest = sorted(each.parts_s.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {seconds / each.step_s:.1%}" for name, seconds in largest if seconds)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [HEAD, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
