@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -192,6 +193,30 @@ def step_settings(config: Config) -> dict[str, str]:
             for name in ("model", "text", "augment", "optimizer", "mesh")
         },
     }  # fmt: skip
+
+
+def joined(rounds: Sequence[Probe]) -> Probe:
+    """Make one probe of several of the same settings, by the steps of all of them.
+
+    Args:
+        rounds: At least one, of as many ranks each; the loader's times are those of the first.
+    """
+    first = rounds[0]
+    return replace(
+        first,
+        steps=tuple(
+            replace(
+                same[0],
+                laps_s=tuple(lap for each in same for lap in each.laps_s),
+                step_s=tuple(step for each in same for step in each.step_s),
+            )
+            for same in zip(*(each.steps for each in rounds), strict=True)
+        ),
+        slowdowns=tuple(
+            (same[0][0], statistics.mean(value for _, value in same))
+            for same in zip(*(each.slowdowns for each in rounds), strict=True)
+        ),
+    )
 
 
 def as_fast_as(alone: Timed, beside: Timed) -> Timed:

@@ -225,14 +225,16 @@ def test_settings_that_were_tried_are_compared_the_fastest_first(settings, tmp_p
     tried = tmp_path / "probes"
     ways = ["model.depth=8", "model.depth=1 data.batch_size=16"]
     given = ["probe", str(settings), "model.width=16", "--steps", "1", "--no-data"]
-    assert (
-        main([*given, *(word for way in ways for word in ("--try", way)), "--out", str(tried)]) == 0
-    )
+    given += [word for way in ways for word in ("--try", way)]
+    assert main([*given, "--rounds", "2", "--out", str(tried)]) == 0
     assert capsys.readouterr().out.count("a step computes") == 2
     assert [load_probe(path).overrides for path in sorted(tried.iterdir())] == [
         ("model.width=16", "model.depth=1", "data.batch_size=16"),
         ("model.width=16", "model.depth=8"),
     ]  # fmt: skip
+    for path in tried.iterdir():
+        (steps,) = load_probe(path).steps
+        assert len(steps.laps_s) == len(steps.step_s) == 2
     command = ["plan", str(settings), "--probe", str(tried)]
     assert main([*command, "--json"]) == 0
     fast, slow = json.loads(capsys.readouterr().out)

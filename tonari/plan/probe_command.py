@@ -27,8 +27,9 @@ def main(argv: list[str]) -> int:
     """
     parser = _parser()
     given = parser.parse_intermixed_args(argv)
-    if given.steps < 1:
-        parser.error(f"--steps is {given.steps}, expected at least 1")
+    for flag in ("steps", "rounds"):
+        if getattr(given, flag) < 1:
+            parser.error(f"--{flag} is {getattr(given, flag)}, expected at least 1")
     tries = [tuple(words.split()) for words in given.tries] or [()]
     if given.tries:
         make_directory("--out", given.out)
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
         check_output("--out", given.out)
     from dataio.world import discover_world
     from oracle.probe.messages import MessageTimes
-    from oracle.probe.probe import probe, save_probe
+    from oracle.probe.probe import joined, probe, save_probe
     from trainer.config.config import load_config
     from trainer.run.build import lay_out
 
@@ -51,14 +52,20 @@ def main(argv: list[str]) -> int:
         # Before anything is timed
         lay_out(config, world_size)
     messages: tuple[MessageTimes, ...] = ()
-    for config, words, out in zip(configs, overrides, outputs, strict=True):
-        found = probe(
-            config, world_size=world_size, steps=given.steps, data=given.data, messages=messages
-        )
-        messages = found.messages
-        if not rank:
-            save_probe(replace(found, overrides=words), out)
-            print(f"{out}: {_words(found)}", flush=True)
+    rounds: list[list[Probe]] = [[] for _ in configs]
+    for number in range(given.rounds):
+        for config, words, out, found in zip(configs, overrides, outputs, rounds, strict=True):
+            found.append(
+                probe(
+                    config, world_size=world_size, steps=given.steps, messages=messages,
+                    data=given.data and not number,
+                )
+            )  # fmt: skip
+            messages = found[0].messages
+            whole = replace(joined(found), overrides=words)
+            if number == given.rounds - 1 and not rank:
+                save_probe(whole, out)
+                print(f"{out}: {_words(whole)}", flush=True)
     return 0
 
 
@@ -102,8 +109,14 @@ def _parser() -> argparse.ArgumentParser:
         help="ranks of the whole job (default: as many as are started)",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=int, default=10, metavar="N", help="to time each way (default: 10)"
-    )
+        "--steps", type=int, default=10, metavar="N",
+        help="to time each way, in each round (default: 10)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="N",
+        help="in which all that is tried is timed: a slower minute of the node then meets them all "
+        "(default: 1)",
+    )  # fmt: skip
     parser.add_argument(
         "--no-data", dest="data", action="store_false",
         help="leave the loader out: then a plan is of steps alone",
