@@ -76,9 +76,28 @@ def lay_rows(
     )
 
 
+@dataclass(frozen=True)
+class Source:
+    """What rows are read at from where they were in the beginning, in bytes/s.
+
+    Attributes:
+        of_node: By one node.
+        of_all: By all together; None: no limit of its own.
+    """
+
+    of_node: float
+    of_all: float | None = None
+
+    def seconds(self, num_bytes: float, num_nodes: int) -> float:
+        """Say how long it takes that each node reads so much."""
+        together_s = 0.0 if self.of_all is None else num_bytes * num_nodes / self.of_all
+        return max(num_bytes / self.of_node, together_s)
+
+
 def make_feeds(
-    config: Config, data: DataTimes, rows: Rows, machine: Machine, *, exchanges: bool = True
-) -> dict[int, Feed]:
+    config: Config, data: DataTimes, rows: Rows, machine: Machine, *, source: Source,
+    exchanges: bool = True, staged: bool = True,
+) -> dict[int, Feed]:  # fmt: skip
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
 
     Args:
@@ -86,8 +105,12 @@ def make_feeds(
         data: What a batch takes.
         rows: Where they lie.
         machine: What it takes there.
+        source: For the rows that no cache holds.
         exchanges: Whether rows leave.
+        staged: Whether caches hold what they can; else every row is read from the source.
     """
+    held = rows.staged_bytes / rows.pool_bytes if staged else 0.0
+    read_bytes = (1 - held) * config.data.batch_size * rows.row_bytes
     accumulate = config.optimizer.accumulate
     per_step = rows.leaving_bytes / rows.num_steps(config) if exchanges else 0.0
     feeds = {}
@@ -100,8 +123,16 @@ def make_feeds(
             # As far along the ring as there are replicas on a node: to another one
             partner = rows.readers[(number + rows.layout.widest) % len(rows.readers)]
             sends = (machine.message("send", (rank, partner), round(per_step)),)
+        busy_s, node_s = data.batch_s / crowd, read_bytes / source.of_node
+        all_s = read_bytes / source.of_all if source.of_all else 0.0
+        one_s = max(busy_s, node_s, all_s)  # read, and made, one beside the other
+        demands = (
+            (cores, data.batch_cores * busy_s / one_s),
+            (("source of node", *cores[1:]), node_s / one_s),
+            (("source",), all_s / one_s),
+        )
         feeds[rank] = Feed(
-            batch=Cost(data.batch_s * accumulate / crowd, ((cores, data.batch_cores),)),
+            batch=Cost(one_s * accumulate, tuple(each for each in demands if each[1])),
             ahead=-(-config.data.workers.prefetch // accumulate),
             sends=sends,
         )

@@ -84,7 +84,12 @@ class OneNode:
         return Cost(seconds / self.slowdown(("cores",), cores), ((("cores",), cores),))
 
     def slowdown(self, resource: Resource, demand: float) -> float:
-        """Say how much longer everything lasts on a node of which this many cores are wanted."""
+        """Say how much longer everything lasts on a node of which this many cores are wanted.
+
+        Of anything else, there is one.
+        """
+        if resource[0] != "cores":
+            return max(1.0, demand)
         # Of more than there are, and than were timed, each gets its part
         known = min(demand, self._most)
         return max(1.0, self._slowdown(known)) * demand / known if demand else 1.0

@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oracle.cluster.cluster import Cluster
+from oracle.cluster.cluster import Cluster, Storage
 from oracle.cluster.machine import Nodes
 from oracle.costs import Machine
 from oracle.errors import OracleError
-from oracle.feeds import Rows, lay_rows, make_feeds
+from oracle.feeds import Rows, Source, lay_rows, make_feeds
 from oracle.machine import OneNode
 from oracle.probe.data import DataTimes
 from oracle.probe.probe import Probe, step_settings
@@ -68,6 +68,8 @@ class EpochPlan:
         checkpoint_s: Of writing one, for which training waits; on average over epochs.
         spread: Of steps that were timed: the tenth and the ninetieth of a hundred, over the median.
         staging_s: Before the first epoch.
+        unstaged_s: What the steps would take, were no row staged and each read from the source in
+            every epoch; 0: none is staged.
         link_bytes: That leave the busiest node in an epoch with the exchange.
         hidden_fraction: Of the rows.
         num_nodes: Nodes.
@@ -82,6 +84,7 @@ class EpochPlan:
     checkpoint_s: float
     spread: tuple[float, float]
     staging_s: float
+    unstaged_s: float
     link_bytes: float
     hidden_fraction: float
     num_nodes: int
@@ -106,6 +109,12 @@ class EpochPlan:
         low, high = self.spread
         moving_s = self.train_s + self.refresh_s + self.evaluation_s
         return self.epoch_s + (low - 1) * moving_s, self.epoch_s + (high - 1) * moving_s
+
+    @property
+    def pays_after(self) -> int | None:
+        """Epochs after which staging has cost less than reading from the source; None: never."""
+        saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.turn_s
+        return math.ceil(self.staging_s / saved_s) if saved_s > 0 else None
 
     def run_s(self, epochs: int) -> float:
         """Seconds of a run, staging included."""
@@ -142,19 +151,20 @@ def plan_step(
     layout = lay_out(config, found.world_size)
     machine, node_of = _place_on(found, cluster, cores_of)
     steps = programs(found.steps, found.world_size, layout.sizes)
-    feeds, rows = {}, None
+    feeds, rows, source = {}, None, None
     if found.data is not None:
         ranks = range(found.world_size)
         readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
         rows = lay_rows(config, found.data, readers=readers, node_of=node_of)
-        feeds = make_feeds(config, found.data, rows, machine)
+        source = _source(found.data, cluster)
+        feeds = make_feeds(config, found.data, rows, machine, source=source)
     simulation = simulate(steps, machine, feeds=feeds, steps=STEPS)
     traces, untraced = _trace(config, found, own)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
     num_rows = config.data.batch_size * config.optimizer.accumulate * dp_replicate * dp_shard
     epoch = None
-    if found.data is not None and rows is not None:
-        epoch = _Epoch(config, found, found.data, layout, machine, rows, cluster).plan(
+    if found.data is not None and rows is not None and source is not None:
+        epoch = _Epoch(config, found, found.data, layout, machine, rows, cluster, source).plan(
             simulation, traces, hidden_fraction
         )
     return StepPlan(
@@ -205,6 +215,7 @@ class _Epoch:
     machine: Machine
     rows: Rows
     cluster: Cluster | None
+    source: Source
 
     def plan(
         self, simulation: Simulation, traces: Sequence[Trace], hidden_fraction: float
@@ -226,6 +237,7 @@ class _Epoch:
             checkpoint_s=self._checkpoint_s(traces),
             spread=_spread(timed),
             staging_s=self._staging_s(),
+            unstaged_s=steps * self._unstaged_step_s() if self.rows.staged_bytes else 0.0,
             link_bytes=self.rows.leaving_bytes * self.rows.layout.widest,
             hidden_fraction=hidden_fraction,
             num_nodes=self.rows.layout.num_nodes,
@@ -237,25 +249,32 @@ class _Epoch:
             return 0.0
         share = num_rows / self.rows.layout.num_replicas
         batches = math.ceil(share / self.config.data.batch_size)
-        feeds = make_feeds(self.config, self.data, self.rows, self.machine, exchanges=False)
+        feeds = make_feeds(
+            self.config, self.data, self.rows, self.machine, source=self.source, exchanges=False
+        )
         steps = programs(self.found.evaluations, self.found.world_size, self.layout.sizes)
         shown = min(batches, STEPS)
         passes = simulate(steps, self.machine, feeds=feeds, steps=shown)
         return passes.step_ends_s[-1] + (batches - shown) * passes.step_s
 
     def _staging_s(self) -> float:
-        storage = self.cluster.storage if self.cluster is not None else None
-        rates = [self.data.staging_bytes_per_s]
-        whole_s = 0.0
-        if storage is not None:
-            of_node = (storage.node_read_gbyte_s, storage.disk_write_gbyte_s)
-            rates += [rate * 1e9 for rate in of_node if rate is not None]
-            if storage.read_gbyte_s is not None:
-                nodes = self.rows.layout.num_nodes
-                whole_s = self.rows.staged_bytes * nodes / (storage.read_gbyte_s * 1e9)
-        limit = self.config.data.staging.bytes_per_s
-        rates += [limit] if limit else []
-        return max(self.rows.staged_bytes / min(rates), whole_s)
+        storage = Storage() if self.cluster is None else self.cluster.storage
+        disk, limit = storage.disk_write_gbyte_s, self.config.data.staging.bytes_per_s
+        rates = [*([] if disk is None else [disk * 1e9]), *([limit] if limit else [])]
+        staged_bytes = self.rows.staged_bytes
+        return max(
+            self.source.seconds(staged_bytes, self.rows.layout.num_nodes),
+            *(staged_bytes / rate for rate in rates), 0.0,
+        )  # fmt: skip
+
+    def _unstaged_step_s(self) -> float:
+        """Price a step of which every row is read from the source."""
+        feeds = make_feeds(
+            self.config, self.data, self.rows, self.machine, source=self.source, exchanges=False,
+            staged=False,
+        )  # fmt: skip
+        steps = programs(self.found.steps, self.found.world_size, self.layout.sizes)
+        return statistics.mean(simulate(steps, self.machine, feeds=feeds, steps=STEPS).steps_s)
 
     def _checkpoint_s(self, traces: Sequence[Trace]) -> float:
         run = self.config.run
@@ -268,6 +287,17 @@ class _Epoch:
         pp, dp_replicate, *_ = self.layout.sizes
         of_stage = self.found.world_size // pp // dp_replicate
         return sum(trace.kept_bytes for trace in traces) * of_stage / rate / run.checkpoint_epochs
+
+
+def _source(data: DataTimes, cluster: Cluster | None) -> Source:
+    """Find at what rates rows are read from where they lie in the beginning."""
+    storage = Storage() if cluster is None else cluster.storage
+    of_node, of_all = storage.node_read_gbyte_s, storage.read_gbyte_s
+    rate = data.staging_bytes_per_s
+    return Source(
+        of_node=rate if of_node is None else min(rate, of_node * 1e9),
+        of_all=None if of_all is None else of_all * 1e9,
+    )
 
 
 def _spread(steps_s: Sequence[float]) -> tuple[float, float]:

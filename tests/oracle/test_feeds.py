@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from oracle.costs import Cost
-from oracle.feeds import lay_rows, make_feeds
+from oracle.feeds import Source, lay_rows, make_feeds
 from oracle.probe.data import DataTimes
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
@@ -14,6 +14,8 @@ DATA = DataTimes(
     readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, batch_s=0.5, batch_cores=1.0,
     staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
 )  # fmt: skip
+
+SOURCE = Source(of_node=1e3, of_all=4e3)
 
 
 def rows_of(config, num_readers=4, node_of=(0, 0, 1, 1)):
@@ -57,14 +59,36 @@ def test_steps_of_an_epoch(tmp_path, overrides, hidden, steps):
 def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     config = load(tmp_path, "shuffle.exchange=0.1", "optimizer.accumulate=2")
     bench = Bench(num_cores=1)
-    feeds = make_feeds(config, DATA, rows_of(config), bench)
+    feeds = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE)
     assert sorted(feeds) == [0, 1, 2, 3]
     # Two batches of half a second, which two readers on one core made in that time
     assert feeds[0].batch == Cost(0.5, ((("cores",), 1.0),))
     assert feeds[0].ahead == 1  # of two batches
     assert bench.asked == [("send", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
-    quiet = make_feeds(config, DATA, rows_of(config), bench, exchanges=False)
+    quiet = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, exchanges=False)
     assert quiet[0].sends == ()
-    assert (
-        make_feeds(config, replace(DATA, readers=1), rows_of(config), bench)[0].batch.seconds == 1
-    )
+    alone = replace(DATA, readers=1)
+    feeds = make_feeds(config, alone, rows_of(config), bench, source=SOURCE)
+    assert feeds[0].batch.seconds == 1
+
+
+def test_rows_that_no_cache_holds_are_read_from_the_source_with_each_batch(tmp_path):
+    bench = Bench(num_cores=4)
+
+    def batch_of(*overrides, source=SOURCE, staged=True):
+        config = load(tmp_path, *overrides)
+        rows = rows_of(config)
+        return make_feeds(config, DATA, rows, bench, source=source, staged=staged)[2].batch
+
+    assert batch_of() == Cost(0.5, ((("cores",), 1.0),))
+    # 800 bytes of 1,000 a second that a node reads, and of 4,000 that all do
+    from_source = (("source of node",), 1.0), (("source",), 0.25)
+    assert batch_of(staged=False) == Cost(0.8, ((("cores",), 0.625), *from_source))
+    # Of 50 kB on a node its cache holds 20
+    most = batch_of("data.cache={path='auto', quota=20000}")
+    assert most == Cost(0.5, ((("cores",), 1.0), (("source of node",), 0.96), (("source",), 0.24)))
+    slow = batch_of(source=Source(of_node=1e3, of_all=400.0), staged=False)
+    assert slow.seconds == 2.0
+    assert dict(slow.demands)["source",] == 1.0
+    assert Source(of_node=1e3).seconds(2000, 10) == 2.0
+    assert SOURCE.seconds(2000, 10) == 5.0

@@ -97,11 +97,22 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert epoch["epoch_s"] == pytest.approx(sum(epoch[part] for part in parts))
     # The gradients of a step alone take longer than that over 10 kB/s
     assert document["parts_s"]["all_reduce"] > 1.0
+    # A byte a second from the source: staged once, or a batch of 8 rows at each step
+    cluster.write_text(f"{TWO_NODES}[storage]\nnode_read_gbyte_s = 1e-9\n")
+    assert main([*command, "--json"]) == 0
+    slow = json.loads(capsys.readouterr().out)["epoch"]
+    assert slow["staging_s"] == pytest.approx(250 * row_bytes)
+    assert slow["unstaged_s"] == pytest.approx(32 * 8 * row_bytes, rel=0.1)
+    after, staged_s = slow["pays_after"], slow["epoch_s"] - slow["evaluation_s"]
+    assert slow["staging_s"] + after * staged_s <= after * slow["unstaged_s"]
+    assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]
     assert main([*command, "--hidden", "0.5"]) == 0
     shown = capsys.readouterr().out
     assert "16 steps, 50% hidden" in shown
     assert "of exchange" in shown
     assert "node hours" in shown
+    assert "without it an epoch would take" in shown
+    assert "it has paid after" in shown
     assert main([*command, "--hidden", "1"]) == 2
     assert "--hidden is 1.0, expected a share in [0, 1)" in capsys.readouterr().err
     cluster.write_text(TWO_NODES.replace("units = 2", "units = 1"))

@@ -68,7 +68,9 @@ def main(argv: list[str]) -> int:
 def _document(planned: "StepPlan") -> dict[str, Any]:
     document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
     if planned.epoch:
-        document["epoch"] |= {"epoch_s": planned.epoch.epoch_s}
+        document["epoch"] |= {
+            "epoch_s": planned.epoch.epoch_s, "pays_after": planned.epoch.pays_after
+        }  # fmt: skip
     return document
 
 
@@ -127,8 +129,17 @@ def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
     return [
         *lines,
         f"{epochs} epochs: {run_s / 3600:.2f} h, {run_s * epoch.num_nodes / 3600:.2f} node hours; "
-        f"staging, before the first, {epoch.staging_s:.1f} s",
+        f"staging, before the first, {epoch.staging_s:.1f} s{_paying_words(epoch)}",
     ]
+
+
+def _paying_words(epoch: "EpochPlan") -> str:
+    if not epoch.unstaged_s:
+        return ""
+    own_s = epoch.epoch_s - epoch.parts_s["steps"] + epoch.unstaged_s
+    after = epoch.pays_after
+    when = "it never pays" if after is None else f"it has paid after {after} epochs"
+    return f"; without it an epoch would take {own_s:.1f} s, so that {when}"
 
 
 def _parser() -> argparse.ArgumentParser:
