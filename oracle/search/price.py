@@ -27,7 +27,7 @@ from oracle.search.choices import Group, Variant
 from oracle.search.parts import Parts, Passes, Sent, Work
 from trainer.config.config import Config
 from trainer.mesh.parallelize import stage_blocks
-from trainer.mesh.place import FOLDED, LOOPED, SPLIT, Schedule, num_stages, stages_of
+from trainer.mesh.place import LOOPED, SPLIT, Schedule, num_stages, stages_of
 from trainer.run.memory import COMPUTE_BYTES, FLOAT_BYTES
 
 UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
@@ -97,36 +97,40 @@ def bubble_s(
         schedule: The order of the work.
         pp: Ranks of the pipeline.
         virtual: Stages a rank, where the schedule is looped.
-        microbatches: Of a batch. Where they are too few to fill the pipeline, the way of one past
-            all stages and back bounds the time from below.
+        microbatches: Of a batch.
         forward_s: Of a microbatch, over all stages of a rank.
         backward_s: Likewise; half of it is for the input, and half for the weights.
 
     Sources: of 1F1B and interleaving, Narayanan et al., SC 2021; of the split backward pass, Qi et
     al., Zero bubble pipeline parallelism, ICLR 2024; of DualPipeV, DeepSeek's own table. What they
-    call no bubble has one here, as all ranks of the trainer meet at the update: the last rank
-    begins when the first microbatch has come down to it.
+    call no bubble has one here, as all ranks of the trainer meet at the update. The equations of a
+    split backward pass, and of few microbatches, were found from torch's own orders: they are the
+    idle time there, exactly, where a backward pass takes at least twice as long as a forward pass.
     """
+    if pp == 1:
+        return 0.0
     half_s = backward_s / 2
-    each_s = {
-        "gpipe": forward_s + backward_s,
-        "1f1b": forward_s + backward_s,
-        "interleaved": (forward_s + backward_s) / virtual,
-        "zero_bubble": forward_s / virtual,
-        "zbv": forward_s / 2,
-        "dualpipev": (forward_s + half_s) / 2,
-    }[schedule]
+    longer_s, excess_s = max(forward_s, half_s), max(forward_s - half_s, 0.0)
+    missing = pp - microbatches  # for a microbatch to be on every rank
+    if schedule == "dualpipev":
+        return max((pp - 1) * forward_s, (pp - 1) * half_s - forward_s) / 2
+    if schedule == "zbv":
+        many_s = ((pp - 1) * longer_s + (pp - 2) * excess_s) / 2
+        each_s = forward_s if missing > 0 else longer_s
+        few_s = (pp - 1) * half_s + missing * each_s + (microbatches - 1) * excess_s / 2
+        return max(many_s, few_s)
+    looped = virtual if schedule in LOOPED else 1
     back_s = half_s if schedule in SPLIT else backward_s
-    way_s = pp * (forward_s + back_s) + backward_s - back_s
-    found_s = max((pp - 1) * each_s, way_s - microbatches * (forward_s + backward_s), 0.0)
-    if schedule in LOOPED:
-        # Before its next stage, a rank waits until the first microbatch has been on all others
-        stage_s = (forward_s + (0.0 if schedule in SPLIT else backward_s)) / virtual
-        found_s += max(pp - microbatches, 0) * (virtual - 1) * stage_s
-    if schedule in FOLDED:
-        # Until the first microbatch is back on the first rank, it has these forward passes to make
-        found_s = max(found_s, (2 * pp - 1 - microbatches) * forward_s / 2)
-    return found_s if pp > 1 else 0.0
+    # The first one's way past all ranks and back, and the others behind it, as far as it is longer
+    way_s = pp * (forward_s + back_s) - microbatches * (forward_s + backward_s)
+    way_s += (microbatches - 1) * (forward_s + back_s) / looped + (backward_s - back_s) / looped
+    if schedule != "zero_bubble":
+        return max((pp - 1) * (forward_s + backward_s) / looped, way_s)
+    waits_s = max(missing, 0) * (forward_s - excess_s / looped)
+    return max(
+        (pp - 1) * longer_s / looped + waits_s,
+        way_s + (microbatches - 1) * max(half_s - forward_s, 0.0) / looped,
+    )
 
 
 class Pricing:

@@ -1,5 +1,7 @@
 """Each term of a price has its dimension and its limits."""
 
+import contextlib
+import itertools
 from pathlib import Path
 from typing import get_args
 
@@ -9,7 +11,10 @@ from oracle.cluster.cluster import Cluster, Device, Level
 from oracle.search.choices import Group, Variant
 from oracle.search.parts import WHOLE, Parts, Work
 from oracle.search.price import Pricing, bubble_s, work_s
+from tests.oracle.search.orders import idle_s
 from tests.oracle.search.planning import load
+from trainer.errors import ConfigError
+from trainer.mesh.pipeline import check_microbatches
 from trainer.mesh.place import Schedule
 from trainer.run.build import make_without_data
 from trainer.run.own import Own
@@ -75,22 +80,32 @@ def test_the_schedules_stand_in_the_order_of_their_bubbles():
     assert found == sorted(found)
 
 
-def test_too_few_microbatches_wait_for_the_way_of_one_past_all_stages():
-    two, few, enough = (
-        bubble_s("zbv", pp=16, virtual=1, microbatches=count, forward_s=1.0, backward_s=2.0)
-        for count in (2, 12, 64)
-    )
-    # 16 ranks forward, back for the input, and the weights of the last: 33, of which 6 are busy
-    assert two == pytest.approx(33 - 6)
-    # 31 stages of half a rank's time, in which there are 12 forward passes of one to make
-    assert few == pytest.approx((31 - 12) / 2)
-    assert enough == pytest.approx(15 / 2)
-    looped = [
-        bubble_s("zero_bubble", pp=16, virtual=4, microbatches=count, forward_s=1.0, backward_s=2.0)
-        for count in (12, 16)
-    ]
-    # Four stages' time before each of three further stages
-    assert looped[0] - looped[1] == pytest.approx(3 * 4 / 4)
+@pytest.mark.parametrize(
+    ("schedule", "virtual"),
+    [("interleaved", 2), ("interleaved", 4), ("zero_bubble", 2), ("zero_bubble", 4), ("zbv", 1),
+     ("dualpipev", 1)],
+)  # fmt: skip
+def test_bubbles_are_those_of_torchs_own_orders(schedule, virtual):
+    compared = 0
+    for pp, microbatches, backward_s in itertools.product(
+        (2, 3, 8), (1, 2, 3, 6, 8, 12, 16, 24), (2.0, 2.5, 4.0)
+    ):
+        numbers = {"pp": pp, "virtual": virtual, "microbatches": microbatches}
+        with contextlib.suppress(ConfigError):
+            check_microbatches(schedule=schedule, batch_size=microbatches, **numbers)
+            times = {"forward_s": 1.0, "backward_s": backward_s}
+            found_s = bubble_s(schedule, **numbers, **times)
+            assert found_s == pytest.approx(idle_s(schedule, **numbers, **times)), numbers
+            compared += 1
+    assert compared >= 15
+
+
+def test_a_backward_pass_no_longer_than_a_forward_pass_is_priced_within_three_in_a_hundred():
+    for pp, microbatches in itertools.product((2, 4, 16), (2, 8, 24, 32)):
+        numbers = {"pp": pp, "virtual": 1, "microbatches": microbatches}
+        times = {"forward_s": 1.0, "backward_s": 1.0}
+        found_s, real_s = bubble_s("zbv", **numbers, **times), idle_s("zbv", **numbers, **times)
+        assert found_s == pytest.approx(real_s, abs=0.04 * (2 * microbatches + real_s))
 
 
 def test_one_rank_is_serial(pricing_of):
