@@ -70,10 +70,8 @@ def _orders(
         )
         for stage in stages_of(0, pp, schedule, virtual)
     ]  # fmt: skip
-    made = get_schedule_class(TORCH_NAMES[schedule])(  # type: ignore[call-arg]
-        own, microbatches, loss_fn=lambda *_: None
-    )
-    orders = made.pipeline_order  # type: ignore[attr-defined]
+    made = get_schedule_class(TORCH_NAMES[schedule])(own, microbatches, loss_fn=lambda *_: None)
+    orders = made.pipeline_order
     found: list[list[tuple[Pass, float, float]]] = []
     for rank in range(pp):
         found.append([])

@@ -93,18 +93,21 @@ def test_bubbles_are_those_of_torchs_own_orders(schedule, virtual):
         numbers = {"pp": pp, "virtual": virtual, "microbatches": microbatches}
         with contextlib.suppress(ConfigError):
             check_microbatches(schedule=schedule, batch_size=microbatches, **numbers)
-            times = {"forward_s": 1.0, "backward_s": backward_s}
-            found_s = bubble_s(schedule, **numbers, **times)
-            assert found_s == pytest.approx(idle_s(schedule, **numbers, **times)), numbers
+            found_s, real_s = (
+                find(schedule, forward_s=1.0, backward_s=backward_s, **numbers)
+                for find in (bubble_s, idle_s)
+            )
+            assert found_s == pytest.approx(real_s), numbers
             compared += 1
     assert compared >= 15
 
 
 def test_a_backward_pass_no_longer_than_a_forward_pass_is_priced_within_three_in_a_hundred():
     for pp, microbatches in itertools.product((2, 4, 16), (2, 8, 24, 32)):
-        numbers = {"pp": pp, "virtual": 1, "microbatches": microbatches}
-        times = {"forward_s": 1.0, "backward_s": 1.0}
-        found_s, real_s = bubble_s("zbv", **numbers, **times), idle_s("zbv", **numbers, **times)
+        found_s, real_s = (
+            find("zbv", pp=pp, virtual=1, microbatches=microbatches, forward_s=1.0, backward_s=1.0)
+            for find in (bubble_s, idle_s)
+        )
         assert found_s == pytest.approx(real_s, abs=0.04 * (2 * microbatches + real_s))
 
 
