@@ -88,7 +88,7 @@ def memory_of(
     gathered = used * shards * COMPUTE_BYTES[mesh.dtype]
     states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
     states += optimizer.ema > 0
-    kept = stage_bytes * _under_way(mesh.schedule, pp, pp_rank, layout)
+    kept = stage_bytes * under_way(mesh.schedule, pp, pp_rank, layout)
     return Memory(
         parameters_bytes=own * kept_bytes,
         gathered_bytes=gathered if shards > 1 or mesh.dtype == "bfloat16" else 0,
@@ -106,15 +106,23 @@ def _share_of_tp(model_kind: str, tp: int, *, sequence_parallel: bool) -> float:
     return 1 / tp if sequence_parallel else (10 + 24 / tp) / 34
 
 
-def _under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> int:
-    """Count the microbatches of a stage that wait for their backward pass at a time."""
+def under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> float:
+    """Count the microbatches that wait for their backward pass on a rank at a time, at the most.
+
+    Each counts as the part of the rank's stages that it has been past.
+    """
+    microbatches, own_stages = layout.microbatches, layout.num_stages // pp
+    if schedule == "interleaved":
+        # It goes past all stages but the last in rounds, and past that one as in 1F1B
+        most = 2 * (pp - 1 - pp_rank) + (own_stages - 1) * pp + 1
+    elif schedule == "dualpipev":
+        most = 2 * pp + 1
+    else:
+        of_all = {"gpipe": microbatches, "1f1b": pp - pp_rank}.get(schedule, pp)
+        most = of_all * own_stages
     if pp == 1 and schedule not in (*LOOPED, *FOLDED):
         return 1
-    if schedule == "1f1b":
-        return min(layout.microbatches, pp - pp_rank)
-    return (
-        layout.microbatches if schedule == "gpipe" else min(layout.microbatches, layout.num_stages)
-    )
+    return min(microbatches, most / own_stages)
 
 
 def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:

@@ -28,12 +28,12 @@ def idle_s(
     """
     stages = num_stages(pp, schedule, virtual)
     each = stages // pp
-    orders = _orders(schedule, pp=pp, virtual=virtual, microbatches=microbatches)
+    of_ranks = orders(schedule, pp=pp, virtual=virtual, microbatches=microbatches)
     ends_s: dict[Pass, float] = {}
     now_s, at = [0.0] * pp, [0] * pp
-    while any(len(order) > at[rank] for rank, order in enumerate(orders)):
+    while any(len(order) > at[rank] for rank, order in enumerate(of_ranks)):
         before = sum(at)
-        for rank, order in enumerate(orders):
+        for rank, order in enumerate(of_ranks):
             while at[rank] < len(order):
                 one, of_forward, of_backward = order[at[rank]]
                 needs = _needs(one, stages)
@@ -56,7 +56,7 @@ def _needs(one: Pass, stages: int) -> list[Pass]:
     return [(kind, stage + 1, microbatch)]
 
 
-def _orders(
+def orders(
     schedule: Schedule, *, pp: int, virtual: int, microbatches: int
 ) -> list[list[tuple[Pass, float, float]]]:
     """List what each rank passes over, one after another, and its shares; see `KINDS`."""
@@ -71,11 +71,11 @@ def _orders(
         for stage in stages_of(0, pp, schedule, virtual)
     ]  # fmt: skip
     made = get_schedule_class(TORCH_NAMES[schedule])(own, microbatches, loss_fn=lambda *_: None)
-    orders = made.pipeline_order
+    made_orders = made.pipeline_order
     found: list[list[tuple[Pass, float, float]]] = []
     for rank in range(pp):
         found.append([])
-        for entry in filter(None, orders[rank]):
+        for entry in filter(None, made_orders[rank]):
             for action in entry.sub_actions or [entry]:
                 kind, of_forward, of_backward = KINDS[action.computation_type]
                 one = kind, action.stage_index, action.microbatch_index
