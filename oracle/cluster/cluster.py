@@ -129,7 +129,8 @@ def load_cluster(path: Path) -> Cluster:
     """Read a machine's file, such as those in ``examples/clusters``.
 
     Raises:
-        OracleError: If it cannot be read, a key is unknown or missing, or a value is out of range.
+        OracleError: If it cannot be read, a key is unknown or missing, a value is out of range, or
+            the name of a level is taken.
     """
     try:
         tables = tomllib.loads(path.read_text())
@@ -141,6 +142,15 @@ def load_cluster(path: Path) -> Cluster:
         found = msgspec.convert(tables, Cluster)
     except msgspec.ValidationError as error:
         raise OracleError(f"{path}: {error}; correct it, {EXAMPLE} shows every table") from error
+    # A simulation counts what is wanted of a link by its level's name, and of processors by "cores"
+    taken = {"cores"}
+    for level in found.level:
+        if level.name in taken:
+            raise OracleError(
+                f'{path}: level "{level.name}" has a name that is taken, by a level below it or by '
+                "the processors of a node; give each level a name of its own, other than cores"
+            )
+        taken.add(level.name)
     for number, level in enumerate(found.level[1:], 1):
         if level.gbyte_s is None:
             raise OracleError(

@@ -38,6 +38,15 @@ def test_the_examples_are_read(path):
             'name = "a"\n[[level]]\nname = "node"\nunits = 2\n[[level]]\nname = "rack"\nunits = 2',
             'level "rack" has no gbyte_s; give what the link of each node into it carries',
         ),
+        (
+            'name = "a"\n[[level]]\nname = "rack"\nunits = 2\n'
+            '[[level]]\nname = "rack"\nunits = 2\ngbyte_s = 1',
+            'level "rack" has a name that is taken.* give each level a name of its own',
+        ),
+        (
+            'name = "a"\n[[level]]\nname = "cores"\nunits = 2',
+            'level "cores" has a name that is taken.* other than cores',
+        ),
         ("name =", "cannot be read as TOML"),
     ],
 )
