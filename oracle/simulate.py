@@ -30,12 +30,14 @@ class Span:
         name: ``"compute"``, ``"data"`` that the rank waited for, or the kind of the message.
         start_s: From the beginning of the simulation.
         end_s: Likewise.
+        ranks: Of the message's group; of anything else none.
     """
 
     rank: int
     name: str
     start_s: float
     end_s: float
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +154,8 @@ class _Rank:
     awaits: int = -1
     waits_since_s: float = 0.0
     counts: defaultdict[tuple[object, ...], int] = field(default_factory=lambda: defaultdict(int))
-    # Keys and kinds of the messages of this step, in order
-    issued: list[tuple[tuple[object, ...], str]] = field(default_factory=list)
+    # Keys of the messages of this step, in order, and these
+    issued: list[tuple[tuple[object, ...], Message]] = field(default_factory=list)
 
 
 class _Run:
@@ -287,9 +289,9 @@ class _Run:
         else:
             self._left -= 1
 
-    def _note(self, number: int, name: str, since_s: float) -> None:
+    def _note(self, number: int, name: str, since_s: float, ranks: tuple[int, ...] = ()) -> None:
         if self._now_s > since_s:
-            self._spans.append(Span(number, name, since_s, self._now_s))
+            self._spans.append(Span(number, name, since_s, self._now_s, ranks))
 
     # Messages
 
@@ -305,7 +307,7 @@ class _Run:
         about = (kind == "send", ranks)
         key = (*about, rank.counts[about])
         rank.counts[about] += 1
-        rank.issued.append((key, message.kind))
+        rank.issued.append((key, message))
         meeting = self._meetings[key]
         meeting.here += 1
         if meeting.here == len(ranks):
@@ -316,7 +318,8 @@ class _Run:
         meeting.done = True
         for number in meeting.waiting:
             rank = self._ranks[number]
-            self._note(number, rank.issued[rank.awaits][1], rank.waits_since_s)
+            message = rank.issued[rank.awaits][1]
+            self._note(number, message.kind, rank.waits_since_s, message.ranks)
             self._compute(number)
         meeting.waiting.clear()
 

@@ -26,8 +26,9 @@ from scipy.stats import spearmanr
 from benchmarks.loader.launch import mpiexec
 from benchmarks.machine import describe_machine
 from benchmarks.studies.step_memory import Case, load
-from oracle import Message, Operator, trace_step
-from oracle.machine import Curve, OneNode
+from oracle import Operator, trace_step
+from oracle.machine import OneNode
+from oracle.paradl import price, probed_link
 from oracle.probe.messages import SIZES, MessageTimes
 from oracle.probe.probe import Probe, load_probe, probe, save_probe
 from oracle.programs import programs
@@ -230,37 +231,16 @@ class Study:
         return _flops(config, case.ranks) * seconds / flops
 
     def _paradl(self, case: Case, config: Config, found: Probe) -> float:
-        """Price a step by ParaDL's equations (Kahira et al., HPDC 2021), one for each axis.
-
-        Rows are divided over dp, layers over pp, operators over tp and cp; the rings' latency and
-        bandwidth are those of a send between two ranks.
-        """
+        """Price a step by ParaDL's equations, from the computation of one rank alone."""
         seconds, _ = self._serial.get(_model(case), (float("nan"), 1.0))
         layout = lay_out(config, case.ranks)
-        pp, *_ = layout.sizes
-        divided = pp * layout.sizes[3] * layout.sizes[4]
-        bubble = (pp + layout.microbatches - 1) / layout.microbatches
-        compute_s = seconds / divided * bubble
-        if case.ranks == 1:
-            return compute_s
-        sends = next(
-            each for each in self._messages[case.ranks]
-            if (each.kind, each.ranks) == ("send", 2)
+        pp, _, _, cp, tp = layout.sizes
+        terms = price(
+            found.steps[0].events, computation_s=seconds / (pp * cp * tp), sizes=layout.sizes,
+            microbatches=layout.microbatches,
+            link_of=lambda _: probed_link(self._messages[case.ranks]),
         )  # fmt: skip
-        curve = Curve(tuple(map(float, sends.num_bytes)), sends.seconds)
-        alpha = curve(0)
-        beta = (curve(1 << 24) - alpha) / (1 << 24)
-        sent_s = 0.0
-        for event in found.steps[0].events:
-            if not isinstance(event, Message):
-                continue
-            ranks = len(event.ranks)
-            times = 2 if event.kind == "all_reduce" else 1
-            if event.kind in ("send", "receive"):
-                sent_s += (alpha + event.num_bytes * beta) / 2
-            else:
-                sent_s += times * (ranks - 1) * (alpha + event.num_bytes / ranks * beta)
-        return compute_s + sent_s
+        return terms.step_s
 
 
 def _model(case: Case) -> str:

@@ -84,8 +84,12 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert list((tmp_path / "cache").iterdir()) == []
     cluster.write_text(TWO_NODES)
     command = ["plan", *given, "--probe", str(kept), "--cluster", str(cluster)]
-    assert main([*command, "--json"]) == 0
+    assert main([*command, "--json", "--explain"]) == 0
     document = json.loads(capsys.readouterr().out)
+    *terms, total = document["explanation"]
+    by_equation_s = [term["by_equation_s"] for term in terms if term["term"] != "data"]
+    assert sum(by_equation_s) == pytest.approx(total["by_equation_s"])
+    assert total["simulated_s"] == document["step_s"]
     epoch = document["epoch"]
     # 250 rows of each replica, 8 a batch; half of them leave
     assert (epoch["steps"], epoch["num_nodes"]) == (32, 2)
@@ -108,6 +112,11 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]
     assert main([*command, "--hidden", "0.5"]) == 0
     shown = capsys.readouterr().out
+    (gradients,) = (line for line in shown.splitlines() if "dp_replicate: all-reduce" in line)
+    by_equation_s, simulated_s = map(float, gradients.split()[-2:])
+    assert by_equation_s == pytest.approx(simulated_s, rel=0.1)
+    assert "1e-05 GB/s), n = 2" in gradients
+    assert "pipeline bubble" not in shown
     assert "16 steps, 50% hidden" in shown
     assert "of exchange" in shown
     assert "node hours" in shown

@@ -38,6 +38,7 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, capsys):
     [
         ((), "give --probe FILE, as tonari probe wrote it, or --search"),
         (("--search", "--world", "4"), "--search needs --cluster FILE and --world N"),
+        (("--search", "--explain"), "--explain is for --probe"),
         (("--search", "--cluster", str(H100)), "--search needs --cluster FILE and --world N"),
     ],
 )

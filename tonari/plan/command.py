@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     if not 0 <= given.hidden < 1:
         parser.error(f"--hidden is {given.hidden}, expected a share in [0, 1)")
     if given.search:
+        if given.explain:
+            parser.error("--explain is for --probe; leave it out of a search")
         if not given.cluster or not given.world:
             parser.error("--search needs --cluster FILE and --world N")
         return _search(given)
@@ -37,6 +39,7 @@ def main(argv: list[str]) -> int:
         parser.error("give --probe FILE, as tonari probe wrote it, or --search")
     check_output("--timeline", given.timeline)
     from oracle.cluster.cluster import load_cluster
+    from oracle.explain import explain
     from oracle.plan import plan_step, timeline
     from oracle.probe.probe import load_probe
     from tonari.plan.choice import Choice, choice_words, find_probes, own_settings
@@ -178,6 +181,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hidden", type=float, default=0.0, metavar="F",
         help="share of the rows that an epoch leaves out (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--explain", action="store_true",
+        help="add a step by simple equations, term by term, beside the simulated one",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE",

@@ -1,0 +1,92 @@
+"""What `tonari plan --explain` prints: a step by simple equations, beside the simulated one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tonari.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from oracle.explain import Explanation
+    from oracle.paradl import Ring
+
+HEAD = ("term", "equation", "by it, s", "simulated, s")
+NOTES = (
+    "By ParaDL's equations (Kahira et al., HPDC 2021): each stage computes what it was timed at "
+    "alone, every message is a ring of neighbours, n ranks in all, and nothing overlaps.",
+    "Simulated are a mean rank's computing beside the others, and what it waits for messages: "
+    "less where they overlap with computing, more where other ranks come later, links are shared, "
+    "or the pipeline is empty.",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A term of a step.
+
+    Attributes:
+        term: Its name.
+        equation: In words and figures.
+        by_equation_s: None: the equations leave it out.
+        simulated_s: Of the same part; None: the simulation has none.
+    """
+
+    term: str
+    equation: str
+    by_equation_s: float | None
+    simulated_s: float | None
+
+
+def explanation_rows(found: "Explanation", step_s: float) -> list[Row]:
+    """Lay a step out by its terms, the last of which is the sum.
+
+    Args:
+        found: The terms.
+        step_s: Of the simulated step.
+    """
+    terms, simulated_s = found.terms, found.simulated_s
+    stage = f"the stage at coordinate {found.pp_rank} of pp, timed alone"
+    rows = [Row("computing", stage, terms.computation_s, simulated_s.get("compute"))]
+    if found.stages > 1:
+        share = f"{found.stages - 1} / {found.microbatches}"
+        words = f"computing x (pp - 1) / microbatches = x {share}"
+        rows.append(Row("pipeline bubble", words, terms.bubble_s, None))
+    rows += [
+        Row(ring.name, _equation(ring), ring.seconds, simulated_s.get(ring.name, 0.0))
+        for ring in terms.rings
+    ]
+    if "data" in simulated_s:
+        rows.append(Row("data", "left out", None, simulated_s["data"]))
+    return [*rows, Row("a step", "the sum", terms.step_s, step_s)]
+
+
+def explanation_words(rows: Sequence[Row]) -> list[str]:
+    """Set a step's terms as a table, in lines."""
+    lines = [
+        HEAD,
+        *((x.term, x.equation, _seconds(x.by_equation_s), _seconds(x.simulated_s)) for x in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "",
+        *(
+            f"  {term:{widths[0]}}  {words:{widths[1]}}  {by:>{widths[2]}}  {of:>{widths[3]}}"
+            for term, words, by, of in lines
+        ),
+        "",
+        *NOTES,
+    ]
+
+
+def _equation(ring: "Ring") -> str:
+    latency = f"{ring.messages:,} x {ring.link.latency_s * 1e6:.3g} us"
+    carried = format_bytes(ring.num_bytes)
+    rate = f" / {1e-9 / ring.link.byte_s:.3g} GB/s" if ring.link.byte_s else " / any rate"
+    if ring.is_between_two:
+        return f"({latency} + {carried}{rate}) / 2"
+    times = "2 (n - 1)" if ring.kind == "all_reduce" else "(n - 1)"
+    return f"{times} ({latency} + {carried} / n{rate}), n = {ring.ranks}"
+
+
+def _seconds(found: float | None) -> str:
+    return "-" if found is None else f"{found:.4f}"
