@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
+"""Of what is compared: different to any colour vision, on white and black (after Okabe, Ito)."""
+
 # Nothing may be drawn in these: they change for a dark page.
 LIGHT = {"text": "#1c2024", "paper": "#ffffff", "grid": "#dfe3e8"}
 DARK = {"text": "#e6e9ec", "paper": "#171a1e", "grid": "#343a41"}

@@ -28,9 +28,10 @@ def test_a_step_alone_is_planned_from_its_probe(settings, tmp_path, capsys):
     kept = tmp_path / "probe.json"
     assert main(["probe", str(settings), "--steps", "1", "--no-data", "--out", str(kept)]) == 0
     assert "a step computes" in capsys.readouterr().out
-    drawn = tmp_path / "timeline.json"
+    drawn, picture = tmp_path / "timeline.json", tmp_path / "step.svg"
     command = ["plan", str(settings), "--probe", str(kept)]
-    assert main([*command, "--timeline", str(drawn)]) == 0
+    assert main([*command, "--timeline", str(drawn), "--picture", str(picture)]) == 0
+    assert "computing" in picture.read_text()
     shown = capsys.readouterr().out
     assert shown.startswith("a step: ")
     assert "computing" in shown

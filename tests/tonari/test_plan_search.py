@@ -18,7 +18,7 @@ def settings(tmp_path):
     return str(path)
 
 
-def test_the_fastest_meshes_of_a_machine_are_listed(settings, capsys):
+def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
     command = ["plan", settings, "--search", "--cluster", str(H100), "--world", "4"]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -27,8 +27,10 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, capsys):
     assert len(steps) == 10
     assert steps == sorted(steps)
     assert found["legal"] == found["priced"] + found["unfit"] + found["pruned"]
-    assert main([*command, "--global-batch", "16"]) == 0
+    picture = tmp_path / "fastest.svg"
+    assert main([*command, "--global-batch", "16", "--picture", str(picture)]) == 0
     shown = capsys.readouterr().out
+    assert picture.read_text().count("dp_replicate=") == 10
     assert "configurations are legal for 16 samples a step" in shown
     assert "mesh.pp=" in shown
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.pictures import COLOURS
 from tonari.ablate.controls import CONTROLS, control_line
 from tonari.ablate.lines import Line
 from tonari.ablate.measure import ACCURACY, Measure
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart with any colour vision, on white and on black (after Okabe and Ito)
-COLOURS = ("#d55e00", "#1f86cc", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9467bd", "#8c564b")
 MARKERS = "oDv^P>Xph"
 BASELINE_COLOUR = "#7f7f7f"
 CONTROL_STYLES = {

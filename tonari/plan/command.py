@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonari.outputs import check_output
+from tonari.plan.picture import draw_plan, draw_search, part_name
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse_intermixed_args(argv)
     if not 0 <= given.hidden < 1:
         parser.error(f"--hidden is {given.hidden}, expected a share in [0, 1)")
+    check_output("--picture", given.picture)
     if given.search:
         if given.explain:
             parser.error("--explain is for --probe; leave it out of a search")
@@ -57,6 +59,8 @@ def main(argv: list[str]) -> int:
     planned = choices[0].plan
     if given.timeline:
         given.timeline.write_text(json.dumps(timeline(planned.simulation)))
+    if given.picture:
+        given.picture.write_text(draw_plan(planned))
     if given.json:
         documents = [{"settings": each.settings, **_document(each.plan)} for each in choices]
         print(json.dumps(documents if given.probe.is_dir() else documents[0], indent=1))
@@ -87,6 +91,8 @@ def _search(given: argparse.Namespace) -> int:
         load_config(given.config, given.overrides), load_cluster(given.cluster),
         world_size=given.world, global_batch_size=given.global_batch or None,
     )  # fmt: skip
+    if given.picture:
+        given.picture.write_text(draw_search(found))
     print(json.dumps(asdict(found), indent=1) if given.json else "\n".join(search_words(found)))
     return 0
 
@@ -99,8 +105,7 @@ def _words(planned: "StepPlan") -> list[str]:
         "",
     ]
     for name, seconds in sorted(planned.parts_s.items(), key=lambda part: -part[1]):
-        words = "computing" if name == "compute" else f"waiting: {name.replace('_', '-')}"
-        lines.append(f"  {words:24} {seconds:8.3f} s  {seconds / planned.step_s:6.1%}")
+        lines.append(f"  {part_name(name):24} {seconds:8.3f} s  {seconds / planned.step_s:6.1%}")
     peaks = ", ".join(map(format_bytes, planned.peak_bytes))
     memory = peaks or f"not known: {planned.untraced}"
     return [*lines, "", f"most memory of tensors a rank, by coordinate of pp: {memory}"]
@@ -185,6 +190,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain", action="store_true",
         help="add a step by simple equations, term by term, beside the simulated one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE.svg",
+        help="draw where the time goes as stacked bars: an epoch, a step where the probe has no "
+        "data, or a step of each of the fastest with --search",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from benchmarks.pictures import DARK, LIGHT
+from benchmarks.pictures import COLOURS, DARK, LIGHT
 from tests.browser import browse, needs_browser
 from tests.tonari.ablate.study_cells import (
     EPOCHS_CONTROL,
@@ -16,7 +16,7 @@ from tests.tonari.ablate.study_cells import (
     make_cell,
     make_study,
 )
-from tonari.ablate.plots import COLOURS, CONTROL_STYLES
+from tonari.ablate.plots import CONTROL_STYLES
 from tonari.ablate.report import write_report
 
 ARMS: dict[str, tuple[Mapping[str, object], int, int]] = {
