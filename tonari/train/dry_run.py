@@ -9,6 +9,7 @@ from oracle import Operator, Traffic, trace_step, traffic
 from tonari.sizes import format_bytes
 from trainer.config.config import Config
 from trainer.mesh.mesh import AXES
+from trainer.run.crossings import Crossing
 from trainer.run.deliveries import Delivery
 from trainer.run.dry_run import DryRun, PipelineRank, dry_run
 
@@ -131,6 +132,7 @@ def _words(config: Config, found: DryRun) -> str:
             f"model: {config.model.kind}, {found.parameters:,} parameters, "
             f"{found.flops_per_row / 1e9:.3g} GFLOP a sample forward; "
             f"{found.global_batch_size} samples a step",
+            *map(_crossing_words, found.crossings),
             "",
             "Who holds what (of the ranks at one coordinate of pp, the fullest)",
             *_table(HELD, [_held_row(rank) for rank in found.pipeline_ranks]),
@@ -142,6 +144,22 @@ def _words(config: Config, found: DryRun) -> str:
             *_table(FED, [_fed_row(each) for each in found.deliveries[:MOST_KINDS]]),
             *([f"... and {num_hidden} replicas more, fed in other ways"] if hidden else []),
         ]
+    )
+
+
+CURES = {
+    "tp": "mesh.tp={0} lies within one",
+    "cp": "mesh.cp={0}, or a smaller mesh.tp, lies within one",
+    "dp_shard": "mesh.dp_shard={0} lies within one, with mesh.dp_replicate for the rest (HSDP), if "
+    "its memory allows",
+}
+"""By axis, how to keep its messages in a node."""
+
+
+def _crossing_words(each: Crossing) -> str:
+    return (
+        f"links: a group of mesh.{each.axis}={each.ranks} spans {each.nodes} nodes, so that its "
+        f"messages in every block leave the node; {CURES[each.axis].format(each.ranks_within)}"
     )
 
 

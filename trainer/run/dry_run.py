@@ -32,6 +32,7 @@ from trainer.mesh.place import stages_of
 from trainer.models import StagedModel
 from trainer.models.trace import leaves
 from trainer.run.build import Layout, lay_out, make_without_data
+from trainer.run.crossings import Crossing, crossings
 from trainer.run.deliveries import Delivery, deliveries
 from trainer.run.memory import Counted, Memory, memory_of, saved_bytes
 from trainer.run.own import Own
@@ -78,6 +79,7 @@ class DryRun:
         flops_per_row: Of one sample's forward pass.
         pipeline_ranks: By their coordinate.
         deliveries: One for all replicas that are fed alike, by the first of them.
+        crossings: Axes whose groups reach over nodes and need not, the innermost first.
     """
 
     axes: dict[str, int]
@@ -88,6 +90,7 @@ class DryRun:
     flops_per_row: int
     pipeline_ranks: tuple[PipelineRank, ...]
     deliveries: tuple[Delivery, ...]
+    crossings: tuple[Crossing, ...]
 
 
 def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None = None) -> DryRun:
@@ -121,6 +124,7 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None 
         flops_per_row=model.flops_per_row(),
         pipeline_ranks=_pipeline_ranks(config, layout, model),
         deliveries=deliveries(config, layout, num_nodes=num_nodes),
+        crossings=crossings(layout.sizes, num_nodes=num_nodes),
     )
 
 
