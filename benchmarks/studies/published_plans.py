@@ -12,8 +12,8 @@ follows from the published operations a second by the paper's formula.
 
 Sources: Narayanan et al., Efficient large-scale language model training on GPU clusters using
 Megatron-LM, SC 2021, Table 1; batches, microbatches, recomputation and stages a rank from
-``examples/sc21/run_table_1.sh`` in NVIDIA/Megatron-LM. The operations a second are written down
-from memory of the table, and are to be checked against the paper.
+``examples/sc21/run_table_1.sh`` in NVIDIA/Megatron-LM; the operations a second are those of the
+table in its README of April 2021 (``images/cases_april2021.png`` at 50a4b5fa).
 """
 
 import argparse

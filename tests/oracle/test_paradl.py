@@ -122,3 +122,18 @@ def test_a_group_goes_by_the_slowest_level_that_it_crosses():
     assert figures[1] == pytest.approx((5e-6, 1 / 2e9))
     assert figures[2] == pytest.approx((5e-6, 1 / 1e9))
     assert figures[3] == pytest.approx((1e-6, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "link", "seconds"),
+    [
+        (2, Link(9e-6, 2e-11), 0.00183672128),
+        (8, Link(4.031e-5, 8e-11), 0.01329538896),
+        (64, Link(4.031e-5, 8e-11), 0.01940149008),
+    ],
+)
+def test_gradients_take_what_the_authors_program_printed(ranks, link, seconds):
+    # github.com/TruongThaoNguyen/paraDL-analysis, log/ranking_log/resnet/64/data.log: ResNet-50
+    gradients = Message("all_reduce", tuple(range(ranks)), 90_936_064)
+    found = terms([gradients], link=link, sizes=(1, ranks, 1, 1, 1))
+    assert found.rings[0].seconds == pytest.approx(seconds)
