@@ -118,7 +118,7 @@ def plan(pair: Pair, directory: Path) -> dict[str, float]:
     subprocess.run(
         [
             mpiexec(), "-n", "2", *tonari, "probe", str(settings), *model, "--no-data", *tries,
-            "--steps", "3", "--rounds", "3", "--world", str(2 * pair.nodes), "--out", str(probes),
+            "--steps", "4", "--rounds", "2", "--world", str(2 * pair.nodes), "--out", str(probes),
         ], check=True, env=ENV, timeout=len(meshes) * TIMEOUT_S, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     command = [*tonari, "plan", str(settings), "--probe", str(probes), "--json"]
@@ -128,7 +128,9 @@ def plan(pair: Pair, directory: Path) -> dict[str, float]:
         command += ["--cluster", str(cluster)]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=TIMEOUT_S)
     names = {frozenset(words): name for name, words in meshes.items()}
-    return {names[frozenset(each["settings"])]: each["step_s"] for each in json.loads(ended.stdout)}
+    return {
+        names[frozenset(each["overrides"])]: each["step_s"] for each in json.loads(ended.stdout)
+    }
 
 
 def measure(pair: Pair, directory: Path, *, rounds: int, steps: int) -> dict[str, float]:

@@ -111,7 +111,11 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     after, staged_s = slow["pays_after"], slow["epoch_s"] - slow["evaluation_s"]
     assert slow["staging_s"] + after * staged_s <= after * slow["unstaged_s"]
     assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]
-    assert main([*command, "--hidden", "0.5"]) == 0
+    picture = tmp_path / "epoch.svg"
+    assert main([*command, "--hidden", "0.5", "--explain", "--picture", str(picture)]) == 0
+    shown = picture.read_text()
+    assert "<title>steps, waiting: all-reduce " in shown
+    assert "<title>evaluation " in shown
     shown = capsys.readouterr().out
     (gradients,) = (line for line in shown.splitlines() if "dp_replicate: all-reduce" in line)
     by_equation_s, simulated_s = map(float, gradients.split()[-2:])
@@ -259,12 +263,14 @@ def test_settings_that_were_tried_are_compared_the_fastest_first(settings, tmp_p
     command = ["plan", str(settings), "--probe", str(tried)]
     assert main([*command, "--json"]) == 0
     fast, slow = json.loads(capsys.readouterr().out)
-    assert fast["settings"] == ["model.depth=1", "data.batch_size=16"]
+    assert fast["overrides"] == ["model.depth=1", "data.batch_size=16"]
     assert fast["samples_per_s"] == pytest.approx(16 / fast["step_s"])
-    assert slow["settings"] == ["model.depth=8"]
+    assert slow["overrides"] == ["model.depth=8"]
     assert fast["samples_per_s"] > slow["samples_per_s"]
     assert main(command) == 0
-    head, _, second, *_, words, own = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    assert f"the first:\n\na step: {fast['step_s']:.3f} s" in shown
+    head, _, second, *_, words, own = shown.partition("\n\nthe first:")[0].splitlines()
     assert "over the first" in head
     longer_s = 16 * (1 / slow["samples_per_s"] - 1 / fast["samples_per_s"])
     assert f"{longer_s / fast['step_s']:+.1%}" in second

@@ -11,8 +11,10 @@ from tonari.plan.table import lay_table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from oracle.cluster.cluster import Cluster
     from oracle.plan import StepPlan
     from oracle.probe.probe import Probe
+    from trainer.config.config import Config
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,45 @@ class Choice:
     """Settings that were probed, and what they take.
 
     Attributes:
-        settings: Their words, as `tonari train` takes them.
+        overrides: Those that not all choices have in common, as `tonari train` takes them.
+        config: All of them.
+        probe: Of their ranks.
         plan: What they take.
     """
 
-    settings: tuple[str, ...]
+    overrides: tuple[str, ...]
+    config: "Config"
+    probe: "Probe"
     plan: "StepPlan"
+
+
+def plan_choices(
+    settings: Path, probes: Path, overrides: Sequence[str], *, cluster: "Cluster | None",
+    hidden_fraction: float,
+) -> list[Choice]:  # fmt: skip
+    """Plan one probe or all of a directory, the fastest first.
+
+    Args:
+        settings: Their file.
+        probes: A file or a directory.
+        overrides: Beside those that each was probed with.
+        cluster: As of `oracle.plan.plan_step`.
+        hidden_fraction: Likewise.
+
+    Raises:
+        CommandError, ConfigError, OracleError: As reading and planning each do.
+    """
+    from oracle.plan import plan_step
+    from oracle.probe.probe import load_probe
+    from trainer.config.config import load_config
+
+    found = [load_probe(path) for path in find_probes(probes)]
+    choices = []
+    for own, each in zip(own_overrides(found), found, strict=True):
+        config = load_config(settings, [*each.overrides, *overrides])
+        plan = plan_step(config, each, cluster=cluster, hidden_fraction=hidden_fraction)
+        choices.append(Choice(own, config, each, plan))
+    return sorted(choices, key=lambda choice: -choice.plan.samples_per_s)
 
 
 def find_probes(path: Path) -> list[Path]:
@@ -45,7 +80,7 @@ def find_probes(path: Path) -> list[Path]:
     return found
 
 
-def own_settings(probes: Sequence["Probe"]) -> list[tuple[str, ...]]:
+def own_overrides(probes: Sequence["Probe"]) -> list[tuple[str, ...]]:
     """List, for each probe, the settings that not all were made with."""
     common = set(probes[0].overrides).intersection(*(each.overrides for each in probes))
     return [tuple(word for word in each.overrides if word not in common) for each in probes]
@@ -62,7 +97,7 @@ def choice_words(choices: Sequence[Choice]) -> list[str]:
     lines = [*lay_table(HEAD, rows), ""]
     for number, each in enumerate(choices, 1):
         why = why_slower(_of_a_sample(each.plan, best), best.parts_s) if number > 1 else ""
-        lines += [f"{number}. {why}".rstrip(), f"  {' '.join(each.settings) or 'as in the file'}"]
+        lines += [f"{number}. {why}".rstrip(), f"  {' '.join(each.overrides) or 'as in the file'}"]
     return lines
 
 

@@ -12,6 +12,7 @@ from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
     from oracle.plan import EpochPlan, StepPlan
+    from tonari.plan.choice import Choice
 
 
 def main(argv: list[str]) -> int:
@@ -42,43 +43,45 @@ def main(argv: list[str]) -> int:
     check_output("--timeline", given.timeline)
     from oracle.cluster.cluster import load_cluster
     from oracle.explain import explain
-    from oracle.plan import plan_step, timeline
-    from oracle.probe.probe import load_probe
-    from tonari.plan.choice import Choice, choice_words, find_probes, own_settings
-    from trainer.config.config import load_config
+    from oracle.plan import timeline
+    from tonari.plan.choice import choice_words, plan_choices
+    from tonari.plan.explain import explanation_rows, explanation_words
 
     cluster = load_cluster(given.cluster) if given.cluster else None
-    probes = [load_probe(path) for path in find_probes(given.probe)]
-    configs = [load_config(given.config, [*each.overrides, *given.overrides]) for each in probes]
-    plans = [
-        plan_step(config, found, cluster=cluster, hidden_fraction=given.hidden)
-        for config, found in zip(configs, probes, strict=True)
-    ]
-    choices = list(map(Choice, own_settings(probes), plans))
-    choices.sort(key=lambda each: -each.plan.samples_per_s)
-    planned = choices[0].plan
+    choices = plan_choices(
+        given.config, given.probe, given.overrides, cluster=cluster, hidden_fraction=given.hidden
+    )
+    best = choices[0]
+    why = []
+    if given.explain:
+        explained = explain(best.config, best.probe, best.plan.simulation, cluster=cluster)
+        why = explanation_rows(explained, best.plan.step_s)
     if given.timeline:
-        given.timeline.write_text(json.dumps(timeline(planned.simulation)))
+        given.timeline.write_text(json.dumps(timeline(best.plan.simulation)))
     if given.picture:
-        given.picture.write_text(draw_plan(planned))
+        given.picture.write_text(draw_plan(best.plan))
     if given.json:
-        documents = [{"settings": each.settings, **_document(each.plan)} for each in choices]
+        documents = list(map(_document, choices))
+        if why:
+            documents[0]["explanation"] = [asdict(row) for row in why]
         print(json.dumps(documents if given.probe.is_dir() else documents[0], indent=1))
-    elif given.probe.is_dir():
-        print("\n".join(choice_words(choices)))
-    else:
-        epochs = configs[0].run.epochs
-        print("\n".join([*_words(planned), *_epoch_words(planned.epoch, epochs)]))
+        return 0
+    if given.probe.is_dir():
+        print("\n".join([*choice_words(choices), "", "the first:", ""]))
+    lines = explanation_words(why) if why else []
+    epoch_lines = _epoch_words(best.plan.epoch, best.config.run.epochs)
+    print("\n".join([*_words(best.plan), *lines, *epoch_lines]))
     return 0
 
 
-def _document(planned: "StepPlan") -> dict[str, Any]:
+def _document(choice: "Choice") -> dict[str, Any]:
+    planned = choice.plan
     document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
     if planned.epoch:
         document["epoch"] |= {
             "epoch_s": planned.epoch.epoch_s, "pays_after": planned.epoch.pays_after
         }  # fmt: skip
-    return document
+    return {"overrides": choice.overrides, **document}
 
 
 def _search(given: argparse.Namespace) -> int:
