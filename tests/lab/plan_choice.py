@@ -3,8 +3,8 @@ r"""Is the mesh that `tonari plan` puts first also the one whose steps are the s
     python -m tests.lab.plan_choice [--only "gpt on lab"] [--json-file out.json]
 
 Six jobs: three models on one node of two ranks, and each on two nodes of the lab with two ranks
-each, joined by slow links. `tonari probe --try` times all meshes in question on one node, `tonari
-plan` orders them; then each is trained on made-up batches, in rounds, so that a slower minute of
+each, joined by slow links. `tonari probe --try` times all meshes in question on one node, the plan
+orders them; then each is trained on made-up batches, in rounds, so that a slower minute of
 the machine meets all. A step always has the same rows. What counts is how much longer a step of the
 first in the plan takes than that of the best one measured; and what those take that one would
 choose without a plan.
@@ -28,8 +28,13 @@ from scipy.stats import spearmanr
 from benchmarks.loader.launch import mpiexec
 from benchmarks.studies import step_time
 from benchmarks.studies.step_memory import IMAGES, TEXT
+from oracle.cluster.cluster import Cluster, Level
+from oracle.plan import plan_step
+from oracle.probe.probe import load_probe
 from tests.lab.cluster import Lab
 from tests.lab.plan_on_links import OF_DATA
+from tonari.plan.choice import find_probes
+from trainer.config.config import load_config
 
 TIMEOUT_S = 900
 MODELS = {
@@ -67,17 +72,6 @@ ON_TWO = {
     "pp, dp, zbv": (*PIPELINE, "mesh.dp_replicate=2", "mesh.schedule=zbv"),
     "pp 4": ("mesh.pp=4", "mesh.microbatches=4"),
 }
-CLUSTER = """
-name = "lab"
-[[level]]
-name = "node"
-units = 2
-[[level]]
-name = "switch"
-units = 2
-gbyte_s = {gbyte_s}
-latency_us = 100
-"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def plan(pair: Pair, directory: Path) -> dict[str, float]:
-    """Order the meshes by `tonari plan`: seconds of a step by name, the shortest first."""
+    """Probe the meshes, and plan each: seconds of a step by name."""
     text, _, model = MODELS[pair.model]
     settings, probes = directory / "run.toml", directory / f"probes-{pair.model}-{pair.nodes}"
     settings.write_text(text)
@@ -121,16 +115,25 @@ def plan(pair: Pair, directory: Path) -> dict[str, float]:
             "--steps", "4", "--rounds", "2", "--world", str(2 * pair.nodes), "--out", str(probes),
         ], check=True, env=ENV, timeout=len(meshes) * TIMEOUT_S, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    command = [*tonari, "plan", str(settings), "--probe", str(probes), "--json"]
-    if pair.nodes > 1:
-        cluster = directory / "cluster.toml"
-        cluster.write_text(CLUSTER.format(gbyte_s=MBITS[pair.model] / 8e3 * OF_DATA))
-        command += ["--cluster", str(cluster)]
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=TIMEOUT_S)
+    # Its nodes have the processors of one machine, as no real ones have
+    cluster = None if pair.nodes == 1 else _lab(MBITS[pair.model])
+    cores_of = () if cluster is None else (0,) * cluster.world_size
     names = {frozenset(words): name for name, words in meshes.items()}
-    return {
-        names[frozenset(each["overrides"])]: each["step_s"] for each in json.loads(ended.stdout)
-    }
+    found = {}
+    for path in find_probes(probes):
+        probe = load_probe(path)
+        config = load_config(settings, probe.overrides)
+        own = names[frozenset(probe.overrides) - {*model}]
+        found[own] = plan_step(config, probe, cluster=cluster, cores_of=cores_of).step_s
+    return found
+
+
+def _lab(mbit: float) -> Cluster:
+    levels = (
+        Level(name="node", units=2),
+        Level(name="switch", units=2, gbyte_s=mbit / 8e3 * OF_DATA, latency_us=100),
+    )
+    return Cluster(name="lab", level=levels)
 
 
 def measure(pair: Pair, directory: Path, *, rounds: int, steps: int) -> dict[str, float]:

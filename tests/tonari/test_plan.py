@@ -113,9 +113,9 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]
     picture = tmp_path / "epoch.svg"
     assert main([*command, "--hidden", "0.5", "--explain", "--picture", str(picture)]) == 0
-    shown = picture.read_text()
-    assert "<title>steps, waiting: all-reduce " in shown
-    assert "<title>evaluation " in shown
+    drawn = picture.read_text()
+    assert "<title>steps, waiting: all-reduce " in drawn
+    assert "<title>evaluation " in drawn
     shown = capsys.readouterr().out
     (gradients,) = (line for line in shown.splitlines() if "dp_replicate: all-reduce" in line)
     by_equation_s, simulated_s = map(float, gradients.split()[-2:])
