@@ -18,8 +18,9 @@ from oracle.simulate import Simulation, simulate
 from oracle.trace import Trace, trace_step
 from trainer.config.config import Config
 from trainer.errors import ConfigError
-from trainer.run.build import Layout, build_place, lay_out
+from trainer.run.build import Layout, build_place, lay_out, make_importance
 from trainer.run.own import Own
+from trainer.watch.plan import PARTS
 
 STEPS = 21
 """Simulated; the first one is not counted."""
@@ -64,8 +65,10 @@ class EpochPlan:
         exchange_s: For which the end of the epoch waits for rows that are still on their way.
         turn_s: To the next epoch.
         refresh_s: Of scoring hidden rows anew; on average over epochs.
+        refresh_every: Epochs from one such to the next; 0: there is none.
         evaluation_s: Of the test data.
         checkpoint_s: Of writing one, for which training waits; on average over epochs.
+        checkpoint_every: Epochs from one to the next; 0: none is written.
         spread: Of steps that were timed: the tenth and the ninetieth of a hundred, over the median.
         staging_s: Before the first epoch.
         unstaged_s: What the steps would take, were no row staged and each read from the source in
@@ -80,8 +83,10 @@ class EpochPlan:
     exchange_s: float
     turn_s: float
     refresh_s: float
+    refresh_every: int
     evaluation_s: float
     checkpoint_s: float
+    checkpoint_every: int
     spread: tuple[float, float]
     staging_s: float
     unstaged_s: float
@@ -92,11 +97,7 @@ class EpochPlan:
     @property
     def parts_s(self) -> dict[str, float]:
         """The parts of an epoch."""
-        return {
-            "steps": self.train_s, "rest of the exchange": self.exchange_s, "turn": self.turn_s,
-            "refresh": self.refresh_s, "evaluation": self.evaluation_s,
-            "checkpoint": self.checkpoint_s,
-        }  # fmt: skip
+        return {words: getattr(self, name) for name, words in PARTS.items()}
 
     @property
     def epoch_s(self) -> float:
@@ -225,7 +226,7 @@ class _Epoch:
         behind_s = simulation.behind_s / len(simulation.step_ends_s)
         evaluated = self.data.evaluated_rows * (2 if self.config.optimizer.ema else 1)
         hidden_rows = hidden_fraction * self.data.num_rows
-        every = getattr(self.config.importance.make(), "refresh_every", None)
+        every = getattr(make_importance(self.config), "refresh_every", None) or 0
         timed = max(self.found.steps, key=lambda each: each.computing_s).step_s
         return EpochPlan(
             steps=steps,
@@ -233,8 +234,10 @@ class _Epoch:
             exchange_s=steps * behind_s,
             turn_s=self.data.turn_s,
             refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,
+            refresh_every=every,
             evaluation_s=self._scoring_s(evaluated),
             checkpoint_s=self._checkpoint_s(traces),
+            checkpoint_every=self.config.run.checkpoint_epochs,
             spread=_spread(timed),
             staging_s=self._staging_s(),
             unstaged_s=steps * self._unstaged_step_s() if self.rows.staged_bytes else 0.0,

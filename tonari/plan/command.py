@@ -203,5 +203,9 @@ def _parser() -> argparse.ArgumentParser:
         "--timeline", type=Path, metavar="FILE",
         help="write three steps of all ranks for https://ui.perfetto.dev",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON document instead of tables; `tonari train --plan` takes it",
+    )
     return parser

@@ -29,6 +29,8 @@ def main(argv: list[str]) -> int:
     asked = given.json or given.trace or given.world > 1 or given.nodes > 1
     if asked and not given.dry_run:
         parser.error("--world, --nodes, --trace and --json are for --dry-run; give it too")
+    if given.plan and given.dry_run:
+        parser.error("--plan is held against a run, and --dry-run starts none; leave one out")
     # Only now: `--help` and wrong arguments should not wait for torch.
     from trainer.config.config import load_config
 
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     from trainer.run.loop import train
 
     summary = train(
-        config, resume=given.resume, metrics_path=given.metrics,
+        config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,
         on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
     )  # fmt: skip
     if summary.rank == 0:
@@ -81,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where JSON lines go (default: metrics.jsonl in run.directory)",
     )  # fmt: skip
     parser.add_argument(
+        "--plan", type=Path, metavar="FILE",
+        help="what `tonari plan --json` printed for this run: each epoch is put beside it, on the "
+        "terminal and in the metrics, and the part that was off most is named",
+    )  # fmt: skip
+    parser.add_argument(
         "--dry-run", action="store_true",
         help="print the mesh, who holds what, memory and delivery, in one process; start nothing",
     )  # fmt: skip
@@ -101,10 +108,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _epoch_words(line: "Line", num_epochs: int) -> str:
+    from trainer.watch.parts import off_words
+
     hidden, wait_s = line["hidden_fraction"], line["wait_s"]
     return (
         f"epoch {line['epoch']} of {num_epochs}: {line['epoch_s']:.1f} s, of it waiting for data "
-        f"{wait_s:.1f} s{_result_words(line)}, {hidden:.0%} hidden"
+        f"{wait_s:.1f} s{_result_words(line)}, {hidden:.0%} hidden{off_words(line)}"
     )
 
 

@@ -292,7 +292,7 @@ def build_loader(
     data, own = config.data, own or Own()
     fields = make_fields(config, own)
     train, test = _sources(config)
-    policy = _importance(config)
+    policy = make_importance(config)
     goes_by = policy.by_fields if isinstance(policy, ByFields) else ()
 
     def open_loader(
@@ -370,7 +370,8 @@ def _shuffle(config: ShuffleConfig) -> Shuffle:
     return shuffle.Local() if config.kind == "local" else shuffle.Global(moves=config.moves)
 
 
-def _importance(config: Config) -> Importance | None:
+def make_importance(config: Config) -> Importance | None:
+    """Make the policy, which may depend on the optimizer's schedule; None: all rows are trained."""
     kind, given = config.importance.kind, config.importance.settings
     if kind == "full" and not given:
         # No policy at all: full data needs no agreement between ranks.

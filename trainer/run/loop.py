@@ -19,12 +19,7 @@ from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
 from trainer.mesh.parallelize import average_buffers
 from trainer.mesh.randomness import deterministic
-from trainer.run.build import (
-    Parallel,
-    build_loader,
-    build_pace,
-    build_parallel,
-)
+from trainer.run.build import Parallel, build_loader, build_pace, build_parallel
 from trainer.run.ema import WeightAverage
 from trainer.run.images import evaluation_fields
 from trainer.run.mixing import mark_draws
@@ -37,12 +32,10 @@ from trainer.run.step import evaluate, grouped, rescore, train_step
 from trainer.run.tasks import Task
 from trainer.watch.launch import Job, join
 from trainer.watch.meter import Figures, Meter, combine_order_hashes
-from trainer.watch.metrics import (
-    Line,
-    ProgressLine,
-    progress_words,
-)
-from trainer.watch.peak import mfu
+from trainer.watch.metrics import Line, ProgressLine, progress_words
+from trainer.watch.parts import EpochParts
+from trainer.watch.peak import rates
+from trainer.watch.plan import read_plan
 from trainer.watch.profile import StepTrace
 from trainer.watch.stop import StopRequest
 
@@ -82,6 +75,7 @@ def train(
     loss: Loss | None = None,
     resume: str = "auto",
     metrics_path: Path | None = None,
+    plan: Path | None = None,
     on_epoch: Listener | None = None,
 ) -> Summary:
     """Train by the settings, in one process or in each of a job's. Collective.
@@ -101,10 +95,12 @@ def train(
         resume: ``"auto"`` goes on from the run directory's newest checkpoint, if there is one;
             ``"never"`` starts anew; else the checkpoint's directory.
         metrics_path: Instead of ``metrics.jsonl`` in the run directory.
+        plan: What ``tonari plan --json`` printed, to be put beside each epoch.
         on_epoch: Called on rank 0 with each epoch's line.
 
     Raises:
-        ConfigError: If the settings do not fit this world, or there is nothing to resume.
+        ConfigError: If the settings do not fit this world, there is nothing to resume, or the plan
+            is of another run.
         DataioError: If the data or the cache cannot be used.
     """
     own = Own(
@@ -120,6 +116,7 @@ def train(
         contextlib.ExitStack() as opened,
     ):
         # Before anything is staged: what does not fit should be said at once.
+        parts = EpochParts(read_plan(plan, config, job.world) if plan else None)
         parallel = build_parallel(config, job, own)
         place = parallel.pipeline.place
         job.watchdog.set_mesh(place.sizes)
@@ -138,7 +135,7 @@ def train(
         run = Run(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
             loader=loader, evaluation=evaluation, opened=opened, logs=logs, stop=stop,
-            on_epoch=on_epoch, own=own,
+            parts=parts, on_epoch=on_epoch, own=own,
         )  # fmt: skip
         if found:
             run.restore(found)
@@ -162,6 +159,7 @@ class Run:
         opened: Closes what the run opens.
         logs: Rank 0's; empty on the others.
         stop: Notes signals.
+        parts: Times the parts of epochs.
         on_epoch: Called on rank 0 with each epoch's line.
         own: What the caller brings.
 
@@ -181,12 +179,13 @@ class Run:
         opened: contextlib.ExitStack,
         logs: list[Log],
         stop: StopRequest,
+        parts: EpochParts,
         on_epoch: Listener | None,
         own: Own,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
-        self._logs, self._stop = logs, stop
+        self._logs, self._stop, self._parts = logs, stop, parts
         self._config = config
         self._job = job
         self._parallel = parallel
@@ -204,17 +203,14 @@ class Run:
         self._on_epoch = on_epoch
         run, rank = config.run, job.world.rank
         directory = Path(run.directory)
-        self._checkpoints = opened.enter_context(
-            Checkpoints(
-                directory / "checkpoints", keep=run.keep_checkpoints,
-                background=run.checkpoint_async,
-            )
-        )  # fmt: skip
-        self._trace = opened.enter_context(
-            StepTrace(
-                run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
-            )
+        checkpoints = Checkpoints(
+            directory / "checkpoints", keep=run.keep_checkpoints, background=run.checkpoint_async
         )
+        self._checkpoints = opened.enter_context(checkpoints)
+        trace = StepTrace(
+            run.profile_steps, directory=directory / "profile", rank=rank, device=job.device
+        )
+        self._trace = opened.enter_context(trace)
         self._line = opened.enter_context(ProgressLine(shown=rank == 0))
 
     @property
@@ -236,12 +232,16 @@ class Run:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
             meter = Meter(before, self._pipeline.place)
             over = self._pace.is_over(self.progress.steps)
-            epoch = None if over else next(epochs, None)
+            with self._parts.time("turn_s"):
+                epoch = None if over else next(epochs, None)
             if epoch is None:
                 return True
             if epoch == self.progress.epochs:
                 meter.go_on(self.progress.so_far)
-            if not self._train_steps(epoch, meter):
+                self._parts.go_on(self.progress.so_far)
+            with self._parts.time("train_s"):
+                whole = self._train_steps(epoch, meter)
+            if not whole:
                 over = self._pace.is_over(self.progress.steps)
                 run = self._config.run
                 if not over or run.checkpoint_epochs or run.checkpoint_steps:
@@ -296,31 +296,28 @@ class Run:
     def _write_step(self, epoch: int, meter: Meter, figures: Figures) -> None:
         loss = self._loader.mean_loss() or 0.0
         recent = meter.recent(loss, self._loader.stats(), self._job.world)
-        line = {"kind": "step", **self._place(epoch), **recent, **self._rates(recent), **figures}
+        data, parallel = self._config.data, self._parallel
+        speed = rates(
+            recent["samples_per_s"] or 0.0, flops_per_row=parallel.flops_per_row,
+            peak=parallel.peak_flops_per_s, world_size=self._job.world.world_size,
+            row_tokens=data.sequence_length if data.kind == "text" else 0,
+        )  # fmt: skip
+        line = {"kind": "step", **self._place(epoch), **recent, **speed, **figures}
         self._line.say(progress_words(line))
         self._write(line)
-
-    def _rates(self, recent: Figures) -> Figures:
-        samples_per_s = recent["samples_per_s"] or 0.0
-        data = self._config.data
-        share = mfu(
-            samples_per_s, flops_per_row=self._parallel.flops_per_row,
-            peak=self._parallel.peak_flops_per_s, world_size=self._job.world.world_size,
-        )  # fmt: skip
-        rates: Figures = {"mfu": share}
-        if data.kind == "text":
-            rates["tokens_per_s"] = samples_per_s * data.sequence_length
-        return rates
 
     def _end_epoch(self, epoch: int, meter: Meter) -> None:
         self._job.watchdog.rest()
         self._average_buffers()
         loss = self._loader.mean_loss() or 0.0
-        rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
+        with self._parts.time("refresh_s"):
+            rescore(self._pipeline, self._loader, self._watched(self._loader.refresh()))
         world, place = self._job.world, self._pipeline.place
         line = meter.epoch_line(loss, self._loader.stats(), world)
+        exchange_s = line.pop("exchange_blocked_s") or 0.0
         self.last = {
             "kind": "epoch", **self._place(epoch), **line, **self._evaluate(),
+            **self._parts.end_epoch(epoch, exchange_s=exchange_s),
             "lr": self._optimizer.param_groups[0]["lr"],
             "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
         }  # fmt: skip
@@ -339,11 +336,13 @@ class Run:
         accuracy = evaluation_loss = None
         averaged: Figures = {}
         if self._evaluation is not None:
-            accuracy, evaluation_loss = evaluate(self._pipeline, self._watched(self._evaluation))
-            if ema is not None:
-                with ema.applied():
-                    found = evaluate(self._pipeline, self._watched(self._evaluation))
-                averaged = {"ema_accuracy": found.accuracy, "ema_evaluation_loss": found.loss}
+            with self._parts.time("evaluation_s"):
+                found = evaluate(self._pipeline, self._watched(self._evaluation))
+                accuracy, evaluation_loss = found
+                if ema is not None:
+                    with ema.applied():
+                        found = evaluate(self._pipeline, self._watched(self._evaluation))
+                    averaged = {"ema_accuracy": found.accuracy, "ema_evaluation_loss": found.loss}
         return {
             "accuracy": accuracy, "evaluation_loss": evaluation_loss, **averaged,
             "evaluation_s": time.perf_counter() - started,
@@ -371,15 +370,16 @@ class Run:
         self._job.watchdog.rest()
         if not self.progress.steps:
             return
-        self._average_buffers()
-        progress = self.progress
-        if meter is not None:
-            loss = self._loader.mean_loss() or 0.0
-            so_far = meter.so_far(loss, self._loader.stats(), self._job.world)
-            progress = replace(progress, so_far=so_far)
-        self._checkpoints.save(
-            self._pipeline.parts, self._optimizer, self._loader, progress, average=self._average
-        )
+        with self._parts.time("checkpoint_s"):
+            self._average_buffers()
+            progress = self.progress
+            if meter is not None:
+                loss = self._loader.mean_loss() or 0.0
+                so_far = meter.so_far(loss, self._loader.stats(), self._job.world)
+                progress = replace(progress, so_far=so_far | self._parts.so_far())
+            self._checkpoints.save(
+                self._pipeline.parts, self._optimizer, self._loader, progress, average=self._average
+            )
 
     @property
     def _average(self) -> Mapping[str, Tensor] | None:

@@ -11,7 +11,7 @@ from dataio.world import World
 from trainer.mesh.place import Place
 
 SUMMED = ("exchanged_rows", "source_bytes")
-SLOWEST = ("wait_s", "staging_s")
+SLOWEST = ("wait_s", "staging_s", "exchange_blocked_s")
 SHARED = ("hidden_fraction", "exchange_overlap_fraction")
 """Figures that are means over the replicas."""
 
@@ -130,7 +130,7 @@ class Meter:
         gathered = world.allgather_array(row, doing="adding up the epoch's figures")
         *sums, num_replicas = gathered[:, :4].sum(axis=0).tolist()
         summed = ("loss_sum", "rows", "samples", "epoch_s", *SLOWEST, *SUMMED)
-        slowest_s, counts = gathered[:, 4:7].max(axis=0), gathered[:, 7:].sum(axis=0)
+        slowest_s, counts = gathered[:, 4:8].max(axis=0), gathered[:, 8:].sum(axis=0)
         mine = [*sums, *slowest_s.tolist(), *counts[:2].tolist()]
         earlier = self._earlier
         return {

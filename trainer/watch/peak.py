@@ -37,3 +37,19 @@ def mfu(samples_per_s: float, *, flops_per_row: int, peak: float, world_size: in
     if not peak or not flops_per_row:
         return None
     return samples_per_s * TRAIN_PASSES * flops_per_row / (peak * world_size)
+
+
+def rates(
+    samples_per_s: float, *, flops_per_row: int, peak: float, world_size: int, row_tokens: int
+) -> dict[str, float | None]:
+    """Compute the MFU, and of text the tokens a second.
+
+    Args:
+        samples_per_s: Of all replicas.
+        flops_per_row: Of one sample's forward pass.
+        peak: Of a device, in FLOPs a second; 0 where nobody knows.
+        world_size: Devices.
+        row_tokens: Tokens of a sample; 0: it is no text.
+    """
+    share = mfu(samples_per_s, flops_per_row=flops_per_row, peak=peak, world_size=world_size)
+    return {"mfu": share} | ({"tokens_per_s": samples_per_s * row_tokens} if row_tokens else {})

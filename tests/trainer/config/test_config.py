@@ -28,7 +28,7 @@ from importance import (
 from trainer.config.augment import RESCORING
 from trainer.config.config import Config, ImportanceConfig, load_config
 from trainer.errors import ConfigError
-from trainer.run.build import _importance, _shuffle, lay_out
+from trainer.run.build import _shuffle, lay_out, make_importance
 
 SMALLEST = '[data]\ntrain = "a.parquet"\n[model]\nnum_classes = 10\n'
 
@@ -153,7 +153,7 @@ class Odd:
 
 def test_a_policy_of_ones_own_is_made_with_its_own_keys(tmp_path: Path) -> None:
     kind = f"importance.kind={__name__}:Odd"
-    made = _importance(load(tmp_path, "", (kind, "importance.args.first=1")))
+    made = make_importance(load(tmp_path, "", (kind, "importance.args.first=1")))
     assert isinstance(made, Odd)
     assert made.first == 1
 
@@ -174,7 +174,7 @@ def test_a_policy_of_ones_own_that_cannot_be_made_is_named(
 ) -> None:
     given = tuple(f"importance.{override}" for override in overrides)
     with pytest.raises(ConfigError, match=message):
-        _importance(load(tmp_path, "", given))
+        make_importance(load(tmp_path, "", given))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_importance_is_made_as_it_is_set(
     tmp_path: Path, overrides: tuple[str, ...], expected: object
 ) -> None:
     given = tuple(f"importance.{override}" for override in overrides)
-    assert _importance(load(tmp_path, "", ("optimizer.warmup_epochs=2", *given))) == expected
+    assert make_importance(load(tmp_path, "", ("optimizer.warmup_epochs=2", *given))) == expected
 
 
 def test_policies_that_mixing_does_not_go_with_are_those_that_score_hidden_rows_again() -> None:
@@ -227,9 +227,9 @@ def test_policies_that_mixing_does_not_go_with_are_those_that_score_hidden_rows_
 def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:
     chosen = ("importance.kind=kakurenbo", "importance.drops=lr", "run.epochs=9")
     steps = ("optimizer.schedule=steps", "optimizer.milestones=[3, 6]")
-    policy = _importance(load(tmp_path, "", (*chosen, *steps)))
+    policy = make_importance(load(tmp_path, "", (*chosen, *steps)))
     assert policy == Kakurenbo(drops=(3, 6), alphas=(1.0, 0.8, 0.6), warmup_epochs=0)
-    policy = _importance(load(tmp_path, "", (*chosen, "optimizer.schedule=steps")))
+    policy = make_importance(load(tmp_path, "", (*chosen, "optimizer.schedule=steps")))
     assert policy == Kakurenbo(drops=(), alphas=(1.0,), warmup_epochs=0)
 
 
@@ -257,7 +257,7 @@ def test_a_setting_that_the_kind_does_not_take_is_named(
 def test_settings_that_do_not_go_together_name_their_table(tmp_path: Path) -> None:
     config = load(tmp_path, "", ("importance.kind=kakurenbo", "importance.drops=[0.5]"))
     with pytest.raises(ConfigError, match=r"\[importance\]: Kakurenbo: 4 alphas for 1 drops"):
-        _importance(config)
+        make_importance(config)
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv", "dualpipev"])

@@ -3,16 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dataio.epochs import Epochs
 from tests.trainer.digits import write_config
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.checkpoint.directory import read_progress
 from trainer.config.config import load_config
 from trainer.run import loop
 from trainer.run.loop import train
+from trainer.watch import parts
 from trainer.watch.watchdog import Watchdog
 
 
@@ -146,3 +149,34 @@ def test_what_an_epoch_cost_is_not_what_those_before_it_did(config: Path) -> Non
     told = lines(run(config) / "metrics.jsonl", "epoch")
     assert told[0]["staging_s"] > 0
     assert [line["staging_s"] for line in told[1:]] == [0, 0]
+
+
+def test_what_the_loop_does_is_timed_as_the_part_that_it_is(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part takes seconds of its own, of a clock that nothing else moves."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def taking(seconds: float, act: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            clock.now += seconds
+            return act(*args, **kwargs)
+
+        return timed
+
+    for name, seconds in {"train_step": 1, "rescore": 100, "evaluate": 1000}.items():
+        monkeypatch.setattr(loop, name, taking(seconds, getattr(loop, name)))
+    monkeypatch.setattr(Checkpoints, "save", taking(10_000, Checkpoints.save))
+    ends = taking(100_000, Epochs.end_and_begin)
+    monkeypatch.setattr(Epochs, "end_and_begin", ends)
+    directory = run(config, "run.epochs=2", "run.evaluate_steps=10")
+    first, second = lines(directory / "metrics.jsonl", "epoch")
+    expected = {"train_s": 7, "turn_s": 0, "refresh_s": 100, "evaluation_s": 1000, "other_s": 0}
+    assert {name: first[name] for name in (*expected, "checkpoint_s")} == {
+        **expected, "checkpoint_s": 0,
+    }  # fmt: skip
+    # The checkpoint of the first epoch, the turn, and an evaluation after the tenth step too
+    assert {name: second[name] for name in (*expected, "checkpoint_s")} == {
+        **expected, "turn_s": 100_000, "evaluation_s": 2000, "checkpoint_s": 10_000,
+    }  # fmt: skip

@@ -43,6 +43,7 @@ def stats(replica: int) -> dict[str, float]:
     """Figures of a reader's loader; a replica's differ from another's."""
     return {
         "wait_s": 1.0 + replica, "staging_s": 5.0 - replica, "exchanged_rows": 10 + replica,
+        "exchange_blocked_s": 2.0 + replica,
         "source_bytes": 100.0, "hidden_fraction": 0.2 + 0.2 * replica,
         "exchange_overlap_fraction": 1.0 - 0.5 * replica,
     }  # fmt: skip
@@ -73,6 +74,7 @@ def test_a_replica_counts_once_however_many_ranks_it_has(clock: Clock) -> None:
             "loss": 1.5, "epoch_s": 10.0, "train_samples_per_s": 1.2, "wait_s": 2.0,
             "staging_s": 5.0, "exchanged_rows": 21, "source_bytes": 120,
             "hidden_fraction": pytest.approx(0.3), "exchange_overlap_fraction": 0.75,
+            "exchange_blocked_s": 3.0,
         }  # fmt: skip
 
 
@@ -139,6 +141,7 @@ def test_an_epoch_is_told_whole_whenever_it_was_interrupted(clock: Clock) -> Non
         "loss": pytest.approx((6 + 2 * 3 + 3 * 1) / 6), "epoch_s": 30.0, "wait_s": 6.0,
         "staging_s": 6.0, "train_samples_per_s": 4 * 2 * 6 / 30, "exchanged_rows": 42,
         "source_bytes": 54, "hidden_fraction": 0.25, "exchange_overlap_fraction": 0.5,
+        "exchange_blocked_s": 0.0,
     }  # fmt: skip
 
 

@@ -1,0 +1,122 @@
+"""`tonari train --plan`: a run beside what was planned of it."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.oracle.test_trace import GPT
+from tonari.cli import main
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> list[str]:
+    """A tiny GPT on made-up text."""
+    directory = tmp_path_factory.mktemp("planned")
+    path, text = directory / "run.toml", directory / "text.txt"
+    path.write_text(GPT)
+    text.write_bytes(bytes(range(97, 122)) * 64 + b"a")
+    return [
+        str(path), f"data.train={text}", "data.test_fraction=0.2", "model.depth=1",
+        "data.workers.threads=0", f"data.cache={directory}", "run.epochs=2",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def planned(settings, tmp_path_factory) -> str:
+    """What `tonari plan --json` prints for it."""
+    kept = tmp_path_factory.mktemp("probed") / "probe.json"
+    assert main(["probe", *settings, "--steps", "1", "--out", str(kept)]) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["plan", *settings, "--probe", str(kept), "--json"]) == 0
+    return printed.getvalue()
+
+
+@pytest.fixture
+def document(planned) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(planned)
+    return made
+
+
+@pytest.fixture
+def given(settings, tmp_path) -> list[str]:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    return [*settings, f"data.cache={cache}", f"run.directory={tmp_path / 'run'}"]
+
+
+@pytest.fixture
+def train(given, tmp_path):
+    """Train beside a plan."""
+
+    def run(document: object, *overrides: str) -> int:
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(document))
+        return main(["train", *given, *overrides, "--plan", str(path)])
+
+    return run
+
+
+def epochs(tmp_path: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "epoch"]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("train_s", "steps"), ("evaluation_s", "evaluation"), ("turn_s", "turn")]
+)
+def test_each_epoch_stands_beside_the_plan_and_the_part_that_is_off_is_named(
+    document, train, tmp_path, capsys, part, words
+):
+    document["epoch"][part] += 500.0
+    assert train(document) == 0
+    shown = capsys.readouterr().out
+    first, second = epochs(tmp_path)
+    assert second["most_off"] == part
+    assert f"were planned; {words} -" in shown
+    for name in ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s"):
+        assert second[f"planned_{name}"] == pytest.approx(document["epoch"][name])
+        assert 0 <= second[name] < 400
+    assert second["planned_s"] == pytest.approx(document["epoch"]["epoch_s"] + 500.0)
+    assert second["measured_s"] > second["epoch_s"] + second["evaluation_s"]
+    assert first["planned_staging_s"] == document["epoch"]["staging_s"]
+    assert "planned_staging_s" not in second
+    assert shown.count("staging") == 1
+
+
+def test_a_plan_of_another_run_is_refused_before_anything_is_staged(
+    document, train, tmp_path, capsys
+):
+    assert train(document, "shuffle.exchange=0.5", "data.drop_last=true") == 1
+    error = capsys.readouterr().err
+    assert "a plan for other settings: data.drop_last is false there and true here" in error
+    assert "shuffle.exchange is 0.1 there and 0.5 here; give the same settings, or plan" in error
+    assert train(document | {"world_size": 4}) == 1
+    assert "a plan for 4 ranks on 1 nodes, and the run has 1 on 1; plan this run: tonari" in (
+        capsys.readouterr().err
+    )
+    assert train(document | {"epoch": document["epoch"] | {"num_nodes": 2}}) == 1
+    assert "a plan for 1 ranks on 2 nodes" in capsys.readouterr().err
+    assert train(document | {"epoch": None}) == 1
+    assert "a plan of steps alone, without an epoch; probe without --no-data" in (
+        capsys.readouterr().err
+    )
+    damaged: object
+    for damaged in ({}, [], 3, document | {"epoch": {}}, document | {"settings": None}):
+        assert train(damaged) == 1
+        assert "not a plan of an epoch" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert train(document, "run.epochs=1", "run.seed=3", "run.log_steps=7") == 0
+
+
+def test_a_plan_that_cannot_be_read_is_named_with_the_cure(given, tmp_path, capsys):
+    absent = str(tmp_path / "absent.json")
+    assert main(["train", *given, "--plan", absent]) == 1
+    error = capsys.readouterr().err
+    assert "absent.json: not a plan of an epoch (FileNotFoundError" in error
+    assert "plan this run: tonari plan CONFIG.toml --probe FILE --json > plan.json" in error
+    assert main(["train", *given, "--plan", absent, "--dry-run"]) == 2
+    assert "--plan is held against a run, and --dry-run starts none" in capsys.readouterr().err
