@@ -25,6 +25,8 @@ from trainer.watch.plan import PARTS
 STEPS = 21
 """Simulated; the first one is not counted."""
 SHOWN_STEPS = 3
+MOVING = ("train_s", "refresh_s", "evaluation_s")
+"""Parts of an epoch that are longer where steps are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class EpochPlan:
     def range_s(self) -> tuple[float, float]:
         """The same, were all steps as the fast or as the slow ones that were timed."""
         low, high = self.spread
-        moving_s = self.train_s + self.refresh_s + self.evaluation_s
+        moving_s = sum(getattr(self, name) for name in MOVING)
         return self.epoch_s + (low - 1) * moving_s, self.epoch_s + (high - 1) * moving_s
 
     @property

@@ -118,8 +118,8 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert "<title>evaluation " in drawn
     shown = capsys.readouterr().out
     (gradients,) = (line for line in shown.splitlines() if "dp_replicate: all-reduce" in line)
-    by_equation_s, simulated_s = map(float, gradients.split()[-2:])
-    assert by_equation_s == pytest.approx(simulated_s, rel=0.1)
+    equation_s, simulated_s = map(float, gradients.split()[-2:])
+    assert equation_s == pytest.approx(simulated_s, rel=0.1)
     assert "1e-05 GB/s), n = 2" in gradients
     assert "pipeline bubble" not in shown
     assert "16 steps, 50% hidden" in shown

@@ -1,4 +1,4 @@
-"""`tonari train --plan`: a run beside what was planned of it."""
+"""`tonari train --plan`: a run beside what was planned of it; and what a plan learns from it."""
 
 import contextlib
 import io
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.oracle.test_learned import write_metrics
 from tests.oracle.test_trace import GPT
 from tonari.cli import main
 
@@ -26,12 +27,17 @@ def settings(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def planned(settings, tmp_path_factory) -> str:
+def probe(settings, tmp_path_factory) -> str:
+    path = str(tmp_path_factory.mktemp("probed") / "probe.json")
+    assert main(["probe", *settings, "--steps", "1", "--out", path]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def planned(settings, probe) -> str:
     """What `tonari plan --json` prints for it."""
-    kept = tmp_path_factory.mktemp("probed") / "probe.json"
-    assert main(["probe", *settings, "--steps", "1", "--out", str(kept)]) == 0
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert main(["plan", *settings, "--probe", str(kept), "--json"]) == 0
+        assert main(["plan", *settings, "--probe", probe, "--json"]) == 0
     return printed.getvalue()
 
 
@@ -120,3 +126,52 @@ def test_a_plan_that_cannot_be_read_is_named_with_the_cure(given, tmp_path, caps
     assert "plan this run: tonari plan CONFIG.toml --probe FILE --json > plan.json" in error
     assert main(["train", *given, "--plan", absent, "--dry-run"]) == 2
     assert "--plan is held against a run, and --dry-run starts none" in capsys.readouterr().err
+
+
+def test_a_plan_takes_what_a_run_measured_and_shows_both(
+    document, train, given, probe, tmp_path, capsys
+):
+    document["epoch"]["turn_s"] = 0.0
+    assert train(document) == 0
+    capsys.readouterr()
+    command = ["plan", *given, "--probe", probe, "--from", str(tmp_path / "run")]
+    # Another job: of other steps and epochs
+    command += ["shuffle.exchange=0.5", "run.epochs=7", "--hidden", "0.5"]
+    assert main([*command, "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    epoch, learned = other["epoch"], other["learned"]
+    (_, measured) = epochs(tmp_path)
+    factor = measured["train_s"] / measured["planned_train_s"]
+    assert learned["factors"]["train_s"]["median"] == pytest.approx(factor)
+    assert "turn_s" not in learned["factors"]
+    assert learned["train_s"] == pytest.approx(factor * epoch["train_s"])
+    assert learned["turn_s"] == epoch["turn_s"] > 0
+    assert epoch["train_s"] < 0.8 * document["epoch"]["train_s"], "planned alone, of half the rows"
+    parts = ("train_s", "exchange_s", "turn_s", "refresh_s", "evaluation_s", "checkpoint_s")
+    assert learned["epoch_s"] == pytest.approx(sum(learned[part] for part in parts))
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert f"with what {tmp_path / 'run'} measured" in shown
+    assert f"{factor:.2f} in one epoch" in shown
+    assert shown.count("7 epochs: ") == 2
+
+
+def test_a_run_without_a_plan_and_wrong_arguments_are_refused(
+    given, settings, probe, tmp_path, capsys
+):
+    assert main(["train", *given, "run.epochs=1"]) == 0
+    command = ["plan", *settings, "--probe", probe, "--from"]
+    assert main([*command, str(tmp_path / "run")]) == 1
+    assert "has 1 epochs and none beside a plan; give the run.directory of a run that" in (
+        capsys.readouterr().err
+    )
+    found = json.loads(Path(probe).read_text())
+    alone = tmp_path / "alone.json"
+    alone.write_text(json.dumps(found | {"data": None, "evaluations": []}))
+    run = tmp_path / "metrics.jsonl"
+    write_metrics(run, [{"train_s": (1.0, 1.0)}] * 2)
+    assert main(["plan", *settings, "--probe", str(alone), "--from", str(run)]) == 1
+    assert "probe without --no-data" in capsys.readouterr().err
+    searched = [*command, str(run), "--search", "--cluster", "absent.toml", "--world", "4"]
+    assert main(searched) == 2
+    assert "--from is for --probe" in capsys.readouterr().err

@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
     if given.search:
         if given.explain:
             parser.error("--explain is for --probe; leave it out of a search")
+        if given.run:
+            parser.error("--from is for --probe; leave it out of a search")
         if not given.cluster or not given.world:
             parser.error("--search needs --cluster FILE and --world N")
         return _search(given)
@@ -42,16 +44,26 @@ def main(argv: list[str]) -> int:
         parser.error("give --probe FILE, as tonari probe wrote it, or --search")
     check_output("--timeline", given.timeline)
     from oracle.cluster.cluster import load_cluster
+    from oracle.errors import OracleError
     from oracle.explain import explain
+    from oracle.learned import learn
     from oracle.plan import timeline
     from tonari.plan.choice import choice_words, plan_choices
     from tonari.plan.explain import explanation_rows, explanation_words
+    from tonari.plan.learned import learned_document, learned_words
 
+    learned = learn(given.run) if given.run else None
     cluster = load_cluster(given.cluster) if given.cluster else None
     choices = plan_choices(
         given.config, given.probe, given.overrides, cluster=cluster, hidden_fraction=given.hidden
     )
     best = choices[0]
+    epoch = best.plan.epoch
+    if learned and not epoch:
+        raise OracleError(
+            f"{given.probe}: a probe without data, so there is no epoch to put beside {given.run}; "
+            "probe without --no-data"
+        )
     why = []
     if given.explain:
         explained = explain(best.config, best.probe, best.plan.simulation, cluster=cluster)
@@ -64,24 +76,36 @@ def main(argv: list[str]) -> int:
         documents = list(map(_document, choices))
         if why:
             documents[0]["explanation"] = [asdict(row) for row in why]
+        if epoch and learned:
+            documents[0]["learned"] = learned_document(epoch, learned, given.run)
         print(json.dumps(documents if given.probe.is_dir() else documents[0], indent=1))
         return 0
     if given.probe.is_dir():
         print("\n".join([*choice_words(choices), "", "the first:", ""]))
     lines = explanation_words(why) if why else []
-    epoch_lines = _epoch_words(best.plan.epoch, best.config.run.epochs)
-    print("\n".join([*_words(best.plan), *lines, *epoch_lines]))
+    epochs = best.config.run.epochs
+    lines = [*_words(best.plan), *lines, *_epoch_words(epoch, epochs)]
+    if epoch and learned:
+        lines += learned_words(epoch, learned, given.run, epochs)
+    print("\n".join(lines))
     return 0
 
 
 def _document(choice: "Choice") -> dict[str, Any]:
+    from trainer.watch.plan import plan_settings
+
     planned = choice.plan
     document = {k: v for k, v in asdict(planned).items() if k != "simulation"}
     if planned.epoch:
         document["epoch"] |= {
             "epoch_s": planned.epoch.epoch_s, "pays_after": planned.epoch.pays_after
         }  # fmt: skip
-    return {"overrides": choice.overrides, **document}
+    return {
+        "overrides": choice.overrides,
+        **document,
+        "world_size": choice.probe.world_size,
+        "settings": plan_settings(choice.config),
+    }
 
 
 def _search(given: argparse.Namespace) -> int:
@@ -168,6 +192,12 @@ def _parser() -> argparse.ArgumentParser:
         "--probe", type=Path, metavar="FILE",
         help="what tonari probe wrote, whose KEY=VALUE hold here too; of a directory of probes all "
         "are compared, and the settings listed with the fastest first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", dest="run", type=Path, metavar="RUN",
+        help="directory, or metrics, of a run that was trained with --plan, here or on other "
+        "nodes: each part of the epoch is shown as planned alone, and times what that run "
+        "measured over what was planned for it",
     )  # fmt: skip
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE",
