@@ -14,8 +14,8 @@ from trainer.watch.plan import PARTS
 
 PLAN = EpochPlan(
     steps=10, train_s=100.0, exchange_s=10.0, turn_s=1.0, refresh_s=0.0, refresh_every=0,
-    evaluation_s=20.0, checkpoint_s=5.0, checkpoint_every=1, spread=(0.5, 2.0), staging_s=50.0, unstaged_s=0.0,
-    link_bytes=0.0, hidden_fraction=0.0, num_nodes=1,
+    evaluation_s=20.0, checkpoint_s=5.0, checkpoint_every=1, spread=(0.5, 2.0), staging_s=50.0,
+    unstaged_s=0.0, link_bytes=0.0, hidden_fraction=0.0, num_nodes=1,
 )  # fmt: skip
 
 
