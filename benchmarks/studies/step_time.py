@@ -20,11 +20,13 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scipy.stats import spearmanr
 
 from benchmarks.loader.launch import mpiexec
 from benchmarks.machine import describe_machine
+from benchmarks.pictures import COLOURS, render
 from benchmarks.studies.step_memory import Case, load
 from oracle import Operator, trace_step
 from oracle.machine import OneNode
@@ -40,6 +42,9 @@ from trainer.run.optimizers import build_optimizer
 from trainer.run.own import Own
 from trainer.run.step import train_step
 from trainer.watch.launch import join
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WARM_UP_STEPS = 2
 SIMULATED_STEPS = 21
@@ -137,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--most-ranks", type=int, default=4, help="leave larger cases out")
     parser.add_argument("--json-file", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw predictions over measurements, as a PNG")
     parser.add_argument("--steps", type=int, default=12, help="timed in each run")
     for hidden in ("--rank", "--probe", "--settings"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
@@ -164,7 +170,36 @@ def main(argv: Sequence[str] | None = None) -> None:
                     machine = describe_machine(Path(tempfile.gettempdir()))
                     document = {"machine": machine, "cases": lines}
                     given.json_file.write_text(json.dumps(document, indent=1))
+    if given.plot:
+        given.plot.write_bytes(draw(lines))
     print("\n".join(summary(lines)))
+
+
+def draw(lines: Sequence[dict[str, object]]) -> bytes:
+    """Draw what each way predicts over what was measured, as a PNG."""
+
+    def scatter(figure: "Figure") -> None:
+        axes = figure.subplots()
+        measured = [float(str(line["measured_s"])) for line in lines]
+        ends = min(measured) / 2, max(measured) * 2
+        axes.plot(ends, ends, color="gray", linewidth=1)
+        ways = {"flops": "operations over a rate", "paradl": "ParaDL", "predicted": "tonari plan"}
+        for (name, words), colour in zip(ways.items(), COLOURS[2::-1], strict=True):
+            said = [
+                m * (1 + float(str(line[name]))) for m, line in zip(measured, lines, strict=True)
+            ]
+            axes.scatter(measured, said, s=24, color=colour, label=words)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        ticks = [at for at in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if ends[0] <= at <= ends[1]]
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(ticks, list(map("{:g}".format, ticks)))
+            axis.minorticks_off()
+        axes.set_xlabel("measured, seconds of a step")
+        axes.set_ylabel("predicted")
+        axes.set_title(f"{len(lines)} configurations, none of them fitted")
+        axes.legend()
+
+    return render(scatter, inches=(6.4, 5.6), kind="png")
 
 
 class Study:
