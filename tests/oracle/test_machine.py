@@ -61,3 +61,9 @@ def test_more_cores_than_there_are_and_were_timed_are_shared_evenly():
     assert timed.slowdown(("cores",), 8.0) == pytest.approx(2 * 2.6)
     many = OneNode([], slowdowns, cores=64)
     assert many.slowdown(("cores",), 3.0) == pytest.approx(1.4)
+
+
+def test_a_node_has_one_of_anything_but_cores():
+    node = OneNode([], [(1, 1.0), (2, 5.0)], cores=2)
+    assert node.slowdown(("source of node",), 0.4) == 1.0
+    assert node.slowdown(("source of node",), 2.5) == 2.5
