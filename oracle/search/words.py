@@ -12,6 +12,11 @@ NAMES = {
     "pp": "sends between stages",
     "update": "the optimizer's update",
     "compute": "computation",
+    "rest of the exchange": "the rest of the exchange",
+    "turn": "the turn of the epoch",
+    "refresh": "scoring hidden rows",
+    "evaluation": "the evaluation",
+    "checkpoint": "the checkpoint",
 }
 """Of parts that were priced and of such as were simulated, whose others are waited for."""
 

@@ -111,6 +111,19 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     after, staged_s = slow["pays_after"], slow["epoch_s"] - slow["evaluation_s"]
     assert slow["staging_s"] + after * staged_s <= after * slow["unstaged_s"]
     assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]
+    tries = [*command, "--try", "shuffle.exchange=1", "--try", "shuffle.exchange=0"]
+    assert main([*tries, "--json"]) == 0
+    still, moving = json.loads(capsys.readouterr().out)
+    assert [still["overrides"], moving["overrides"]] == [
+        ["shuffle.exchange=0"], ["shuffle.exchange=1"]
+    ]  # fmt: skip
+    assert moving["epoch"]["link_bytes"] == pytest.approx(250 * row_bytes)
+    assert moving["epoch"]["epoch_s"] > still["epoch"]["epoch_s"] + 1
+    assert main(tries) == 0
+    shown = capsys.readouterr().out
+    over = moving["epoch"]["epoch_s"] / still["epoch"]["epoch_s"] - 1
+    assert f"{over:+.1%}" in shown.splitlines()[2]
+    assert "2. It takes" in shown
     picture = tmp_path / "epoch.svg"
     assert main([*command, "--hidden", "0.5", "--explain", "--picture", str(picture)]) == 0
     drawn = picture.read_text()

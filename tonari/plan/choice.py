@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings that were probed, and what they take.
+    """Settings, and what they take.
 
     Attributes:
         overrides: Those that not all choices have in common, as `tonari train` takes them.
@@ -35,15 +35,18 @@ class Choice:
 
 
 def plan_choices(
-    settings: Path, probes: Path, overrides: Sequence[str], *, cluster: "Cluster | None",
-    hidden_fraction: float,
+    settings: Path, probes: Path, overrides: Sequence[str], *,
+    tries: Sequence[tuple[str, ...]] = ((),), cluster: "Cluster | None", hidden_fraction: float,
 ) -> list[Choice]:  # fmt: skip
-    """Plan one probe or all of a directory, the fastest first.
+    """Plan one probe or all of a directory, the shortest epoch first.
+
+    Where not all were probed with their data, the one first that trains most samples a second.
 
     Args:
         settings: Their file.
         probes: A file or a directory.
         overrides: Beside those that each was probed with.
+        tries: Further ones to choose among, with each probe.
         cluster: As of `oracle.plan.plan_step`.
         hidden_fraction: Likewise.
 
@@ -57,10 +60,15 @@ def plan_choices(
     found = [load_probe(path) for path in find_probes(probes)]
     choices = []
     for own, each in zip(own_overrides(found), found, strict=True):
-        config = load_config(settings, [*each.overrides, *overrides])
-        plan = plan_step(config, each, cluster=cluster, hidden_fraction=hidden_fraction)
-        choices.append(Choice(own, config, each, plan))
-    return sorted(choices, key=lambda choice: -choice.plan.samples_per_s)
+        for words in tries:
+            config = load_config(settings, [*each.overrides, *overrides, *words])
+            plan = plan_step(config, each, cluster=cluster, hidden_fraction=hidden_fraction)
+            choices.append(Choice((*own, *words), config, each, plan))
+    plans = [choice.plan for choice in choices]
+    order = sorted(
+        range(len(plans)), key=[sum(each.values()) for each in _parts_s(plans)].__getitem__
+    )
+    return [choices[number] for number in order]
 
 
 def find_probes(path: Path) -> list[Path]:
@@ -92,29 +100,46 @@ def choice_words(choices: Sequence[Choice]) -> list[str]:
     Args:
         choices: At least one, the fastest first.
     """
-    best = choices[0].plan
-    rows = [_row(number, each.plan, best) for number, each in enumerate(choices, 1)]
+    parts_s = _parts_s([choice.plan for choice in choices])
+    best_s = sum(parts_s[0].values())
+    rows = [
+        _row(number, choice.plan, sum(own_s.values()) / best_s - 1)
+        for number, (choice, own_s) in enumerate(zip(choices, parts_s, strict=True), 1)
+    ]
     lines = [*lay_table(HEAD, rows), ""]
-    for number, each in enumerate(choices, 1):
-        why = why_slower(_of_a_sample(each.plan, best), best.parts_s) if number > 1 else ""
-        lines += [f"{number}. {why}".rstrip(), f"  {' '.join(each.overrides) or 'as in the file'}"]
+    for number, (choice, own_s) in enumerate(zip(choices, parts_s, strict=True), 1):
+        why = why_slower(own_s, parts_s[0]) if number > 1 else ""
+        lines += [
+            f"{number}. {why}".rstrip(),
+            f"  {' '.join(choice.overrides) or 'as in the file'}",
+        ]
     return lines
 
 
-HEAD = ("", "samples/s", "over the first", "step", "range", "computing", "waiting", "memory")
+HEAD = (
+    "", "epoch", "over the first", "samples/s", "step", "range", "computing", "waiting", "memory"
+)  # fmt: skip
 
 
-def _row(number: int, plan: "StepPlan", best: "StepPlan") -> list[str]:
+def _row(number: int, plan: "StepPlan", over: float) -> list[str]:
     computing = plan.parts_s.get("compute", 0.0) / plan.step_s
     return [
-        str(number), f"{plan.samples_per_s:,.1f}",
-        f"{best.samples_per_s / plan.samples_per_s - 1:+.1%}", f"{plan.step_s:.3f} s",
+        str(number), f"{plan.epoch.epoch_s:.1f} s" if plan.epoch else "-", f"{over:+.1%}",
+        f"{plan.samples_per_s:,.1f}", f"{plan.step_s:.3f} s",
         f"{plan.low_s:.3f} to {plan.high_s:.3f} s", f"{computing:.0%}", f"{1 - computing:.0%}",
         format_bytes(max(plan.peak_bytes)) if plan.peak_bytes else "not known",
     ]  # fmt: skip
 
 
-def _of_a_sample(plan: "StepPlan", best: "StepPlan") -> dict[str, float]:
-    """Split the time for as many samples as a step of the best one has."""
-    scale = best.samples_per_s * best.step_s / (plan.samples_per_s * plan.step_s)
-    return {name: seconds * scale for name, seconds in plan.parts_s.items()}
+def _parts_s(plans: Sequence["StepPlan"]) -> list[dict[str, float]]:
+    """Split what is compared: an epoch of each, or as many samples as a step of the first has."""
+    epochs = [plan.epoch for plan in plans]
+    found = []
+    for plan, epoch in zip(plans, epochs, strict=True):
+        steps_s, rest_s = plans[0].samples_per_s * plans[0].step_s / plan.samples_per_s, {}
+        if epoch is not None and None not in epochs:
+            rest_s = dict(epoch.parts_s)
+            steps_s = rest_s.pop("steps")
+        scale = steps_s / sum(plan.parts_s.values())
+        found.append({name: seconds * scale for name, seconds in plan.parts_s.items()} | rest_s)
+    return found

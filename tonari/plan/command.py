@@ -55,8 +55,10 @@ def main(argv: list[str]) -> int:
     learned = learn(given.run) if given.run else None
     cluster = load_cluster(given.cluster) if given.cluster else None
     choices = plan_choices(
-        given.config, given.probe, given.overrides, cluster=cluster, hidden_fraction=given.hidden
-    )
+        given.config, given.probe, given.overrides, cluster=cluster, hidden_fraction=given.hidden,
+        tries=[tuple(words.split()) for words in given.tries] or [()],
+    )  # fmt: skip
+    are_many = given.probe.is_dir() or bool(given.tries)
     best = choices[0]
     epoch = best.plan.epoch
     if learned and not epoch:
@@ -78,9 +80,9 @@ def main(argv: list[str]) -> int:
             documents[0]["explanation"] = [asdict(row) for row in why]
         if epoch and learned:
             documents[0]["learned"] = learned_document(epoch, learned, given.run)
-        print(json.dumps(documents if given.probe.is_dir() else documents[0], indent=1))
+        print(json.dumps(documents if are_many else documents[0], indent=1))
         return 0
-    if given.probe.is_dir():
+    if are_many:
         print("\n".join([*choice_words(choices), "", "the first:", ""]))
     lines = explanation_words(why) if why else []
     epochs = best.config.run.epochs
@@ -192,6 +194,11 @@ def _parser() -> argparse.ArgumentParser:
         "--probe", type=Path, metavar="FILE",
         help="what tonari probe wrote, whose KEY=VALUE hold here too; of a directory of probes all "
         "are compared, and the settings listed with the fastest first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--try", dest="tries", action="append", default=[], metavar="'KEY=VALUE ...'",
+        help="settings to choose among that need no probe of their own, such as "
+        "'shuffle.exchange=0.1 data.cache.quota=1GB'; give it once for each",
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="run", type=Path, metavar="RUN",
