@@ -18,7 +18,7 @@ from tests.memory_source import FIELDS, MemorySource
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import as_found
 from tonari.ablate.study.data import LabelledImages, draw_subset, load_images
-from tonari.ablate.study.model import StudyResNet
+from tonari.ablate.study.model import LEAST_CHANNELS, StudyResNet, _Block
 from tonari.ablate.study.order import (
     class_skew,
     epoch_batches,
@@ -57,6 +57,18 @@ def small_model(**settings) -> StudyResNet:
     for p in model.parameters():  # nothing may be zero, or gradients would be
         torch.nn.init.normal_(p, std=0.3)
     return model
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_a_block_that_shrinks_images_passes_them_on_as_a_strided_convolution_would(width):
+    torch.manual_seed(1)
+    block = _Block(width, 2 * width, torch.nn.Identity(), torch.nn.Identity())
+    features = torch.randn(3, width, 9, 9)
+    # Its second convolution begins at nothing
+    passed = F.relu(F.conv2d(features, block.shortcut.weight, stride=2))
+    torch.testing.assert_close(block(features), passed)
+    # The kernel that writes past its buffer (see `LEAST_CHANNELS`) is left alone
+    assert (block.shortcut.stride == (1, 1)) == (width < LEAST_CHANNELS)
 
 
 def loader_batches(world, root, policy, *, num_samples, batch_size, seed, epochs):

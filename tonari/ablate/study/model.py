@@ -104,6 +104,11 @@ class ReplicaBatchNorm(nn.Module):
         return torch.cat(parts)
 
 
+LEAST_CHANNELS = 8
+"""Of a strided 1x1 convolution: with fewer, the backward pass of torch 2.13's oneDNN (3.12) writes
+past the end of a buffer, on processors without AVX-512."""
+
+
 class _Block(nn.Module):
     def __init__(self, before: int, after: int, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -112,8 +117,10 @@ class _Block(nn.Module):
         self.conv1, self.norm1 = _conv(before, after, stride, bias=plain), first
         self.conv2, self.norm2 = _conv(after, after, bias=plain), second
         self.shortcut: nn.Module = nn.Identity()
+        # Every so many places are taken before the convolution, which then has no stride
+        self.step = stride if before < LEAST_CHANNELS else 1
         if before != after:
-            self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.shortcut = nn.Conv2d(before, after, 1, stride // self.step, bias=False)
             nn.init.kaiming_normal_(self.shortcut.weight, nonlinearity="linear")
         if plain:
             # Without normalisation a block must begin as its shortcut, or features grow with depth
@@ -121,7 +128,8 @@ class _Block(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         path = F.relu(self.norm1(self.conv1(features)))
-        return F.relu(self.norm2(self.conv2(path)) + self.shortcut(features))
+        passed = self.shortcut(features[..., :: self.step, :: self.step])
+        return F.relu(self.norm2(self.conv2(path)) + passed)
 
 
 def _conv(before: int, after: int, stride: int = 1, *, bias: bool) -> nn.Conv2d:
