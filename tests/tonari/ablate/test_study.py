@@ -65,10 +65,12 @@ def test_a_block_that_shrinks_images_passes_them_on_as_a_strided_convolution_wou
     block = _Block(width, 2 * width, torch.nn.Identity(), torch.nn.Identity())
     features = torch.randn(3, width, 9, 9)
     # Its second convolution begins at nothing
-    passed = F.relu(F.conv2d(features, block.shortcut.weight, stride=2))
+    shortcut = block.shortcut
+    assert isinstance(shortcut, torch.nn.Conv2d)
+    passed = F.relu(F.conv2d(features, shortcut.weight, stride=2))
     torch.testing.assert_close(block(features), passed)
     # The kernel that writes past its buffer (see `LEAST_CHANNELS`) is left alone
-    assert (block.shortcut.stride == (1, 1)) == (width < LEAST_CHANNELS)
+    assert (shortcut.stride == (1, 1)) == (width < LEAST_CHANNELS)
 
 
 def loader_batches(world, root, policy, *, num_samples, batch_size, seed, epochs):
