@@ -89,7 +89,7 @@ class Source:
     of_all: float | None = None
 
     def seconds(self, num_bytes: float, num_nodes: int) -> float:
-        """Say how long it takes that each node reads so much."""
+        """Compute how long each node takes to read so much, all at a time."""
         together_s = 0.0 if self.of_all is None else num_bytes * num_nodes / self.of_all
         return max(num_bytes / self.of_node, together_s)
 

@@ -108,7 +108,7 @@ def price(
         computation_s: What its stage computes in a step.
         sizes: Ranks along each of ``trainer.mesh.mesh.AXES``.
         microbatches: Parts of a batch.
-        link_of: Says what joins the ranks of a group.
+        link_of: Finds what joins the ranks of a group.
     """
     counts: defaultdict[tuple[tuple[int, ...], str], list[int]] = defaultdict(list)
     for event in events:

@@ -185,10 +185,10 @@ def draw(lines: Sequence[dict[str, object]]) -> bytes:
         axes.plot(ends, ends, color="gray", linewidth=1)
         ways = {"flops": "operations over a rate", "paradl": "ParaDL", "predicted": "tonari plan"}
         for (name, words), colour in zip(ways.items(), COLOURS[2::-1], strict=True):
-            said = [
+            predicted = [
                 m * (1 + float(str(line[name]))) for m, line in zip(measured, lines, strict=True)
             ]
-            axes.scatter(measured, said, s=24, color=colour, label=words)
+            axes.scatter(measured, predicted, s=24, color=colour, label=words)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         ticks = [at for at in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if ends[0] <= at <= ends[1]]
         for axis in (axes.xaxis, axes.yaxis):

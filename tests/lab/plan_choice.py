@@ -160,7 +160,7 @@ def measure(pair: Pair, directory: Path, *, rounds: int, steps: int) -> dict[str
 
 
 def compare(pair: Pair, planned: dict[str, float], measured: dict[str, float]) -> dict[str, object]:
-    """Say what the plan's first takes over the best one measured, and what others would."""
+    """Compare what the plan's first takes with the best one measured, and what others would."""
     best_s = min(measured.values())
     chosen = min(planned, key=planned.__getitem__)
     names = list(measured)

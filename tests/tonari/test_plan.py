@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loader.launch import mpiexec
+from oracle.probe import probe
 from oracle.probe.messages import KINDS
-from oracle.probe.probe import load_probe
+from oracle.probe.probe import load_probe, save_probe
 from tests.oracle.test_trace import GPT, OWN
 from tonari.cli import main
 
@@ -265,7 +266,8 @@ def test_settings_that_were_tried_are_compared_the_fastest_first(settings, tmp_p
     given = ["probe", str(settings), "model.width=16", "--steps", "1", "--no-data"]
     given += [word for way in ways for word in ("--try", way)]
     assert main([*given, "--rounds", "2", "--out", str(tried)]) == 0
-    assert capsys.readouterr().out.count("a step computes") == 2
+    shown = capsys.readouterr().out
+    assert (shown.count("a step computes"), shown.count("round 1 of 2")) == (2, 2)
     assert [load_probe(path).overrides for path in sorted(tried.iterdir())] == [
         ("model.width=16", "model.depth=1", "data.batch_size=16"),
         ("model.width=16", "model.depth=8"),
@@ -298,5 +300,33 @@ def test_settings_that_do_not_fit_are_refused_before_any_is_timed(settings, tmp_
     assert main([*given, "--out", str(tried)]) == 1
     assert "mesh: pp 3" in capsys.readouterr().err
     assert list(tried.iterdir()) == []
+    twice = ["probe", str(settings), "--try", "model.depth=1", "--try", "model.depth=1"]
+    assert main([*twice, "--out", str(tried)]) == 2
+    assert "--try was given the same settings twice" in capsys.readouterr().err
     assert main(["plan", str(settings), "--probe", str(tried)]) == 1
     assert "found no *.json there" in capsys.readouterr().err
+
+
+def test_rounds_that_were_timed_before_a_stop_are_kept_under_a_name_without_paths(
+    settings, tmp_path, monkeypatch
+):
+    saved: list[Path] = []
+
+    def stop_at_third(found, path):
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(path)
+        save_probe(found, path)
+
+    monkeypatch.setattr(probe, "save_probe", stop_at_third)
+    tried = tmp_path / "probes"
+    given = ["probe", str(settings), "--no-data", "--steps", "1", "--rounds", "2"]
+    ways = ["model.depth=1 run.directory=/of/one", "model.depth=2"]
+    given += [word for way in ways for word in ("--try", way)]
+    assert main([*given, "--out", str(tried)]) == 130
+    assert sorted(path.name for path in tried.iterdir()) == [
+        "model.depth=1_run.directory=-of-one.json", "model.depth=2.json"
+    ]  # fmt: skip
+    for path in tried.iterdir():
+        (steps,) = load_probe(path).steps
+        assert len(steps.laps_s) == 1

@@ -175,7 +175,9 @@ def _paying_words(epoch: "EpochPlan") -> str:
         return ""
     own_s = epoch.epoch_s - epoch.parts_s["steps"] + epoch.unstaged_s
     after = epoch.pays_after
-    when = "it never pays" if after is None else f"it has paid after {after} epochs"
+    when = (
+        "it never pays" if after is None else f"it has paid after {after} epoch{'s' * (after != 1)}"
+    )
     return f"; without it an epoch would take {own_s:.1f} s, so that {when}"
 
 

@@ -1,6 +1,8 @@
 """`tonari probe`: time this node, and the steps of a job on it, for `tonari plan`."""
 
 import argparse
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,9 @@ from tonari.sizes import format_bytes
 if TYPE_CHECKING:
     from oracle.probe.data import DataTimes
     from oracle.probe.probe import Probe
+
+MOST_LETTERS = 200
+"""Of a file's name, without its end."""
 
 
 def main(argv: list[str]) -> int:
@@ -32,8 +37,10 @@ def main(argv: list[str]) -> int:
             parser.error(f"--{flag} is {getattr(given, flag)}, expected at least 1")
     tries = [tuple(words.split()) for words in given.tries] or [()]
     if given.tries:
+        outputs = [given.out / f"{_name(words)}.json" for words in tries]
+        if len(set(outputs)) < len(outputs):
+            parser.error("--try was given the same settings twice; leave one out")
         make_directory("--out", given.out)
-        outputs = [given.out / f"{'_'.join(words)}.json" for words in tries]
     else:
         outputs = [given.out]
         check_output("--out", given.out)
@@ -63,10 +70,18 @@ def main(argv: list[str]) -> int:
             )  # fmt: skip
             messages = found[0].messages
             whole = replace(joined(found), overrides=words)
-            if number == given.rounds - 1 and not rank:
+            if not rank:
+                # After each round: one that is stopped leaves what the rounds before it timed
                 save_probe(whole, out)
-                print(f"{out}: {_words(whole)}", flush=True)
+                is_last = number == given.rounds - 1
+                words_of = _words(whole) if is_last else f"round {number + 1} of {given.rounds}"
+                print(f"{out}: {words_of}", flush=True)
     return 0
+
+
+def _name(words: Sequence[str]) -> str:
+    """Name a file by settings, which may hold paths."""
+    return re.sub(r"[^\w.=,+-]+", "-", "_".join(words))[:MOST_LETTERS]
 
 
 def _words(found: "Probe") -> str:

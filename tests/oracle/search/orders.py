@@ -22,7 +22,7 @@ def idle_s(
     schedule: Schedule, *, pp: int, virtual: int, microbatches: int, forward_s: float,
     backward_s: float,
 ) -> float:  # fmt: skip
-    """Say when the last rank is done, less what a rank computes; arguments as of `bubble_s`.
+    """Find when the last rank is done, less what a rank computes; arguments as of `bubble_s`.
 
     The schedule must be one of several stages a rank.
     """
