@@ -14,7 +14,17 @@ from hypothesis import HealthCheck, settings
 
 from tests.multirank import Ended, Launcher, RunRanks, launch_command, read_reports, run_job
 
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "TORCHELASTIC_", "TONARI_")
+LAUNCHER_PREFIXES = (
+    "PMI_",
+    "PMIX_",
+    "OMPI_COMM_WORLD_",
+    "TORCHELASTIC_",
+    "TONARI_",
+    "PALS_",
+    "JSM_",
+    "FLUX_TASK_",
+    "MV2_",
+)
 
 SLOW_SETUP = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(

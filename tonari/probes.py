@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from dataio.base.errors import WorldError
-from dataio.world import World, discover_world
+from dataio.world import World, discover_world, watch_start
 from dataio.world.discover import choose_medium
 from tonari.checks import LAUNCHER_NAMES, LAUNCHER_PREFIXES, Finding
 from tonari.mpi import mpiexec_command
@@ -39,7 +39,8 @@ def join(*, timeout_s: float = 30.0) -> World:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         import torch.distributed as dist
 
-        dist.init_process_group("gloo")
+        with watch_start("init_process_group"):
+            dist.init_process_group("gloo")
     return discover_world(timeout_s=timeout_s)
 
 

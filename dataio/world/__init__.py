@@ -6,6 +6,7 @@ from dataio.world.discover import discover_world, launcher_name
 from dataio.world.limits import claim_open_files
 from dataio.world.output import keep_lines_whole
 from dataio.world.single import single_world
+from dataio.world.start import watch_start
 from dataio.world.threads import run_threads, thread_worlds
 from dataio.world.topology import Topology
 from dataio.world.world import CHANNEL_TAGS, World
@@ -25,4 +26,5 @@ __all__ = [
     "single_world",
     "thread_worlds",
     "wait_for_rank_0",
+    "watch_start",
 ]

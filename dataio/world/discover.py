@@ -1,4 +1,4 @@
-"""Find out which world this process was started in: the one file that reads launchers' variables.
+"""Find out which world this process was started in.
 
 The variables only say which medium to use; rank and size come from the medium itself, and must
 agree with them. A process started by the wrong launcher would believe that it is alone: that is an
@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
@@ -17,31 +17,25 @@ from dataio.base.errors import WorldError
 from dataio.world.abandoned import remove_abandoned
 from dataio.world.abort import install_abort_hooks
 from dataio.world.base import Transport
+from dataio.world.launchers import (
+    Claim,
+    check_alone,
+    find_launcher,
+    local_rank,
+    mpi_claim,
+    number,
+    torchrun_claim,
+)
 from dataio.world.limits import check_shared_memory, claim_open_files
 from dataio.world.output import keep_lines_whole
 from dataio.world.single import SingleTransport
+from dataio.world.start import watch_mpi_start, watch_start
 from dataio.world.topology import Topology
 from dataio.world.world import World
 
-MPI_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
-SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Medium = Literal["single", "mpi", "torch"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What somebody says about this process, and the words to repeat in a message."""
-
-    rank: int
-    world_size: int | None
-    words: str
-
-    @property
-    def is_job(self) -> bool:
-        # PMIx alone does not say how many: MPI will.
-        return self.world_size is None or self.world_size > 1
 
 
 def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.0) -> World:
@@ -58,7 +52,7 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
     if ranks_per_node is not None and ranks_per_node < 1:
         raise ValueError(f"discover_world: ranks_per_node is {ranks_per_node}, must be >= 1")
     keep_lines_whole()
-    per_node = ranks_per_node or _number(os.environ, "TONARI_RANKS_PER_NODE", least=1)
+    per_node = ranks_per_node or number(os.environ, "TONARI_RANKS_PER_NODE", least=1)
     torch = torch_claim()
     transport = _open(choose_medium(os.environ, torch), timeout_s)
     # Enough of a world to end the job and to ask for the nodes.
@@ -72,7 +66,7 @@ def discover_world(*, ranks_per_node: int | None = None, timeout_s: float = 300.
 
 def choose_medium(environ: Mapping[str, str], torch: Claim | None) -> Medium:
     """Decide from the launcher's variables and torch's default group, if there is one."""
-    mpi, torchrun = mpi_claim(environ), _torchrun_claim(environ)
+    mpi, torchrun = mpi_claim(environ), torchrun_claim(environ)
     if mpi and mpi.is_job and "TORCHELASTIC_RUN_ID" in environ:
         _check_agents(environ, mpi)
         mpi = None
@@ -88,7 +82,7 @@ def choose_medium(environ: Mapping[str, str], torch: Claim | None) -> Medium:
         )
     if torch and torch.is_job:
         return "torch"
-    _check_slurm(environ)
+    check_alone(environ)
     return "single"
 
 
@@ -99,9 +93,7 @@ def launcher_name(world_size: int) -> str:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
     claim = mpi_claim(os.environ)
-    if claim is None or not claim.is_job:
-        return "by hand"
-    return "srun" if "SLURM_STEP_ID" in os.environ else "mpiexec"
+    return find_launcher(os.environ).name if claim and claim.is_job else "by hand"
 
 
 def torch_claim() -> Claim | None:
@@ -116,45 +108,10 @@ def torch_claim() -> Claim | None:
     return Claim(rank, size, f"torch.distributed (rank {rank} of {size})")
 
 
-def mpi_claim(environ: Mapping[str, str]) -> Claim | None:
-    """Read what an MPI launcher left: mpiexec of either family, or srun with a PMI."""
-    for rank_name, size_name in MPI_VARIABLES:
-        rank, size = _number(environ, rank_name), _number(environ, size_name, least=1)
-        if rank is not None and size is not None:
-            return Claim(rank, size, f"{rank_name}={rank} and {size_name}={size}")
-    rank = _number(environ, "PMIX_RANK")
-    if rank is None:
-        return None
-    for name in SLURM_SIZES:
-        size = _number(environ, name, least=1)
-        if size is not None:
-            return Claim(rank, size, f"PMIX_RANK={rank} and {name}={size}")
-    return Claim(rank, None, f"PMIX_RANK={rank}")
-
-
-def _torchrun_claim(environ: Mapping[str, str]) -> Claim | None:
-    rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", least=1)
-    if rank is None or size is None:
-        return None
-    return Claim(rank, size, f"RANK={rank} and WORLD_SIZE={size}")
-
-
-def _number(environ: Mapping[str, str], name: str, *, least: int = 0) -> int | None:
-    text = environ.get(name)
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise WorldError(
-            f"environment: {name}={text!r}, expected a whole number >= {least}; set it right or "
-            "unset it"
-        )
-    return int(text)
-
-
 def _check_agents(environ: Mapping[str, str], mpi: Claim) -> None:
     # `srun torchrun` and `mpiexec torchrun`: the MPI variables count torchrun's agents, not the
     # ranks they start.
-    agents = _number(environ, "GROUP_WORLD_SIZE") or 1
+    agents = number(environ, "GROUP_WORLD_SIZE") or 1
     if mpi.world_size not in (None, agents):
         raise WorldError(
             f"world: {mpi.words}, but torchrun counts {agents} of itself (GROUP_WORLD_SIZE): each "
@@ -172,23 +129,11 @@ def _check_claims(mpi: Claim, other: Claim) -> None:
         )
 
 
-def _check_slurm(environ: Mapping[str, str]) -> None:
-    tasks = next((size for name in SLURM_SIZES if (size := _number(environ, name))), 1)
-    # Outside a step (batch script, salloc) the number of tasks is only what was asked for.
-    if tasks > 1 and "SLURM_STEP_ID" in environ and not mpi_claim(environ):
-        raise WorldError(
-            f"world: SLURM_STEP_ID={environ['SLURM_STEP_ID']} with {tasks} tasks, but neither MPI "
-            "variables (PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK) nor a torch process group: "
-            "each task would believe it is alone; start with srun --mpi=pmi2 or --mpi=pmix, or "
-            "with torchrun"
-        )
-
-
 def _open(medium: Medium, timeout_s: float) -> Transport:
     if medium != "single":
         claim_open_files()
     if medium == "mpi":
-        return _open_mpi()
+        return _open_mpi(timeout_s)
     if medium == "torch":
         from dataio.world.torch import TorchTransport
 
@@ -196,16 +141,19 @@ def _open(medium: Medium, timeout_s: float) -> Transport:
     return SingleTransport()
 
 
-def _open_mpi() -> Transport:
+def _open_mpi(timeout_s: float) -> Transport:
     claim = mpi_claim(os.environ)
     assert claim is not None, "MPI is chosen by its claim"
-    if os.environ.get("MPI_LOCALRANKID", os.environ.get("SLURM_LOCALID")) == "0":
+    if local_rank(os.environ) == 0:
         remove_abandoned()
     # Who chose UCX's ways, or started MPI already, has seen to it.
     if "PMI_RANK" in os.environ and "UCX_TLS" not in os.environ and "mpi4py.MPI" not in sys.modules:
-        check_shared_memory(_number(os.environ, "MPI_LOCALNRANKS", least=1) or 1)
+        check_shared_memory(number(os.environ, "MPI_LOCALNRANKS", least=1) or 1)
     try:
-        from dataio.world.mpi import MPITransport, watch_os_exit
+        with _watched_start(timeout_s):
+            from dataio.world.mpi import MPITransport, watch_os_exit
+
+            transport = MPITransport()
     except ModuleNotFoundError as error:
         raise WorldError(
             f"world: {claim.words} say that MPI started this process, but mpi4py is not installed; "
@@ -217,7 +165,6 @@ def _open_mpi() -> Transport:
             f"MPI library: {error}; load the module of the MPI whose launcher you use, or run `pip "
             "install 'tonari[mpi-bundled]'`"
         ) from error
-    transport = MPITransport()
     if claim.world_size not in (None, transport.world_size) or claim.rank != transport.rank:
         raise WorldError(
             f"world: {claim.words}, but mpi4py finds itself rank {transport.rank} of "
@@ -228,6 +175,12 @@ def _open_mpi() -> Transport:
     if transport.world_size > 1:
         watch_os_exit(transport)
     return transport
+
+
+def _watched_start(timeout_s: float) -> AbstractContextManager[None]:
+    if "mpi4py.MPI" in sys.modules:
+        return watch_start("MPI_Comm_dup", timeout_s=timeout_s)
+    return watch_mpi_start(timeout_s=timeout_s)
 
 
 def _find_nodes(world: World, per_node: int | None) -> Topology:

@@ -22,6 +22,7 @@ from dataio.world import (
     discover_world,
     keep_lines_whole,
     wait_for_rank_0,
+    watch_start,
 )
 from trainer.errors import CheckpointError, ConfigError
 from trainer.watch.faults import find_cause, is_of_a_peer
@@ -108,16 +109,18 @@ def _initialise(backend: str, timeout_s: float) -> None:
     distributed_c10d.default_pg_nccl_timeout = limit  # type: ignore[attr-defined]
     if dist.is_torchelastic_launched():
         _claim_open_files(int(os.environ["WORLD_SIZE"]))
-        dist.init_process_group(backend, timeout=limit)
+        with watch_start("init_process_group", timeout_s=timeout_s):
+            dist.init_process_group(backend, timeout=limit)
         return
     with discover_world(timeout_s=timeout_s) as world:
         _claim_open_files(world.world_size)
         hosts = _find_hosts(world)
         _share_cores(hosts.count(hosts[world.rank]))
-        store = _open_store(world, limit)
-        dist.init_process_group(
-            backend, store=store, rank=world.rank, world_size=world.world_size, timeout=limit
-        )
+        with watch_start("init_process_group", timeout_s=timeout_s):
+            store = _open_store(world, limit)
+            dist.init_process_group(
+                backend, store=store, rank=world.rank, world_size=world.world_size, timeout=limit
+            )
 
 
 def _claim_open_files(world_size: int) -> None:

@@ -9,8 +9,12 @@ import pytest
 from dataio.base.errors import WorldError
 from dataio.world import Topology, discover, discover_world, run_threads, thread_worlds
 from dataio.world.discover import Claim, Medium, choose_medium
+from dataio.world.launchers import describe_pmi, find_launcher, shown_variables
 
-PREFIXES = ("PMI", "OMPI_", "MPI_", "SLURM_", "TORCHELASTIC_", "TONARI_", "HYDI_")
+PREFIXES = (
+    "PMI", "OMPI_", "MPI_", "SLURM_", "TORCHELASTIC_", "TONARI_", "HYDI_", "FLUX_", "JSM_", "PALS_",
+    "PJM_", "MV2_",
+)  # fmt: skip
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")
 PMI = {"PMI_RANK": "1", "PMI_SIZE": "4"}
 TORCHRUN = {
@@ -20,6 +24,8 @@ TORCHRUN = {
     "GROUP_WORLD_SIZE": "1",
 }
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
+FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "4"}
+JSM = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4"}
 TORCH = Claim(1, 4, "torch.distributed (rank 1 of 4)")
 TORCH_ALONE = Claim(0, 1, "torch.distributed (rank 0 of 1)")
 
@@ -51,6 +57,19 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         # One torchrun on each node, each started by srun or mpiexec.
         ({**TORCHRUN, **PMI, "GROUP_WORLD_SIZE": "4"}, Claim(1, 16, ""), "torch"),
         ({**TORCHRUN, **SLURM}, TORCH, "torch"),
+        # Cray's plug-in of Slurm: once without, later with PMI_RANK and PMI_SIZE.
+        ({**SLURM, "PALS_RANKID": "1", "PMI_CONTROL_PORT": "20000"}, None, "mpi"),
+        ({**SLURM, "SLURM_NTASKS": "1", "PALS_RANKID": "0"}, None, "single"),
+        ({"PALS_RANKID": "0", "PALS_LOCAL_RANKID": "0"}, None, "mpi"),
+        (JSM, None, "mpi"),
+        ({**JSM, "JSM_NAMESPACE_SIZE": "1", "JSM_NAMESPACE_RANK": "0"}, None, "single"),
+        ({**FLUX, **PMI}, None, "mpi"),
+        ({**FLUX, "PMIX_RANK": "1"}, None, "mpi"),
+        (FLUX, TORCH, "torch"),
+        # One task of a Flux whose brokers srun has started.
+        ({**SLURM, "FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"}, None, "single"),
+        ({"PJM_JOBID": "7", "PMIX_RANK": "0"}, None, "mpi"),
+        ({"PJM_JOBID": "7"}, None, "single"),
         # In a batch script SLURM_NTASKS is what was asked for, not what runs.
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None, "single"),
     ],
@@ -67,6 +86,8 @@ def test_the_medium_follows_from_the_launcher(
         (TORCHRUN, None, r"RANK=1 and WORLD_SIZE=4 .* torch.distributed.init_process_group first"),
         (SLURM, None, r"SLURM_STEP_ID=0 with 4 tasks.*alone; start with srun --mpi=pmi2"),
         (SLURM, TORCH_ALONE, r"4 tasks.*alone"),
+        (FLUX, None, r"FLUX_TASK_RANK=1 with 4 tasks.*alone; start with flux run -o pmi=simple"),
+        (FLUX, TORCH_ALONE, r"FLUX_JOB_SIZE.*alone"),
         (
             {**PMI, "RANK": "0", "WORLD_SIZE": "4"},
             None,
@@ -103,10 +124,22 @@ def test_mpi_without_mpi4py_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         discover_world()
 
 
-def test_an_mpi_that_is_not_the_launchers_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("environ", "claim"),
+    [
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+            "OMPI_COMM_WORLD_SIZE=2",
+        ),
+        ({**SLURM, "PALS_RANKID": "0"}, "PALS_RANKID=0 and SLURM_NTASKS=4"),
+        ({**JSM, "JSM_NAMESPACE_RANK": "0"}, "JSM_NAMESPACE_SIZE=4"),
+        # Counts only itself, so that nobody claims a number of ranks.
+        ({"PALS_RANKID": "1"}, "PALS_RANKID=1"),
+    ],
+)
+def test_an_mpi_that_is_not_the_launchers_is_an_error(environ: dict[str, str], claim: str) -> None:
     pytest.importorskip("mpi4py")
-    # Open MPI's variables, which the MPI of the test environment does not read: it starts alone.
-    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    # Launchers that the MPI of the test environment does not know: it starts alone.
     program = "from dataio.world import discover_world; discover_world()"
     from mpi4py import get_config
 
@@ -120,8 +153,33 @@ def test_an_mpi_that_is_not_the_launchers_is_an_error() -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "OMPI_COMM_WORLD_SIZE=2, but mpi4py finds itself rank 0 of 1" in done.stderr
+    assert f"{claim}, but mpi4py finds itself rank 0 of 1" in done.stderr
     assert "use the launcher of mpi4py's MPI" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "pmi"),
+    [
+        ({**TORCHRUN, **SLURM}, "torchrun", "no PMI"),
+        ({**SLURM, **PMI, "PMI_FD": "5"}, "srun", "PMI-1 or PMI-2"),
+        ({**SLURM, "PALS_RANKID": "1", "PMI_CONTROL_PORT": "20000"}, "srun", "Cray's PMI"),
+        # MPICH's mpiexec starts its helpers by srun.
+        ({**SLURM, **PMI, "MPI_LOCALRANKID": "1"}, "mpiexec", "no PMI"),
+        ({**FLUX, **SLURM, "PMI_FD": "5"}, "flux run", "PMI-1 or PMI-2"),
+        ({**JSM, "PMIX_RANK": "1"}, "jsrun", "PMIx"),
+        ({**PMI, "PALS_RANKID": "1"}, "PALS mpiexec", "no PMI"),
+        ({"PJM_JOBID": "7", "PMIX_RANK": "1"}, "PJM mpiexec", "PMIx"),
+        ({}, "by hand", "no PMI"),
+    ],
+)
+def test_launcher_and_pmi_are_named(environ: dict[str, str], name: str, pmi: str) -> None:
+    assert find_launcher(environ).name == name
+    assert describe_pmi(environ) == pmi
+
+
+def test_no_message_shows_a_secret() -> None:
+    environ = {"PMI_SHARED_SECRET": "123", "PMI_RANK": "0"}
+    assert shown_variables(environ) == "PMI_RANK=0"
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", ""])
