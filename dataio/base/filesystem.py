@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,12 @@ MEMORY_BACKED = frozenset({"tmpfs", "ramfs"})
 MOST_RESERVE_BYTES = 1 << 30
 """Left free on the filesystem: a hundredth of it, at most this."""
 
-SCRATCH_VARIABLES = ("TMPDIR", "SLURM_TMPDIR", "SLURM_JOB_TMP", "SLURM_JOB_TMPDIR", "PBS_JOBFS")
+SCRATCH_VARIABLES = (
+    "SLURM_TMPDIR", "SLURM_JOB_TMP", "SLURM_JOB_TMPDIR", "PBS_LOCALDIR", "PBS_JOBFS", "T4TMPDIR",
+    "SGE_LOCALDIR", "PJM_LOCALTMP", "LOCAL_SCRATCH", "LOCALWORKDIR", "TMPDIR", "FLUX_JOB_TMPDIR",
+)  # fmt: skip
+"""In order. A scheduler's or site's own name for the node's disk comes before TMPDIR, which may be
+left at a /tmp in memory or at a shared directory. Flux bases its directory on TMPDIR."""
 
 
 class Filesystem(NamedTuple):
@@ -176,12 +182,47 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
+@dataclass(frozen=True)
+class Scratch:
+    """A directory that a cache could lie in, and why it does not.
+
+    Attributes:
+        name: The variable that names it; ``""`` for /tmp.
+        path: Absolute.
+        against: Why it is not taken; ``""`` if it would be.
+    """
+
+    name: str
+    path: Path
+    against: str
+
+
+def scratch_directories() -> list[Scratch]:
+    """Look at each directory that this job's environment names, in order, and at /tmp."""
+    named = [(name, os.environ.get(name)) for name in SCRATCH_VARIABLES]
+    return [
+        Scratch(name, Path(path).absolute(), _against(Path(path)))
+        for name, path in [*named, ("", "/tmp")]
+        if path
+    ]
+
+
+def _against(path: Path) -> str:
+    if not path.is_dir():
+        return "is not there"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "cannot be written"
+    found = filesystem_of(path)
+    return f"is shared ({found.type})" if found.is_shared else ""
+
+
 def _scratch_directory() -> Path:
-    named = [os.environ.get(name) for name in SCRATCH_VARIABLES]
-    existing = [Path(path).absolute() for path in [*named, "/tmp"] if path and Path(path).is_dir()]
-    usable = [path for path in existing if os.access(path, os.W_OK | os.X_OK)] or [Path("/tmp")]
-    local = [path for path in usable if not filesystem_of(path).is_shared]
-    return (local or usable)[0] / f"tonari-{os.getuid()}"
+    listed = scratch_directories()
+    fit = [scratch for scratch in listed if not scratch.against]
+    shared = [scratch for scratch in listed if scratch.against.startswith("is shared")]
+    # Where all are shared, the first is named in the error that refuses it.
+    found = [scratch.path for scratch in (*fit, *shared)] or [Path("/tmp")]
+    return found[0] / f"tonari-{os.getuid()}"
 
 
 def _refuse_shared(directory: Path) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 import dataio.base.filesystem
 from dataio.base.errors import CacheError, SharedFilesystemError
-from dataio.base.filesystem import cache_directory, filesystem_of, room_for
+from dataio.base.filesystem import (
+    cache_directory,
+    filesystem_of,
+    find_directory,
+    room_for,
+    scratch_directories,
+)
 
 CLUSTER = """\
 22 27 0:21 / /proc rw,relatime shared:5 - proc proc rw
@@ -92,6 +98,33 @@ def test_auto_prefers_the_variable_then_local_scratch(
     assert cache_directory("auto") == mount_all_as / f"tonari-{os.getuid()}"
     monkeypatch.setenv("TONARI_CACHE", str(mount_all_as / "mine"))
     assert cache_directory(None) == mount_all_as / "mine"
+
+
+def test_a_schedulers_own_directory_comes_before_tmpdir(
+    mount_all_as: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = {name: mount_all_as / name for name in dataio.base.filesystem.SCRATCH_VARIABLES}
+    for name, path in paths.items():
+        monkeypatch.setenv(name, str(path))
+    paths["TMPDIR"].mkdir()
+    assert find_directory(None).parent == paths["TMPDIR"]
+    for name in ("PBS_LOCALDIR", "T4TMPDIR", "SGE_LOCALDIR", "PJM_LOCALTMP", "SLURM_TMPDIR"):
+        paths[name].mkdir()
+        assert find_directory(None).parent == paths[name]
+        paths[name].rmdir()
+
+
+def test_each_directory_that_is_not_taken_has_its_reason(
+    mount_all_as: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PBS_LOCALDIR", str(mount_all_as / "absent"))
+    monkeypatch.setenv("T4TMPDIR", str(mount_all_as / "lustre"))
+    monkeypatch.setenv("TMPDIR", str(mount_all_as))
+    assert [(scratch.name, scratch.against) for scratch in scratch_directories()] == [
+        ("PBS_LOCALDIR", "is not there"), ("T4TMPDIR", "is shared (lustre)"), ("TMPDIR", ""),
+        ("", ""),
+    ]  # fmt: skip
+    assert find_directory(None).parent == mount_all_as
 
 
 def test_a_shared_filesystem_is_refused_unless_vouched_for(
