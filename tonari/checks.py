@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from dataio.base.errors import CacheError
-from dataio.base.filesystem import cache_directory, filesystem_of
+from dataio.base.filesystem import (
+    MEMORY_BACKED,
+    cache_directory,
+    filesystem_of,
+    is_named,
+    scratch_directories,
+)
 from dataio.rows.jpeg import turbojpeg
 from dataio.world.abandoned import abandoned_files
+from dataio.world.launchers import describe_pmi, find_launcher
 from tonari.sizes import format_bytes
 
 Verdict = Literal["fine", "look", "broken"]
@@ -23,9 +30,15 @@ OPTIONAL = {
     "mpi4py": "mpi", "mpich": "mpi-bundled", "tyro": "cli", "rich": "cli",
     "matplotlib": "report", "scikit-learn": "demo",
 }  # fmt: skip
-LAUNCHER_PREFIXES = ("PMI", "OMPI_", "HYD", "MPI_LOCAL", "TORCHELASTIC_", "TONARI_RANKS")
+LAUNCHER_PREFIXES = (
+    "PMI", "OMPI_", "HYD", "MPI_LOCAL", "TORCHELASTIC_", "TONARI_RANKS", "PALS_", "JSM_NAMESPACE_",
+    "FLUX_TASK_", "FLUX_JOB_SIZE", "MV2_COMM_",
+)  # fmt: skip
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
-SHOWN_NAMES = ("TONARI_CACHE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID")
+SHOWN_NAMES = (
+    "TONARI_CACHE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID",
+    "SLURM_MPI_TYPE", "PBS_JOBID", "PJM_JOBID", "LSB_JOBID", "FLUX_JOB_ID",
+)  # fmt: skip
 OLDEST_PYTHON = (3, 11)
 LOW_DISK_BYTES = 10 * 10**9
 LOW_SHM_BYTES = 256 * 2**20
@@ -117,11 +130,13 @@ def check_cache(choice: str | None) -> Iterator[Finding]:
         return
     kind = filesystem_of(directory)
     free_bytes = shutil.disk_usage(directory).free
-    found = f"{directory} on {kind.type}, {format_bytes(free_bytes)} free"
+    lies = "shared" if kind.is_shared else "in memory" if kind.type in MEMORY_BACKED else "local"
+    found = f"{directory} on {kind.type} ({lies}), {format_bytes(free_bytes)} free"
+    found += "".join(_not_taken(choice))
     if kind.is_shared:
         cure = "TONARI_ALLOW_SHARED_CACHE is set: make sure that each node has its own directory"
         yield Finding("cache", "look", found, cure)
-    elif kind.type in ("tmpfs", "ramfs"):
+    elif kind.type in MEMORY_BACKED:
         cure = "it lives in memory: set TONARI_CACHE to a disk unless the data fits beside the job"
         yield Finding("cache", "look", found, cure)
     elif free_bytes < LOW_DISK_BYTES:
@@ -129,6 +144,16 @@ def check_cache(choice: str | None) -> Iterator[Finding]:
         yield Finding("cache", "look", found, cure)
     else:
         yield Finding("cache", "fine", found)
+
+
+def _not_taken(choice: str | None) -> Iterator[str]:
+    """Yield the directories that came before the one that is taken, and what is against them."""
+    if is_named(choice) or os.environ.get("TONARI_CACHE"):
+        return
+    for scratch in scratch_directories():
+        if not scratch.against:
+            return
+        yield f"; not {scratch.name}={scratch.path}: it {scratch.against}"
 
 
 def check_cpus(bound: int, present: int, quota: float | None) -> Finding:
@@ -220,10 +245,16 @@ def check_torch() -> Finding:
 
 
 def check_launcher() -> Finding:
-    """List the launcher's variables; whether they agree is for the world to say."""
+    """Name launcher and PMI, and list the variables; whether they agree is for the world to say."""
     seen = [
         f"{name}={value}"
         for name, value in sorted(os.environ.items())
-        if name.startswith(LAUNCHER_PREFIXES) or name in (*LAUNCHER_NAMES, *SHOWN_NAMES)
+        if (name.startswith(LAUNCHER_PREFIXES) or name in (*LAUNCHER_NAMES, *SHOWN_NAMES))
+        # Cray's PMI_SHARED_SECRET, PMIx's security keys.
+        and "SECRET" not in name
+        and "SECURITY" not in name
     ]
-    return Finding("variables", "fine", ", ".join(seen) or "none of a launcher")
+    if not seen:
+        return Finding("launcher", "fine", "none")
+    words = f"{find_launcher(os.environ).name}, {describe_pmi(os.environ)}"
+    return Finding("launcher", "fine", f"{words}: {', '.join(seen)}")

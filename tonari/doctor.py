@@ -1,23 +1,35 @@
 """`tonari doctor`: is this machine fine for Tonari, and if not, what to do."""
 
 import json as json_module
+import resource
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
 
+from dataio.world import World
 from tonari.checks import Finding, check_machine, check_torch
-from tonari.probes import exchange, in_job, join, probe_mpi, probe_torch
+from tonari.fabric import (
+    check_fabric,
+    check_memory_lock,
+    check_transport,
+    fabric_ports,
+    loaded_libraries,
+    python_home,
+)
+from tonari.pairs import clock_offsets, judge_clocks, judge_pairs, measure_pairs
+from tonari.probes import exchange, in_job, join, medium_words, probe_mpi, probe_torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
     """Check this machine: packages, MPI, torch, cache directory, CPUs, limits.
 
-    Each line says fine, look (it works, with a reservation) or broken, and what to do. Under
-    mpiexec or torchrun every rank checks its own node and rank 0 speaks. Exit status 1 if anything
-    is broken.
+    Each line is fine, look (it works, with a reservation) or broken, with what to do. Under
+    mpiexec, srun or torchrun every rank checks its own node, nodes are compared in pairs, and rank
+    0 prints. Exit status 1 if anything is broken.
     """
 
     cache: Path | None = None
@@ -55,18 +67,44 @@ def _alone(options: Doctor) -> Iterator[Finding]:
 
 
 def _machine(options: Doctor) -> Iterator[Finding]:
+    # First, while nothing has imported torch yet.
+    yield python_home()
     yield from check_machine(str(options.cache) if options.cache else None)
     yield check_torch()
+    yield check_fabric(fabric_ports())
+    yield check_memory_lock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], fabric_ports())
 
 
 def _job(options: Doctor) -> Iterator[Finding]:
     """Yield all ranks' findings on rank 0, none on the others. Collective."""
+    # Before the ranks meet: a rank that imports for long must not keep the others waiting in MPI.
+    before = list(_machine(options))
     with join() as world:
-        mine = [*_machine(options), Finding("ranks", "fine", exchange(world))]
+        mine = [
+            *before,
+            check_transport(medium_words(), loaded_libraries(), fabric_ports()),
+            Finding("ranks", "fine", exchange(world)),
+        ]
         data = json_module.dumps([asdict(finding) for finding in mine]).encode()
         told = world.allgather(data, doing="gathering what every rank found (doctor)")
+        between = list(_between(world))
     if world.rank == 0:
         yield from merge([[Finding(**found) for found in json_module.loads(t)] for t in told])
+        yield from between
+
+
+def _between(world: World) -> Iterator[Finding]:
+    """Compare nodes, or ranks where there is one node only. Collective."""
+    hosts = world.allgather(socket.gethostname().encode(), doing="naming nodes (doctor)")
+    across = world.num_nodes > 1
+    places = [ranks[0] for ranks in world.topology.ranks_of_node]
+    if not across:
+        places = list(range(world.world_size))
+    names = [hosts[place].decode() if across else f"rank {place}" for place in places]
+    yield judge_pairs(measure_pairs(world, places, names), across_nodes=across)
+    offsets = clock_offsets(world, places)
+    if across and offsets:
+        yield judge_clocks(offsets, names)
 
 
 def merge(by_rank: list[list[Finding]]) -> Iterator[Finding]:

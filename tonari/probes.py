@@ -44,6 +44,15 @@ def join(*, timeout_s: float = 30.0) -> World:
     return discover_world(timeout_s=timeout_s)
 
 
+def medium_words() -> str:
+    """Name what the ranks of this job talk through."""
+    if "dataio.world.mpi" in sys.modules:
+        from dataio.world.mpi import library_words
+
+        return library_words()
+    return "torch.distributed, gloo" if "TORCHELASTIC_RUN_ID" in os.environ else "no MPI"
+
+
 def exchange(world: World) -> str:
     """Pass bytes round the ring of ranks, and say how it went. Collective.
 

@@ -15,6 +15,16 @@ ABORT_S = 5.0
 """How long the launcher may take to end this rank, once it was asked to end all."""
 
 
+def library_words() -> str:
+    """Name the MPI library and what its messages go through, for reports."""
+    lines = [line.strip() for line in MPI.Get_library_version().splitlines() if line.strip()]
+    # MPICH writes a table, others one line.
+    table = dict(line.split(":", 1) for line in lines if ":" in line)
+    if "MPICH Version" not in table:
+        return lines[0].rstrip("\0")
+    return f"MPICH {table['MPICH Version'].strip()}, {table.get('MPICH Device', '').strip()}"
+
+
 class _MPIRequest:
     """Holds the buffer too: MPI writes into it until the request is done."""
 
