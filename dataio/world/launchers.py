@@ -63,7 +63,10 @@ LAUNCHERS = (
         "the same --nnodes and --rdzv-endpoint on every node, a host name and port that all nodes "
         "reach, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) set to the interface between them",
     ),
-    Launcher("flux run", "FLUX_TASK_RANK", f"flux run -o pmi=simple or -o pmi=pmix, or {OF_SITE}"),
+    Launcher(
+        "flux run", "FLUX_TASK_RANK",
+        f"flux run -o pmi=simple, pmix or (for cray-mpich) cray-pals, or {OF_SITE}",
+    ),
     Launcher("jsrun", "JSM_NAMESPACE_RANK", f"{OF_SITE} (Spectrum MPI)"),
     Launcher("mpiexec", "MPI_LOCALRANKID", f"the mpiexec of mpi4py's own MPI, or {OF_SITE}"),
     Launcher("mpiexec", "OMPI_COMM_WORLD_RANK", f"mpi4py built with this Open MPI, or {OF_SITE}"),
