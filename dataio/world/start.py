@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,8 +47,7 @@ def watch_start(doing: str, *, timeout_s: float = 0.0) -> Iterator[None]:
         doing: What is done, for the message: ``"init_process_group"``.
         timeout_s: Longest wait that the caller allows; the limit is not less.
     """
-    ended = threading.Event()
-    watch = _Watch(doing, _limit_s(os.environ, timeout_s), _is_first(os.environ))
+    watch, ended = _watch(doing, timeout_s), threading.Event()
     thread = threading.Thread(
         target=watch.run, args=(ended.wait, lambda: os._exit(1)), daemon=True, name="tonari-start"
     )
@@ -57,6 +57,7 @@ def watch_start(doing: str, *, timeout_s: float = 0.0) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+    watch.report_return()
 
 
 @contextlib.contextmanager
@@ -66,8 +67,7 @@ def watch_mpi_start(*, timeout_s: float = 0.0) -> Iterator[None]:
     Args:
         timeout_s: Longest wait that the caller allows; the limit is not less.
     """
-    watch = _Watch("MPI_Init", _limit_s(os.environ, timeout_s), _is_first(os.environ))
-    parent = os.getpid()
+    watch, parent = _watch("MPI_Init", timeout_s), os.getpid()
     reading, writing = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -86,11 +86,12 @@ def watch_mpi_start(*, timeout_s: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(writing, b".")
         os.close(writing)
-        with contextlib.suppress(ChildProcessError):
+        # Not left to the child itself: nothing that it does may keep this rank.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+    watch.report_return()
 
 
 def _watch_parent(parent: int, reading: int, watch: "_Watch") -> NoReturn:
@@ -101,10 +102,8 @@ def _watch_parent(parent: int, reading: int, watch: "_Watch") -> NoReturn:
         os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), MOST_OPEN_FILES))
 
         def ended(wait_s: float) -> bool:
-            if not select.select([reading], [], [], wait_s)[0]:
-                return False
-            # The parent's end closes the pipe too: there is nothing left to watch.
-            return bool(os.read(reading, 1)) or os._exit(0)
+            # The pipe is closed by the parent's end: there is nothing left to watch.
+            return bool(select.select([reading], [], [], wait_s)[0])
 
         def end() -> None:
             if os.getppid() == parent:
@@ -122,6 +121,11 @@ class _Watch:
     doing: str
     limit_s: float
     is_first: bool
+    started: float
+
+    @property
+    def warn_s(self) -> float:
+        return min(WARN_S, self.limit_s / 5)
 
     def run(self, ended: Callable[[float], bool], end: Callable[[], object]) -> None:
         """Block until it has ended, or call ``end``.
@@ -130,13 +134,12 @@ class _Watch:
             ended: Waits so many seconds for the end of what is done; whether it has come.
             end: Ends this rank.
         """
-        warn_s = min(WARN_S, self.limit_s / 5)
+        warn_s = self.warn_s
         if ended(warn_s):
             return
         if self.is_first:
             _print(_message(self.doing, os.environ, after_s=warn_s, limit_s=self.limit_s))
             if ended(self.limit_s - warn_s):
-                _print(f"{_where(os.environ)} {self.doing} has returned; going on")
                 return
             _print(
                 f"{_where(os.environ)} {self.doing} did not return within {self.limit_s:.0f} s; "
@@ -148,6 +151,17 @@ class _Watch:
                 return
             _print(_message(self.doing, os.environ, after_s=limit_s, limit_s=limit_s))
         end()
+
+    def report_return(self) -> None:
+        """Print that it has returned, if it was said to hang."""
+        spent_s = time.monotonic() - self.started
+        if self.is_first and spent_s > self.warn_s:
+            _print(f"{_where(os.environ)} {self.doing} returned after {spent_s:.0f} s; going on")
+
+
+def _watch(doing: str, timeout_s: float) -> _Watch:
+    limit_s, is_first = _limit_s(os.environ, timeout_s), local_rank(os.environ) in (None, 0)
+    return _Watch(doing, limit_s, is_first, time.monotonic())
 
 
 def _message(doing: str, environ: Mapping[str, str], *, after_s: float, limit_s: float) -> str:
@@ -178,10 +192,6 @@ def _print(message: str) -> None:
             with open(2, "w", closefd=False) as stderr:
                 stderr.write(f"{message}\n")
                 flush_to_reader(stderr)
-
-
-def _is_first(environ: Mapping[str, str]) -> bool:
-    return local_rank(environ) in (None, 0)
 
 
 def _limit_s(environ: Mapping[str, str], timeout_s: float) -> float:

@@ -8,8 +8,8 @@ import pytest
 
 from dataio.base.errors import WorldError
 from dataio.world import Topology, discover, discover_world, run_threads, thread_worlds
-from dataio.world.discover import Claim, Medium, choose_medium
-from dataio.world.launchers import describe_pmi, find_launcher, shown_variables
+from dataio.world.discover import Medium, choose_medium
+from dataio.world.launchers import Claim, describe_pmi, find_launcher, shown_variables
 
 PREFIXES = (
     "PMI", "OMPI_", "MPI_", "SLURM_", "TORCHELASTIC_", "TONARI_", "HYDI_", "FLUX_", "JSM_", "PALS_",
