@@ -100,7 +100,9 @@ def _between(world: World) -> Iterator[Finding]:
     places = [ranks[0] for ranks in world.topology.ranks_of_node]
     if not across:
         places = list(range(world.world_size))
-    names = [hosts[place].decode() if across else f"rank {place}" for place in places]
+    # Simulated nodes share one host's name.
+    real = across and len({hosts[place] for place in places}) == len(places)
+    names = [hosts[place].decode() if real else f"rank {place}" for place in places]
     yield judge_pairs(measure_pairs(world, places, names), across_nodes=across)
     offsets = clock_offsets(world, places)
     if across and offsets:

@@ -109,7 +109,9 @@ def check_transport(medium: str, loaded: list[str], ports: dict[str, str]) -> Fi
     """
     seen = [f"{name}={os.environ[name]}" for name in TRANSPORT_VARIABLES if name in os.environ]
     found = "; ".join([medium, ", ".join(loaded) or "no transport library loaded", *seen])
-    up = [name for name, state in ports.items() if state.startswith("ACTIVE")]
+    # Gloo knows TCP alone; NCCL finds the fabric itself.
+    through_mpi = "gloo" not in medium
+    up = [name for name, state in ports.items() if through_mpi and state.startswith("ACTIVE")]
     slingshot = any(name.startswith("cxi") for name in up)
     needed = SLINGSHOT_LIBRARIES if slingshot else INFINIBAND_LIBRARIES
     if up and not any(name.startswith(needed) for name in loaded):

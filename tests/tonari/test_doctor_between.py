@@ -114,6 +114,7 @@ def test_a_fabric_that_mpi_does_not_use_is_named(
     finding = fabric.check_transport("MPICH 5.0.2, ch4:ofi", loaded, ports)
     assert finding.verdict == verdict
     assert ("site's MPI module" in finding.cure) == (verdict == "look")
+    assert fabric.check_transport("torch.distributed, gloo", loaded, ports).verdict == "fine"
 
 
 def test_libraries_are_named_without_what_wheels_add(tmp_path: Path) -> None:
