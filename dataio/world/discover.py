@@ -18,6 +18,7 @@ from dataio.world.abandoned import remove_abandoned
 from dataio.world.abort import install_abort_hooks
 from dataio.world.base import Transport
 from dataio.world.limits import check_shared_memory, claim_open_files
+from dataio.world.mpich import choose_netmod
 from dataio.world.output import keep_lines_whole
 from dataio.world.single import SingleTransport
 from dataio.world.topology import Topology
@@ -204,6 +205,7 @@ def _open_mpi() -> Transport:
     # Who chose UCX's ways, or started MPI already, has seen to it.
     if "PMI_RANK" in os.environ and "UCX_TLS" not in os.environ and "mpi4py.MPI" not in sys.modules:
         check_shared_memory(_number(os.environ, "MPI_LOCALNRANKS", least=1) or 1)
+    choose_netmod(os.environ)
     try:
         from dataio.world.mpi import MPITransport, watch_os_exit
     except ModuleNotFoundError as error:
