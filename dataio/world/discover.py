@@ -27,6 +27,7 @@ from dataio.world.launchers import (
     torchrun_claim,
 )
 from dataio.world.limits import check_shared_memory, claim_open_files
+from dataio.world.mpich import choose_netmod
 from dataio.world.output import keep_lines_whole
 from dataio.world.single import SingleTransport
 from dataio.world.start import watch_mpi_start, watch_start
@@ -149,6 +150,7 @@ def _open_mpi(timeout_s: float) -> Transport:
     # Who chose UCX's ways, or started MPI already, has seen to it.
     if "PMI_RANK" in os.environ and "UCX_TLS" not in os.environ and "mpi4py.MPI" not in sys.modules:
         check_shared_memory(number(os.environ, "MPI_LOCALNRANKS", least=1) or 1)
+    choose_netmod(os.environ)
     try:
         with _watched_start(timeout_s):
             from dataio.world.mpi import MPITransport, watch_os_exit

@@ -30,6 +30,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
+TmpFS={scratch}
 KillWait=5
 SlurmdTimeout=30
 ReturnToService=2
@@ -56,7 +57,9 @@ def start_slurm(lab: Lab, directory: Path) -> Mapping[str, str]:
     (directory / "state").mkdir(parents=True)
     conf = directory / "slurm.conf"
     count = lab.num_nodes
-    conf.write_text(CONF.format(directory=directory, last=count - 1, num_nodes=count))
+    conf.write_text(
+        CONF.format(directory=directory, scratch=lab.scratch, last=count - 1, num_nodes=count)
+    )
     environment = {**os.environ, "SLURM_CONF": str(conf)}
     lab.run("node0", "slurmctld", "-f", str(conf))
     for node in lab.nodes:

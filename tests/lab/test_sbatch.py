@@ -1,118 +1,29 @@
 """The scripts of examples/slurm on a real Slurm of four nodes, as they are."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.storage.results.document import read_document
-from tests.lab import cluster, slurm
-from tests.lab.cluster import Lab
-from tests.multirank import ROOT
+from tests.lab.site import CONFIG, NUM_NODES, Site, has_epochs, open_site, what_is_missing
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
-DATA = ROOT.parent / "shared" / "data" / "cifar10-train.parquet"
-SCRIPTS = ROOT / "examples" / "slurm"
-CONFIG = str(ROOT / "examples" / "cifar10.toml")
 PARQUET_END_BYTES = 64 << 10
-NUM_NODES, EPOCHS, START_S, JOB_S = 4, 8, 200, 300
+EPOCHS, START_S = 8, 200
 
 Line = dict[str, Any]
 
 
-@dataclass
-class Site:
-    """Four nodes with Slurm, and the directory that users call sbatch in.
-
-    Attributes:
-        lab: The nodes.
-        home: Seen by all of them, with 2,000 images.
-        environment: Of every command.
-    """
-
-    lab: Lab
-    home: Path
-    environment: dict[str, str]
-
-    def call(self, *command: str, **variables: str) -> str:
-        """Run a command on node 0; returns what it wrote."""
-        ended = subprocess.run(
-            [*self.lab.enter("node0"), "env", "-C", str(self.home), *command],
-            env={**self.environment, **variables}, timeout=JOB_S, capture_output=True, text=True,
-        )  # fmt: skip
-        assert not ended.returncode, f"{ended.stdout}\n{ended.stderr}"
-        return ended.stdout
-
-    def submit(self, script: str, *end: str, **variables: str) -> str:
-        """Submit one of the scripts; returns the job. SBATCH_... overrule its own lines."""
-        path = str(SCRIPTS / script)
-        return self.call("sbatch", "--parsable", path, *end, **variables).strip()
-
-    def log(self, job: str) -> str:
-        return "".join(path.read_text() for path in self.home.glob(f"*-{job}.log"))
-
-    def state(self, job: str) -> str:
-        """Ask Slurm; empty once it has forgotten the job."""
-        told = self.call("squeue", "--noheader", "--states=all", "--format=%i %T")
-        return dict(line.split() for line in told.splitlines()).get(job, "")
-
-    def await_state(self, job: str, *states: str, within_s: float = JOB_S) -> str:
-        what = f"job {job} is {' or '.join(states)}"
-        self.wait_for(lambda: self.state(job) in states, what, job, within_s)
-        return self.state(job)
-
-    def wait_for(self, holds: Callable[[], bool], what: str, job: str, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while not holds():
-            assert time.monotonic() < deadline, (
-                f"not within {within_s} s: {what}; it is {self.state(job)}\n{self.log(job)}"
-            )
-            time.sleep(0.1)
-
-    def train(self, *end: str, script: str = "train.sbatch", **variables: str) -> tuple[Path, str]:
-        """Run a script to its end; returns the directory of the run, and the job's log."""
-        job = self.submit(script, *end, **variables)
-        assert self.await_state(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") == (
-            "COMPLETED"
-        ), self.log(job)
-        return next(self.home.glob(f"runs/*-{job}")), self.log(job)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    if reason := cluster.what_is_missing() or slurm.what_is_missing():
+    if reason := what_is_missing():
         pytest.skip(reason)
-    if not DATA.exists():
-        pytest.skip(f"{DATA} is not here")
-    top = tmp_path_factory.mktemp("site")
-    home = top / "home"
-    (home / "data").mkdir(parents=True)
-    # Its first rows are all of one class.
-    rows = pq.read_table(DATA).take(list(range(0, 50_000, 25)))
-    pq.write_table(rows, home / "data" / "cifar10-train.parquet", row_group_size=250)
-    with Lab(top / "lab", NUM_NODES) as lab:
-        environment = {
-            **slurm.start_slurm(lab, top / "slurm"),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "CONFIG": CONFIG,
-            "TRAIN": str(SCRIPTS / "train.sbatch"),
-            # A directory of the node's own, as sites give to jobs.
-            "TMPDIR": str(lab.scratch),
-            # Sockets alone: other ways would find out that the machine is one.
-            "FI_PROVIDER": "tcp",
-            "FI_TCP_IFACE": "eth0",
-        }
-        yield Site(lab, home, environment)
+    with open_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +94,7 @@ def test_a_cut_link_ends_the_job_with_the_nodes_name_and_queued_again_it_comes_t
         site.lab.mend("node2")
     before = len(epochs(run))
     assert before < EPOCHS, "it was cut in the middle"
-    start_now(site, job)
+    site.start_now(job)
     site.await_state(job, "COMPLETED")
     assert epochs(run) == whole, site.log(job)
 
@@ -203,7 +114,7 @@ def test_the_signal_before_the_time_limit_writes_a_checkpoint_and_queues_the_job
     assert f"status 0, queued again to go on from runs/tonari-{job}/checkpoints/" in said, said
     assert f"step-{int(stopped[2]):08}" in said, "what the signal asked for is the newest"
     done = int(stopped[1])
-    start_now(site, job)
+    site.start_now(job)
     site.wait_for(lambda: has_epochs(run, done + 3), "training goes on", job, START_S)
     site.call("scancel", job)
     site.await_state(job, "CANCELLED", "COMPLETED")
@@ -236,14 +147,3 @@ def test_a_shared_directory_is_measured_from_four_nodes(site: Site) -> None:
     assert state == "COMPLETED", site.log(job)
     assert read_document(site.home / "io.json").environment["nodes"] == NUM_NODES
     assert not list(site.home.glob(".tonari-bench-io-*"))
-
-
-def has_epochs(run: Path, number: int) -> bool:
-    path = run / "metrics.jsonl"
-    return path.exists() and path.read_text().count('"epoch_s"') >= number
-
-
-def start_now(site: Site, job: str) -> None:
-    """Let a job that was queued again start at once: Slurm waits two minutes."""
-    site.await_state(job, "PENDING")
-    site.call("scontrol", "update", f"JobId={job}", "StartTime=now")

@@ -1,0 +1,132 @@
+"""The same rows in the same order, whoever starts the ranks: every launcher and MPI of the lab.
+
+    python -m tests.lab.launchers        # root, iproute2, Slurm, Open MPI, libpmix: five minutes
+
+Four nodes, a rank on each: `tonari train` (its order hashes and losses), and a loop of one's own
+(`examples/own_loop.py`, its losses).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab.site import CONFIG, NUM_NODES, Site, open_site, what_is_missing
+from tests.multirank import ROOT
+
+OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
+EPOCHS, JOB_S = 3, 200
+SRUN = ("srun", f"--nodes={NUM_NODES}", f"--ntasks={NUM_NODES}")
+SOCKETS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ranks are started.
+
+    Attributes:
+        name: For the table.
+        command: What comes before python.
+        variables: That it needs.
+        lies_at: Where something lies that it needs; None: nothing.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    variables: dict[str, str] = field(default_factory=dict)
+    lies_at: Path | None = None
+
+
+def ways(site: Site) -> list[Way]:
+    """List what the lab can start ranks by."""
+    of_open_mpi = {"MPI4PY_LIBMPI": str(OPEN_MPI), **SOCKETS, **AS_ROOT}
+    nodes = site.lab.nodes
+    agent = str(site.lab.directory / "enter")
+    return [
+        Way("srun --mpi=pmi2, MPICH", (*SRUN, "--mpi=pmi2")),
+        Way("mpiexec, MPICH", tuple(site.lab.mpiexec(NUM_NODES)[len(site.lab.enter("node0")) :])),
+        Way("srun --mpi=pmix, Open MPI", (*SRUN, "--mpi=pmix"), of_open_mpi, OPEN_MPI),
+        Way(
+            "mpirun, Open MPI",
+            ("mpirun.openmpi", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent, "--mca",
+             "oob_tcp_if_include", "eth0", "-H", ",".join(nodes), "-n", str(NUM_NODES),
+             *(word for name in ("PATH", "PYTHONPATH", *of_open_mpi) for word in ("-x", name))),
+            of_open_mpi, OPEN_MPI,
+        ),
+    ]  # fmt: skip
+
+
+def run(site: Site, way: Way, *program: str) -> str:
+    """Start four ranks; returns what they wrote. Raises RuntimeError with it if they fail."""
+    command = [
+        *site.lab.enter("node0"), "env", "-C", str(site.home), *way.command, sys.executable,
+        *program,
+    ]  # fmt: skip
+    env = {**site.environment, "OMP_NUM_THREADS": "1", **way.variables}
+    ended = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOB_S
+    )
+    if ended.returncode:
+        raise RuntimeError(f"{way.name}: ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+    return ended.stdout
+
+
+def train(site: Site, way: Way) -> list[tuple[str, float]]:
+    """Train by `tonari train`; returns each epoch's order hash and loss."""
+    directory = site.home / "runs" / way.name.replace(" ", "-")
+    run(site, way, "-m", "tonari", "train", CONFIG, f"run.epochs={EPOCHS}",
+        f"run.directory={directory}")  # fmt: skip
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return [(line["order_hash"], line["loss"]) for line in lines if line["kind"] == "epoch"]
+
+
+def own_loop(site: Site, way: Way) -> list[str]:
+    """Train by a loop of one's own; returns the line of each epoch."""
+    end = ("--epochs", str(EPOCHS), "--image", "jpg", "--size", "32", "--channels", "3")
+    written = run(site, way, str(ROOT / "examples" / "own_loop.py"), str(shards(site)), *end)
+    return [line for line in written.splitlines() if line.startswith("epoch ")]
+
+
+def shards(site: Site) -> Path:
+    """Pack the site's images once."""
+    directory = site.home / "shards"
+    if not directory.exists():
+        site.call(sys.executable, "-m", "tonari", "pack", "data/cifar10-train.parquet", "shards",
+                  "--shard-samples", "250")  # fmt: skip
+    return directory / "*.tar"
+
+
+def compare(site: Site) -> list[tuple[str, str]]:
+    """Run all ways; returns the name of each and what came of it, and prints them."""
+    found, expected = [], None
+    for way in ways(site):
+        began_s = time.monotonic()
+        if (way.lies_at and not way.lies_at.exists()) or shutil.which(way.command[0]) is None:
+            result = "not here"
+        else:
+            got = train(site, way), own_loop(site, way)
+            assert all(len(part) == EPOCHS for part in got), got
+            expected = expected or got
+            result = "the same" if got == expected else f"{got}, expected {expected}"
+        found.append((way.name, result))
+        print(f"{way.name:28} {result}  ({time.monotonic() - began_s:.0f} s)", flush=True)
+    return found
+
+
+def main() -> None:
+    if reason := what_is_missing():
+        raise SystemExit(reason)
+    os.environ.pop("PYTHONPATH", None)
+    with tempfile.TemporaryDirectory(prefix="tonari-launchers-") as top:
+        with open_site(Path(top)) as site:
+            compare(site)
+
+
+if __name__ == "__main__":
+    main()
