@@ -70,8 +70,8 @@ def measure_pairs(world: World, places: list[int], names: list[str]) -> list[Pai
                     mine.append((one, other, bytes_per_s, latency_s))
         world.barrier(doing="measuring pairs (doctor)")
     data = np.array(mine, np.float64).tobytes()
-    told = world.allgather(data, doing="gathering what pairs measured (doctor)")
-    rows = [row for text in told for row in np.frombuffer(text, np.float64).reshape(-1, 4).tolist()]
+    gathered = world.allgather(data, doing="gathering what pairs measured (doctor)")
+    rows = [row for text in gathered for row in np.frombuffer(text, np.float64).reshape(-1, 4).tolist()]
     return [
         Pair((names[int(one)], names[int(other)]), bytes_per_s, latency_s)
         for one, other, bytes_per_s, latency_s in rows

@@ -79,7 +79,7 @@ LAUNCHERS = (
     Launcher("PALS mpiexec", "PALS_RANKID", f"{OF_SITE} (cray-mpich)"),
     Launcher("PJM mpiexec", "PJM_JOBID", f"{OF_SITE} (on Fugaku with the site's libpmix)"),
     Launcher("mpiexec", "PMI_RANK", f"the mpiexec of mpi4py's own MPI, or {OF_SITE}"),
-    Launcher("mpiexec", "PMIX_RANK", f"an MPI that speaks PMIx, such as Open MPI, or {OF_SITE}"),
+    Launcher("mpiexec", "PMIX_RANK", f"an MPI built with PMIx, such as Open MPI, or {OF_SITE}"),
 )  # fmt: skip
 BY_HAND = Launcher("by hand", "", "torchrun, mpiexec or srun to start all ranks")
 

@@ -153,7 +153,7 @@ class _Watch:
         end()
 
     def report_return(self) -> None:
-        """Print that it has returned, if it was said to hang."""
+        """Print that it has returned, if it was reported to hang."""
         spent_s = time.monotonic() - self.started
         if self.is_first and spent_s > self.warn_s:
             _print(f"{_where(os.environ)} {self.doing} returned after {spent_s:.0f} s; going on")

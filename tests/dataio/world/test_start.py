@@ -36,7 +36,7 @@ def started(program: str, environ: dict[str, str], pass_fds: tuple[int, ...] = (
 def test_a_pmi_that_answers_half_a_line_ends_the_rank_with_a_message() -> None:
     mpi4py = pytest.importorskip("mpi4py")
     if "open" in str(mpi4py.get_config()).lower():
-        pytest.skip("mpi4py is built against Open MPI, which speaks PMIx")
+        pytest.skip("mpi4py is built against Open MPI, which is started by PMIx")
     server, rank = socket.socketpair()
     environ = {**PMI, "PMI_FD": str(rank.fileno()), "SLURM_STEP_ID": "0", VARIABLE: "4"}
     with server, started(JOIN, environ, pass_fds=(rank.fileno(),)) as process:
@@ -115,7 +115,7 @@ def run(*, is_first: bool, ends_in: int | None) -> tuple[list[float], int]:
     return waits, len(ends)
 
 
-def test_the_first_rank_of_a_node_speaks_after_a_minute_and_the_others_at_their_end(
+def test_the_first_rank_of_a_node_prints_after_a_minute_and_the_others_at_their_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
