@@ -71,7 +71,9 @@ def measure_pairs(world: World, places: list[int], names: list[str]) -> list[Pai
         world.barrier(doing="measuring pairs (doctor)")
     data = np.array(mine, np.float64).tobytes()
     gathered = world.allgather(data, doing="gathering what pairs measured (doctor)")
-    rows = [row for text in gathered for row in np.frombuffer(text, np.float64).reshape(-1, 4).tolist()]
+    rows = [
+        row for text in gathered for row in np.frombuffer(text, np.float64).reshape(-1, 4).tolist()
+    ]
     return [
         Pair((names[int(one)], names[int(other)]), bytes_per_s, latency_s)
         for one, other, bytes_per_s, latency_s in rows
