@@ -97,7 +97,7 @@ def test_conda_renders_to_the_bounds_of_pyproject() -> None:
     assert recipe["package"] == {"name": PROJECT["name"], "version": PROJECT["version"]}
     assert recipe["build"]["entry_points"] == [f"tonari = {PROJECT['scripts']['tonari']}"]
     renamed = {"pytorch": "torch", "python-xxhash": "xxhash"}
-    given = dict(line.split(" ", 1) for line in recipe["requirements"]["run"])
+    given: dict[str, str] = dict(line.split(" ", 1) for line in recipe["requirements"]["run"])
     taken = {_name(renamed.get(name, name)): SpecifierSet(v) for name, v in given.items()}
     assert taken.pop("python") == SpecifierSet(PROJECT["requires-python"])
     assert taken == bounds_of("cli")
