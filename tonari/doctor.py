@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from tonari.checks import Finding, check_machine, check_torch
+from tonari.checks import Finding, check_machine, check_torch, check_trainer
 from tonari.probes import exchange, in_job, join, probe_mpi, probe_torch
 
 
@@ -57,6 +57,7 @@ def _alone(options: Doctor) -> Iterator[Finding]:
 def _machine(options: Doctor) -> Iterator[Finding]:
     yield from check_machine(str(options.cache) if options.cache else None)
     yield check_torch()
+    yield check_trainer()
 
 
 def _job(options: Doctor) -> Iterator[Finding]:
