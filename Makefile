@@ -62,7 +62,7 @@ $(OLD_STAMP): pyproject.toml constraints-old.txt
 	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
 	@echo "Installing the oldest set into $(OLD_VENV); the first time this downloads about 3 GB"
 	@$(OLD_VENV)/bin/python -m pip install --quiet -c constraints-old.txt \
-	  -e ".[hdf5,images,mpi-bundled,test,tfrecord]" || { \
+	  -e ".[cli,hdf5,images,mpi-bundled,test,text,tfrecord]" || { \
 	  echo "make: pip found no wheel of a version in constraints-old.txt for '$(OLD_PYTHON)' (see" \
 	    "above); give it an index that has them, such as PIP_EXTRA_INDEX_URL=URL of wheels of" \
 	    "torch 2.4 without CUDA, or leave test-old out: nothing else needs it" >&2; exit 1; }
