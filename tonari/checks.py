@@ -225,7 +225,7 @@ def check_trainer() -> Finding:
         import trainer
     except ImportError as error:
         # The message names the cure after the first semicolon.
-        found, _, cure = str(error).partition("; ")
+        found, _, cure = str(error).removeprefix("trainer: ").partition("; ")
         return Finding("trainer", "look", found, cure)
     return Finding("trainer", "fine", f"works on this torch (torch{trainer.torch_range.RANGE})")
 
