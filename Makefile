@@ -1,8 +1,15 @@
-# Everything happens in .venv; `make` builds it once and again only when what it depends on changes.
+# All but test-old happens in .venv; `make` builds it once, and again only when what it depends on
+# changes.
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
+# The oldest set, for the packages that need no new torch. Its torch has wheels up to Python 3.12.
+OLD_VENV := .venv-old
+OLD_STAMP := $(OLD_VENV)/.installed
+OLD_PYTHON ?= $(shell python3.10 -c "import sys; print(sys.executable)" 2>/dev/null || echo $(PYTHON))
+OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults \
+  --ignore=tests/faults/test_kill.py --ignore=tests/faults/test_run_faults.py # of the trainer too
 # Tests and the demo start ranks by the mpiexec that lies in there.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Several ranks share the cores of one machine: one thread each is the fastest.
@@ -12,7 +19,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check lint types imports format clean
+.PHONY: help install demo test test-all test-old check lint types imports format clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +52,23 @@ test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
 	$(VENV)/bin/pytest --durations=60 -m "multirank and not (slow or lab)" $(ARGS) || status=$$?; \
 	exit $$status
 
+test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
+	@PATH="$(CURDIR)/$(OLD_VENV)/bin:$$PATH" $(OLD_VENV)/bin/pytest -n $(WORKERS) --dist worksteal \
+	  -m "not (thorough or multirank or slow or lab)" $(OLD_TESTS) $(ARGS)
+
+$(OLD_STAMP): pyproject.toml constraints-old.txt
+	@$(OLD_PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || { \
+	  echo "make: '$(OLD_PYTHON)' is not a Python that the oldest torch has wheels for, expected" \
+	    "3.10 to 3.12; install one and name it: make test-old OLD_PYTHON=python3.10" >&2; exit 1; }
+	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
+	@echo "Installing the oldest set into $(OLD_VENV); the first time this downloads about 3 GB"
+	@$(OLD_VENV)/bin/python -m pip install --quiet -c constraints-old.txt \
+	  -e ".[cli,hdf5,images,mpi-bundled,test,text,tfrecord]" || { \
+	  echo "make: pip found no wheel of a version in constraints-old.txt for '$(OLD_PYTHON)' (see" \
+	    "above); give it an index that has them, such as PIP_EXTRA_INDEX_URL=URL of wheels of" \
+	    "torch 2.4 without CUDA, or leave test-old out: nothing else needs it" >&2; exit 1; }
+	@touch $@
+
 check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
 
 lint: $(STAMP) ## Check format and lint
@@ -62,4 +86,4 @@ format: $(STAMP) ## Format, and fix what can be fixed
 	@$(VENV)/bin/ruff check --fix
 
 clean: ## Remove .venv and every cache
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OLD_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

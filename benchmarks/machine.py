@@ -3,7 +3,7 @@
 import os
 import platform
 import subprocess
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def describe_machine(directory: Path) -> dict[str, object]:
         directory: Where the files are that were read.
     """
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(Path(__file__).parent),
         "cpu": _value(CPUINFO, "model name"),
         "cores": len(os.sched_getaffinity(0)),

@@ -39,7 +39,7 @@ SHOWN_NAMES = (
     "TONARI_CACHE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID",
     "SLURM_MPI_TYPE", "PBS_JOBID", "PJM_JOBID", "LSB_JOBID", "FLUX_JOB_ID",
 )  # fmt: skip
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 10)
 LOW_DISK_BYTES = 10 * 10**9
 LOW_SHM_BYTES = 256 * 2**20
 LOW_OPEN_FILES = 1024
@@ -84,7 +84,7 @@ def check_python(version: tuple[int, int, int]) -> Finding:
     """Compare with the oldest Python that Tonari runs on."""
     found = ".".join(map(str, version))
     if version < OLDEST_PYTHON:
-        return Finding("Python", "broken", found, "use Python 3.11 or later")
+        return Finding("Python", "broken", found, "use Python 3.10 or later")
     return Finding("Python", "fine", found)
 
 
@@ -242,6 +242,17 @@ def check_torch() -> Finding:
         cure = "built for CUDA: if there should be a GPU, see `nvidia-smi` and CUDA_VISIBLE_DEVICES"
         return Finding("torch", "look", f"{found}, no GPU", cure)
     return Finding("torch", "fine", f"{found}, no GPU (built without CUDA)")
+
+
+def check_trainer() -> Finding:
+    """Find whether `tonari train` works on this torch; a loop of one's own works on more."""
+    try:
+        import trainer
+    except ImportError as error:
+        # The message names the cure after the first semicolon.
+        found, _, cure = str(error).removeprefix("trainer: ").partition("; ")
+        return Finding("trainer", "look", found, cure)
+    return Finding("trainer", "fine", f"works on this torch (torch{trainer.torch_range.RANGE})")
 
 
 def check_launcher() -> Finding:

@@ -42,6 +42,7 @@ KNOWN_ERRORS = frozenset(
         "tonari.errors.CommandError",
         "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",
+        "trainer.torch_range.TorchVersionError",
     }
 )
 EXTRAS = {

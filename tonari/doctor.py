@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from dataio.world import World
-from tonari.checks import Finding, check_machine, check_torch
+from tonari.checks import Finding, check_machine, check_torch, check_trainer
 from tonari.fabric import (
     check_fabric,
     check_memory_lock,
@@ -71,6 +71,7 @@ def _machine(options: Doctor) -> Iterator[Finding]:
     yield python_home()
     yield from check_machine(str(options.cache) if options.cache else None)
     yield check_torch()
+    yield check_trainer()
     yield check_fabric(fabric_ports())
     yield check_memory_lock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], fabric_ports())
 

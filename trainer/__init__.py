@@ -1,5 +1,8 @@
 """Distributed training over one mesh of pipeline, data, context and tensor parallel ranks."""
 
+# First, for one clear message before anything fails on another torch.
+from trainer.torch_range import TorchVersionError  # isort: split
+
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.checkpoint.directory import Progress
 from trainer.checkpoint.restore import find, restore
@@ -22,7 +25,8 @@ from trainer.watch.watchdog import Watchdog
 __all__ = [
     "GPT", "Adapted", "CheckpointError", "Checkpoints", "Classify", "Config", "ConfigError",
     "DeliveryError", "Job", "MetricsLog", "NextToken", "Pipeline", "Place", "Progress",
-    "ReplicaLoader", "ResNet", "SmallCNN", "StagedModel", "Summary", "Task", "ViT", "Watchdog",
+    "ReplicaLoader", "ResNet", "SmallCNN", "StagedModel", "Summary", "Task",
+    "TorchVersionError", "ViT", "Watchdog",
     "average_buffers", "axis_sizes", "evaluate", "find", "join", "learning_rate", "load_config",
     "make_mesh", "parallelize", "place_of", "rescore", "restore", "seeded", "train", "train_step",
 ]  # fmt: skip

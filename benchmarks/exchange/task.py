@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal, Self
+from typing import Literal
+
+from typing_extensions import Self
 
 Step = Literal["sleep", "product"]
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError  # another class in Python 3.10
 from typing import Generic, TypeVar
 
 from dataio.base.errors import StallError
@@ -54,7 +55,7 @@ class Prefetcher(Generic[W, T]):
         future = self._under_way.popleft()
         try:
             return future.result(self._timeout_s)
-        except TimeoutError:
+        except FutureTimeoutError:
             if future.done():
                 raise
             raise StallError(

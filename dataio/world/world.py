@@ -4,10 +4,11 @@ import struct
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from types import TracebackType
-from typing import Literal, NoReturn, Self, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from dataio.base.checked import checked
 from dataio.base.errors import StallError, WorldError

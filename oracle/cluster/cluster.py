@@ -1,13 +1,13 @@
 """What a machine has, from a TOML file: levels of links, processors, storage."""
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from dataio.base import toml
 from oracle.errors import OracleError
 
 EXAMPLE = "examples/clusters/gigabit.toml"
@@ -133,8 +133,8 @@ def load_cluster(path: Path) -> Cluster:
             the name of a level is taken.
     """
     try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = toml.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise OracleError(
             f"{path}: cannot be read as TOML: {error}; give a file like {EXAMPLE}"
         ) from error

@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from typing_extensions import Self
 
 from oracle.errors import OracleError
 from oracle.record import Event, Message, Operator

@@ -9,13 +9,14 @@ its rows, never on when the bytes arrived. All calls come from the training thre
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Self
 
 from dataio.base.checked import checked
 from dataio.base.errors import ExchangeError

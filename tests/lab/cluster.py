@@ -19,7 +19,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO
+
+from typing_extensions import Self
 
 from tonari.mpi import mpiexec_command
 

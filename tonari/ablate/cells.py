@@ -6,7 +6,7 @@ import socket
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -177,7 +177,7 @@ def write_failure(out: Path, cell: Cell, *, call: str, error: str, trace: str = 
         "call": call,
         "error": error,
         "host": socket.gethostname(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "trace": trace.splitlines(),
     }
     write_json(error_path(out, cell), document)
@@ -290,7 +290,7 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "torch": str(torch.__version__),
         "commit": commit(Path(__file__).parent) or "unknown",
         "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 

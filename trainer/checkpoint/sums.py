@@ -34,7 +34,7 @@ def write_sums(directory: Path, group: dist.ProcessGroup | None) -> None:
         for number, name in enumerate(names):
             if _writer(name, number) % num_ranks == rank:
                 num_bytes, digest = _measure(directory / name)
-                signed = int.from_bytes(bytes.fromhex(digest), signed=True)
+                signed = int.from_bytes(bytes.fromhex(digest), "big", signed=True)
                 found[number] = torch.tensor([num_bytes, signed])
         return found
 
@@ -43,7 +43,7 @@ def write_sums(directory: Path, group: dist.ProcessGroup | None) -> None:
     dist.all_reduce(found, group=group)
     if rank == 0:
         files = {
-            name: {"bytes": num_bytes, "xxh3_64": (signed & (2**64 - 1)).to_bytes(8).hex()}
+            name: {"bytes": num_bytes, "xxh3_64": (signed & (2**64 - 1)).to_bytes(8, "big").hex()}
             for name, (num_bytes, signed) in zip(names, found.tolist(), strict=True)
         }
         write_record(directory / MANIFEST, {"files": files})

@@ -5,13 +5,13 @@ one line can be moved between the two.
 """
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NoReturn, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
+from dataio.base import toml
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance
 from importance import POLICIES, make_policy, settings_of
@@ -348,8 +348,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
             range.
     """
     try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = toml.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise ConfigError(
             f"{path}: cannot be read as TOML: {error}; give a file like examples/cifar10.toml"
         ) from error

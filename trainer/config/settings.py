@@ -4,12 +4,12 @@ import dataclasses
 import difflib
 import math
 import operator
-import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
+from dataio.base import toml
 from trainer.errors import ConfigError
 
 
@@ -75,8 +75,8 @@ def apply_override(tables: dict[str, object], override: str) -> None:
             f"override {override!r}, expected section.key=value; write for example run.epochs=3"
         )
     try:
-        value: object = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value: object = toml.loads(f"value = {text}")["value"]
+    except toml.TOMLDecodeError:
         value = text
     table = tables.setdefault(path[0], {})
     for part in path[1:]:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from typing_extensions import Self
 
 
 class StepTrace:

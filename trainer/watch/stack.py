@@ -25,4 +25,5 @@ def find_place(thread: int) -> tuple[str, bool]:
     if frame is None:
         return "no line of Python", waits
     code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno} ({code.co_qualname})", waits
+    name = getattr(code, "co_qualname", None) or code.co_name  # Python 3.10 has no `co_qualname`
+    return f"{code.co_filename}:{frame.f_lineno} ({name})", waits

@@ -5,9 +5,9 @@ import signal
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Self
 
 import numpy as np
+from typing_extensions import Self
 
 from dataio.world import World
 

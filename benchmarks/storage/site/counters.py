@@ -4,9 +4,9 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from msgspec.structs import asdict
+from typing_extensions import Self
 
 from benchmarks.storage.site.record import JsonRecord, Natural
 from benchmarks.storage.site.site import Site

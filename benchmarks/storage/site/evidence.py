@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from msgspec.structs import replace
+from typing_extensions import Self
 
 from benchmarks.storage.site.counters import Counters, Moved, join_moved
 from benchmarks.storage.site.record import JsonRecord, Natural

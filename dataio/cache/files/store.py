@@ -309,7 +309,8 @@ def map_table(
     start_address = pa.py_buffer(mapped).address
     columns: dict[str, NDArray[np.generic]] = {}
     for name in table.column_names:
-        dtype = table.schema.field(name).type.to_pandas_dtype()
+        # `to_pandas_dtype` of older Arrow, such as 17, imports pandas.
+        dtype = pa.array([], table.schema.field(name).type).to_numpy(zero_copy_only=False).dtype
         start = 0
         for array in table.column(name).chunks:  # one, or none where there is no row
             # By way of the address: what Arrow hands out itself cannot be written.

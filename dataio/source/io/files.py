@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from typing_extensions import Self
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import SourceError

@@ -86,7 +86,7 @@ class Retry:
         self.retry_s = retry_s
         self.num_retries = 0
         self._clock, self._sleep = clock, sleep
-        self._rng = rng or generator(key(int.from_bytes(os.urandom(8)), "retry"))
+        self._rng = rng or generator(key(int.from_bytes(os.urandom(8), "big"), "retry"))
         self._lock = threading.Lock()
         self._deadline = Deadline()
 

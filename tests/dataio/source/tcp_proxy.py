@@ -3,7 +3,8 @@
 import socket
 import threading
 from collections.abc import Callable
-from typing import Self
+
+from typing_extensions import Self
 
 Way = Callable[[bytes], tuple[bytes, str]]
 """From what the server sent, to what goes on, and then: "go on", "cut" or "stall"."""

@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from tests.faults.kill import compare
 from tests.faults.kill.compare import Start, read_log

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,6 +10,7 @@ from typing import Annotated, Literal
 
 import dataio.plan.policies
 import shuffle as shuffles
+from dataio.base import toml
 from tonari.ablate.study.grid import expand_grid
 from tonari.ablate.study.identity import changed, code_key, content_key
 from tonari.ablate.study.importance import importance_policy
@@ -336,8 +336,8 @@ def load_study(path: Path, overrides: Sequence[str] = (), *, full: bool = False)
             range, or an arm is compared with one that is not there.
     """
     try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = toml.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise ConfigError(
             f"{path}: cannot be read as TOML: {error}; give a file like examples/shuffle_study.toml"
         ) from error

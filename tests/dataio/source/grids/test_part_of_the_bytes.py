@@ -8,11 +8,12 @@ import h5py
 import netCDF4
 import numpy as np
 import pytest
-import zarr
 
 from dataio import Array, ArrayFiles, Staging
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.loaders import make
+
+zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
 
 SHAPE = (48, 256, 256)
 DIMS = ("time", "lat", "lon")

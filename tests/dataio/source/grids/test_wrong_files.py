@@ -10,7 +10,6 @@ import h5py
 import netCDF4
 import numpy as np
 import pytest
-import zarr
 
 from dataio import (
     Array,
@@ -30,6 +29,8 @@ from dataio.source.io.files import StorageFile
 from dataio.source.io.retry import TransientError
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import ids, read_all
+
+zarr = pytest.importorskip("zarr", minversion="3", reason="needs Python 3.11: tonari[zarr]")
 
 X = {"x": Array("x", (3,), "float32")}
 
