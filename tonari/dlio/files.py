@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dataio import Bytes, Field, Image, Source, SourceError, open_source
+from dataio import Field, Source, SourceError, open_source
 from dataio.rows.rows import Rows
 from dataio.source.base import check_ids
 from dataio.source.row_block import RowBlock
@@ -25,7 +25,7 @@ Open = Callable[[str], tuple[Callable[[int], Record], int]]
 
 def open_files(
     files: Sequence[str], file_format: str, *, samples_per_file: int, world: World
-) -> tuple[Source, Field]:
+) -> tuple[Source, str]:
     """Open generated files. Collective.
 
     Args:
@@ -37,7 +37,8 @@ def open_files(
         world: All ranks.
 
     Returns:
-        The source, and the field that keeps a whole sample.
+        The source, and the key under which it has a sample's bytes: of arrays those of their
+        numbers, of pictures the file.
 
     Raises:
         SourceError: If there is no file, or the format is another.
@@ -49,22 +50,19 @@ def open_files(
         )
     files = sorted(map(os.path.abspath, files))
     if file_format == "tfrecord":
-        return open_source(files, world=world), Bytes("image")
+        return open_source(files, world=world), "image"
     if file_format not in FORMATS:
         raise SourceError(
             f"DLIO: the files are {file_format}, expected {', '.join([*FORMATS, 'tfrecord'])}; "
             "set workload.dataset.format to one of these, or use DLIO's own loader"
         )
-    pictures = file_format in ("jpeg", "png")
-    # DLIO's own reader decodes pictures as they are, which is in grey.
-    field = Image("record", channels=1) if pictures else Bytes("record")
-    return GeneratedFiles(files, file_format, samples_per_file=samples_per_file), field
+    return GeneratedFiles(files, file_format, samples_per_file=samples_per_file), "record"
 
 
 class GeneratedFiles:
     """A `Source` of files with some samples each, whose sizes may differ.
 
-    The only key is ``record``: of arrays the bytes of their numbers, of pictures the file.
+    The only key is ``record``.
 
     Args:
         files: Absolute paths, sorted, at least one.

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType
 from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 from dlio_benchmark.utils.utility import sleep
+from PIL import Image
 
-from dataio import Loader, Staging, Workers, discover_world
+from dataio import Bytes, Loader, Staging, Workers, discover_world
 from dataio.batch.values import Sample
 from shuffle import Partial
 from tonari.dlio.files import open_files
@@ -44,12 +46,12 @@ class TonariDataLoader(BaseDataLoader):
         """Stage this node's part of the files. Collective; before the first epoch is timed."""
         args, started = self._args, time.perf_counter()
         world, threads = discover_world(), max(args.read_threads, 1)
-        source, field = open_files(
+        source, key = open_files(
             args.file_list_train if self._is_training else args.file_list_eval,
             str(self.format_type), samples_per_file=args.num_samples_per_file, world=world,
         )  # fmt: skip
         self._loader = Loader(
-            source, batch_size=self.batch_size, drop_last=True, fields={"record": field},
+            source, batch_size=self.batch_size, drop_last=True, fields={"record": Bytes(key)},
             transform=self._prepare, seed=args.seed, world=world,
             shuffle=Partial(exchange=self.exchange) if self.exchange else None,
             staging=Staging(readers=threads),
@@ -90,5 +92,8 @@ class TonariDataLoader(BaseDataLoader):
         return len(range(args.eval_after_epoch, args.epochs + 1, args.epochs_between_evals))
 
     def _prepare(self, sample: Sample, rng: np.random.Generator) -> Mapping[str, object]:
+        if str(self.format_type) in ("jpeg", "png"):
+            with Image.open(BytesIO(sample["record"])) as picture:  # type: ignore[arg-type]
+                np.asarray(picture)
         sleep(self._args.preprocess_time)
         return {"image": self._args.resized_image}

@@ -69,7 +69,8 @@ def test_each_epoch_delivers_every_file_as_dlio_would_in_another_order(plugin):
         batches = list(loader.next())
         assert [tuple(batch.shape) for batch in batches] == [(BATCH, 3, 3)] * (NUM_FILES // BATCH)
         assert all((batch == 7).all() for batch in batches)
-        assert slept == [0.25] * (NUM_FILES * (epoch + 1))
+        assert set(slept) == {0.25}
+        assert len(slept) >= NUM_FILES * (epoch + 1)
         assert not list(work.glob("*_tonari_*.json"))[: epoch != 2]
         loader.finalize()
     report = json.loads((work / "0_tonari_train.json").read_text())
