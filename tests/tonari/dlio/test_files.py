@@ -49,7 +49,7 @@ def test_each_sample_of_each_file_comes_once_and_whole(file_format, tmp_path):
     with Loader(
         source, batch_size=2, fields={"record": Bytes(key)}, cache=tmp_path / "cache"
     ) as loader:
-        found = {}
+        found: dict[int, bytes] = {}
         for batch in loader:
             found |= dict(zip(batch["sample_id"].tolist(), batch["record"], strict=True))
         assert loader.stats()["source_bytes"] > 0

@@ -34,7 +34,7 @@ class BaseDataLoader:
 def plugin(monkeypatch, tmp_path):
     """Our module on stand-ins for the three of DLIO that it imports."""
     slept: list[object] = []
-    stands_for = {
+    stands_for: dict[str, dict[str, object]] = {
         "common.enumerations": {
             "DatasetType": DatasetType, "DataLoaderType": SimpleNamespace(PYTORCH="pytorch")
         },
