@@ -34,7 +34,8 @@ class Classifier(ComposerModel):
 
     def loss(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         losses = cross_entropy(outputs, batch["label"], reduction="none")
-        return (losses * batch["weight"]).mean()
+        mean: torch.Tensor = (losses * batch["weight"]).mean()
+        return mean
 
 
 class Saves(Callback):
@@ -47,7 +48,7 @@ class Saves(Callback):
     def epoch_end(self, state: State, logger: Logger) -> None:
         self.orders.append(self.loader.order_hash())
         print(f"[rank {dist.get_global_rank()}] epoch {self.loader.epoch}: {self.orders[-1]}")
-        self.loader.save(self.directory / f"ep{state.timestamp.epoch}" / "loader")
+        self.loader.save(self.directory / f"ep{state.timestamp.epoch.value}" / "loader")
 
 
 def make_loader(shards: Path, **options: Any) -> dataio.Loader:
@@ -72,7 +73,8 @@ def fit(loader: dataio.Loader, saved: Path, *, epochs: int, resume: str = "") ->
         callbacks=[saves], device="gpu" if torch.cuda.is_available() else "cpu",
         save_folder=str(saved), save_filename="ep{epoch}/rank{rank}.pt", save_interval="1ep",
         save_overwrite=True, load_path=f"{resume}/rank0.pt" if resume else None, seed=0,
-        progress_bar=False,
+        # The loader stands where it was saved: Composer would take a batch for each past epoch.
+        spin_dataloaders=False, progress_bar=False,
     )  # fmt: skip
     trainer.fit()
     trainer.close()

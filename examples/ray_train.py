@@ -70,7 +70,8 @@ def measure(model: nn.Module, loader: dataio.Loader, batch: dict[str, Any]) -> t
     logits = model(batch["point"])
     loss = cross_entropy(logits, batch["label"], reduction="none")
     loader.report(batch, loss, *importance.outcome(logits, batch["label"]))
-    return loss * batch.get("weight", torch.ones_like(loss))
+    weighted: torch.Tensor = loss * batch.get("weight", torch.ones_like(loss))
+    return weighted
 
 
 def fit(shards: Path, saved: Path, *, workers: int, epochs: int, resume: str = "") -> Any:
