@@ -57,13 +57,14 @@ def train(given: dict[str, Any]) -> None:
                     measure(model, loader, batch)
             path = saved / f"epoch-{epoch + 1}"
             loader.save(path / "loader")
-            if loader.world.rank == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state, path / "model.pt")
             orders = loader.world.allgather(order.encode(), doing="show the orders")
+            words = b" ".join(orders).decode()
+            if loader.world.rank == 0:
+                print(f"epoch {epoch}: {len(loader)} steps, orders {words}", flush=True)
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"orders": words}, path / "model.pt")
             # The path instead of a checkpoint: Ray need not copy what all nodes see.
-            figures = {"epoch": epoch, "steps": len(loader), "saved": str(path)}
-            ray.train.report({**figures, "orders": b" ".join(orders).decode()})
+            ray.train.report({"epoch": epoch, "steps": len(loader), "saved": str(path)})
 
 
 def measure(model: nn.Module, loader: dataio.Loader, batch: dict[str, Any]) -> torch.Tensor:
@@ -75,7 +76,7 @@ def measure(model: nn.Module, loader: dataio.Loader, batch: dict[str, Any]) -> t
 
 
 def fit(shards: Path, saved: Path, *, workers: int, epochs: int, resume: str = "") -> Any:
-    """Start the workers; returns what Ray does, with the last report."""
+    """Start the workers, and return what Ray does."""
     trainer = TorchTrainer(
         train,
         train_loop_config={
@@ -97,10 +98,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--resume", default="", help="directory to go on from")
     given = parser.parse_args()
-    result = fit(
-        given.shards, given.saved, workers=given.workers, epochs=given.epochs, resume=given.resume
-    )
-    print(result.metrics)
+    fit(given.shards, given.saved, workers=given.workers, epochs=given.epochs, resume=given.resume)
 
 
 if __name__ == "__main__":

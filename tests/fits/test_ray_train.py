@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dataio.world import run_threads, thread_worlds
 from examples import blobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank, pytest.mark.filterwarnings("default")]
@@ -16,15 +17,19 @@ def test_two_workers_have_a_plain_loaders_orders_and_go_on_where_they_were_saved
 
     monkeypatch.setenv("TONARI_CACHE", str(tmp_path / "cache"))
     blobs.write_blobs(tmp_path / "blobs")
-    whole = ray_train.fit(tmp_path / "blobs", tmp_path / "saved", workers=2, epochs=3)
-    again = ray_train.fit(
-        tmp_path / "blobs", tmp_path / "other", workers=2, epochs=3,
-        resume=str(tmp_path / "saved/epoch-2"),
-    )  # fmt: skip
-    assert whole.metrics["epoch"] == again.metrics["epoch"] == 2
-    assert whole.metrics["orders"] == again.metrics["orders"]
-    ends = [
-        torch.load(path / "epoch-3/model.pt", weights_only=True)["model"]
-        for path in (tmp_path / "saved", tmp_path / "other")
-    ]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    data, saved, other = (tmp_path / name for name in ("blobs", "saved", "other"))
+    ray_train.fit(data, saved, workers=2, epochs=3)
+    ray_train.fit(data, other, workers=2, epochs=3, resume=str(saved / "epoch-2"))
+    first, last, again = (
+        torch.load(path / "model.pt", weights_only=True)
+        for path in (saved / "epoch-1", saved / "epoch-3", other / "epoch-3")
+    )
+
+    def order(world):
+        cache = tmp_path / "plain"
+        with ray_train.make_loader(data, world=world, cache=cache) as loader:
+            return loader.order_hash()
+
+    assert first["orders"].split() == run_threads(thread_worlds(2), order)
+    assert last["orders"] == again["orders"]
+    assert all(torch.equal(last["model"][name], again["model"][name]) for name in last["model"])
