@@ -23,6 +23,7 @@ from dataio.base.errors import (
     WorkerError,
     WorldError,
 )
+from dataio.metrics import write_prometheus
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.plan.by_step import ByStep
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, ImageSize, Int, Mask, Text, Tokens
@@ -106,6 +107,7 @@ __all__ = [
     "WorldError",
     "discover_world",
     "open_source",
+    "write_prometheus",
 ]
 
 

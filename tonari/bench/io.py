@@ -20,6 +20,7 @@ from benchmarks.storage.patterns.options import PATTERNS, StorageOptions
 from benchmarks.storage.patterns.together import TogetherError, agree
 from benchmarks.storage.report.report import write_html, write_png
 from benchmarks.storage.results.csv import write_csv
+from benchmarks.storage.results.dlio import write_summaries
 from benchmarks.storage.results.document import to_document, write_document
 from benchmarks.storage.results.results import Results, Way
 from benchmarks.storage.training.pipeline import PipelineOptions, run_ways
@@ -29,7 +30,7 @@ from dataio.world import World, leave_together
 from tonari.cache.stage import parse_fields
 from tonari.errors import CommandError
 from tonari.meet import meet
-from tonari.outputs import check_plot, check_results
+from tonari.outputs import check_plot, check_results, make_directory
 from tonari.probes import join
 
 GRACE_S = 120.0
@@ -133,6 +134,9 @@ class IO:
     """Write that document here: what `tonari bench compare` reads."""
     csv: Path | None = None
     """Write a line a phase and operation here."""
+    dlio_summaries: Path | None = None
+    """Write WAY/summary.json below this directory for each way that was trained, with the keys of
+    the DLIO benchmark: give --step-ms or --calibrate, too."""
     html: Path | None = None
     """Write the report here. Needs the `report` extra."""
     png: Path | None = None
@@ -153,6 +157,11 @@ class IO:
         if self.fields and not (self.dataset and self.training_wanted):
             raise ValueError(
                 "--fields: says what of --dataset to train on: give that, and --step-ms or "
+                "--calibrate"
+            )
+        if self.dlio_summaries and not self.training_wanted:
+            raise ValueError(
+                "--dlio-summaries: of training, which nothing asks for: give --step-ms or "
                 "--calibrate"
             )
         self.wanted()
@@ -222,6 +231,8 @@ def write(options: IO, results: Results) -> None:
         write_document(results, options.json_file)
     if options.csv is not None:
         write_csv(results, options.csv)
+    if options.dlio_summaries is not None:
+        write_summaries(results, options.dlio_summaries)
     if options.html is not None:
         write_html(results, options.html)
     if options.png is not None:
@@ -262,6 +273,8 @@ def _check(options: IO) -> None:
     try:
         check_results(json_file=options.json_file, csv=options.csv, plot=options.png)
         check_plot("--html", options.html)
+        if options.dlio_summaries is not None:
+            make_directory("--dlio-summaries", options.dlio_summaries)
     except CommandError as error:
         raise BenchError(str(error)) from error
 

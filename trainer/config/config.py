@@ -223,6 +223,8 @@ class RunConfig(Section):
     many steps beside the ends of epochs.
     ``checkpoint_steps`` writes one every so many steps too, for epochs that are long. Of text,
     ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
+    ``prometheus`` is a file that each rank writes for node_exporter, under its own number;
+    ``otel`` sends the same by OpenTelemetry.
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
     last step, of this start of the run, that torch's profiler traces. ``deterministic`` has torch
     use kernels alone that give the same bits each time, and refuse operations that have none.
@@ -244,6 +246,8 @@ class RunConfig(Section):
     keep_checkpoints: Count = 2
     log_steps: Count = 50
     tensorboard: bool = False
+    prometheus: str = ""
+    otel: bool = False
     profile_steps: tuple[Count, ...] = ()
     peak_tflops: NotNegative = 0.0
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -131,7 +131,10 @@ def train(
             test, fields=None if fields else evaluation_fields(config.data, config.augment),
             transform=evaluation_transform,
         )  # fmt: skip
-        logs = open_logs(config, job, opened, found=found, metrics_path=metrics_path)
+        logs = open_logs(
+            config, job, opened, found=found, metrics_path=metrics_path, stats=loader.stats,
+            replica=place.replica,
+        )  # fmt: skip
         run = Run(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
             loader=loader, evaluation=evaluation, opened=opened, logs=logs, stop=stop,
@@ -157,7 +160,7 @@ class Run:
         loader: The training data.
         evaluation: The test data; None: there is none.
         opened: Closes what the run opens.
-        logs: Rank 0's; empty on the others.
+        logs: Of this rank; most are rank 0's.
         stop: Notes signals.
         parts: Times the parts of epochs.
         on_epoch: Called on rank 0 with each epoch's line.

@@ -11,8 +11,16 @@ from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.watch.launch import Job
 from trainer.watch.metrics import Board, MetricsLog, import_writer
+from trainer.watch.monitoring import (
+    Monitored,
+    PrometheusFile,
+    Stats,
+    Telemetry,
+    check_prometheus,
+    import_exporter,
+)
 
-Log = MetricsLog | Board
+Log = MetricsLog | Board | PrometheusFile | Telemetry
 """What takes a run's lines."""
 
 
@@ -24,16 +32,29 @@ def check_outputs(config: Config) -> None:
         raise _cannot_make(directory, f"{standing} is no directory that may be written")
     if config.run.tensorboard:
         import_writer()
+    if config.run.otel:
+        import_exporter()
+    if config.run.prometheus:
+        check_prometheus(Path(config.run.prometheus))
 
 
 def open_logs(
     config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
-    metrics_path: Path | None,
+    metrics_path: Path | None, stats: Stats, replica: int,
 ) -> list[Log]:  # fmt: skip
-    """Make the run's directory, and open rank 0's logs; none on the others."""
-    if job.world.rank:
-        return []
-    directory = Path(config.run.directory)
+    """Make the run's directory, and open this rank's logs: most are rank 0's alone."""
+    world, directory = job.world, Path(config.run.directory)
+    labels: dict[str, str | int] = {
+        "run": directory.name, "node": world.node, "rank": world.rank, "replica": replica
+    }  # fmt: skip
+    watching: list[Log] = []
+    if config.run.prometheus:
+        path = Path(config.run.prometheus)
+        watching.append(PrometheusFile(path, Monitored(stats, labels)))
+    if config.run.otel:
+        watching.append(opened.enter_context(Telemetry(Monitored(stats, labels))))
+    if world.rank:
+        return watching
     _make(directory)
     (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
     kept = read_progress(found).steps if found else None
@@ -41,7 +62,7 @@ def open_logs(
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
     if config.run.tensorboard:
         logs.append(opened.enter_context(Board(directory / "tensorboard")))
-    return logs
+    return logs + watching
 
 
 def _make(directory: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_directory_that_cannot_be_measured_ends_it_with_one_message(
         ("--node 2 --nodes 2 --meet here:1", "must be in [0, 2)"),
         ("--sample 1000", "multiple of 4096"),
         ("--repeats 0", "repeats must be >= 1"),
+        ("--dlio-summaries out", "of training, which nothing asks for"),
         ("--fields label=int:cls", "what of --dataset to train on"),
         ("--fields label:cls --step-ms 1 --dataset x.tar", "expected NAME=KIND:KEY"),
     ],
@@ -89,7 +90,10 @@ def test_it_trains_on_the_users_own_dataset(place, tmp_path, capsys):
     train = "--step-ms 1 --batch-size 8 --workers 0 --epochs 2 --exchange 0.2".split()
     out = tmp_path / "out.json"
     status = cli.main(
-        ["bench", "io", *place, *SMALL, *dataset, *train, "--json-file", str(out)]
+        [
+            "bench", "io", *place, *SMALL, *dataset, *train, "--json-file", str(out),
+            "--dlio-summaries", str(tmp_path / "dlio"),
+        ]
     )  # fmt: skip
     assert status == 0, capsys.readouterr().err
     document = json.loads(out.read_text())
@@ -100,6 +104,11 @@ def test_it_trains_on_the_users_own_dataset(place, tmp_path, capsys):
         "null", "dataloader", "staged", "exchange", "hiding",
     ]  # fmt: skip
     assert found["ways"][4]["samples_of_epoch"] == [96 - 28] * 2
+    for way in found["ways"]:
+        summary = json.loads((tmp_path / "dlio" / way["name"] / "summary.json").read_text())
+        steps = -(-way["samples_of_epoch"][1] // 8)
+        expected = 100 * steps * 0.001 / way["epoch_s"][1]
+        assert summary["metric"]["train_au_percentage"][1] == pytest.approx(expected)
     assert not left(place)
     wrong = ["--dataset", str(tmp_path / "*.parquet"), "--fields", "label=int:nothere"]
     assert cli.main(["bench", "io", *place, *SMALL, *wrong, *train]) == 1
