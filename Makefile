@@ -12,7 +12,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check lint types imports format clean
+.PHONY: help install demo test test-all check lint types imports docs format clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,7 +45,7 @@ test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
 	$(VENV)/bin/pytest --durations=60 -m "multirank and not (slow or lab)" $(ARGS) || status=$$?; \
 	exit $$status
 
-check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
+check: lint types imports docs test-all ## All of CI: format, lint, types, import contracts, site, tests
 
 lint: $(STAMP) ## Check format and lint
 	@$(VENV)/bin/ruff format --check
@@ -56,6 +56,9 @@ types: $(STAMP) ## Check types, strictly
 
 imports: $(STAMP) ## Check who may import whom
 	@$(VENV)/bin/lint-imports
+
+docs: $(STAMP) ## Build the site into build/site, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 format: $(STAMP) ## Format, and fix what can be fixed
 	@$(VENV)/bin/ruff format
