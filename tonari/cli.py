@@ -15,6 +15,7 @@ from typing import NoReturn
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
+    "init": ("tonari.init.command", "write a config, a loop and a batch script to begin with"),
     "pack": ("tonari.pack.command", "turn Parquet or images into tar shards, text into tokens"),
     "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
     "ablate": ("tonari.ablate.command", "compare ways to train, by accuracy over seeds"),

@@ -20,7 +20,7 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)\s#]+)(
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
 COMMANDS = (
-    "demo", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
+    "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
     "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
     "bench importance", "simulate", "probe", "plan", "ablate", "hardest", "export", "doctor",
 )  # fmt: skip
