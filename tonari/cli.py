@@ -144,7 +144,7 @@ def _run(name: str, rest: list[str]) -> int:
 class _Printed(io.StringIO):
     """What is printed, by code that looks where it prints."""
 
-    encoding = property(lambda self: sys.__stdout__ and sys.__stdout__.encoding)  # type: ignore[assignment]
+    encoding = property(lambda self: sys.__stdout__ and sys.__stdout__.encoding)
 
     def isatty(self) -> bool:
         return sys.__stdout__ is not None and sys.__stdout__.isatty()
@@ -160,7 +160,7 @@ def _wrapped() -> Iterator[None]:
             yield
     finally:
         for line in printed.getvalue().splitlines():
-            # A box's lines are as wide as they are to be, with codes of colours on top.
+            # A box's lines are as wide as they should be, with codes of colours on top.
             print(line if line.startswith(("\x1b", "│")) else _fill(line, width))
 
 

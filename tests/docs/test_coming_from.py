@@ -1,6 +1,7 @@
 """docs/coming_from.md: the blocks of WebDataset and of Tonari run, and give batches alike."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,13 @@ def test_the_block_trains_on_batches_of_pictures(tmp_path, monkeypatch, name):
         path.parent.mkdir(exist_ok=True)
         write_tar(path, [member for pair in zip(*members, strict=True) for member in pair])
     monkeypatch.chdir(tmp_path)
-    given = {"__name__": "__main__", "batch_size": 4, "num_epochs": 1, "rank": 0, "world_size": 1}
+    given: dict[str, Any] = {
+        "__name__": "__main__",
+        "batch_size": 4,
+        "num_epochs": 1,
+        "rank": 0,
+        "world_size": 1,
+    }
     exec(compile(block, "docs/coming_from.md", "exec"), given)
     assert tuple(given["images"].shape) == (4, 3, 224, 224)
     assert set(given["labels"].tolist()) <= {0, 1, 2}

@@ -74,7 +74,9 @@ def test_a_broken_connection_of_another_kind_is_raised(monkeypatch: pytest.Monke
 
 def test_an_unknown_command_exits_2_and_guesses(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pakc"]) == 2
-    assert "'pakc' is not a command, expected one of demo, init, pack" in (err := capsys.readouterr().err)
+    assert "'pakc' is not a command, expected one of demo, init, pack" in (
+        err := capsys.readouterr().err
+    )
     assert err.endswith("did you mean 'pack'?\n")
     assert cli.main([]) == 2
     assert "usage: tonari COMMAND" in capsys.readouterr().err

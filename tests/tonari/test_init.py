@@ -1,6 +1,7 @@
 """`tonari init`: what it writes is read, runs, and is never written over something."""
 
 import io
+import shutil
 import subprocess
 import sys
 
@@ -73,5 +74,5 @@ def test_what_is_there_is_not_written_over(tmp_path):
     [({"sbatch"}, "slurm"), ({"qsub", "pbsnodes"}, "pbs"), ({"qsub"}, "none"), (set(), "none")],
 )
 def test_the_scheduler_is_the_one_whose_commands_are_there(monkeypatch, installed, found):
-    monkeypatch.setattr(command.shutil, "which", lambda name: name in installed or None)
+    monkeypatch.setattr(shutil, "which", lambda name: name in installed or None)
     assert command.find_scheduler() == found

@@ -9,7 +9,7 @@ import shuffle
 from trainer import join
 
 TRAIN = "shards/train-*.tar"
-FIELDS = {
+FIELDS: dict[str, dataio.Field] = {
     "image": dataio.Image("jpg", crop=dataio.RandomResizedCrop(32), flip=0.5),
     "label": dataio.Int("cls"),
 }
