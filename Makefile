@@ -58,7 +58,8 @@ imports: $(STAMP) ## Check who may import whom
 	@$(VENV)/bin/lint-imports
 
 docs: $(STAMP) ## Build the site into build/site, and check its links
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	@# Not --quiet: warnings that are not printed do not fail a strict build.
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 format: $(STAMP) ## Format, and fix what can be fixed
 	@$(VENV)/bin/ruff format
