@@ -19,7 +19,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-old check lint types imports format clean
+.PHONY: help install demo test test-all test-old check lint types imports docs format clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,7 +69,7 @@ $(OLD_STAMP): pyproject.toml constraints-old.txt
 	    "torch 2.4 without CUDA, or leave test-old out: nothing else needs it" >&2; exit 1; }
 	@touch $@
 
-check: lint types imports test-all ## All of CI: format, lint, types, import contracts, tests
+check: lint types imports docs test-all ## All of CI: format, lint, types, import contracts, site, tests
 
 lint: $(STAMP) ## Check format and lint
 	@$(VENV)/bin/ruff format --check
@@ -80,6 +80,10 @@ types: $(STAMP) ## Check types, strictly
 
 imports: $(STAMP) ## Check who may import whom
 	@$(VENV)/bin/lint-imports
+
+docs: $(STAMP) ## Build the site into build/site, and check its links
+	@# Not --quiet: warnings that are not printed do not fail a strict build.
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 format: $(STAMP) ## Format, and fix what can be fixed
 	@$(VENV)/bin/ruff format

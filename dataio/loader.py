@@ -284,7 +284,9 @@ class Loader:
         Args:
             source: The dataset.
             fields: Its fields; None: the loader's own, if these draw no crops or flips.
-            transform, batch_transform, collate: Its own: those of training are not used.
+            transform: Its own: that of training is not used.
+            batch_transform: Its own too.
+            collate: Its own too.
         """
         own = Transforms(transform=transform, batch_transform=batch_transform, collate=collate)
         evaluation = self._parts.open_evaluation(source, fields, own)

@@ -1,14 +1,21 @@
 """Find the command, run it, and end with one readable message when it fails."""
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
+import io
+import os
+import select
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 COMMANDS = {
     "demo": ("tonari.demo.command", "train the same model three ways on this machine, and compare"),
+    "init": ("tonari.init.command", "write a config, a loop and a batch script to begin with"),
     "pack": ("tonari.pack.command", "turn Parquet or images into tar shards, text into tokens"),
     "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
     "ablate": ("tonari.ablate.command", "compare ways to train, by accuracy over seeds"),
@@ -60,7 +67,7 @@ EXTRAS = {
     "zarr": "zarr",
 }
 
-FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_ARGUMENTS, INTERRUPTED, READER_GONE = 1, 2, 130, 141
 
 
 def run() -> NoReturn:
@@ -69,8 +76,23 @@ def run() -> NoReturn:
     ``sys.exit`` is looked up after the command ran: under MPI it may by then be the hook that ends
     the other ranks too, who would wait for this one for ever.
     """
-    status = main()
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        # What is still in the buffer has nobody to read it: `tonari ... | head` ends quietly.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = READER_GONE
     sys.exit(status)
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is the standard output that nobody reads, and not a peer's connection."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, rest: list[str]) -> int:
     try:
-        status: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+        with _wrapped() if {"-h", "--help"} & {*rest} else contextlib.nullcontext():
+            status: int = importlib.import_module(COMMANDS[name][0]).main(rest)
     except SystemExit as end:
         return _exit_status(end)
     except KeyboardInterrupt:
@@ -119,6 +142,36 @@ def _run(name: str, rest: list[str]) -> int:
     return status
 
 
+class _Printed(io.StringIO):
+    """What is printed, by code that looks where it prints."""
+
+    encoding = property(lambda self: sys.__stdout__ and sys.__stdout__.encoding)
+
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()
+
+
+@contextlib.contextmanager
+def _wrapped() -> Iterator[None]:
+    """Wrap long lines of prose that are printed meanwhile at the terminal's width, else at 80."""
+    width = shutil.get_terminal_size().columns
+    printed = _Printed()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            # A box's lines are as wide as they should be, with codes of colours on top.
+            print(line if line.startswith(("\x1b", "│")) else _fill(line, width))
+
+
+def _fill(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def _exit_status(end: SystemExit) -> int:
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
@@ -132,17 +185,15 @@ def _is_known(error: BaseException) -> bool:
 
 
 def _help() -> str:
-    lines = [f"  {name:<8} {words}" for name, (_, words) in COMMANDS.items()]
+    width = shutil.get_terminal_size().columns
+    lines = [
+        textwrap.fill(f"  {name:<8} {words}", width, subsequent_indent=" " * 11)
+        for name, (_, words) in COMMANDS.items()
+    ]
+    about = "Feeds distributed training from next door instead of from the shared filesystem."
+    more = "tonari COMMAND --help says more about one of them; tonari --version, which this is."
     return "\n".join(
-        [
-            "usage: tonari COMMAND ...",
-            "",
-            "Feeds distributed training from next door instead of from the shared filesystem.",
-            "",
-            *lines,
-            "",
-            "tonari COMMAND --help says more about one of them; tonari --version, which this is.",
-        ]
+        ["usage: tonari COMMAND ...", "", _fill(about, width), "", *lines, "", _fill(more, width)]
     )
 
 

@@ -8,16 +8,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import dataio
 from dataio.cache.lock import CacheLock
 from dataio.cache.tools.prune import Choice
 from dataio.cache.tools.report import CacheReport
 from dataio.source import write_index
 from tests.dataio.source.shards import numbered, write_tar
 from tonari import cli
+from tonari.cache.stage import parse_field
 
 SAMPLES = 20
 # One thread reads, so that rows lie in the order of the shard.
 FLAGS = ["--fields", "data=bytes:bin", "number=int:cls", "--staging-readers", "1"]
+
+
+def test_fields_may_be_of_every_kind_that_the_library_has():
+    texts = (
+        "a=bytes:bin b=float:f c=image:jpg d=image_size:jpg e=int:cls f=mask:seg.png g=text:txt",
+        "h=tokens:npy i=tokens:uint16:npy j=array:float32:3x4:npy",
+    )
+    parsed = dict(map(parse_field, " ".join(texts).split()))
+    assert parsed["h"] == dataio.Tokens("npy")
+    assert parsed["i"] == dataio.Tokens("npy", "uint16")
+    assert parsed["j"] == dataio.Array("npy", (3, 4), "float32")
+    assert parsed["f"] == dataio.Mask("seg.png")
+    public = {getattr(dataio, name) for name in dataio.__all__}
+    kinds = {kind for kind in public if hasattr(kind, "encode")} - {dataio.Field}
+    assert {type(field) for field in parsed.values()} == kinds
 
 
 def write_source(directory, kind):

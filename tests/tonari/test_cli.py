@@ -1,5 +1,6 @@
 """A command that fails says so in one message; what nobody foresaw is raised."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +40,43 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert all(f"  {name} " in ended.stdout for name in cli.COMMANDS)
 
 
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("command", ["", "cache stage", "pack", "bench exchange", "train"])
+def test_help_is_as_wide_as_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert columns - 5 < max(map(len, lines)) <= columns
+
+
+def test_nobody_reading_the_output_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tonari", "--help"],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_broken_connection_of_another_kind_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> int:
+        raise BrokenPipeError("a peer has gone")
+
+    monkeypatch.setattr(cli, "main", fails)
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+    with pytest.raises(BrokenPipeError, match="a peer"):
+        cli.run()
+
+
 def test_an_unknown_command_exits_2_and_guesses(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pakc"]) == 2
-    assert "'pakc' is not a command, expected one of demo, pack" in (err := capsys.readouterr().err)
+    assert "'pakc' is not a command, expected one of demo, init, pack" in (
+        err := capsys.readouterr().err
+    )
     assert err.endswith("did you mean 'pack'?\n")
     assert cli.main([]) == 2
     assert "usage: tonari COMMAND" in capsys.readouterr().err

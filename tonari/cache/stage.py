@@ -3,7 +3,7 @@
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,9 +16,13 @@ from dataio import (
     Field,
     Float,
     Image,
+    ImageSize,
     Int,
+    Mask,
     NodeCache,
     Staging,
+    Text,
+    Tokens,
     discover_world,
     open_source,
 )
@@ -41,8 +45,8 @@ class Stage:
     source: Annotated[str, tyro.conf.Positional]
     """Pattern of shards, such as "shards/train-{000000..000127}.tar"."""
     fields: tuple[str, ...]
-    """What to keep, as NAME=KIND:KEY; KIND is image, int, float, bytes, or array:DTYPE:SHAPE.
-    Example: --fields image=image:jpg label=int:cls"""
+    """What to keep, as NAME=KIND:KEY; KIND is image, mask, image_size, int, float, text, bytes,
+    tokens:DTYPE, or array:DTYPE:SHAPE. Example: --fields image=image:jpg label=int:cls"""
     cache: str = "auto"
     """Cache directory of this node; auto is TONARI_CACHE, else a node-local directory."""
     staging_readers: int = 2
@@ -102,6 +106,13 @@ class Stage:
         return 0
 
 
+SIMPLE: dict[str, Callable[[str], Field]] = {
+    "bytes": Bytes, "float": Float, "image": Image, "image_size": ImageSize, "int": Int,
+    "mask": Mask, "text": Text, "tokens": Tokens,
+}  # fmt: skip
+"""Kinds that need no more than a key."""
+
+
 def parse_field(text: str) -> tuple[str, Field]:
     """Read NAME=KIND:KEY.
 
@@ -110,16 +121,18 @@ def parse_field(text: str) -> tuple[str, Field]:
     """
     name, _, rest = text.partition("=")
     kind, _, key = rest.partition(":")
-    simple = {"image": Image, "int": Int, "float": Float, "bytes": Bytes}
-    if name and key and kind in simple:
-        return name, simple[kind](key)
     dtype, _, tail = key.partition(":")
+    if name and kind == "tokens" and tail:
+        return name, Tokens(tail, dtype)
+    if name and key and kind in SIMPLE:
+        return name, SIMPLE[kind](key)
     shape, _, array_key = tail.partition(":")
     if name and kind == "array" and array_key and re.fullmatch(r"\d+(x\d+)*", shape):
         return name, Array(array_key, tuple(int(size) for size in shape.split("x")), dtype)
     raise ValueError(
-        f"--fields {text}: expected NAME=KIND:KEY, such as image=image:jpg, label=int:cls or "
-        f"x=array:float32:3x4:npy"
+        f"--fields {text}: expected NAME=KIND:KEY, such as image=image:jpg, label=int:cls, "
+        f"ids=tokens:uint16:npy or x=array:float32:3x4:npy, with a KIND of "
+        f"{', '.join(SIMPLE)}, array"
     )
 
 

@@ -1,0 +1,149 @@
+"""What mkdocs does beside its own work: patterns of pages, links out of docs/, two references.
+
+Links that leave ``docs/`` work where the repository is read and lead nowhere on a site. They become
+names of files there; one that names no file of the repository is a warning, and with
+``mkdocs build --strict`` an error.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LOG = logging.getLogger("mkdocs.hooks.tonari")
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
+FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
+NAMED = ("NodeCache", "Staging", "Workers")
+COMMANDS = (
+    "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
+    "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
+    "bench importance", "simulate", "probe", "plan", "ablate", "hardest", "export", "doctor",
+)  # fmt: skip
+
+
+def on_config(config: Any) -> Any:
+    """Put pages in place of patterns in the navigation."""
+    config.nav = expand(config.nav)
+    return config
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Fill in what is made of the code, and unlink what is not part of the site."""
+    if "<!-- toml keys -->" in markdown:
+        markdown = markdown.replace("<!-- toml keys -->", toml_keys())
+    if "<!-- commands -->" in markdown:
+        markdown = markdown.replace("<!-- commands -->", commands())
+    return unlink(markdown, PurePosixPath(page.file.src_uri))
+
+
+def expand(nav: Any) -> Any:
+    """Replace each pattern by the pages that fit it; a section without a page is left out.
+
+    Args:
+        nav: The navigation as mkdocs.yml has it: lists, mappings of one title, paths.
+    """
+    if isinstance(nav, dict):
+        made = {title: expand(inner) for title, inner in nav.items()}
+        return {title: inner for title, inner in made.items() if inner}
+    if isinstance(nav, str):
+        return nav
+    pages: list[Any] = []
+    for entry in nav:
+        if isinstance(entry, str) and "*" in entry:
+            found = sorted(DOCS.glob(entry), key=lambda path: (path.stem != "index", path))
+            pages += [path.relative_to(DOCS).as_posix() for path in found]
+        elif inner := expand(entry):
+            pages.append(inner)
+    return pages
+
+
+def unlink(markdown: str, page: PurePosixPath) -> str:
+    """Turn links to files outside docs/ into their text and, where it is another, their path.
+
+    Args:
+        markdown: Of the page.
+        page: Its path, from docs/ on.
+    """
+    fenced = [match.span() for match in FENCE.finditer(markdown)]
+
+    def change(match: re.Match[str]) -> str:
+        if any(start <= match.start() < end for start, end in fenced):
+            return match[0]
+        text, target = match[1], match[2]
+        path = Path(os.path.normpath(DOCS / page.parent / target))
+        if path.is_relative_to(DOCS) and path.suffix == ".md":
+            return match[0]  # mkdocs checks these
+        if not path.exists():
+            LOG.warning(f"{page}: links to {target}, and there is no {path}; correct the link")
+        elif path.is_relative_to(DOCS) and path.is_file() and path.suffix in (".png", ".svg"):
+            return match[0]
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else target
+        return text if name in text or path.name in text else f"{text} (`{name}`)"
+
+    return LINK.sub(change, markdown)
+
+
+def toml_keys() -> str:
+    """Make a section of each table of a run's file: what its docstring has, and its keys."""
+    import griffe
+
+    package = griffe.load("trainer", search_paths=[ROOT])
+    parts = []
+    for section in _settings(package["config.config.Config"]):
+        made_by = section.annotation.canonical_path
+        found = package[made_by.removeprefix("trainer.")]
+        rows = [
+            f"| `{key.name}` | `{key.annotation}` | {_default(key)} |" for key in _settings(found)
+        ]
+        table = "\n".join(["| key | type | default |", "|---|---|---|", *rows])
+        parts.append(f"## [{section.name}]\n\n{_linked(found.docstring.value)}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _settings(owner: Any) -> list[Any]:
+    return [
+        member
+        for member in owner.members.values()
+        if member.is_attribute and member.annotation is not None and "property" not in member.labels
+    ]
+
+
+def _default(attribute: Any) -> str:
+    value = "required" if attribute.value is None else str(attribute.value)
+    made = re.fullmatch(r"field\(default_factory=(?:lambda: )?(\w+)(\(.*\))?\)", value)
+    if made and made[1] in NAMED:
+        return f"of [{made[1]}][dataio.{made[1]}]"
+    if made:
+        value = {"dict": "{}"}.get(made[1], f"{made[1]}()")
+    return value if value == "required" else f"`{value}`"
+
+
+def _linked(text: str) -> str:
+    """Make cross-references of the public names in a docstring."""
+    text = text.replace("``", "`")
+    return re.sub(r"`((?:dataio|shuffle|importance)\.[A-Z][a-z][A-Za-z_]*)`", r"[`\1`][\1]", text)
+
+
+def commands() -> str:
+    """Write what each command's --help prints, at 80 columns."""
+    from tonari.cli import main
+
+    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", "TERM")}
+    os.environ.update(COLUMNS="80", NO_COLOR="1", TERM="dumb")
+    parts = []
+    try:
+        for command in COMMANDS:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                if status := main([*command.split(), "--help"]):
+                    LOG.warning(f"tonari {command} --help ended with {status}, expected 0")
+            parts.append(f"## tonari {command}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return "\n".join(parts)

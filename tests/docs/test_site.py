@@ -1,0 +1,56 @@
+"""What the site does beside mkdocs: patterns in the navigation, links that leave docs/, keys."""
+
+import importlib
+import logging
+import sys
+from dataclasses import fields
+from pathlib import PurePosixPath
+from typing import get_type_hints
+
+import pytest
+
+from tests.multirank import ROOT
+from trainer import Config
+
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+hooks = importlib.import_module("hooks")
+PAGE = PurePosixPath("adr/0001-one-heap-per-local-rank.md")
+
+
+def test_a_pattern_becomes_its_pages_and_a_section_without_pages_is_left_out():
+    nav = ["index.md", {"Sites": ["no-such-folder/*.md"]}, {"Why": [{"Decisions": ["adr/*.md"]}]}]
+    index, why = hooks.expand(nav)
+    assert index == "index.md"
+    pages = why["Why"][0]["Decisions"]
+    assert pages == sorted(f"adr/{path.name}" for path in (ROOT / "docs/adr").glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[a test](../../tests/multirank.py)", "a test (`tests/multirank.py`)"),
+        ("[multirank.py](../../tests/multirank.py#x)", "multirank.py"),
+        ("[words](../glossary.md)", "[words](../glossary.md)"),
+        ("[other](https://example.org/a.py)", "[other](https://example.org/a.py)"),
+        ("![picture](../results/oracle.png)", "![picture](../results/oracle.png)"),
+        ("```\n[a](../../no.py)\n```", "```\n[a](../../no.py)\n```"),
+    ],
+)
+def test_a_link_out_of_the_docs_becomes_the_name_of_a_file(caplog, written, shown):
+    assert hooks.unlink(written, PAGE) == shown
+    assert caplog.records == []
+
+
+def test_a_link_to_no_file_is_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        hooks.unlink("[a test](../../tests/no_such.py)", PAGE)
+    assert "links to ../../tests/no_such.py, and there is no" in caplog.text
+
+
+def test_every_key_of_a_run_is_in_the_reference():
+    pytest.importorskip("griffe")
+    made = hooks.toml_keys()
+    for name, section in get_type_hints(Config).items():
+        assert f"## [{name}]" in made
+        for key in fields(section):
+            assert f"| `{key.name}` |" in made

@@ -1,0 +1,78 @@
+"""`tonari init`: what it writes is read, runs, and is never written over something."""
+
+import io
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tonari import cli
+from tonari.errors import CommandError
+from tonari.init import command
+from tonari.pack.shards import write_shards
+from trainer import load_config
+
+
+def png(number):
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (40, 36, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_the_batch_script_is_for_this_machine_and_its_scheduler(tmp_path, capsys, scheduler):
+    given = ["--nodes", "7", "--ranks-per-node", "3", "--time", "09:08:07"]
+    assert cli.main(["init", str(tmp_path / "new"), "--scheduler", scheduler, *given]) == 0
+    name, submit, sizes = {
+        "slurm": ("job.sbatch", "sbatch", ("#SBATCH --nodes=7", "#SBATCH --ntasks-per-node=3")),
+        "pbs": ("job.pbs", "qsub", ("#PBS -l select=7:mpiprocs=3",)),
+    }[scheduler]
+    script = (tmp_path / "new" / name).read_text()
+    limit = {"slurm": "#SBATCH --time=09:08:07", "pbs": "#PBS -l walltime=09:08:07"}[scheduler]
+    for line in (*sizes, limit, "CONFIG=${CONFIG:-train.toml}"):
+        assert line in script.splitlines()
+    assert f"PYTHON=${{PYTHON:-{sys.executable}}}" in script
+    assert "examples/" not in script
+    subprocess.run(["bash", "-n", str(tmp_path / "new" / name)], check=True, timeout=20)
+    assert f"  {submit} {name}" in capsys.readouterr().out.splitlines()
+
+
+def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    samples = ({"__key__": f"{n}", "png": png(n), "y": b"%d" % (n % 2)} for n in range(70))
+    write_shards(samples, tmp_path / "data", shard_samples=40)
+    given = ["--data", "data/*.tar", "--image", "png", "--label", "y", "--scheduler", "none"]
+    assert cli.main(["init", ".", *given]) == 0
+    data = load_config(tmp_path / "train.toml").data
+    assert (data.train, data.image, data.label) == ("data/*.tar", "png", "y")
+    loop = (tmp_path / "loop.py").read_text().replace("64, 10, ", "32, 2, ")
+    capsys.readouterr()
+    exec(compile(loop, "loop.py", "exec"), {"__name__": "__main__"})
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "epoch 0", "epoch 1",
+    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "loop.py", "train.toml",
+    ]  # fmt: skip
+
+
+def test_what_is_there_is_not_written_over(tmp_path):
+    (tmp_path / "loop.py").write_text("mine")
+    with pytest.raises(CommandError, match=r"found loop\.py, expected none of them; remove or"):
+        command.main([str(tmp_path), "--scheduler", "slurm"])
+    assert [path.name for path in tmp_path.iterdir()] == ["loop.py"]
+    with pytest.raises(CommandError, match="expected both >= 1; give"):
+        command.main([str(tmp_path / "new"), "--nodes", "0"])
+
+
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [({"sbatch"}, "slurm"), ({"qsub", "pbsnodes"}, "pbs"), ({"qsub"}, "none"), (set(), "none")],
+)
+def test_the_scheduler_is_the_one_whose_commands_are_there(monkeypatch, installed, found):
+    monkeypatch.setattr(shutil, "which", lambda name: name in installed or None)
+    assert command.find_scheduler() == found

@@ -1,0 +1,123 @@
+"""`tonari init`: a config, a loop and a batch script for the machine it stands on."""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from tonari.errors import CommandError
+
+Scheduler = Literal["slurm", "pbs", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init:
+    """Write train.toml, loop.py and, where jobs are queued, a batch script: files to change.
+
+    train.toml is for `tonari train`; loop.py is a loop of your own. The batch script is for the
+    scheduler that is found here: sbatch of Slurm, or qsub and pbsnodes of PBS. Nothing that is
+    there already is written over.
+    """
+
+    directory: Annotated[Path, tyro.conf.Positional] = Path()
+    """Where they go; made if need be."""
+    data: str = "shards/train-*.tar"
+    """What to train on, as a loader takes it."""
+    image: str = "jpg"
+    """Extension or column of the image."""
+    label: str = "cls"
+    """Extension or column of the class."""
+    nodes: int = 4
+    """Nodes of the batch script."""
+    ranks_per_node: int = 1
+    """Ranks on each: one a GPU."""
+    time: str = "01:00:00"
+    """Time limit of the batch script."""
+    scheduler: Literal["auto", "slurm", "pbs", "none"] = "auto"
+    """For which scheduler; none writes no batch script."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command.
+
+    Raises:
+        CommandError: If a number is below 1, or a file is there already.
+    """
+    options = tyro.cli(Init, args=argv, prog="tonari init", config=(tyro.conf.FlagCreatePairsOff,))
+    if min(options.nodes, options.ranks_per_node) < 1:
+        raise CommandError(
+            f"--nodes is {options.nodes} and --ranks-per-node {options.ranks_per_node}, expected "
+            "both >= 1; give for example --nodes 2"
+        )
+    scheduler = find_scheduler() if options.scheduler == "auto" else options.scheduler
+    texts = write_texts(options, scheduler, python=sys.executable)
+    if there := [name for name in texts if (options.directory / name).exists()]:
+        raise CommandError(
+            f"{options.directory}: found {', '.join(there)}, expected none of them; remove or "
+            "rename these, or give another directory"
+        )
+    options.directory.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (options.directory / name).write_text(text)
+    submit = {"slurm": "sbatch job.sbatch", "pbs": "qsub job.pbs"}.get(scheduler)
+    print(f"wrote {', '.join(texts)} into {options.directory}; look through them, then:")
+    print(f"  cd {options.directory}")
+    print("  tonari train train.toml --dry-run    # the settings, and what they come to")
+    print(f"  {submit or 'mpiexec -n 2 tonari train train.toml'}")
+    return 0
+
+
+def find_scheduler() -> Scheduler:
+    """Find out who queues jobs here, by the commands that are installed."""
+    if shutil.which("sbatch"):
+        return "slurm"
+    # Grid Engine has a qsub too.
+    return "pbs" if shutil.which("qsub") and shutil.which("pbsnodes") else "none"
+
+
+def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str, str]:
+    """Write the files' texts, by name.
+
+    Args:
+        options: What was asked for.
+        scheduler: Who queues jobs.
+        python: The interpreter that the batch script calls.
+    """
+    size = f"{options.nodes}:mpiprocs={options.ranks_per_node}"
+    data, image, label = map(json.dumps, (options.data, options.image, options.label))
+    fields = {
+        '"shards/train-*.tar"': data,
+        'image = "jpg"': f"image = {image}",
+        'dataio.Image("jpg"': f"dataio.Image({image}",
+        'label = "cls"': f"label = {label}",
+        'dataio.Int("cls")': f"dataio.Int({label})",
+    }
+    job = {
+        "--nodes=4": f"--nodes={options.nodes}",
+        "--ntasks-per-node=1\n#SBATCH --time": f"--ntasks-per-node={options.ranks_per_node}\n"
+        "#SBATCH --time",
+        "=01:00:00": f"={options.time}",
+        "select=4:mpiprocs=1": f"select={size}",
+        "${PYTHON:-python}": f"${{PYTHON:-{python}}}",
+        "${CONFIG:-examples/cifar10.toml}": "${CONFIG:-train.toml}",
+        "examples/slurm/train.sbatch": "job.sbatch",
+        " data.train=/shared/cifar10-train.parquet": "",
+    }
+    texts = {"train.toml": _filled("train.toml", fields), "loop.py": _filled("loop.py", fields)}
+    if scheduler != "none":
+        suffix = {"slurm": "sbatch", "pbs": "pbs"}[scheduler]
+        texts[f"job.{suffix}"] = _filled(f"train.{suffix}", job)
+    return texts
+
+
+def _filled(template: str, words: Mapping[str, str]) -> str:
+    text = (files("tonari.init") / template).read_text()
+    pattern = re.compile("|".join(map(re.escape, words)))
+    return pattern.sub(lambda match: words[match[0]], text)
