@@ -8,6 +8,7 @@ from pathlib import Path
 import tyro
 
 from tonari.checks import Finding, check_machine, check_torch
+from tonari.names_check import check_names
 from tonari.probes import exchange, in_job, join, probe_mpi, probe_torch
 
 
@@ -57,6 +58,7 @@ def _alone(options: Doctor) -> Iterator[Finding]:
 def _machine(options: Doctor) -> Iterator[Finding]:
     yield from check_machine(str(options.cache) if options.cache else None)
     yield check_torch()
+    yield check_names()
 
 
 def _job(options: Doctor) -> Iterator[Finding]:
