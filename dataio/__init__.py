@@ -112,9 +112,9 @@ __all__ = [
 
 
 _NEED_TORCH = {
-    "AsList": "dataio.batch.values",
-    "Loader": "dataio.loader",
-    "Mixture": "dataio.mixture",
+    "AsList": f"{__name__}.batch.values",
+    "Loader": f"{__name__}.loader",
+    "Mixture": f"{__name__}.mixture",
 }
 
 

@@ -8,10 +8,9 @@ r"""Hugging Face's GPT-2, tied embeddings and dropout included, on any mesh.
 Run from the directory that holds ``examples``.
 """
 
+from tonari.trainer import Adapted
+from tonari.trainer.models.styles import Conv1D
 from transformers import GPT2Config, GPT2LMHeadModel
-
-from trainer import Adapted
-from trainer.models.styles import Conv1D
 
 
 def gpt2(width: int = 64, depth: int = 4, heads: int = 4) -> Adapted:

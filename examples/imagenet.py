@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tonari.trainer import join, seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dataio
-from trainer import join, seeded
 
 CROP, LABEL = dataio.RandomResizedCrop(224), dataio.Int("cls")
 TRAIN: dict[str, dataio.Field] = {"image": dataio.Image("jpg", crop=CROP, flip=0.5), "label": LABEL}
@@ -64,7 +64,7 @@ def forward(model: nn.Module, image: Tensor) -> Tensor:
 def train(loader: dataio.Loader, given: argparse.Namespace) -> None:
     val = loader.evaluation(given.val, fields=VAL)
     network = seeded(partial(make_network, given.classes), seed=0).to(loader.device)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(memory_format=torch.channels_last)
     decay = get_ema_multi_avg_fn(given.ema)  # type: ignore[no-untyped-call]
     average = AveragedModel(network, multi_avg_fn=decay)
     model = nn.parallel.DistributedDataParallel(network)

@@ -46,7 +46,7 @@ KNOWN_ERRORS = frozenset(
     {
         "benchmarks.errors.BenchError",
         "dataio.base.errors.DataioError",
-        "tonari.errors.CommandError",
+        "errors.CommandError",
         "trainer.errors.CheckpointError",
         "trainer.errors.ConfigError",
         "trainer.torch_range.TorchVersionError",
@@ -180,7 +180,11 @@ def _exit_status(end: SystemExit) -> int:
 
 
 def _is_known(error: BaseException) -> bool:
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    # In a wheel our modules lie below tonari.
+    names = {
+        f"{kind.__module__}.{kind.__qualname__}".removeprefix("tonari.")
+        for kind in type(error).__mro__
+    }
     return not KNOWN_ERRORS.isdisjoint(names)
 
 

@@ -19,6 +19,7 @@ from tonari.fabric import (
     loaded_libraries,
     python_home,
 )
+from tonari.names_check import check_names
 from tonari.pairs import clock_offsets, judge_clocks, judge_pairs, measure_pairs
 from tonari.probes import exchange, in_job, join, medium_words, probe_mpi, probe_torch
 
@@ -74,6 +75,7 @@ def _machine(options: Doctor) -> Iterator[Finding]:
     yield check_trainer()
     yield check_fabric(fabric_ports())
     yield check_memory_lock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], fabric_ports())
+    yield check_names()
 
 
 def _job(options: Doctor) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from benchmarks.exchange.task import Epoch, Step, Task
 from benchmarks.loader.launch import LAUNCHER_PREFIXES, ROOT, end, last_words, mpiexec
 from benchmarks.notify import Notify
 
-BANDWIDTH = "benchmarks.exchange.bandwidth"
+BANDWIDTH = f"{__package__}.bandwidth"
 BANDWIDTH_TIMEOUT_S = 900.0
 
 Launch = Callable[[int], Sequence[str]]
@@ -145,7 +145,7 @@ def _run(case: Case, settings: Settings, notify: Notify) -> None:
     )
     path = shared / "task.json"
     path.write_text(task.to_json())
-    command = [*settings.launch(case.ranks), sys.executable, "-m", "benchmarks.exchange.job"]
+    command = [*settings.launch(case.ranks), sys.executable, "-m", f"{__package__}.job"]
     begin = f"{spec.name}, {case.ranks} ranks"
     for message in lines([*command, str(path)], shared / "job.log", settings.timeout_s):
         if "epoch" in message:

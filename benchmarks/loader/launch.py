@@ -14,7 +14,9 @@ from benchmarks.errors import BenchError
 from benchmarks.loader.contenders import Contender
 from benchmarks.loader.peers.harness import Task
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = __name__.partition(".")[0]
+ROOT = Path(__file__).parents[__name__.count(".")]
+"""Where Python finds the package that this module lies in: `benchmarks`, or `tonari` of a wheel."""
 LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SLURM_", "TONARI_RANKS_PER_NODE")
 
 
@@ -69,12 +71,12 @@ def commands(
 def _import_root(contender: Contender, directory: Path) -> Path:
     if not contender.environment:
         return ROOT
-    # An environment may see `benchmarks` and nothing else that lies beside it.
+    # An environment may see this package and nothing else that lies beside it.
     only = directory / "import"
     only.mkdir(exist_ok=True)
-    link = only / "benchmarks"
+    link = only / PACKAGE
     if not link.is_symlink():
-        link.symlink_to(Path(__file__).parents[1])
+        link.symlink_to(ROOT / PACKAGE)
     return only
 
 

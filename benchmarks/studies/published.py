@@ -35,12 +35,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks.machine import describe_machine
+from dataio.base.examples import EXAMPLES
 from trainer.config.config import Config, load_config
 from trainer.models import seeded
 from trainer.run.build import make_model
 from trainer.run.loop import train
 
-RECIPE = Path(__file__).parents[2] / "examples/cifar10_resnet.toml"
+RECIPE = EXAMPLES / "cifar10_resnet.toml"
 HIDDEN = 0.3
 WAYS = ("bare", "full", "kakurenbo", "infobatch", "shorter", "random")
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

@@ -27,11 +27,12 @@ from typing import Any
 import msgspec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dataio.base.examples import EXAMPLES
 from oracle.cluster.cluster import Cluster, load_cluster
 from oracle.search.search import Candidate, estimate
 from trainer.config.config import Config, load_config
 
-CLUSTER = Path("examples/clusters/selene.toml")
+CLUSTER = EXAMPLES / "clusters/selene.toml"
 SEQUENCE_LENGTH, VOCABULARY = 2048, 51200
 FITTED = "18.4B"
 BITS = 10

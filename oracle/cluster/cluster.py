@@ -8,9 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from dataio.base import toml
+from dataio.base.examples import EXAMPLES
 from oracle.errors import OracleError
 
-EXAMPLE = "examples/clusters/gigabit.toml"
+EXAMPLE = EXAMPLES / "clusters/gigabit.toml"
 
 Count = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(gt=0)]

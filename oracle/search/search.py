@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dataio.base.examples import EXAMPLES
 from oracle.cluster.cluster import Cluster, Device
 from oracle.errors import OracleError
 from oracle.search.choices import Choices, Group, Variant, overrides
@@ -183,7 +184,7 @@ def _device(cluster: Cluster) -> Device:
         raise OracleError(
             f'"{cluster.name}" has no table [device], from which the search prices computation '
             "that nobody probed; give its tflops, memory_gbyte_s and memory_gib, as "
-            "examples/clusters/h100.toml does"
+            f"{EXAMPLES / 'clusters/h100.toml'} does"
         )
     return cluster.device
 

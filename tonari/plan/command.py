@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonari.names import EXAMPLES
 from tonari.outputs import check_output
 from tonari.plan.picture import draw_plan, draw_search, part_name
 from tonari.sizes import format_bytes
@@ -210,8 +211,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE",
-        help="the nodes and what joins them, such as examples/clusters/gigabit.toml (default: the "
-        "node that was probed)",
+        help="the nodes and what joins them, such as "
+        f"{EXAMPLES / 'clusters/gigabit.toml'} (default: the node that was probed)",
     )  # fmt: skip
     parser.add_argument(
         "--search", action="store_true",

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonari.names import EXAMPLES
+
 if TYPE_CHECKING:
     from trainer.watch.metrics import Line
 
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="SECTION.KEY=VALUE",
         help="instead of the file's, such as run.epochs=3 shuffle.kind=global shuffle.moves=true; "
-        "examples/cifar10.toml names what there is",
+        f"{EXAMPLES / 'cifar10.toml'} names what there is",
     )  # fmt: skip
     parser.add_argument(
         "--resume", default="auto", metavar="auto|never|PATH",

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.base import toml
+from dataio.base.examples import EXAMPLES
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance
 from importance import POLICIES, make_policy, settings_of
@@ -355,7 +356,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         tables = toml.loads(path.read_text())
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as TOML: {error}; give a file like examples/cifar10.toml"
+            f"{path}: cannot be read as TOML: {error}; give a file like {EXAMPLES / 'cifar10.toml'}"
         ) from error
     try:
         for override in overrides:

@@ -112,7 +112,11 @@ def test_the_users_own_draws_are_left_alone(tmp_path, use):
 
 
 def told(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "dataio.batch.watch"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.endswith("dataio.batch.watch")
+    ]
 
 
 def test_it_is_told_once_with_the_cure(tmp_path, caplog):

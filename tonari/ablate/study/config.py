@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-import dataio.plan.policies
 import shuffle as shuffles
 from dataio.base import toml
+from dataio.plan.policies import Importance, Shuffle
 from tonari.ablate.study.grid import expand_grid
 from tonari.ablate.study.identity import changed, code_key, content_key
 from tonari.ablate.study.importance import importance_policy
+from tonari.names import EXAMPLES
 from trainer.config.settings import (
     Count,
     Fraction,
@@ -244,7 +245,7 @@ class SettingsConfig(Section):
         """Of these, the ones in which the learning rate rises."""
         return round(self.warmup_epochs * self.epochs_fraction)
 
-    def make_importance(self) -> dataio.plan.policies.Importance:
+    def make_importance(self) -> Importance:
         """Make the importance policy that a loader would be handed."""
         knobs = {name: getattr(self, name) for name in KNOBS}
         warmup = {"warmup_epochs": self.num_warmup_epochs} if self.importance == "kakurenbo" else {}
@@ -256,7 +257,7 @@ class SettingsConfig(Section):
         return (self.replicas_per_node,) * (self.replicas // self.replicas_per_node)
 
     @property
-    def policy(self) -> dataio.plan.policies.Shuffle:
+    def policy(self) -> Shuffle:
         """The shuffle that a loader would be handed."""
         if self.shuffle == "partial":
             return shuffles.Partial(self.exchange)
@@ -339,7 +340,8 @@ def load_study(path: Path, overrides: Sequence[str] = (), *, full: bool = False)
         tables = toml.loads(path.read_text())
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as TOML: {error}; give a file like examples/shuffle_study.toml"
+            f"{path}: cannot be read as TOML: {error}; give a file like "
+            f"{EXAMPLES / 'shuffle_study.toml'}"
         ) from error
     try:
         return _build(tables, overrides, full=full)

@@ -63,7 +63,9 @@ def _is_policy(value: object) -> bool:
 
 
 def _plain(module: ModuleType) -> str:
-    return ast.unparse(ast.parse(inspect.getsource(module)))
+    plain = ast.unparse(ast.parse(inspect.getsource(module)))
+    # The same code where it was installed, which moves our packages below tonari.
+    return plain.replace("from tonari.", "from ").replace("from tonari import", "import")
 
 
 def _file_key(path: str) -> str:

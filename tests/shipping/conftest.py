@@ -1,0 +1,82 @@
+"""A wheel of this checkout, built once from its sdist, and programs that run on it."""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = (
+    "pyproject.toml setup.py MANIFEST.in README.md LICENSE CHANGELOG.md constraints.txt Makefile"
+)
+FOLDERS = "tonari dataio importance shuffle trainer oracle benchmarks examples"
+BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
+
+Layout = Literal["checkout", "wheel"]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def build(what: str, source: Path, out: Path) -> Path:
+    """Build an sdist or a wheel as a build frontend does, with the setuptools that is here."""
+    ended = subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{what}", str(out)],
+        cwd=source, env=os.environ | {"PYTHONPATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    (made,) = out.glob("*.tar.gz" if what == "sdist" else "*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel, of the sdist alone."""
+    work = tmp_path_factory.mktemp("wheel")
+    source = work / "source"
+    source.mkdir()
+    for name in FILES.split():
+        shutil.copy(ROOT / name, source)
+    for name in FOLDERS.split():
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
+    with tarfile.open(build("sdist", source, work)) as sdist:
+        sdist.extractall(work / "sdist", filter="data")
+    (unpacked,) = (work / "sdist").iterdir()
+    return build("wheel", unpacked, work)
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path) -> Path:
+    """Unpack the wheel: a directory of packages."""
+    directory = wheel.parent / "installed"
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(directory)
+    return directory
+
+
+@pytest.fixture
+def run_on(installed: Path) -> Run:
+    """Run Python with Tonari of a checkout or of a wheel, and nothing else of ours in sight."""
+
+    def run(
+        layout: Layout, *args: str, before: Sequence[Path] = (), tonari: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        ours = tonari or (ROOT if layout == "checkout" else installed)
+        paths = [*before, ours, *site.getsitepackages()]
+        # -S: an editable install of a checkout would lend its packages to the wheel.
+        return subprocess.run(
+            [sys.executable, "-S", "-P", *args],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+            cwd=installed.parent, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return run
