@@ -129,9 +129,7 @@ class Case:
         levels = [Level(name="node", units=1)]
         if self.ranks > 1:
             latency_us = 100 if self.mbit_s else 0
-            levels += [
-                Level(name="switch", units=self.ranks, gbyte_s=rate, latency_us=latency_us)
-            ]
+            levels += [Level(name="switch", units=self.ranks, gbyte_s=rate, latency_us=latency_us)]
         storage = Storage(read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None)
         return Cluster(name="lab", level=tuple(levels), storage=storage)
 
