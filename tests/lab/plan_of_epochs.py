@@ -53,6 +53,8 @@ SHARDS = 10
 ROWS = 5000
 EPOCHS = 3
 ROUNDS = 2
+MOST_OTHERS = 0.25
+"""Processors that other programs of the machine may use beside a run; else it does not count."""
 TIMEOUT_S = 300
 OF_DATA = 0.95
 """Of a link's rate, what is left for data once the headers of Ethernet, IP and TCP are off."""
@@ -178,9 +180,9 @@ class Study:
 
     def measure(self, case: Case, number: int) -> None:
         """Train a case, unless it was in this round."""
-        done = {(run["case"], run["round"]) for run in self.runs()}
-        if (case.name, number) in done:
+        if number in {run["round"] for run in self.runs(case)}:
             return
+        before = _busy_s()
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             data = self._shards
@@ -188,6 +190,7 @@ class Study:
                 slow = slowfs(data, bytes_per_s=case.source_mb_s * 1e6, cache="direct_io")
                 data = stack.enter_context(slow).path
             found = (self._stream if case.streams else self._train)(case, data, scratch)
+        found["others"] = _others(before)
         with self._runs.open("a") as file:
             file.write(json.dumps({"case": case.name, "round": number, **found}) + "\n")
         print(case.name, found, flush=True)
@@ -233,12 +236,17 @@ class Study:
         out = self._probe_path(ranks, number)
         if out.exists():
             return
+        before = _busy_s()
         with tempfile.TemporaryDirectory() as scratch:
             self._run([
                 mpiexec(), "-n", str(ranks), sys.executable, "-m", "tonari", "probe",
                 str(self._settings), f"data.train={self._shards}/*.parquet",
                 f"data.cache.path={scratch}", "--steps", "8", "--out", str(out),
             ], {**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        others = _others(before)
+        if others > MOST_OTHERS:
+            out.unlink()
+        print(f"probe of {ranks}: others {others:.2f}", flush=True)
 
     def _probe_path(self, ranks: int, number: int) -> Path:
         return self._out / f"probe-{ranks}-{number}.json"
@@ -250,12 +258,12 @@ class Study:
 
     # What was planned
 
-    def runs(self, case: Case | None = None) -> list[dict[str, Any]]:
-        """Read what was measured, of a case or of all."""
+    def runs(self, case: Case) -> list[dict[str, Any]]:
+        """Read what was measured of a case while the machine was idle otherwise."""
         if not self._runs.exists():
             return []
         found = [json.loads(line) for line in self._runs.read_text().splitlines()]
-        return [run for run in found if case is None or run["case"] == case.name]
+        return [run for run in found if run["case"] == case.name and run["others"] <= MOST_OTHERS]
 
     def _found(self, ranks: int) -> Probe:
         """Join the probes of all rounds."""
@@ -348,6 +356,23 @@ class Study:
             for measured, planned in pairs:
                 cells += [f"{measured:.2f}", f"{planned:.2f} ({planned / measured - 1:+.1%})"]
             yield f"| {' | '.join([*cells, str(paid), str(epoch.pays_after)])} |"
+
+
+def _busy_s() -> tuple[float, float, float]:
+    """Read the clock, and processor time: of the machine, and of what this process started."""
+    user, nice, system, _, _, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    ticks = os.sysconf("SC_CLK_TCK")
+    times = os.times()
+    own_s = times.user + times.system + times.children_user + times.children_system
+    return time.perf_counter(), (user + nice + system + irq + softirq) / ticks, own_s
+
+
+def _others(before: tuple[float, float, float]) -> float:
+    """Count the processors that others used since then."""
+    wall_s, all_s, own_s = (now - then for now, then in zip(_busy_s(), before, strict=True))
+    return max(all_s - own_s, 0.0) / wall_s
 
 
 # A job without a cache
