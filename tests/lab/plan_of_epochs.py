@@ -3,15 +3,14 @@ r"""How right `tonari plan` is about an epoch, and about when staging has paid, 
     python -m tests.lab.plan_of_epochs --train cifar10-test.parquet --out DIR      # root, FUSE
 
 Cases differ in the exchange, the share of hidden rows, the rate of links between nodes, the quota
-of caches and the rate of the source, a directory behind `tests/slowfs.py`. Of each a job trains in
-rounds, with probes of this machine in between, which read files at full speed; the plan gets the
-slow rates from a cluster's file alone. "Streamed" is a job without a cache: a DataLoader that reads
-every shard in every epoch. Everything that is measured is kept in DIR, and what is there is not
-measured again: `--only NAME` and `--round N` do a part, `--report` none.
+of caches and the rate of the source, a directory behind `tests/slowfs.py`. Steps are emulated, see
+`tests.lab.train_cases`: they pause, so that what else this machine does matters little. Each case
+trains in rounds, with probes in between, which read files at full speed; the plan gets the slow
+rates from a cluster's file alone. "Streamed" is a job without a cache, which reads every shard in
+every epoch. What is measured is kept in DIR: `--report` measures nothing.
 """
 
 import argparse
-import concurrent.futures
 import contextlib
 import io
 import json
@@ -21,54 +20,54 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import unittest.mock
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from PIL import Image
 from scipy.stats import spearmanr
-from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.loader.launch import mpiexec
+from dataio import Bytes, Field, Int, Loader, NodeCache, Reports, Workers
+from dataio.cache.quota import Need
+from dataio.pool.streaming import Streaming
+from dataio.rows.fields import row_schema
 from oracle.cluster.cluster import Cluster, Level, Storage
 from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import StepPlan, plan_step
 from oracle.probe.probe import Probe, joined, load_probe
-from oracle.trace import NoReports
+from oracle.windows import share_quota
 from tests.lab.cluster import Lab
+from tests.lab.train_cases import Waiting
 from tests.slowfs import slowfs
 from trainer.config.config import load_config
-from trainer.run.build import build_parallel, lay_out
-from trainer.run.optimizers import build_optimizer
-from trainer.run.step import train_step
-from trainer.watch.launch import join
+from trainer.run.build import lay_out
+from trainer.run.own import Own
 
 SHARDS = 10
 ROWS = 5000
-EPOCHS = 3
 ROUNDS = 2
-MOST_OTHERS = 0.25
-"""Processors that other programs of the machine may use beside a run; else it does not count."""
-TIMEOUT_S = 300
+PAUSE_S = 0.04
+"""Of a step of one rank; two ranks have half of the steps, so that these are twice as long."""
+TIMEOUT_S = 1800
 OF_DATA = 0.95
 """Of a link's rate, what is left for data once the headers of Ethernet, IP and TCP are off."""
 MEMORY_GBYTE_S = 5.0
 """Of the link between nodes that are pretended: processes of one machine."""
+BATCH = 64
+FIELDS: dict[str, Field] = {"image": Bytes("png"), "label": Int("cls")}
+QUOTAS = (10_000_000, 8_000_000, 6_000_000, 4_000_000)
 SETTINGS = """
 [data]
 batch_size = 64
 image_size = 32
 image = "png"
-[model]
-kind = "resnet"
-depth = 8
-num_classes = 10
 [optimizer]
 lr = 0.05
 [run]
@@ -144,11 +143,11 @@ LINKS = [
     Case(exchange=0.5, hidden=0.3, mbit_s=300),
 ]  # fmt: skip
 SOURCES = [
-    Case(ranks=1, quota="10MB", source_mb_s=10), Case(ranks=1, quota="10MB", source_mb_s=3),
-    Case(ranks=1, quota="10MB", source_mb_s=3, hidden=0.3),
-    Case(ranks=2, quota="5MB", source_mb_s=10), Case(ranks=2, quota="5MB", source_mb_s=3),
+    Case(ranks=1, quota="10MB", source_mb_s=12), Case(ranks=1, quota="10MB", source_mb_s=4),
+    Case(ranks=1, quota="10MB", source_mb_s=4, hidden=0.3),
+    Case(ranks=2, quota="5MB", source_mb_s=12), Case(ranks=2, quota="5MB", source_mb_s=4),
 ]  # fmt: skip
-RATES = (0.6, 1.0, 1.5, 2.5, 5.0)
+RATES = (1.0, 1.5, 2.5, 4.0, 8.0)
 STAGED = [Case(ranks=1, source_mb_s=rate) for rate in RATES]
 STREAMED = [Case(ranks=1, source_mb_s=rate, streams=True) for rate in RATES]
 CASES = [*EXCHANGES, *LINKS, *SOURCES, *STAGED, *STREAMED]
@@ -178,96 +177,61 @@ class Study:
                 part = table.slice(number * rows, rows)
                 pq.write_table(part, self._shards / f"{number:03}.parquet", compression="none")
 
-    def measure(self, case: Case, number: int) -> None:
-        """Train a case, unless it was in this round."""
-        if number in {run["round"] for run in self.runs(case)}:
-            return
-        before = _busy_s()
+    def measure(self, ranks: int, mbit_s: float, number: int) -> None:
+        """Probe, and train all cases of so many ranks and such links, in one start of the ranks."""
+        cases = [case for case in CASES if (case.ranks, case.mbit_s) == (ranks, mbit_s)]
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            data = self._shards
-            if case.source_mb_s:
-                slow = slowfs(data, bytes_per_s=case.source_mb_s * 1e6, cache="direct_io")
-                data = stack.enter_context(slow).path
-            found = (self._stream if case.streams else self._train)(case, data, scratch)
-        found["others"] = _others(before)
-        with self._runs.open("a") as file:
-            file.write(json.dumps({"case": case.name, "round": number, **found}) + "\n")
-        print(case.name, found, flush=True)
-
-    def _train(self, case: Case, data: Path, scratch: Path) -> dict[str, Any]:
-        metrics = scratch / "metrics.jsonl"
-        with contextlib.ExitStack() as stack:
-            env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            cache, starter = scratch / "cache", [mpiexec(), "-n", str(case.ranks)]
-            if case.mbit_s:
-                lab = Lab(scratch / "lab", case.ranks, rate=f"{case.mbit_s:g}mbit")
-                starter, cache = stack.enter_context(lab).mpiexec(case.ranks), lab.scratch
-                env["GLOO_SOCKET_IFNAME"] = "eth0"
-            else:
-                env["TONARI_RANKS_PER_NODE"] = "1"
-            self._run([
-                *starter, sys.executable, "-m", "tonari", "train", str(self._settings),
-                f"data.train={data}/*.parquet", f"data.cache.path={cache}",
-                f"run.directory={scratch / 'run'}", "--metrics", str(metrics), "--resume", "never",
-                *case.settings,
-            ], env)  # fmt: skip
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-        epochs = [line for line in lines if line["kind"] == "epoch"]
-        return {
-            "epochs_s": [line["epoch_s"] for line in epochs],
-            "staging_s": epochs[0]["staging_s"],
-            "parts": epochs[-1],
-        }
-
-    def _stream(self, case: Case, data: Path, scratch: Path) -> dict[str, Any]:
-        out = scratch / "streamed.json"
-        self._run(
-            [
-                sys.executable, "-W", "ignore", "-m", "tests.lab.plan_of_epochs", "--stream",
-                str(out), "--train", str(data), "--out", str(self._out),
-            ],
-            {**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        return {"epochs_s": json.loads(out.read_text())}
-
-    def probe(self, ranks: int, number: int) -> None:
-        """Probe this machine, unless it was in this round."""
-        out = self._probe_path(ranks, number)
-        if out.exists():
-            return
-        before = _busy_s()
-        with tempfile.TemporaryDirectory() as scratch:
-            self._run([
-                mpiexec(), "-n", str(ranks), sys.executable, "-m", "tonari", "probe",
-                str(self._settings), f"data.train={self._shards}/*.parquet",
-                f"data.cache.path={scratch}", "--steps", "8", "--out", str(out),
-            ], {**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
-        others = _others(before)
-        if others > MOST_OTHERS:
-            out.unlink()
-        print(f"probe of {ranks}: others {others:.2f}", flush=True)
+            rates = {case.source_mb_s for case in cases if case.source_mb_s}
+            directories = {0.0: self._shards} | {
+                rate: stack.enter_context(
+                    slowfs(self._shards, bytes_per_s=rate * 1e6, cache="direct_io")
+                ).path
+                for rate in sorted(rates)
+            }
+            starter, env = [mpiexec(), "-n", str(ranks)], {**os.environ, "OMP_NUM_THREADS": "1"}
+            here = scratch / "caches"
+            here.mkdir()
+            if mbit_s:
+                lab = stack.enter_context(Lab(scratch / "lab", ranks, rate=f"{mbit_s:g}mbit"))
+                starter, here, env["GLOO_SOCKET_IFNAME"] = lab.mpiexec(ranks), lab.scratch, "eth0"
+            jobs: list[dict[str, Any]] = []
+            # Links are for jobs alone: a probe is of the machine
+            for case in [*([] if mbit_s else [None]), *cases]:
+                data = directories[case.source_mb_s if case else 0.0]
+                jobs.append({
+                    "kind": "probe" if case is None else "stream" if case.streams else "train",
+                    "case": case.name if case else "probe", "round": number, "number": len(jobs),
+                    "ranks": ranks, "out": str(self._probe_path(ranks, number)),
+                    "settings": str(self._settings), "scratch": str(here),
+                    "pause_s": PAUSE_S * ranks, "pretends": not mbit_s,
+                    "overrides": [
+                        f"data.train={data}/*.parquet", *(case.settings if case else []),
+                    ],
+                })  # fmt: skip
+            todo = scratch / "jobs.json"
+            todo.write_text(json.dumps(jobs))
+            command = [
+                *starter, sys.executable, "-W", "ignore", "-m", "tests.lab.train_cases", str(todo),
+                str(self._runs),
+            ]  # fmt: skip
+            subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)
 
     def _probe_path(self, ranks: int, number: int) -> Path:
         return self._out / f"probe-{ranks}-{number}.json"
 
-    def _run(self, command: list[str], env: dict[str, str]) -> None:
-        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-        if ended.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr}")
-
     # What was planned
 
     def runs(self, case: Case) -> list[dict[str, Any]]:
-        """Read what was measured of a case while the machine was idle otherwise."""
+        """Read what was measured of a case."""
         if not self._runs.exists():
             return []
         found = [json.loads(line) for line in self._runs.read_text().splitlines()]
-        return [run for run in found if run["case"] == case.name and run["others"] <= MOST_OTHERS]
+        return [run for run in found if run["case"] == case.name]
 
     def _found(self, ranks: int) -> Probe:
         """Join the probes of all rounds."""
-        paths = [self._probe_path(ranks, number) for number in range(ROUNDS + 1)]
+        paths = [self._probe_path(ranks, number) for number in range(ROUNDS)]
         return joined([load_probe(path) for path in paths if path.exists()])
 
     def plan(self, case: Case) -> StepPlan:
@@ -275,19 +239,20 @@ class Study:
         overrides = [f"data.train={self._shards}/*.parquet", *case.settings]
         return plan_step(
             load_config(self._settings, overrides), self._found(case.ranks), cluster=case.cluster,
-            hidden_fraction=case.hidden, cores_of=(0,) * case.ranks,
+            hidden_fraction=case.hidden, own=Own(model=partial(Waiting, PAUSE_S * case.ranks)),
+            cores_of=(0,) * case.ranks,
         )  # fmt: skip
 
     def paradl_s(self, case: Case, steps: int) -> float:
         """Price an epoch's steps by ParaDL's equations, which know of no data."""
-        found, alone = self._found(case.ranks), self._found(1)
+        found = self._found(case.ranks)
         layout = lay_out(load_config(self._settings, [f"data.train={self._shards}"]), case.ranks)
 
         def link_of(ranks: tuple[int, ...]) -> Link:
             return link_across(case.cluster, ranks, inside=probed_link(found.messages))
 
         terms = price(
-            found.steps[0].events, computation_s=alone.steps[0].computing_s, sizes=layout.sizes,
+            found.steps[0].events, computation_s=found.steps[0].computing_s, sizes=layout.sizes,
             microbatches=layout.microbatches, link_of=link_of,
         )  # fmt: skip
         return steps * terms.step_s
@@ -357,85 +322,64 @@ class Study:
                 cells += [f"{measured:.2f}", f"{planned:.2f} ({planned / measured - 1:+.1%})"]
             yield f"| {' | '.join([*cells, str(paid), str(epoch.pays_after)])} |"
 
+    def report_bytes(self) -> Iterator[str]:
+        """Write the table of what a node reads from the source in an epoch, counted and planned.
 
-def _busy_s() -> tuple[float, float, float]:
-    """Read the clock, and processor time: of the machine, and of what this process started."""
-    user, nice, system, _, _, irq, softirq, *_ = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    )
-    ticks = os.sysconf("SC_CLK_TCK")
-    times = os.times()
-    own_s = times.user + times.system + times.children_user + times.children_system
-    return time.perf_counter(), (user + nice + system + irq + softirq) / ticks, own_s
+        It needs no idle machine.
+        """
+        heads = ("quota", "rows that stay", "planned", "passes", "planned", "MB read", "planned")
+        yield f"| {' | '.join(heads)} |\n|---" + "|---:" * 6 + "|"
+        row_bytes, *_ = self._read_epoch(None)
+        schema = row_schema(FIELDS)
+        for quota_bytes in QUOTAS:
+            _, stay, passes, read = self._read_epoch(quota_bytes)
+            need = Need(
+                schema, ROWS, ROWS, 0, 1, BATCH, scored=True,
+                variable_bytes=round(row_bytes) - schema.position_bytes, shard_bytes=0,
+            )  # fmt: skip
+            quota = share_quota(quota_bytes, need, row_bytes=row_bytes)
+            windows = list(quota.windows())
+            planned = sum(num_bytes for _, num_bytes in windows)
+            cells = [
+                f"{quota_bytes / 1e6:g} MB", f"{stay:,.0f}", f"{quota.resident_rows:,}",
+                f"{passes}", f"{len(windows)}", f"{read / 1e6:.1f}",
+                f"{planned / 1e6:.1f} ({planned / read - 1:+.0%})",
+            ]  # fmt: skip
+            yield f"| {' | '.join(cells)} |"
 
+    def _read_epoch(self, quota_bytes: int | None) -> tuple[float, float, int, float]:
+        """Stage, and go through an epoch: bytes of a row, rows that stay, windows, bytes read."""
+        windows = 0
+        read = Streaming._read
 
-def _others(before: tuple[float, float, float]) -> float:
-    """Count the processors that others used since then."""
-    wall_s, all_s, own_s = (now - then for now, then in zip(_busy_s(), before, strict=True))
-    return max(all_s - own_s, 0.0) / wall_s
+        def counted(streaming: Streaming, *given: Any) -> bool:
+            nonlocal windows
+            windows += 1
+            return read(streaming, *given)
 
-
-# A job without a cache
-
-
-class Shards(IterableDataset[tuple[torch.Tensor, int]]):
-    """Samples of shards in random order, the next shard read while one is decoded."""
-
-    def __init__(self, directory: Path, epoch: int) -> None:
-        self._paths = sorted(directory.glob("*.parquet"))
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        rng = np.random.default_rng(self._epoch)
-        paths = [self._paths[number] for number in rng.permutation(len(self._paths))]
-        with concurrent.futures.ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(_read, paths[0])
-            for number in range(len(paths)):
-                images, labels = coming.result()
-                if number + 1 < len(paths):
-                    coming = reader.submit(_read, paths[number + 1])
-                for at in rng.permutation(len(images)):
-                    pixels = np.array(Image.open(io.BytesIO(images[at])).convert("RGB"))
-                    yield torch.from_numpy(pixels.transpose(2, 0, 1).copy()), labels[at]
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            unittest.mock.patch.object(Streaming, "_read", counted),
+            Loader(
+                f"{self._shards}/*.parquet", fields=FIELDS, batch_size=BATCH,
+                cache=NodeCache(cache, quota=quota_bytes), workers=Workers(threads=0),
+                reports=Reports(progress=False),
+            ) as loader,
+        ):  # fmt: skip
+            before = loader.stats()
+            for _ in loader.epochs(1):
+                for _ in loader:
+                    pass
+                after = loader.stats()
+        stay = before["resident_fraction"] * ROWS
+        read_bytes = after["source_bytes"] - before["source_bytes"]
+        return before["disk_bytes_written"] / max(stay, 1.0), stay, windows, read_bytes
 
 
 def _as_png(image: bytes) -> bytes:
     out = io.BytesIO()
     Image.open(io.BytesIO(image)).save(out, "png")
     return out.getvalue()
-
-
-def _read(path: Path) -> tuple[list[bytes], list[int]]:
-    table = pq.read_table(path, columns=["png", "cls"])
-    return table["png"].to_pylist(), table["cls"].to_pylist()
-
-
-def stream(settings: Path, data: Path, out: Path) -> None:
-    """Train epochs as one rank; write what each took."""
-    config = load_config(settings, [f"data.train={data}"])
-    times = []
-    with join(device="cpu", timeout_s=TIMEOUT_S) as job:
-        parallel = build_parallel(config, job)
-        pipeline = parallel.pipeline
-        optimizer = build_optimizer(config.optimizer, pipeline.parameters())
-        step = 0
-        for epoch in range(EPOCHS):
-            started = time.perf_counter()
-            for images, labels in DataLoader(
-                Shards(data, epoch), batch_size=config.data.batch_size, num_workers=1
-            ):
-                rows = len(labels)
-                batch = {
-                    "image": images, "label": labels, "weight": torch.ones(rows),
-                    "sample_id": torch.zeros(rows, dtype=torch.int64),
-                    "slot": torch.zeros(rows, dtype=torch.int64),
-                }  # fmt: skip
-                train_step(
-                    pipeline, optimizer, NoReports(), [batch], clip=config.optimizer.clip, step=step
-                )
-                step += 1
-            times.append(time.perf_counter() - started)
-    out.write_text(json.dumps(times))
 
 
 def main() -> None:
@@ -445,29 +389,25 @@ def main() -> None:
     )
     parser.add_argument("--train", type=Path, required=True, help="CIFAR-10 as Parquet")
     parser.add_argument("--out", type=Path, required=True, help="where figures are kept")
-    parser.add_argument("--only", default="", help="cases of this name; probe: probes alone")
+    parser.add_argument(
+        "--only", nargs=2, type=float, metavar=("RANKS", "MBIT"), help="cases of these"
+    )
     parser.add_argument("--round", type=int, help="one of them")
+    parser.add_argument("--bytes", action="store_true", help="count what is read under quotas")
     parser.add_argument("--report", action="store_true", help="measure nothing")
-    parser.add_argument("--list", action="store_true", help="print the cases' names")
-    parser.add_argument("--stream", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.list:
-        print("\n".join(case.name for case in CASES))
-        return
-    if given.stream:
-        stream(given.out / "run.toml", given.train, given.stream)
-        return
     given.out.mkdir(parents=True, exist_ok=True)
     study = Study(given.train, given.out.absolute())
-    if not given.report:
-        # Probes open every round, and close the last one
-        for number in range(ROUNDS + 1) if given.round is None else [given.round]:
-            for ranks in (1, 2):
-                if given.only in ("", "probe", f"probe-{ranks}"):
-                    study.probe(ranks, number)
-            for case in CASES if number < ROUNDS else []:
-                if given.only in ("", case.name):
-                    study.measure(case, number)
+    if given.bytes:
+        print("\n".join(study.report_bytes()))
+        return
+    groups = dict.fromkeys((case.ranks, case.mbit_s) for case in CASES)
+    if given.only:
+        groups = {(int(given.only[0]), given.only[1]): None}
+    rounds = range(ROUNDS) if given.round is None else [given.round]
+    for number in rounds if not given.report else []:
+        for ranks, mbit_s in groups:
+            study.measure(ranks, mbit_s, number)
     if given.report or not given.only:
         print("\n".join([*study.report(CASES), "", *study.report_paying()]))
 
