@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import unittest.mock
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,15 +33,10 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from benchmarks.loader.launch import mpiexec
-from dataio import Bytes, Field, Int, Loader, NodeCache, Reports, Workers
-from dataio.cache.quota import Need
-from dataio.pool.streaming import Streaming
-from dataio.rows.fields import row_schema
 from oracle.cluster.cluster import Cluster, Level, Storage
 from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import StepPlan, plan_step
 from oracle.probe.probe import Probe, joined, load_probe
-from oracle.windows import share_quota
 from tests.lab.cluster import Lab
 from tests.lab.train_cases import Waiting
 from tests.slowfs import slowfs
@@ -60,9 +54,6 @@ OF_DATA = 0.95
 """Of a link's rate, what is left for data once the headers of Ethernet, IP and TCP are off."""
 MEMORY_GBYTE_S = 5.0
 """Of the link between nodes that are pretended: processes of one machine."""
-BATCH = 64
-FIELDS: dict[str, Field] = {"image": Bytes("png"), "label": Int("cls")}
-QUOTAS = (10_000_000, 8_000_000, 6_000_000, 4_000_000)
 SETTINGS = """
 [data]
 batch_size = 64
@@ -163,19 +154,19 @@ class Study:
 
     def __init__(self, train: Path, out: Path) -> None:
         self._out = out
-        self._shards = out / "shards"
+        self.shards = out / "shards"
         self._runs = out / "runs.jsonl"
-        self._settings = out / "run.toml"
-        self._settings.write_text(SETTINGS)
-        if not self._shards.exists():
+        self.settings = out / "run.toml"
+        self.settings.write_text(SETTINGS)
+        if not self.shards.exists():
             table = pq.read_table(train, columns=["jpg", "cls"]).slice(0, ROWS)
             images = [_as_png(image) for image in table["jpg"].to_pylist()]
             table = table.set_column(0, "png", pa.array(images))
             rows = -(-len(table) // SHARDS)
-            self._shards.mkdir()
+            self.shards.mkdir()
             for number in range(SHARDS):
                 part = table.slice(number * rows, rows)
-                pq.write_table(part, self._shards / f"{number:03}.parquet", compression="none")
+                pq.write_table(part, self.shards / f"{number:03}.parquet", compression="none")
 
     def measure(self, ranks: int, mbit_s: float, number: int) -> None:
         """Probe, and train all cases of so many ranks and such links, in one start of the ranks."""
@@ -183,9 +174,9 @@ class Study:
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             rates = {case.source_mb_s for case in cases if case.source_mb_s}
-            directories = {0.0: self._shards} | {
+            directories = {0.0: self.shards} | {
                 rate: stack.enter_context(
-                    slowfs(self._shards, bytes_per_s=rate * 1e6, cache="direct_io")
+                    slowfs(self.shards, bytes_per_s=rate * 1e6, cache="direct_io")
                 ).path
                 for rate in sorted(rates)
             }
@@ -203,7 +194,7 @@ class Study:
                     "kind": "probe" if case is None else "stream" if case.streams else "train",
                     "case": case.name if case else "probe", "round": number, "number": len(jobs),
                     "ranks": ranks, "out": str(self._probe_path(ranks, number)),
-                    "settings": str(self._settings), "scratch": str(here),
+                    "settings": str(self.settings), "scratch": str(here),
                     "pause_s": PAUSE_S * ranks, "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={data}/*.parquet", *(case.settings if case else []),
@@ -236,9 +227,9 @@ class Study:
 
     def plan(self, case: Case) -> StepPlan:
         """Predict a case."""
-        overrides = [f"data.train={self._shards}/*.parquet", *case.settings]
+        overrides = [f"data.train={self.shards}/*.parquet", *case.settings]
         return plan_step(
-            load_config(self._settings, overrides), self._found(case.ranks), cluster=case.cluster,
+            load_config(self.settings, overrides), self._found(case.ranks), cluster=case.cluster,
             hidden_fraction=case.hidden, own=Own(model=partial(Waiting, PAUSE_S * case.ranks)),
             cores_of=(0,) * case.ranks,
         )  # fmt: skip
@@ -246,7 +237,7 @@ class Study:
     def paradl_s(self, case: Case, steps: int) -> float:
         """Price an epoch's steps by ParaDL's equations, which know of no data."""
         found = self._found(case.ranks)
-        layout = lay_out(load_config(self._settings, [f"data.train={self._shards}"]), case.ranks)
+        layout = lay_out(load_config(self.settings, [f"data.train={self.shards}"]), case.ranks)
 
         def link_of(ranks: tuple[int, ...]) -> Link:
             return link_across(case.cluster, ranks, inside=probed_link(found.messages))
@@ -322,59 +313,6 @@ class Study:
                 cells += [f"{measured:.2f}", f"{planned:.2f} ({planned / measured - 1:+.1%})"]
             yield f"| {' | '.join([*cells, str(paid), str(epoch.pays_after)])} |"
 
-    def report_bytes(self) -> Iterator[str]:
-        """Write the table of what a node reads from the source in an epoch, counted and planned.
-
-        It needs no idle machine.
-        """
-        heads = ("quota", "rows that stay", "planned", "passes", "planned", "MB read", "planned")
-        yield f"| {' | '.join(heads)} |\n|---" + "|---:" * 6 + "|"
-        row_bytes, *_ = self._read_epoch(None)
-        schema = row_schema(FIELDS)
-        for quota_bytes in QUOTAS:
-            _, stay, passes, read = self._read_epoch(quota_bytes)
-            need = Need(
-                schema, ROWS, ROWS, 0, 1, BATCH, scored=True,
-                variable_bytes=round(row_bytes) - schema.position_bytes, shard_bytes=0,
-            )  # fmt: skip
-            quota = share_quota(quota_bytes, need, row_bytes=row_bytes)
-            windows = list(quota.windows())
-            planned = sum(num_bytes for _, num_bytes in windows)
-            cells = [
-                f"{quota_bytes / 1e6:g} MB", f"{stay:,.0f}", f"{quota.resident_rows:,}",
-                f"{passes}", f"{len(windows)}", f"{read / 1e6:.1f}",
-                f"{planned / 1e6:.1f} ({planned / read - 1:+.0%})",
-            ]  # fmt: skip
-            yield f"| {' | '.join(cells)} |"
-
-    def _read_epoch(self, quota_bytes: int | None) -> tuple[float, float, int, float]:
-        """Stage, and go through an epoch: bytes of a row, rows that stay, windows, bytes read."""
-        windows = 0
-        read = Streaming._read
-
-        def counted(streaming: Streaming, *given: Any) -> bool:
-            nonlocal windows
-            windows += 1
-            return read(streaming, *given)
-
-        with (
-            tempfile.TemporaryDirectory() as cache,
-            unittest.mock.patch.object(Streaming, "_read", counted),
-            Loader(
-                f"{self._shards}/*.parquet", fields=FIELDS, batch_size=BATCH,
-                cache=NodeCache(cache, quota=quota_bytes), workers=Workers(threads=0),
-                reports=Reports(progress=False),
-            ) as loader,
-        ):  # fmt: skip
-            before = loader.stats()
-            for _ in loader.epochs(1):
-                for _ in loader:
-                    pass
-                after = loader.stats()
-        stay = before["resident_fraction"] * ROWS
-        read_bytes = after["source_bytes"] - before["source_bytes"]
-        return before["disk_bytes_written"] / max(stay, 1.0), stay, windows, read_bytes
-
 
 def _as_png(image: bytes) -> bytes:
     out = io.BytesIO()
@@ -393,14 +331,10 @@ def main() -> None:
         "--only", nargs=2, type=float, metavar=("RANKS", "MBIT"), help="cases of these"
     )
     parser.add_argument("--round", type=int, help="one of them")
-    parser.add_argument("--bytes", action="store_true", help="count what is read under quotas")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     study = Study(given.train, given.out.absolute())
-    if given.bytes:
-        print("\n".join(study.report_bytes()))
-        return
     groups = dict.fromkeys((case.ranks, case.mbit_s) for case in CASES)
     if given.only:
         groups = {(int(given.only[0]), given.only[1]): None}
