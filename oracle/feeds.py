@@ -1,14 +1,20 @@
 """What the loaders of a job do beside its steps: batches, and rows that travel. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
+from dataio.rows.fields import row_schema
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
+from oracle.windows import Quota, share_quota
 from shuffle.plan import num_leaving
 from shuffle.ring import crossing_fraction
 from trainer.config.config import Config
+from trainer.run.build import make_fields
+from trainer.run.own import Own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +27,7 @@ class Rows:
         row_bytes: Mean.
         pool_bytes: Of the node that holds most.
         staged_bytes: Of these, what stays in its cache.
+        quota: How its rows share one; None: it has none.
         leaving_bytes: Of each replica, over its node's link, an epoch.
     """
 
@@ -30,6 +37,7 @@ class Rows:
     pool_bytes: float
     staged_bytes: float
     leaving_bytes: float
+    quota: Quota | None = None
 
     def num_steps(self, config: Config, *, hidden_fraction: float = 0.0) -> int:
         """Count an epoch's optimizer steps; the same on every replica."""
@@ -41,8 +49,9 @@ class Rows:
 
 
 def lay_rows(
-    config: Config, data: DataTimes, *, readers: Sequence[int], node_of: Sequence[int]
-) -> Rows:
+    config: Config, data: DataTimes, *, readers: Sequence[int], node_of: Sequence[int],
+    own: Own | None = None,
+) -> Rows:  # fmt: skip
     """Deal a job's rows out to its nodes.
 
     Args:
@@ -50,6 +59,10 @@ def lay_rows(
         data: Of the job's data.
         readers: Ranks that read, ascending.
         node_of: Of each rank.
+        own: What the caller of `trainer.train` would bring.
+
+    Raises:
+        QuotaError: If no epoch could be trained within the cache's quota.
     """
     nodes = [node_of[rank] for rank in readers]
     layout = Layout(
@@ -65,14 +78,24 @@ def lay_rows(
         leaving = num_leaving(layout, shuffle.exchange) * crossing_fraction(layout)
     elif layout.num_nodes > 1 and shuffle.moves:
         leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
-    quota = config.data.cache.quota_bytes
+    quota = None
+    if config.data.cache.quota_bytes is not None:
+        schema = row_schema(make_fields(config, own or Own()))
+        own_bytes = round(data.row_bytes) - schema.position_bytes
+        need = Need(
+            schema, layout.num_samples, pool_rows,
+            2 * math.ceil(leaving) * layout.widest, layout.widest, config.data.batch_size,
+            scored=True, variable_bytes=max(own_bytes, 1) if schema.variable else 0, shard_bytes=0,
+        )  # fmt: skip
+        quota = share_quota(config.data.cache.quota_bytes, need, row_bytes=data.row_bytes)
     return Rows(
         layout=layout,
         readers=tuple(readers),
         row_bytes=data.row_bytes,
         pool_bytes=pool_bytes,
-        staged_bytes=pool_bytes if quota is None else min(pool_bytes, quota),
+        staged_bytes=pool_bytes if quota is None else quota.resident_rows * data.row_bytes,
         leaving_bytes=leaving * data.row_bytes,
+        quota=quota,
     )
 
 
@@ -96,23 +119,27 @@ class Source:
 
 def make_feeds(
     config: Config, data: DataTimes, rows: Rows, machine: Machine, *, source: Source,
-    exchanges: bool = True, staged: bool = True,
+    exchanges: bool = True, staged: bool = True, hidden_fraction: float = 0.0,
 ) -> dict[int, Feed]:  # fmt: skip
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
+
+    Rows that a quota leaves no room for come in windows, not with batches: see `oracle.windows`.
 
     Args:
         config: The settings.
         data: What a batch takes.
         rows: Where they lie.
         machine: What it takes there.
-        source: For the rows that no cache holds.
+        source: For rows that are not staged.
         exchanges: Whether rows leave.
-        staged: Whether caches hold what they can; else every row is read from the source.
+        staged: Whether caches hold rows; else every row is read from the source with its batch.
+        hidden_fraction: Of the rows: as many leave, beside fewer steps.
     """
-    held = rows.staged_bytes / rows.pool_bytes if staged else 0.0
-    read_bytes = (1 - held) * config.data.batch_size * rows.row_bytes
+    read_bytes = 0.0 if staged else config.data.batch_size * rows.row_bytes
     accumulate = config.optimizer.accumulate
-    per_step = rows.leaving_bytes / rows.num_steps(config) if exchanges else 0.0
+    per_step = 0.0
+    if exchanges:
+        per_step = rows.leaving_bytes / rows.num_steps(config, hidden_fraction=hidden_fraction)
     feeds = {}
     for number, rank in enumerate(rows.readers):
         cores = machine.cores(rank)

@@ -16,6 +16,7 @@ from oracle.probe.probe import Probe, step_settings
 from oracle.programs import programs
 from oracle.simulate import Simulation, simulate
 from oracle.trace import Trace, trace_step
+from oracle.windows import wait_for_windows
 from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.run.build import Layout, build_place, lay_out, make_importance
@@ -63,7 +64,9 @@ class EpochPlan:
 
     Attributes:
         steps: Of the optimizer.
-        train_s: Of these, the first batch included.
+        train_s: Of these, the first batch and the waits for windows included.
+        windows_s: Of these, for which steps wait for rows that a quota leaves no room for.
+        read_bytes: That the node with most rows reads from the source in an epoch.
         exchange_s: For which the end of the epoch waits for rows that are still on their way.
         turn_s: To the next epoch.
         refresh_s: Of scoring hidden rows anew; on average over epochs.
@@ -82,6 +85,8 @@ class EpochPlan:
 
     steps: int
     train_s: float
+    windows_s: float = 0.0
+    read_bytes: float = 0.0
     exchange_s: float
     turn_s: float
     refresh_s: float
@@ -158,9 +163,11 @@ def plan_step(
     if found.data is not None:
         ranks = range(found.world_size)
         readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
-        rows = lay_rows(config, found.data, readers=readers, node_of=node_of)
+        rows = lay_rows(config, found.data, readers=readers, node_of=node_of, own=own)
         source = _source(found.data, cluster)
-        feeds = make_feeds(config, found.data, rows, machine, source=source)
+        feeds = make_feeds(
+            config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction
+        )
     simulation = simulate(steps, machine, feeds=feeds, steps=STEPS)
     traces, untraced = _trace(config, found, own)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
@@ -230,9 +237,13 @@ class _Epoch:
         hidden_rows = hidden_fraction * self.data.num_rows
         every = getattr(make_importance(self.config), "refresh_every", None) or 0
         timed = max(self.found.steps, key=lambda each: each.computing_s).step_s
+        steps_s = steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0)
+        windows_s, read_bytes = self._windows(steps_s, hidden_fraction)
         return EpochPlan(
             steps=steps,
-            train_s=steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0),
+            train_s=steps_s + windows_s,
+            windows_s=windows_s,
+            read_bytes=read_bytes,
             exchange_s=steps * behind_s,
             turn_s=self.data.turn_s,
             refresh_s=self._scoring_s(hidden_rows) / every if every else 0.0,
@@ -261,6 +272,18 @@ class _Epoch:
         shown = min(batches, STEPS)
         passes = simulate(steps, self.machine, feeds=feeds, steps=shown)
         return passes.step_ends_s[-1] + (batches - shown) * passes.step_s
+
+    def _windows(self, steps_s: float, hidden_fraction: float) -> tuple[float, float]:
+        """Price the rows beyond the quota: seconds that steps wait, and bytes of a node."""
+        quota = self.rows.quota
+        if quota is None or not quota.missing_rows:
+            return 0.0, 0.0
+        windows = list(quota.windows(visible_fraction=1 - hidden_fraction))
+        num_nodes = self.rows.layout.num_nodes
+        reads_s = [self.source.seconds(num_bytes, num_nodes) for _, num_bytes in windows]
+        shares = [share for share, _ in windows]
+        waits_s = wait_for_windows(shares, reads_s, steps_s=steps_s)
+        return waits_s, sum(num_bytes for _, num_bytes in windows)
 
     def _staging_s(self) -> float:
         storage = Storage() if self.cluster is None else self.cluster.storage

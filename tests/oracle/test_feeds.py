@@ -36,8 +36,9 @@ def test_rows_are_dealt_out_to_nodes_and_a_tenth_of_them_travels(tmp_path):
     assert (whole.leaving_bytes, whole.pool_bytes) == (0, 1000 * 100)
     moved = rows_of(load(tmp_path, "shuffle.kind=global", "shuffle.moves=true"))
     assert moved.leaving_bytes == 125 * 100
-    small = rows_of(load(tmp_path, "data.cache={path='auto', quota=20000}"))
-    assert (small.pool_bytes, small.staged_bytes) == (50_000, 20_000)
+    small = rows_of(load(tmp_path, "data.cache={path='auto', quota=200000}"))
+    assert small.pool_bytes == 50_000
+    assert small.quota.resident_rows * 100 == small.staged_bytes < 50_000
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,10 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     assert feeds[0].batch == Cost(0.5, ((("cores",), 1.0),))
     assert feeds[0].ahead == 1  # of two batches
     assert bench.asked == [("send", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
+    # As many leave beside half of the steps
+    half = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, hidden_fraction=0.5)
+    assert len(half[0].sends) == 1
+    assert bench.asked[-1] == ("send", (3, 1), 312)
     quiet = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, exchanges=False)
     assert quiet[0].sends == ()
     alone = replace(DATA, readers=1)
@@ -72,7 +77,7 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     assert feeds[0].batch.seconds == 1
 
 
-def test_rows_that_no_cache_holds_are_read_from_the_source_with_each_batch(tmp_path):
+def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_path):
     bench = Bench(num_cores=4)
 
     def batch_of(*overrides, source=SOURCE, staged=True):
@@ -84,9 +89,8 @@ def test_rows_that_no_cache_holds_are_read_from_the_source_with_each_batch(tmp_p
     # 800 bytes of 1,000 a second that a node reads, and of 4,000 that all do
     from_source = (("source of node",), 1.0), (("source",), 0.25)
     assert batch_of(staged=False) == Cost(0.8, ((("cores",), 0.625), *from_source))
-    # Of 50 kB on a node its cache holds 20
-    most = batch_of("data.cache={path='auto', quota=20000}")
-    assert most == Cost(0.5, ((("cores",), 1.0), (("source of node",), 0.96), (("source",), 0.24)))
+    # What a quota leaves no room for comes in windows
+    assert batch_of("data.cache={path='auto', quota=200000}") == batch_of()
     slow = batch_of(source=Source(of_node=1e3, of_all=400.0), staged=False)
     assert slow.seconds == 2.0
     assert dict(slow.demands)["source",] == 1.0

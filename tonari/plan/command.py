@@ -163,6 +163,11 @@ def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
             f"over the busiest node's link, each way: {format_bytes(round(epoch.link_bytes))} an "
             "epoch of exchange"
         )
+    if epoch.read_bytes:
+        lines.append(
+            f"of the steps, {epoch.windows_s:.2f} s wait for rows beyond the quota, for which a "
+            f"node reads {format_bytes(round(epoch.read_bytes))} from the source in every epoch"
+        )
     run_s = epoch.run_s(epochs)
     return [
         *lines,

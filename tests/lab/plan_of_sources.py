@@ -1,0 +1,261 @@
+r"""How right `tonari plan` is about slow sources: under quotas, and when staging has paid.
+
+    python -m tests.lab.plan_of_sources --train cifar10-test.parquet      # FUSE
+
+A loader alone, whose steps are pauses: what else this machine does matters little. The source is a
+directory behind `tests/slowfs.py`. The plan knows the loader's step from an epoch of a staged
+dataset at full speed, and the slow rate from a cluster's file; nothing is fitted. "Streamed" reads
+every shard whole in every epoch, and keeps none. `--bytes` counts what is read, without a clock.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import io
+import math
+import tempfile
+import time
+import unittest.mock
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+import dataio
+from dataio import Int, Loader, NodeCache, Reports, Workers
+from dataio.pool.streaming import Streaming
+from oracle.cluster.cluster import Cluster, Level, Storage
+from oracle.feeds import lay_rows
+from oracle.plan import EpochPlan, plan_step
+from oracle.probe.data import DataTimes
+from oracle.probe.probe import Probe, step_settings
+from oracle.stopwatch import Timed
+from tests.lab.plan_of_epochs import PAUSE_S, ROWS, Study
+from tests.lab.train_cases import Waiting
+from tests.slowfs import slowfs
+from trainer.config.config import load_config
+from trainer.run.own import Own
+
+BATCH = 64
+EPOCHS = 3
+STEP_S = 0.1
+FIELDS: dict[str, dataio.Field] = {"image": dataio.Image("png"), "label": Int("cls")}
+QUOTAS = (10_000_000, 8_000_000, 6_000_000, 4_000_000)
+SLOW = ((10_000_000, 12.0), (10_000_000, 4.0), (10_000_000, 2.0), (6_000_000, 8.0))
+"""Quotas, and what the source sends, in 1e6 bytes/s."""
+RATES = (0.6, 0.9, 1.2, 1.4)
+"""Of the source while staging is to pay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a loader did.
+
+    Attributes:
+        epochs_s: Of each.
+        staging_s: Before the first.
+        row_bytes: As they lie in the cache.
+        resident_rows: That stay.
+        windows: Of the last epoch.
+        read_bytes: From the source in the last epoch.
+    """
+
+    epochs_s: tuple[float, ...]
+    staging_s: float
+    row_bytes: float
+    resident_rows: float
+    windows: int
+    read_bytes: float
+
+
+def load_epochs(
+    directory: Path, *, quota: int | None = None, epochs: int = EPOCHS, step_s: float = STEP_S
+) -> Run:
+    """Let a loader stage, and go through epochs."""
+    windows = 0
+    read = Streaming._read
+
+    def counted(streaming: Streaming, *given: Any) -> bool:
+        nonlocal windows
+        windows += 1
+        return read(streaming, *given)
+
+    times = []
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        unittest.mock.patch.object(Streaming, "_read", counted),
+        Loader(
+            f"{directory}/*.parquet", fields=FIELDS, batch_size=BATCH,
+            cache=NodeCache(cache, quota=quota), workers=Workers(threads=1),
+            reports=Reports(progress=False),
+        ) as loader,
+    ):  # fmt: skip
+        staged = loader.stats()
+        began_s = time.perf_counter()
+        for _ in loader.epochs(epochs):
+            before, windows = loader.stats()["source_bytes"], 0
+            for _ in loader:
+                time.sleep(step_s)
+            read_bytes = loader.stats()["source_bytes"] - before
+            ended_s = time.perf_counter()
+            times.append(ended_s - began_s)
+            began_s = ended_s
+    resident = staged["resident_fraction"] * ROWS
+    return Run(
+        epochs_s=tuple(times), staging_s=staged["staging_s"],
+        row_bytes=staged["disk_bytes_written"] / resident, resident_rows=resident,
+        windows=windows, read_bytes=read_bytes,
+    )  # fmt: skip
+
+
+def stream_epochs(directory: Path, *, epochs: int = 2) -> tuple[float, ...]:
+    """Go through epochs without a cache, the next shard read while one is decoded and trained."""
+    times = []
+    paths = sorted(directory.glob("*.parquet"))
+    for epoch in range(epochs):
+        began_s = time.perf_counter()
+        order = np.random.default_rng(epoch).permutation(len(paths))
+        rows = 0
+        with concurrent.futures.ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(pq.read_table, paths[order[0]], columns=["png", "cls"])
+            for number in range(len(paths)):
+                table = coming.result()
+                if number + 1 < len(paths):
+                    path = paths[order[number + 1]]
+                    coming = reader.submit(pq.read_table, path, columns=["png", "cls"])
+                for image in table["png"].to_pylist():
+                    np.asarray(Image.open(io.BytesIO(image)))
+                    rows += 1
+                    if rows % BATCH == 0:
+                        time.sleep(STEP_S)
+        time.sleep(STEP_S)
+        times.append(time.perf_counter() - began_s)
+    return tuple(times)
+
+
+class Plans:
+    """Plans a job of one rank from an epoch at full speed.
+
+    Args:
+        study: Where its settings lie.
+        base: That epoch.
+    """
+
+    def __init__(self, study: Study, base: Run) -> None:
+        self._settings = study.settings
+        self._shards = study.shards
+        step_s = min(base.epochs_s[1:]) / math.ceil(ROWS / BATCH)
+        timed = Timed(rank=0, events=(), laps_s=((step_s,),), step_s=(step_s,))
+        self.data = DataTimes(
+            readers=1, num_rows=ROWS, evaluated_rows=0, row_bytes=base.row_bytes, batch_s=1e-3,
+            batch_cores=1.0, staging_bytes_per_s=1e12, turn_s=0.0, write_bytes_per_s=0.0,
+        )  # fmt: skip
+        self._probe = Probe(
+            torch=torch.__version__, cores=2, ranks=1, world_size=1, settings={}, messages=(),
+            steps=(timed,), slowdowns=((1, 1.0),), evaluations=(timed,), data=self.data,
+        )  # fmt: skip
+
+    def _config(self, quota: int | None) -> Any:
+        given = [f"data.cache.quota={quota}"] if quota else []
+        return load_config(self._settings, [f"data.train={self._shards}/*.parquet", *given])
+
+    def rows(self, quota: int) -> Any:
+        """Lay out rows under a quota."""
+        return lay_rows(self._config(quota), self.data, readers=(0,), node_of=(0,))
+
+    def epoch(self, rate: float, *, quota: int | None = None) -> EpochPlan:
+        """Plan an epoch by the source's rate, in 1e6 bytes/s."""
+        config = self._config(quota)
+        storage = Storage(read_gbyte_s=rate / 1e3)
+        cluster = Cluster(name="slow", level=(Level(name="node", units=1),), storage=storage)
+        probe = replace(self._probe, settings=step_settings(config))
+        own = Own(model=partial(Waiting, PAUSE_S))
+        epoch = plan_step(config, probe, cluster=cluster, own=own).epoch
+        assert epoch is not None
+        return epoch
+
+
+def _table(heads: Sequence[str]) -> str:
+    return f"| {' | '.join(heads)} |\n|" + "---:|" * len(heads)
+
+
+def count_bytes(study: Study) -> Iterator[str]:
+    """Write the table of what a node reads from the source in an epoch, counted and planned."""
+    plans = Plans(study, load_epochs(study.shards, epochs=2, step_s=0))
+    yield _table(
+        ("quota, MB", "rows that stay", "planned", "passes", "planned", "MB read", "planned")
+    )
+    for quota in QUOTAS:
+        run, planned = load_epochs(study.shards, quota=quota, epochs=1, step_s=0), plans.rows(quota)
+        windows = list(planned.quota.windows())
+        read = sum(num_bytes for _, num_bytes in windows)
+        yield (
+            f"| {quota / 1e6:g} | {run.resident_rows:,.0f} | {planned.quota.resident_rows:,} | "
+            f"{run.windows} | {len(windows)} | {run.read_bytes / 1e6:.1f} | {read / 1e6:.1f} "
+            f"({read / run.read_bytes - 1:+.0%}) |"
+        )
+
+
+def time_epochs(study: Study) -> Iterator[str]:
+    """Write the tables of epochs under quotas, and of when staging has paid."""
+    base = load_epochs(study.shards)
+    plans = Plans(study, base)
+    yield f"an epoch at full speed: {', '.join(f'{s:.2f}' for s in base.epochs_s)} s"
+    yield _table(
+        ("quota, MB", "source, MB/s", "measured, s", "again", "planned, s", "error", "no data path")
+    )
+    under_quotas = [plans.epoch(rate, quota=quota) for quota, rate in SLOW]
+    staged = [plans.epoch(rate) for rate in RATES]
+    for (quota, rate), expected in zip(SLOW, under_quotas, strict=True):
+        with slowfs(study.shards, bytes_per_s=rate * 1e6, cache="direct_io") as slow:
+            _, first_s, second_s = load_epochs(slow.path, quota=quota).epochs_s
+        planned_s = expected.epoch_s
+        mean_s = (first_s + second_s) / 2
+        yield (
+            f"| {quota / 1e6:g} | {rate:g} | {first_s:.2f} | {second_s / first_s - 1:+.1%} | "
+            f"{planned_s:.2f} | {planned_s / mean_s - 1:+.1%} | "
+            f"{min(base.epochs_s[1:]) / mean_s - 1:+.1%} |"
+        )
+    yield "\n" + _table((
+        "source, MB/s", "staging, s", "planned", "staged epoch, s", "planned", "streamed, s",
+        "planned", "paid after", "planned",
+    ))  # fmt: skip
+    for rate, planned in zip(RATES, staged, strict=True):
+        with slowfs(study.shards, bytes_per_s=rate * 1e6, cache="direct_io") as slow:
+            run = load_epochs(slow.path, epochs=2)
+            streamed_s = stream_epochs(slow.path)[-1]
+        own_s = run.epochs_s[-1]
+        saved_s = streamed_s - own_s
+        paid = math.ceil(run.staging_s / saved_s) if saved_s > 0 else None
+        cells = [f"{rate:g}"]
+        for measured_s, planned_s in (
+            (run.staging_s, planned.staging_s), (own_s, planned.epoch_s),
+            (streamed_s, planned.unstaged_s),
+        ):  # fmt: skip
+            cells += [f"{measured_s:.2f}", f"{planned_s:.2f} ({planned_s / measured_s - 1:+.1%})"]
+        yield f"| {' | '.join([*cells, str(paid), str(planned.pays_after)])} |"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--train", type=Path, required=True, help="CIFAR-10 as Parquet")
+    parser.add_argument("--bytes", action="store_true", help="count bytes alone")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        study = Study(given.train, out)
+        for line in (count_bytes if given.bytes else time_epochs)(study):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
