@@ -8,9 +8,10 @@ The conda recipe reads pyproject.toml itself.
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 START, END = (
