@@ -19,9 +19,11 @@ class PyTonari(PythonPackage):
     variant("cli", default=True, description="The command tonari")
 
     # Written by packaging/render.py from pyproject.toml:
-    depends_on("python@3.11:", type=("build", "run"))
-    depends_on("py-torch@2.13:2.13", type=("build", "run"))
-    depends_on("py-numpy@2.0:2", type=("build", "run"))
+    depends_on("python@3.10:", type=("build", "run"))
+    depends_on("py-torch@2.4:", type=("build", "run"))
+    depends_on("py-numpy@1.26:2", type=("build", "run"))
+    depends_on("py-typing-extensions@4.8:", type=("build", "run"))
+    depends_on("py-tomli@2:", type=("build", "run"))
     depends_on("py-pyarrow@17:", type=("build", "run"))
     depends_on("py-webdataset@0.2.100:", type=("build", "run"))
     depends_on("py-braceexpand@0.1.7:", type=("build", "run"))
