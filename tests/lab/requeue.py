@@ -10,6 +10,7 @@ import argparse
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.lab.site import Site, has_epochs, open_site, what_is_missing
@@ -25,7 +26,7 @@ def requeue(site: Site, tries: int, *, by_limit: bool) -> None:
     for number in range(1, tries + 1):
         before, began_s = len(epochs(run)), time.monotonic()
         goes_on = f"start {number} goes on after {before} epochs"
-        site.wait_for(lambda least=before + 1: has_epochs(run, least), goes_on, job, START_S)
+        site.wait_for(partial(has_epochs, run, before + 1), goes_on, job, START_S)
         trained_s = time.monotonic()
         if not by_limit:
             site.call("scancel", "--batch", "--signal=USR1", job)

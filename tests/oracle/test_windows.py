@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio import Bytes, Int, Loader, NodeCache, Reports, Workers
+from dataio import Bytes, Field, Int, Loader, NodeCache, Reports, Workers
 from dataio.base.errors import QuotaError
 from dataio.cache.quota import DENSE_ROW_BYTES, Need
 from dataio.pool.streaming import Streaming
 from dataio.rows.fields import row_schema
 from oracle.windows import Quota, share_quota, wait_for_windows
 
-FIELDS = {"label": Int("cls"), "data": Bytes("bin")}
+FIELDS: dict[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 NUM_ROWS, ROW_BYTES = 2000, 1500
 
 

@@ -13,7 +13,7 @@ from trainer.watch.metrics import Line
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
 
 Stats = Callable[[], Mapping[str, float]]
 SHUTDOWN_MS = 5000
@@ -143,7 +143,7 @@ class Telemetry:
         self._known.add(name)
 
 
-def import_exporter() -> "type[MetricReader]":
+def import_exporter() -> "type[MetricExporter]":
     """Import what sends by OTLP.
 
     Raises:
@@ -157,7 +157,7 @@ def import_exporter() -> "type[MetricReader]":
             f"run.otel is true, but OpenTelemetry cannot be imported ({error}); pip install "
             "'tonari[otel]', or set run.otel=false: metrics.jsonl has the same figures"
         ) from error
-    exporter: type[MetricReader] = module.OTLPMetricExporter
+    exporter: type[MetricExporter] = module.OTLPMetricExporter
     return exporter
 
 

@@ -1,5 +1,7 @@
 """Which way MPICH goes, by who starts it."""
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
 from dataio.world import mpich
@@ -34,7 +36,7 @@ def test_the_mpich_of_another_place_is_not_taken_for_that_from_pip(monkeypatch):
     assert mpich._is_from_pip()  # of this environment
 
     def absent(name: str) -> None:
-        raise mpich.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
     monkeypatch.setattr(mpich, "distribution", absent)
     assert not mpich._is_from_pip()
