@@ -115,3 +115,15 @@ def test_import_statements_alone_are_rewritten(below_tonari, before: str, after:
 def test_an_import_that_cannot_be_rewritten_stops_the_build(below_tonari, source: str) -> None:
     with pytest.raises(ValueError, match=r"module\.py:1: .* import one package a line"):
         below_tonari(source, "module.py")
+
+
+def test_examples_and_pages_import_only_what_a_wheel_has():
+    short = re.compile(r"^\s*(?:from|import) (?:trainer|oracle|benchmarks)\b", re.MULTILINE)
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py")]
+    assert len(pages) > 60
+    found = {
+        str(page.relative_to(ROOT)): match[0]
+        for page in pages
+        if (match := short.search(page.read_text()))
+    }
+    assert not found, "write `from tonari.trainer import ...`"
