@@ -46,7 +46,8 @@ def join(*, timeout_s: float = 30.0) -> World:
 
 def medium_words() -> str:
     """Name what the ranks of this job talk through."""
-    if "dataio.world.mpi" in sys.modules:
+    room, _, _ = World.__module__.rpartition(".")
+    if f"{room}.mpi" in sys.modules:
         from dataio.world.mpi import library_words
 
         return library_words()
