@@ -35,7 +35,7 @@ HELP = {
 
 Kind = Literal["counter", "gauge", "summary"]
 Labelled = tuple[str, tuple[tuple[str, str], ...]]
-"""What tells a metric's values apart: a suffix of the name, and labels of its own."""
+"""What distinguishes a metric's values: a suffix of the name, and labels of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

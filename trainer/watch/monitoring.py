@@ -1,6 +1,7 @@
 """What a run did, for monitoring: a file for Prometheus on each rank, and OpenTelemetry."""
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
+
+logger = logging.getLogger(__name__)
 
 Stats = Callable[[], Mapping[str, float]]
 SHUTDOWN_MS = 5000
@@ -70,12 +73,26 @@ class PrometheusFile:
         check_prometheus(path)
         self.path = path.with_stem(f"{path.stem}-{monitored.labels['rank']}")
         self._monitored = monitored
+        self._failed = False
 
     def write(self, line: Line) -> None:
         """Show a line."""
         self._monitored.keep(line)
         monitored = self._monitored
-        replace_text(self.path, prometheus_text(monitored.metrics(), monitored.labels))
+        text = prometheus_text(monitored.metrics(), monitored.labels)
+        try:
+            replace_text(self.path, text)
+        except OSError as error:
+            # Figures are to be looked at: no run ends for a disk that is full of them.
+            if not self._failed:
+                logger.warning(
+                    "[rank %s] %s: cannot be written (%s); training goes on without it: make room, "
+                    "and the next line writes it again",
+                    monitored.labels["rank"], self.path, error,
+                )  # fmt: skip
+            self._failed = True
+        else:
+            self._failed = False
 
 
 def check_prometheus(path: Path) -> None:

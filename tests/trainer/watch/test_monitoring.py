@@ -47,6 +47,22 @@ def test_another_rank_shows_its_own_loader_alone(tmp_path: Path) -> None:
     assert all(name.startswith("tonari_loader_") for name in read(tmp_path / "run-1.prom"))
 
 
+def test_a_directory_that_is_gone_ends_no_run_and_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "collector"
+    directory.mkdir()
+    log = PrometheusFile(directory / "run.prom", monitored())
+    directory.rmdir()
+    log.write(LINE)
+    log.write(EPOCH)
+    (record,) = caplog.records
+    assert str(directory / "run-0.prom") in record.getMessage()
+    directory.mkdir()
+    log.write(EPOCH)
+    assert read(directory / "run-0.prom")["tonari_epoch_seconds"] == 3
+
+
 @pytest.mark.parametrize("name", ["run.txt", "nowhere/run.prom"])
 def test_a_file_that_the_collector_passes_over_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"expected a file that ends in \.prom, in a directory"):
