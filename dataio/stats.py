@@ -16,8 +16,9 @@ Bytes by where they came from:
     process, as the kernel counts), ``page_cache_bytes`` (the rest of the batches), ``peer_bytes``;
     ``disk_bytes_written`` to the node's cache.
 Staging:
-    ``staging_s`` reading the source; ``pulled_rows`` that came from other nodes because a cache was
-    lost, older or laid out otherwise.
+    ``staging_s`` reading the source, and ``staging_bytes`` of ``source_bytes`` read meanwhile;
+    ``pulled_rows`` that came from other nodes because a cache was lost, older or laid out
+    otherwise.
 With a quota:
     ``resident_fraction`` of this node's rows that stay, ``streamed_rows`` and ``streamed_bytes``
     read from the source because they do not, ``streamed_s`` that the source took for them beside
@@ -79,6 +80,7 @@ def collect_stats(
         **(plan.selection.figures if plan is not None else {}),
         "disk_bytes_written": pool.cache.bytes_written,
         "staging_s": pool.staging_s,
+        "staging_bytes": pool.staging_bytes,
         "pulled_rows": pool.pulled_rows,
         "source_bytes": pool.source.bytes_read,
         "resident_fraction": pool.resident_fraction,

@@ -25,6 +25,7 @@ class Rows:
         layout: Replicas on each node, and samples.
         readers: Ranks that read, one for each replica, node by node.
         row_bytes: Mean.
+        source_row_bytes: Read from the source for one; mean.
         pool_bytes: Of the node that holds most.
         staged_bytes: Of these, what stays in its cache.
         quota: How its rows share one; None: it has none.
@@ -34,6 +35,7 @@ class Rows:
     layout: Layout
     readers: tuple[int, ...]
     row_bytes: float
+    source_row_bytes: float
     pool_bytes: float
     staged_bytes: float
     leaving_bytes: float
@@ -87,11 +89,15 @@ def lay_rows(
             2 * math.ceil(leaving) * layout.widest, layout.widest, config.data.batch_size,
             scored=True, variable_bytes=max(own_bytes, 1) if schema.variable else 0, shard_bytes=0,
         )  # fmt: skip
-        quota = share_quota(config.data.cache.quota_bytes, need, row_bytes=data.row_bytes)
+        quota = share_quota(
+            config.data.cache.quota_bytes, need, row_bytes=data.row_bytes,
+            source_row_bytes=data.source_row_bytes,
+        )  # fmt: skip
     return Rows(
         layout=layout,
         readers=tuple(readers),
         row_bytes=data.row_bytes,
+        source_row_bytes=data.source_row_bytes,
         pool_bytes=pool_bytes,
         staged_bytes=pool_bytes if quota is None else quota.resident_rows * data.row_bytes,
         leaving_bytes=leaving * data.row_bytes,
@@ -135,7 +141,7 @@ def make_feeds(
         staged: Whether caches hold rows; else every row is read from the source with its batch.
         hidden_fraction: Of the rows: as many leave, beside fewer steps.
     """
-    read_bytes = 0.0 if staged else config.data.batch_size * rows.row_bytes
+    read_bytes = 0.0 if staged else config.data.batch_size * rows.source_row_bytes
     accumulate = config.optimizer.accumulate
     per_step = 0.0
     if exchanges:

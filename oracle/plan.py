@@ -290,8 +290,9 @@ class _Epoch:
         disk, limit = storage.disk_write_gbyte_s, self.config.data.staging.bytes_per_s
         rates = [*([] if disk is None else [disk * 1e9]), *([limit] if limit else [])]
         staged_bytes = self.rows.staged_bytes
+        read_bytes = staged_bytes / self.rows.row_bytes * self.rows.source_row_bytes
         return max(
-            self.source.seconds(staged_bytes, self.rows.layout.num_nodes),
+            self.source.seconds(read_bytes, self.rows.layout.num_nodes),
             *(staged_bytes / rate for rate in rates), 0.0,
         )  # fmt: skip
 

@@ -21,7 +21,8 @@ class Quota:
         missing_rows: The others.
         window_rows: Of these, what each replica holds at a time, beside as many that are on their
             way; 0: none is missing.
-        row_bytes: Mean.
+        row_bytes: Mean, as rows lie in the cache.
+        source_row_bytes: Read from the source for one; mean.
         local_size: Replicas on the node.
     """
 
@@ -29,6 +30,7 @@ class Quota:
     missing_rows: int
     window_rows: int
     row_bytes: float
+    source_row_bytes: float
     local_size: int
 
     def windows(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[float, float]]:
@@ -45,11 +47,13 @@ class Quota:
         while left > 0:
             rows = min(most, self.window_rows, left)
             one = self.missing_rows if self.row_bytes < DENSE_ROW_BYTES else rows
-            yield rows / total, one * self.local_size * self.row_bytes
+            yield rows / total, one * self.local_size * self.source_row_bytes
             left, most = left - rows, 2 * most
 
 
-def share_quota(quota_bytes: int, need: Need, *, row_bytes: float) -> Quota:
+def share_quota(
+    quota_bytes: int, need: Need, *, row_bytes: float, source_row_bytes: float
+) -> Quota:
     """Divide a quota between rows that stay and windows of the others.
 
     That an exchange has no room within it, so that rows come by the source instead, is not seen.
@@ -57,7 +61,8 @@ def share_quota(quota_bytes: int, need: Need, *, row_bytes: float) -> Quota:
     Args:
         quota_bytes: Of the node.
         need: Its rows.
-        row_bytes: Mean.
+        row_bytes: Mean, as rows lie in the cache.
+        source_row_bytes: Read from the source for one; mean.
 
     Raises:
         QuotaError: If no epoch could be trained within it.
@@ -67,7 +72,7 @@ def share_quota(quota_bytes: int, need: Need, *, row_bytes: float) -> Quota:
     if budget.resident_rows >= slots and slots * variable <= budget.heap_bytes * local:
         return Quota(
             resident_rows=slots, missing_rows=0, window_rows=0, row_bytes=row_bytes,
-            local_size=local,
+            source_row_bytes=source_row_bytes, local_size=local,
         )  # fmt: skip
     resident = min(budget.resident_rows, slots)
     window = (budget.positions - resident) // local // 2
@@ -77,7 +82,7 @@ def share_quota(quota_bytes: int, need: Need, *, row_bytes: float) -> Quota:
         window = min((budget.positions - resident) // local // 2, int(FILL * beside / 2 / variable))
     return Quota(
         resident_rows=resident, missing_rows=slots - resident, window_rows=max(window, 1),
-        row_bytes=row_bytes, local_size=local,
+        row_bytes=row_bytes, source_row_bytes=source_row_bytes, local_size=local,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ class Filling:
 
     Attributes:
         staging_s: Seconds that this rank spent reading from the source.
+        staging_bytes: That it read from there in that time.
         pulled_rows: Rows that came to this rank from other nodes.
         pulled_bytes: Their bytes.
     """
@@ -68,7 +69,7 @@ class Filling:
         self._shows_progress = progress and world.rank == 0
         self._readers = readers
         self._bandwidth = bandwidth
-        self.staging_s = 0.0
+        self.staging_s, self.staging_bytes = 0.0, 0
         self.pulled_rows = self.pulled_bytes = 0
         # Of messages; no channel is taken before one is needed.
         self._first_tag = -1
@@ -77,6 +78,7 @@ class Filling:
     def go_on_from(self, earlier: "Filling") -> None:
         """Count on from another one, with its messages' tags."""
         self._first_tag, self.staging_s = earlier._first_tag, earlier.staging_s
+        self.staging_bytes = earlier.staging_bytes
         self.pulled_rows, self.pulled_bytes = earlier.pulled_rows, earlier.pulled_bytes
 
     @property
@@ -178,10 +180,11 @@ class Filling:
     ) -> None:
         """Read the missing rows, a part on each local rank. Collective."""
         self._staging = staging = self._plan_staging(missing, groups)
-        started = time.perf_counter()
+        started, read_before = time.perf_counter(), self._source.bytes_read
         staging.start()
         self._drive(staging, num_groups=min(1, len(groups)) if in_groups else len(groups))
         self.staging_s += time.perf_counter() - started
+        self.staging_bytes += self._source.bytes_read - read_before
         if in_groups:
             # Even if the first group was the last: other nodes may have more, and all commit at
             # once.

@@ -137,6 +137,11 @@ class Pool:
         return self._filling.staging_s
 
     @property
+    def staging_bytes(self) -> int:
+        """Bytes that this rank read from the source in that time."""
+        return self._filling.staging_bytes
+
+    @property
     def pulled_rows(self) -> int:
         """Rows that came to this rank from other nodes, outside of an exchange."""
         return self._filling.pulled_rows

@@ -39,9 +39,11 @@ class DataTimes:
         num_rows: Of the training data.
         evaluated_rows: Of what is evaluated on, padding included; 0: nothing is.
         row_bytes: As rows lie in the cache, with their place in its manifest; mean.
+        source_row_bytes: What is read from the source to stage one, with its part of headers;
+            mean. Of a source that is read when it is opened, such as text, ``row_bytes``.
         batch_s: From one batch to the next, where nobody trains on them.
         batch_cores: Processors that a rank uses for that.
-        staging_bytes_per_s: Of the node, from the source into its cache.
+        staging_bytes_per_s: Of the node, read from the source into its cache.
         turn_s: Between two epochs in which nothing is exchanged.
         write_bytes_per_s: Of a file, flushed, where checkpoints go.
     """
@@ -50,6 +52,7 @@ class DataTimes:
     num_rows: int
     evaluated_rows: int
     row_bytes: float
+    source_row_bytes: float
     batch_s: float
     batch_cores: float
     staging_bytes_per_s: float
@@ -125,10 +128,12 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
         batch_s, batch_cores = _time_batches(loader)
         stats = loader.stats()
         # Each rank stages its part of the node's rows
-        written = job.world.allreduce(
-            np.array([stats["disk_bytes_written"]]), op="sum", doing="timing the loader"
+        amounts = np.array([stats["disk_bytes_written"], stats["staging_bytes"]])
+        staged_bytes, read_bytes = (
+            float(amount)
+            for amount in job.world.allreduce(amounts, op="sum", doing="timing the loader")
         )
-        staged_bytes = float(written[0])
+        read_bytes = read_bytes or staged_bytes
         staged_rows = max(stats["resident_fraction"] * loader.num_samples, 1)
         staged_s = min(max(stats["staging_s"], 1e-6), opened_s)
         return DataTimes(
@@ -136,9 +141,10 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             num_rows=loader.num_samples,
             evaluated_rows=evaluated_rows,
             row_bytes=staged_bytes / staged_rows,
+            source_row_bytes=read_bytes / staged_rows,
             batch_s=batch_s,
             batch_cores=batch_cores,
-            staging_bytes_per_s=staged_bytes / staged_s,
+            staging_bytes_per_s=read_bytes / staged_s,
             turn_s=stats["turn_s"],
             write_bytes_per_s=_time_writing(Path(config.run.directory)),
         )

@@ -4,14 +4,13 @@ r"""How right `tonari plan` is about slow sources: under quotas, and when stagin
 
 A loader alone, whose steps are pauses: what else this machine does matters little. The source is a
 directory behind `tests/slowfs.py`. The plan knows the loader's step from an epoch of a staged
-dataset at full speed, and the slow rate from a cluster's file; nothing is fitted. "Streamed" reads
-every shard whole in every epoch, and keeps none. `--bytes` counts what is read, without a clock.
+dataset at full speed, and the slow rate from a cluster's file; nothing is fitted. "Streamed" is
+webdataset beneath torch's DataLoader, which reads every tar file in every epoch and keeps none;
+what is beside it is of the same files. `--bytes` counts what is read, without a clock.
 """
 
 import argparse
-import concurrent.futures
 import contextlib
-import io
 import math
 import tempfile
 import time
@@ -22,10 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import torch
-from PIL import Image
+import webdataset
 
 import dataio
 from dataio import Int, Loader, NodeCache, Reports, Workers
@@ -49,8 +47,8 @@ FIELDS: dict[str, dataio.Field] = {"image": dataio.Image("png"), "label": Int("c
 QUOTAS = (10_000_000, 8_000_000, 6_000_000, 4_000_000)
 SLOW = ((10_000_000, 12.0), (10_000_000, 4.0), (10_000_000, 2.0), (6_000_000, 8.0))
 """Quotas, and what the source sends, in 1e6 bytes/s."""
-RATES = (0.6, 0.9, 1.2, 1.4)
-"""Of the source while staging is to pay."""
+PER_STEP = (2.4, 1.6, 1.4, 1.2, 1.05)
+"""How long an epoch's bytes take to be read, over its steps, where staging is to pay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +59,7 @@ class Run:
         epochs_s: Of each.
         staging_s: Before the first.
         row_bytes: As they lie in the cache.
+        source_row_bytes: Read while they were staged, for each.
         resident_rows: That stay.
         windows: Of the last epoch.
         read_bytes: From the source in the last epoch.
@@ -69,6 +68,7 @@ class Run:
     epochs_s: tuple[float, ...]
     staging_s: float
     row_bytes: float
+    source_row_bytes: float
     resident_rows: float
     windows: int
     read_bytes: float
@@ -91,7 +91,7 @@ def load_epochs(
         tempfile.TemporaryDirectory() as cache,
         unittest.mock.patch.object(Streaming, "_read", counted),
         Loader(
-            f"{directory}/*.parquet", fields=FIELDS, batch_size=BATCH,
+            [str(path) for path in sorted(directory.iterdir())], fields=FIELDS, batch_size=BATCH,
             cache=NodeCache(cache, quota=quota), workers=Workers(threads=1),
             reports=Reports(progress=False),
         ) as loader,
@@ -109,33 +109,41 @@ def load_epochs(
     resident = staged["resident_fraction"] * ROWS
     return Run(
         epochs_s=tuple(times), staging_s=staged["staging_s"],
-        row_bytes=staged["disk_bytes_written"] / resident, resident_rows=resident,
+        row_bytes=staged["disk_bytes_written"] / resident,
+        source_row_bytes=staged["staging_bytes"] / resident, resident_rows=resident,
         windows=windows, read_bytes=read_bytes,
     )  # fmt: skip
 
 
+def write_tars(shards: Path, directory: Path) -> int:
+    """Write the rows of Parquet files as tar files, and count their bytes."""
+    directory.mkdir()
+    for path in sorted(shards.glob("*.parquet")):
+        target = directory / f"{path.stem}.tar"
+        with webdataset.TarWriter(str(target)) as writer:
+            for number, row in enumerate(pq.read_table(path, columns=["png", "cls"]).to_pylist()):
+                writer.write({"__key__": f"{path.stem}-{number}", **row})
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
 def stream_epochs(directory: Path, *, epochs: int = 2) -> tuple[float, ...]:
-    """Go through epochs without a cache, the next shard read while one is decoded and trained."""
+    """Go through epochs without a cache, batches made in a process of their own."""
+    paths = [str(path) for path in sorted(directory.glob("*.tar"))]
+    dataset = webdataset.WebDataset(paths, shardshuffle=len(paths), empty_check=False)
+    rows = dataset.shuffle(BATCH).decode("rgb8").to_tuple("png", "cls").batched(BATCH)
+    loader = torch.utils.data.DataLoader(
+        rows, batch_size=None, num_workers=1, prefetch_factor=2, persistent_workers=True,
+        multiprocessing_context="forkserver",
+    )  # fmt: skip
     times = []
-    paths = sorted(directory.glob("*.parquet"))
-    for epoch in range(epochs):
-        began_s = time.perf_counter()
-        order = np.random.default_rng(epoch).permutation(len(paths))
-        rows = 0
-        with concurrent.futures.ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(pq.read_table, paths[order[0]], columns=["png", "cls"])
-            for number in range(len(paths)):
-                table = coming.result()
-                if number + 1 < len(paths):
-                    path = paths[order[number + 1]]
-                    coming = reader.submit(pq.read_table, path, columns=["png", "cls"])
-                for image in table["png"].to_pylist():
-                    np.asarray(Image.open(io.BytesIO(image)))
-                    rows += 1
-                    if rows % BATCH == 0:
-                        time.sleep(STEP_S)
-        time.sleep(STEP_S)
+    for _ in range(epochs):
+        began_s, steps = time.perf_counter(), 0
+        for _ in loader:
+            time.sleep(STEP_S)
+            steps += 1
         times.append(time.perf_counter() - began_s)
+        if steps != math.ceil(ROWS / BATCH):
+            raise RuntimeError(f"{steps} batches were streamed of {ROWS} rows")
     return tuple(times)
 
 
@@ -143,18 +151,19 @@ class Plans:
     """Plans a job of one rank from an epoch at full speed.
 
     Args:
-        study: Where its settings lie.
+        settings: Of a run.
+        source: What it reads.
         base: That epoch.
     """
 
-    def __init__(self, study: Study, base: Run) -> None:
-        self._settings = study.settings
-        self._shards = study.shards
+    def __init__(self, settings: Path, source: Path, base: Run) -> None:
+        self._settings, self._source = settings, source
         step_s = min(base.epochs_s[1:]) / math.ceil(ROWS / BATCH)
         timed = Timed(rank=0, events=(), laps_s=((step_s,),), step_s=(step_s,))
         self.data = DataTimes(
-            readers=1, num_rows=ROWS, evaluated_rows=0, row_bytes=base.row_bytes, batch_s=1e-3,
-            batch_cores=1.0, staging_bytes_per_s=1e12, turn_s=0.0, write_bytes_per_s=0.0,
+            readers=1, num_rows=ROWS, evaluated_rows=0, row_bytes=base.row_bytes,
+            source_row_bytes=base.source_row_bytes, batch_s=1e-3, batch_cores=1.0,
+            staging_bytes_per_s=1e12, turn_s=0.0, write_bytes_per_s=0.0,
         )  # fmt: skip
         self._probe = Probe(
             torch=torch.__version__, cores=2, ranks=1, world_size=1, settings={}, messages=(),
@@ -163,7 +172,7 @@ class Plans:
 
     def _config(self, quota: int | None) -> Any:
         given = [f"data.cache.quota={quota}"] if quota else []
-        return load_config(self._settings, [f"data.train={self._shards}/*.parquet", *given])
+        return load_config(self._settings, [f"data.train={self._source}", *given])
 
     def rows(self, quota: int) -> Any:
         """Lay out rows under a quota."""
@@ -187,7 +196,8 @@ def _table(heads: Sequence[str]) -> str:
 
 def count_bytes(study: Study) -> Iterator[str]:
     """Write the table of what a node reads from the source in an epoch, counted and planned."""
-    plans = Plans(study, load_epochs(study.shards, epochs=2, step_s=0))
+    base = load_epochs(study.shards, epochs=2, step_s=0)
+    plans = Plans(study.settings, study.shards, base)
     yield _table(
         ("quota, MB", "rows that stay", "planned", "passes", "planned", "MB read", "planned")
     )
@@ -205,13 +215,12 @@ def count_bytes(study: Study) -> Iterator[str]:
 def time_epochs(study: Study) -> Iterator[str]:
     """Write the tables of epochs under quotas, and of when staging has paid."""
     base = load_epochs(study.shards)
-    plans = Plans(study, base)
+    plans = Plans(study.settings, study.shards, base)
     yield f"an epoch at full speed: {', '.join(f'{s:.2f}' for s in base.epochs_s)} s"
     yield _table(
         ("quota, MB", "source, MB/s", "measured, s", "again", "planned, s", "error", "no data path")
     )
     under_quotas = [plans.epoch(rate, quota=quota) for quota, rate in SLOW]
-    staged = [plans.epoch(rate) for rate in RATES]
     for (quota, rate), expected in zip(SLOW, under_quotas, strict=True):
         with slowfs(study.shards, bytes_per_s=rate * 1e6, cache="direct_io") as slow:
             _, first_s, second_s = load_epochs(slow.path, quota=quota).epochs_s
@@ -222,18 +231,25 @@ def time_epochs(study: Study) -> Iterator[str]:
             f"{planned_s:.2f} | {planned_s / mean_s - 1:+.1%} | "
             f"{min(base.epochs_s[1:]) / mean_s - 1:+.1%} |"
         )
-    yield "\n" + _table((
+    tars = study.shards.parent / "tars"
+    num_bytes = write_tars(study.shards, tars)
+    base = load_epochs(tars)
+    plans = Plans(study.settings, tars, base)
+    epoch_s = min(base.epochs_s[1:])
+    yield f"\n{num_bytes / 1e6:.1f} MB of tar files; an epoch at full speed: {epoch_s:.2f} s"
+    yield _table((
         "source, MB/s", "staging, s", "planned", "staged epoch, s", "planned", "streamed, s",
         "planned", "paid after", "planned",
     ))  # fmt: skip
-    for rate, planned in zip(RATES, staged, strict=True):
-        with slowfs(study.shards, bytes_per_s=rate * 1e6, cache="direct_io") as slow:
+    rates = [num_bytes / 1e6 / (epoch_s * times) for times in PER_STEP]
+    for rate, planned in zip(rates, [plans.epoch(rate) for rate in rates], strict=True):
+        with slowfs(tars, bytes_per_s=rate * 1e6, cache="direct_io") as slow:
             run = load_epochs(slow.path, epochs=2)
             streamed_s = stream_epochs(slow.path)[-1]
         own_s = run.epochs_s[-1]
         saved_s = streamed_s - own_s
         paid = math.ceil(run.staging_s / saved_s) if saved_s > 0 else None
-        cells = [f"{rate:g}"]
+        cells = [f"{rate:.2f}"]
         for measured_s, planned_s in (
             (run.staging_s, planned.staging_s), (own_s, planned.epoch_s),
             (streamed_s, planned.unstaged_s),

@@ -11,8 +11,8 @@ from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
 
 DATA = DataTimes(
-    readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, batch_s=0.5, batch_cores=1.0,
-    staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
+    readers=2, num_rows=1000, evaluated_rows=0, row_bytes=100.0, source_row_bytes=125.0,
+    batch_s=0.5, batch_cores=1.0, staging_bytes_per_s=1e4, turn_s=0.0, write_bytes_per_s=0.0,
 )  # fmt: skip
 
 SOURCE = Source(of_node=1e3, of_all=4e3)
@@ -86,13 +86,13 @@ def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_p
         return make_feeds(config, DATA, rows, bench, source=source, staged=staged)[2].batch
 
     assert batch_of() == Cost(0.5, ((("cores",), 1.0),))
-    # 800 bytes of 1,000 a second that a node reads, and of 4,000 that all do
+    # 1,000 bytes, at 1,000 a second that a node reads, and 4,000 that all do
     from_source = (("source of node",), 1.0), (("source",), 0.25)
-    assert batch_of(staged=False) == Cost(0.8, ((("cores",), 0.625), *from_source))
+    assert batch_of(staged=False) == Cost(1.0, ((("cores",), 0.5), *from_source))
     # What a quota leaves no room for comes in windows
     assert batch_of("data.cache={path='auto', quota=200000}") == batch_of()
     slow = batch_of(source=Source(of_node=1e3, of_all=400.0), staged=False)
-    assert slow.seconds == 2.0
+    assert slow.seconds == 2.5
     assert dict(slow.demands)["source",] == 1.0
     assert Source(of_node=1e3).seconds(2000, 10) == 2.0
     assert SOURCE.seconds(2000, 10) == 5.0

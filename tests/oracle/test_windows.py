@@ -23,7 +23,7 @@ def share(quota_bytes):
         row_schema(FIELDS), NUM_ROWS, NUM_ROWS, 0, 1, 16, scored=True,
         variable_bytes=ROW_BYTES, shard_bytes=0,
     )  # fmt: skip
-    return share_quota(quota_bytes, need, row_bytes=ROW_BYTES + 66)
+    return share_quota(quota_bytes, need, row_bytes=ROW_BYTES + 66, source_row_bytes=ROW_BYTES)
 
 
 @pytest.mark.parametrize("quota_bytes", [1_000_000, 2_000_000, 3_000_000, 6_000_000])
@@ -62,12 +62,17 @@ def test_windows_hold_each_missing_row_once(quota_bytes, visible):
     windows = list(quota.windows(visible_fraction=visible))
     assert sum(part for part, _ in windows) == pytest.approx(1.0 if quota.missing_rows else 0.0)
     # Small rows are read with their neighbours: each window is a pass over all that are missing
-    assert {num_bytes for _, num_bytes in windows} <= {quota.missing_rows * quota.row_bytes}
+    assert {num_bytes for _, num_bytes in windows} <= {quota.missing_rows * ROW_BYTES}
 
 
 def test_large_rows_are_read_alone_and_once():
     quota = Quota(
-        resident_rows=10, missing_rows=90, window_rows=40, row_bytes=DENSE_ROW_BYTES, local_size=1
+        resident_rows=10,
+        missing_rows=90,
+        window_rows=40,
+        row_bytes=DENSE_ROW_BYTES,
+        source_row_bytes=DENSE_ROW_BYTES,
+        local_size=1,
     )
     windows = list(quota.windows())
     assert [part for part, _ in windows] == pytest.approx([4 / 9, 4 / 9, 1 / 9])

@@ -95,7 +95,8 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     epoch = document["epoch"]
     # 250 rows of each replica, 8 a batch; half of them leave
     assert (epoch["steps"], epoch["num_nodes"]) == (32, 2)
-    row_bytes = json.loads(kept.read_text())["data"]["row_bytes"]
+    times = json.loads(kept.read_text())["data"]
+    row_bytes, read_bytes = times["row_bytes"], times["source_row_bytes"]
     assert 17 <= row_bytes < 80  # with some 36 of the manifest
     assert epoch["link_bytes"] == pytest.approx(125 * row_bytes)
     assert epoch["evaluation_s"] > 0
@@ -107,8 +108,8 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     cluster.write_text(f"{TWO_NODES}[storage]\nnode_read_gbyte_s = 1e-9\n")
     assert main([*command, "--json"]) == 0
     slow = json.loads(capsys.readouterr().out)["epoch"]
-    assert slow["staging_s"] == pytest.approx(250 * row_bytes)
-    assert slow["unstaged_s"] == pytest.approx(32 * 8 * row_bytes, rel=0.1)
+    assert slow["staging_s"] == pytest.approx(250 * read_bytes)
+    assert slow["unstaged_s"] == pytest.approx(32 * 8 * read_bytes, rel=0.1)
     after, staged_s = slow["pays_after"], slow["epoch_s"] - slow["evaluation_s"]
     assert slow["staging_s"] + after * staged_s <= after * slow["unstaged_s"]
     assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]

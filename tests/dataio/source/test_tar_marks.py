@@ -78,6 +78,17 @@ def test_parts_of_a_counted_shard_cost_little_more_than_the_whole(
     assert shard_bytes * 0.98 <= staged <= shard_bytes * 1.1
 
 
+def test_counting_a_shard_is_no_part_of_staging_it(tmp_path: Path, large: Path) -> None:
+    shard_bytes = large.stat().st_size
+    with Loader(
+        str(large), fields=FIELDS, batch_size=100, cache=tmp_path, workers=Workers(threads=0),
+        reports=Reports(progress=False),
+    ) as loader:  # fmt: skip
+        stats = loader.stats()
+    assert shard_bytes * 0.98 <= stats["staging_bytes"] <= shard_bytes * 1.01
+    assert stats["source_bytes"] >= 2 * shard_bytes * 0.98
+
+
 def test_every_rank_is_told_what_one_of_them_counted(tmp_path: Path, large: Path) -> None:
     (tmp_path / "b.tar").symlink_to(large)
     write_tar(tmp_path / "a.tar", numbered(9))
