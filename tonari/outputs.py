@@ -26,6 +26,18 @@ def check_output(flag: str, path: Path | None) -> None:
         )
 
 
+def check_report(flag: str, path: Path | None) -> None:
+    """Refuse a page that could not be laid out, or written.
+
+    Raises:
+        CommandError: As `check_output`.
+        ModuleNotFoundError: If what pages are made with is missing, with its name.
+    """
+    check_plot(flag, path)
+    if path is not None:
+        import jinja2  # noqa: F401
+
+
 def check_plot(flag: str, path: Path | None) -> None:
     """Refuse a plot that could not be drawn, or written.
 

@@ -8,7 +8,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from benchmarks.pictures import DARK
-from tonari.plan.picture import BAR, FONT, INNER, WIDTH, Bar, draw_bars
+from tonari.plan.picture import BAR, FONT, INNER, WIDTH, Bar, Drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 PARTS = {
@@ -23,7 +23,7 @@ DRAWINGS = {"one": [Bar("a step", PARTS)], "four": BARS}
 
 @pytest.fixture(params=DRAWINGS)
 def drawn(request) -> ElementTree.Element:
-    return ElementTree.fromstring(draw_bars("Where <it> goes & why", DRAWINGS[request.param]))
+    return ElementTree.fromstring(Drawing("Where <it> goes & why", DRAWINGS[request.param]).svg())
 
 
 def boxes(svg: ElementTree.Element, *, parts: bool) -> Iterator[tuple[float, float, float, float]]:

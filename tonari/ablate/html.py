@@ -1,14 +1,13 @@
 """A study's report as one page that needs nothing else: no script, no font, no file beside it."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.pictures import darkened, render
+from benchmarks.pages import Picture, lay_out, picture
 from tonari.ablate.lines import Line
 from tonari.ablate.measure import Measure
-from tonari.ablate.plots import Draw, draw_accuracy, draw_curves, draw_pareto
+from tonari.ablate.plots import draw_accuracy, draw_curves, draw_pareto
 from tonari.ablate.results import ArmResults, number
 from tonari.ablate.words import (
     has_costs,
@@ -21,16 +20,6 @@ from tonari.ablate.words import (
 )
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot twice, as data URIs, for light and dark pages."""
-
-    title: str
-    caption: str
-    light: str
-    dark: str
 
 
 @dataclass(frozen=True)
@@ -56,15 +45,10 @@ def page(document: Mapping[str, object], arms: Sequence[ArmResults], lines: Sequ
         arms: The cells.
         lines: What they add up to.
     """
-    # Only now: who only trains needs no extra
-    from jinja2 import Environment, StrictUndefined
-
     columns, measure = table_columns(lines), measure_of_lines(lines)
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     same, different = _settings(arms)
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return lay_out(
+        TEMPLATE,
         document=document,
         plots=_plots(arms, lines, number(document, "margin_points")) if document["cells"] else [],
         cards=[_card(line) for line in lines if line.is_policy and line.accuracy],
@@ -86,10 +70,10 @@ def _targets(lines: Sequence[Line], measure: Measure) -> list[str]:
     return [f"{measure.shown(target):.2f}" for target in sorted(found)]
 
 
-def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> list[Plot]:
+def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> list[Picture]:
     size = (8.5, 1.6 + 0.34 * len(arms))
     noun = measure_of_lines(lines).noun
-    by_arm = _plot(
+    by_arm = picture(
         f"{noun.capitalize()} by arm",
         f"Left: every seed's final {noun}. Right: the paired difference to the arm's baseline "
         "with its 95 % interval.",
@@ -99,7 +83,7 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
     if not has_costs(lines):
         return [by_arm]
     return [
-        _plot(
+        picture(
             "What the time buys",
             f"Mean final {noun} against mean training time. A policy is worth having where it "
             "lies above both controls' lines. Bars are standard deviations over seeds; what all "
@@ -107,7 +91,7 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
             lambda figure: draw_pareto(figure, arms),
             (7.6, 6.4),
         ),
-        _plot(
+        picture(
             "On the way",
             f"Test {noun} against the time trained so far; mean over seeds, bands are standard "
             "deviations.",
@@ -116,15 +100,6 @@ def _plots(arms: Sequence[ArmResults], lines: Sequence[Line], margin: float) -> 
         ),
         by_arm,
     ]
-
-
-def _plot(title: str, caption: str, draw: Draw, inches: tuple[float, float]) -> Plot:
-    light = render(draw, inches=inches, kind="svg")
-    uris = (
-        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-        for svg in (light, darkened(light))
-    )
-    return Plot(title, caption, *uris)
 
 
 def _card(line: Line) -> Card:

@@ -18,8 +18,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tonari.demo.data import Packed, pack_digits, pack_source
-from tonari.demo.report import draw, paired_difference, print_report, print_seeds, print_sweep
+from tonari.demo.report import (
+    paired_difference,
+    print_report,
+    print_sweep,
+    seed_sentences,
+    write_page,
+    write_png,
+)
 from tonari.mpi import mpiexec_command
+from tonari.outputs import check_report
 
 Run = dict[str, list[float] | float]
 Runs = dict[str, Run]
@@ -66,8 +74,8 @@ class Demo:
     """Runs with different seeds; more than one adds the paired difference in accuracy."""
     sweep: bool = False
     """Repeat at 0 (no limit, no delay) and 4 times the bandwidth: where does it stop paying?"""
-    output: Path = Path("tonari-demo.png")
-    """Where the picture goes."""
+    output: Path = Path("tonari-demo.html")
+    """Where the report goes: a page that needs nothing else; its plots alone if it ends in .png."""
     json: bool = False
     """Print one JSON document and nothing else on stdout."""
     keep: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -77,6 +85,7 @@ class Demo:
         for name in ("ranks", "nodes", "epochs", "batch_size", "seeds"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"tonari demo: --{name.replace('_', '-')} must be at least 1")
+        check_report("--output", self.output)
         if self.ranks % self.nodes:
             raise SystemExit(
                 f"tonari demo: {self.ranks} ranks do not spread evenly over {self.nodes} nodes; "
@@ -130,15 +139,25 @@ def main(argv: list[str]) -> int:
 def _report(
     options: Demo, packed: Packed, runs: Runs, swept: dict[float, Runs], seeds: list[Runs]
 ) -> None:
-    draw(runs, options.output)
+    settings = {k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")}
+    if options.output.suffix == ".png":
+        write_png(options.output, runs)
+    else:
+        data = (
+            f"{options.data or 'handwritten digits'}: {packed.num_train:,} rows to train on, "
+            f"{packed.tar_bytes / 1e6:.1f} MB of tar shards; {options.ranks} ranks on "
+            f"{options.nodes} nodes that share this machine"
+        )
+        words = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
+        write_page(options.output, seeds, swept, data, words)
     if not options.json:
         out = Console()
         print_report(out, runs, packed.tar_bytes)
         if options.sweep:
             print_sweep(out, swept)
         if options.seeds > 1:
-            print_seeds(out, seeds)
-        out.print(f"picture: {options.output}")
+            out.print("\n".join(seed_sentences(seeds)))
+        out.print(f"report: {options.output}")
         return
     document: dict[str, object] = {
         "runs": runs,
@@ -148,9 +167,7 @@ def _report(
             "test_samples": packed.num_test,
             "tar_bytes": packed.tar_bytes,
         },
-        "settings": {
-            k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")
-        },
+        "settings": settings,
     }
     if options.sweep:
         document["sweep"] = {str(bandwidth): found for bandwidth, found in sorted(swept.items())}

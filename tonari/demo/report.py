@@ -1,24 +1,33 @@
-"""What the demo found: a table, a picture, and a sentence that says what was gained."""
+"""What the demo found: a sentence that says what was gained, a table, plots, and a page of all."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.pages import lay_out, picture
+from benchmarks.pictures import COLOURS, render
 from benchmarks.student import reach_of_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Run = dict[str, list[float] | float]
 Runs = dict[str, Run]
+Pairs = Sequence[tuple[str, str]]
 
 NAMES = {
     "dataloader": "DataLoader",
     "tonari": "Tonari",
     "tonari_hiding": "Tonari, hiding",
 }
-COLOURS = {"dataloader": "#7f7f7f", "tonari": "#1f77b4", "tonari_hiding": "#2ca02c"}
+COLOURS_OF = dict(zip(NAMES, COLOURS[:3], strict=True))
 LAST_EPOCHS = 3
 
 
@@ -67,29 +76,44 @@ def paired_difference(seeds: Sequence[Runs], kind: str) -> Difference:
     return Difference(mean, mean - reach, mean + reach, len(gaps))
 
 
+def table_rows(runs: Runs) -> list[tuple[str, list[str]]]:
+    """Name each figure, with its words for every run."""
+
+    def row(name: str, cell: Callable[[Run], str]) -> tuple[str, list[str]]:
+        return name, [cell(run) for run in runs.values()]
+
+    def megabytes(value: float) -> str:
+        return f"{value / 1e6:.2f} MB"
+
+    return [
+        row("staging, once", lambda r: f"{r['staging_s']:.2f} s" if r["staging_s"] else "-"),
+        row("first epoch", lambda r: f"{listed(r, 'epoch_s')[0]:.2f} s"),
+        row("later epochs, each", lambda r: f"{later_mean(r, 'epoch_s'):.2f} s"),
+        row("  of it waiting for data", lambda r: f"{later_mean(r, 'wait_s'):.2f} s"),
+        row("accuracy, last 3 epochs", lambda r: f"{final_accuracy(r):.1%}"),
+        row("shared directory, first epoch", lambda r: megabytes(listed(r, "source_bytes")[0])),
+        row("shared directory, later epochs", lambda r: megabytes(later_mean(r, "source_bytes"))),
+        row("rows exchanged an epoch", lambda r: f"{later_mean(r, 'exchanged_rows'):.0f}"),
+        row("rows hidden", lambda r: f"{later_mean(r, 'hidden_fraction'):.0%}"),
+    ]
+
+
+def caption(runs: Runs) -> str:
+    """Name the baseline's setting; empty where it has none."""
+    if "num_workers" not in runs["dataloader"]:
+        return ""
+    return f"DataLoader with {runs['dataloader']['num_workers']} workers, the best of those tried"
+
+
 def print_report(out: Console, runs: Runs, tar_bytes: int) -> None:
     """Print the table and the sentence."""
     table = Table(title=f"{tar_bytes / 1e6:.1f} MB of tar shards", title_justify="left")
     table.add_column("")
     for kind in runs:
         table.add_column(NAMES[kind], justify="right")
-
-    def row(name: str, cell: Callable[[Run], str]) -> None:
-        table.add_row(name, *(cell(run) for run in runs.values()))
-
-    row("staging, once", lambda r: f"{r['staging_s']:.2f} s" if r["staging_s"] else "-")
-    row("first epoch", lambda r: f"{listed(r, 'epoch_s')[0]:.2f} s")
-    row("later epochs, each", lambda r: f"{later_mean(r, 'epoch_s'):.2f} s")
-    row("  of it waiting for data", lambda r: f"{later_mean(r, 'wait_s'):.2f} s")
-    row("accuracy, last 3 epochs", lambda r: f"{final_accuracy(r):.1%}")
-    row("shared directory, first epoch", lambda r: f"{listed(r, 'source_bytes')[0] / 1e6:.2f} MB")
-    row("shared directory, later epochs", lambda r: f"{later_mean(r, 'source_bytes') / 1e6:.2f} MB")
-    row("rows exchanged an epoch", lambda r: f"{later_mean(r, 'exchanged_rows'):.0f}")
-    row("rows hidden", lambda r: f"{later_mean(r, 'hidden_fraction'):.0%}")
-    if "num_workers" in runs["dataloader"]:
-        table.caption = (
-            f"DataLoader with {runs['dataloader']['num_workers']} workers, the best of those tried"
-        )
+    for name, cells in table_rows(runs):
+        table.add_row(name, *cells)
+    table.caption = caption(runs) or None
     out.print(table)
     out.print(sentence(runs))
 
@@ -137,68 +161,134 @@ def _paid_epoch(base: Run, ours: Run) -> int | None:
     return None
 
 
-def print_sweep(out: Console, swept: dict[float, Runs]) -> None:
-    """Print how the gain depends on the shared directory's bandwidth."""
-    table = Table(title="where it pays", title_justify="left")
-    for name in ("shared directory", "DataLoader", "Tonari", "times shorter", "staging paid after"):
-        table.add_column(name, justify="right")
+SWEEP_COLUMNS = ("shared directory", "DataLoader", "Tonari", "times shorter", "staging paid after")
+
+
+def sweep_rows(swept: dict[float, Runs]) -> list[list[str]]:
+    """Put the gain beside the shared directory's bandwidth, the slowest first."""
+    rows = []
     for bandwidth, runs in sorted(swept.items(), key=lambda item: item[0] or math.inf):
         base, ours = (later_mean(runs[kind], "epoch_s") for kind in ("dataloader", "tonari"))
         paid = _paid_epoch(runs["dataloader"], runs["tonari"])
-        table.add_row(
+        rows.append([
             f"{bandwidth:g} MB/s" if bandwidth else "no limit, no delay",
             f"{base:.2f} s",
             f"{ours:.2f} s",
             f"{base / ours:.2f}",
             _epochs(paid) if paid else "never",
-        )
+        ])  # fmt: skip
+    return rows
+
+
+def print_sweep(out: Console, swept: dict[float, Runs]) -> None:
+    """Print how the gain depends on the shared directory's bandwidth."""
+    table = Table(title="where it pays", title_justify="left")
+    for name in SWEEP_COLUMNS:
+        table.add_column(name, justify="right")
+    for row in sweep_rows(swept):
+        table.add_row(*row)
     out.print(table)
 
 
-def print_seeds(out: Console, seeds: Sequence[Runs]) -> None:
-    """Print accuracy differences paired by seed."""
+def seed_sentences(seeds: Sequence[Runs]) -> list[str]:
+    """Give the differences in accuracy, paired by seed."""
+    found = []
     for kind in ("tonari", "tonari_hiding"):
-        found = paired_difference(seeds, kind)
-        out.print(
-            f"{NAMES[kind]}: accuracy {found.mean_points:+.2f} points against the DataLoader over "
-            f"{found.num_seeds} seeds, 95 % interval [{found.low_points:+.2f}, "
-            f"{found.high_points:+.2f}]"
+        gap = paired_difference(seeds, kind)
+        found.append(
+            f"{NAMES[kind]}: accuracy {gap.mean_points:+.2f} points against the DataLoader over "
+            f"{gap.num_seeds} seeds, 95 % interval [{gap.low_points:+.2f}, {gap.high_points:+.2f}]"
         )
+    return found
 
 
-def draw(runs: Runs, path: Path) -> None:
-    """Draw epoch time, accuracy against time, and bytes read, as one PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (times, accuracy, read) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+def draw_times(figure: "Figure", runs: Runs) -> None:
+    """Draw a later epoch of each, and its waits."""
+    axes = figure.subplots()
     for place, (kind, run) in enumerate(runs.items()):
         epoch_s, wait_s = later_mean(run, "epoch_s"), later_mean(run, "wait_s")
-        times.bar(place, epoch_s - wait_s, color=COLOURS[kind])
-        times.bar(
-            place, wait_s, bottom=epoch_s - wait_s, color=COLOURS[kind], alpha=0.4, hatch="//"
-        )
+        computing_s, colour = epoch_s - wait_s, COLOURS_OF[kind]
+        axes.bar(place, computing_s, color=colour)
+        axes.bar(place, wait_s, bottom=computing_s, color=colour, alpha=0.4, hatch="//")
+    axes.set_xticks(range(len(runs)), [NAMES[kind] for kind in runs])
+    axes.set_ylabel("seconds")
+
+
+def draw_accuracy(figure: "Figure", runs: Runs) -> None:
+    """Draw test accuracy against the time trained so far, with staging."""
+    axes = figure.subplots()
+    for kind, run in runs.items():
         staging = run["staging_s"]
         assert not isinstance(staging, list)
-        clock, clocks = staging, []
-        for seconds in listed(run, "epoch_s"):
-            clock += seconds
-            clocks.append(clock)
+        clocks = [staging + passed for passed in accumulate(listed(run, "epoch_s"))]
         right = [100 * value for value in listed(run, "test_accuracy")]
-        accuracy.plot(clocks, right, marker="o", color=COLOURS[kind], label=NAMES[kind])
-        total = [sum(listed(run, "source_bytes")[: n + 1]) / 1e6 for n in range(len(clocks))]
-        read.plot(
-            range(1, len(clocks) + 1), total, marker="o", color=COLOURS[kind], label=NAMES[kind]
+        axes.plot(clocks, right, marker="o", color=COLOURS_OF[kind], label=NAMES[kind])
+    axes.set(xlabel="seconds", ylabel="test accuracy, %")
+    axes.legend()
+
+
+def draw_reads(figure: "Figure", runs: Runs) -> None:
+    """Draw what was read from the shared directory so far, epoch by epoch."""
+    axes = figure.subplots()
+    for kind, run in runs.items():
+        total = [read / 1e6 for read in accumulate(listed(run, "source_bytes"))]
+        epochs = range(1, len(total) + 1)
+        axes.plot(epochs, total, marker="o", color=COLOURS_OF[kind], label=NAMES[kind])
+    axes.set(xlabel="epoch", ylabel="MB in total")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+
+
+PLOTS = (
+    ("A later epoch", "Hatched: waiting for data.", draw_times),
+    ("Accuracy against time", "The staging before the first epoch is counted.", draw_accuracy),
+    ("Read from the shared directory", "By all ranks together.", draw_reads),
+)
+"""Titles, captions and how they are drawn."""
+
+
+def write_page(
+    path: Path, seeds: Sequence[Runs], swept: dict[float, Runs], data: str, settings: Pairs
+) -> None:
+    """Write the report as one page; needs the `report` extra.
+
+    Args:
+        path: The file.
+        seeds: The runs of each seed; the first is shown whole.
+        swept: Runs by bandwidth; one: there is no sweep.
+        data: What was trained on, in words.
+        settings: Of the demo, in words.
+    """
+    runs = seeds[0]
+    answer, *rest = sentence(runs).split("; ")
+    path.write_text(
+        lay_out(
+            Path(__file__).with_suffix(".jinja"),
+            findings=[f"{answer.rstrip('.')}.", *(f"{part[0].upper()}{part[1:]}" for part in rest)],
+            data=data,
+            columns=["", *(NAMES[kind] for kind in runs)],
+            rows=[[name.strip(), *cells] for name, cells in table_rows(runs)],
+            caption=caption(runs),
+            plots=[
+                picture(title, words, partial(draw, runs=runs), (5.4, 3.8))
+                for title, words, draw in PLOTS
+            ],
+            sweep_columns=SWEEP_COLUMNS,
+            sweep=sweep_rows(swept) if len(swept) > 1 else [],
+            seeds=seed_sentences(seeds) if len(seeds) > 1 else [],
+            settings=settings,
         )
-    times.set_xticks(range(len(runs)), [NAMES[kind] for kind in runs])
-    times.set(title="a later epoch (hatched: waiting for data)", ylabel="seconds")
-    accuracy.set(
-        title="accuracy against time, staging included", xlabel="seconds", ylabel="test accuracy, %"
     )
-    read.set(title="read from the shared directory", xlabel="epoch", ylabel="MB in total")
-    accuracy.legend()
-    read.set_ylim(bottom=0)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+
+
+def write_png(path: Path, runs: Runs) -> None:
+    """Draw all plots side by side."""
+
+    def draw(figure: "Figure") -> None:
+        for part, (title, words, draw_one) in zip(
+            figure.subfigures(1, len(PLOTS)).flat, PLOTS, strict=True
+        ):
+            part.suptitle(f"{title}\n{words}", fontsize=11)
+            draw_one(part, runs)
+
+    path.write_bytes(render(draw, inches=(15, 4.2), kind="png"))

@@ -100,20 +100,30 @@ def choice_words(choices: Sequence[Choice]) -> list[str]:
     Args:
         choices: At least one, the fastest first.
     """
+    lines = [*lay_table(HEAD, choice_rows(choices)), ""]
+    for number, (settings, why) in enumerate(choice_notes(choices), 1):
+        lines += [f"{number}. {why}".rstrip(), f"  {settings}"]
+    return lines
+
+
+def choice_rows(choices: Sequence[Choice]) -> list[list[str]]:
+    """Lay plans out below `HEAD`, the fastest first."""
     parts_s = _parts_s([choice.plan for choice in choices])
     best_s = sum(parts_s[0].values())
-    rows = [
+    return [
         _row(number, choice.plan, sum(own_s.values()) / best_s - 1)
         for number, (choice, own_s) in enumerate(zip(choices, parts_s, strict=True), 1)
     ]
-    lines = [*lay_table(HEAD, rows), ""]
-    for number, (choice, own_s) in enumerate(zip(choices, parts_s, strict=True), 1):
-        why = why_slower(own_s, parts_s[0]) if number > 1 else ""
-        lines += [
-            f"{number}. {why}".rstrip(),
-            f"  {' '.join(choice.overrides) or 'as in the file'}",
-        ]
-    return lines
+
+
+def choice_notes(choices: Sequence[Choice]) -> list[tuple[str, str]]:
+    """Give each one's settings, and why it is slower than the first."""
+    first_s, *others_s = _parts_s([choice.plan for choice in choices])
+    whys = ["", *(why_slower(own_s, first_s) for own_s in others_s)]
+    return [
+        (" ".join(choice.overrides) or "as in the file", why)
+        for choice, why in zip(choices, whys, strict=True)
+    ]
 
 
 HEAD = (

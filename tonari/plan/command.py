@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonari.names import EXAMPLES
-from tonari.outputs import check_output
-from tonari.plan.picture import draw_plan, draw_search, part_name
+from tonari.outputs import check_output, check_report
+from tonari.plan.picture import part_name, plan_bars, search_bars
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def main(argv: list[str]) -> int:
     if not 0 <= given.hidden < 1:
         parser.error(f"--hidden is {given.hidden}, expected a share in [0, 1)")
     check_output("--picture", given.picture)
+    check_report("--report", given.report)
+    command = shlex.join(["tonari", "plan", *argv])
     if given.search:
         if given.explain:
             parser.error("--explain is for --probe; leave it out of a search")
@@ -40,7 +43,7 @@ def main(argv: list[str]) -> int:
             parser.error("--from is for --probe; leave it out of a search")
         if not given.cluster or not given.world:
             parser.error("--search needs --cluster FILE and --world N")
-        return _search(given)
+        return _search(given, command)
     if not given.probe:
         parser.error("give --probe FILE, as tonari probe wrote it, or --search")
     check_output("--timeline", given.timeline)
@@ -74,7 +77,11 @@ def main(argv: list[str]) -> int:
     if given.timeline:
         given.timeline.write_text(json.dumps(timeline(best.plan.simulation)))
     if given.picture:
-        given.picture.write_text(draw_plan(best.plan))
+        given.picture.write_text(plan_bars(best.plan).svg())
+    if given.report:
+        from tonari.plan.report import plan_page
+
+        given.report.write_text(plan_page(choices, why, command))
     if given.json:
         documents = list(map(_document, choices))
         if why:
@@ -111,7 +118,7 @@ def _document(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def _search(given: argparse.Namespace) -> int:
+def _search(given: argparse.Namespace, command: str) -> int:
     from oracle.cluster.cluster import load_cluster
     from oracle.search.search import search
     from tonari.plan.search import search_words
@@ -122,7 +129,11 @@ def _search(given: argparse.Namespace) -> int:
         world_size=given.world, global_batch_size=given.global_batch or None,
     )  # fmt: skip
     if given.picture:
-        given.picture.write_text(draw_search(found))
+        given.picture.write_text(search_bars(found).svg())
+    if given.report:
+        from tonari.plan.report import search_page
+
+        given.report.write_text(search_page(found, command))
     print(json.dumps(asdict(found), indent=1) if given.json else "\n".join(search_words(found)))
     return 0
 
@@ -243,6 +254,10 @@ def _parser() -> argparse.ArgumentParser:
         "--picture", type=Path, metavar="FILE.svg",
         help="draw where the time goes as stacked bars: an epoch, a step where the probe has no "
         "data, or a step of each of the fastest with --search",
+    )  # fmt: skip
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE.html",
+        help="write all of it as one page that needs nothing else (needs tonari[report])",
     )  # fmt: skip
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE",

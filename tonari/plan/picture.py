@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from benchmarks.pictures import COLOURS, DARK, LIGHT
 
@@ -41,28 +41,86 @@ class Bar:
         return sum(self.parts_s.values())
 
 
+Scheme = Literal["light", "dark", "both"]
+"""Colours: those of a page, or both, of which who shows the file chooses."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Bars of one scale under each other.
+
+    Attributes:
+        title: Of them all.
+        bars: One at least, that takes some time.
+    """
+
+    title: str
+    bars: Sequence[Bar]
+
+    def svg(self, scheme: Scheme = "both", *, titled: bool = True) -> str:
+        """Draw them, with a legend below, and the title above where it is asked for."""
+        longest_s = max(bar.whole_s for bar in self.bars)
+        names = list(dict.fromkeys(
+            name for bar in self.bars for name, seconds in bar.parts_s.items() if seconds > 0
+        ))  # fmt: skip
+        looks = {name: _look(number) for number, name in enumerate(names)}
+        body: list[str] = []
+        top = _write(body, self.title, MARGIN, kind=' class="title"') if titled else 0.0
+        for bar in self.bars:
+            top = _write(body, bar.label, top + GAP)
+            _draw_bar(body, bar, top, looks, longest_s)
+            top += BAR
+        parts_s = self.bars[0].parts_s if len(self.bars) == 1 else {}
+        entries = {name: name + _figures(parts_s.get(name), longest_s) for name in names}
+        bottom = _draw_legend(body, entries, top + GAP, looks) + MARGIN
+        return "\n".join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{bottom:g}" '
+            f'viewBox="0 0 {WIDTH:g} {bottom:g}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            _style(scheme),
+            f'<rect class="paper" width="{WIDTH:g}" height="{bottom:g}"/>',
+            *body,
+            "</svg>\n",
+        ])  # fmt: skip
+
+
+def _style(scheme: Scheme) -> str:
+    def rules(colours: Mapping[str, str]) -> str:
+        return (
+            f"text {{ fill: {colours['text']}; }} .paper {{ fill: {colours['paper']}; }} "
+            f".part {{ stroke: {colours['paper']}; }}"
+        )
+
+    dark = f" @media (prefers-color-scheme: dark) {{ {rules(DARK)} }}" if scheme == "both" else ""
+    return (
+        f"<style>text {{ font: {FONT:g}px system-ui, sans-serif; }} "
+        f".title {{ font-weight: 700; }} text.share {{ fill: #000000; text-anchor: middle; }} "
+        f"{rules(DARK if scheme == 'dark' else LIGHT)}{dark}</style>"
+    )
+
+
 def part_name(name: str) -> str:
     """Name a part of a simulated step, as `oracle.simulate.Span` has it."""
     return "computing" if name == "compute" else f"waiting: {name.replace('_', '-')}"
 
 
-def draw_plan(planned: "StepPlan") -> str:
-    """Draw an epoch, with its steps in their parts; or a step, where no data was probed."""
+def plan_bars(planned: "StepPlan") -> Drawing:
+    """Lay out an epoch, with its steps in their parts; or a step, where no data was probed."""
     parts_s = dict(sorted(planned.parts_s.items(), key=lambda part: -part[1]))
     step = {part_name(name): seconds for name, seconds in parts_s.items()}
     epoch = planned.epoch
     if epoch is None:
         label = f"a step: {planned.step_s:.3g} s; a rank's mean"
-        return draw_bars("Where a step's time goes, as simulated", [Bar(label, step)])
+        return Drawing("Where a step's time goes, as simulated", [Bar(label, step)])
     scale = epoch.train_s / sum(step.values())
     of_steps = {f"steps, {name}": seconds * scale for name, seconds in step.items()}
     others = {name: seconds for name, seconds in epoch.parts_s.items() if name != "steps"}
     label = f"an epoch: {epoch.epoch_s:.4g} s, {epoch.steps:,} steps; a rank's mean"
-    return draw_bars("Where an epoch's time goes, as simulated", [Bar(label, of_steps | others)])
+    return Drawing("Where an epoch's time goes, as simulated", [Bar(label, of_steps | others)])
 
 
-def draw_search(found: "Plans") -> str:
-    """Draw a step of each of the fastest configurations."""
+def search_bars(found: "Plans") -> Drawing:
+    """Lay out a step of each of the fastest configurations."""
     bars = [
         Bar(
             f"{number}. {each.step_s:.4g} s: {' '.join(each.settings).replace('mesh.', '')}",
@@ -71,54 +129,7 @@ def draw_search(found: "Plans") -> str:
         for number, each in enumerate(found.candidates, 1)
     ]
     title = f"Where a step's time goes, of the fastest {len(bars)}, by equations"
-    return draw_bars(title, bars)
-
-
-def draw_bars(title: str, bars: Sequence[Bar]) -> str:
-    """Draw bars of one scale under each other, with a legend below.
-
-    Args:
-        title: Above them.
-        bars: One at least, that takes some time.
-    """
-    longest_s = max(bar.whole_s for bar in bars)
-    names = list(dict.fromkeys(
-        name for bar in bars for name, seconds in bar.parts_s.items() if seconds > 0
-    ))  # fmt: skip
-    looks = {name: _look(number) for number, name in enumerate(names)}
-    body: list[str] = []
-    top = MARGIN
-    top = _write(body, title, top, kind=' class="title"')
-    for bar in bars:
-        top = _write(body, bar.label, top + GAP)
-        _draw_bar(body, bar, top, looks, longest_s)
-        top += BAR
-    parts_s = bars[0].parts_s if len(bars) == 1 else {}
-    entries = {name: name + _figures(parts_s.get(name), longest_s) for name in names}
-    bottom = _draw_legend(body, entries, top + GAP, looks) + MARGIN
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{bottom:g}" '
-        f'viewBox="0 0 {WIDTH:g} {bottom:g}" role="img">',
-        f"<title>{escape(title)}</title>",
-        _style(),
-        f'<rect class="paper" width="{WIDTH:g}" height="{bottom:g}"/>',
-        *body,
-        "</svg>\n",
-    ])  # fmt: skip
-
-
-def _style() -> str:
-    def rules(colours: Mapping[str, str]) -> str:
-        return (
-            f"text {{ fill: {colours['text']}; }} .paper {{ fill: {colours['paper']}; }} "
-            f".part {{ stroke: {colours['paper']}; }}"
-        )
-
-    return (
-        f"<style>text {{ font: {FONT:g}px system-ui, sans-serif; }} "
-        f".title {{ font-weight: 700; }} text.share {{ fill: #000000; text-anchor: middle; }} "
-        f"{rules(LIGHT)} @media (prefers-color-scheme: dark) {{ {rules(DARK)} }}</style>"
-    )
+    return Drawing(title, bars)
 
 
 def _look(number: int) -> str:

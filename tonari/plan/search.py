@@ -26,14 +26,13 @@ def search_words(found: "Plans") -> list[str]:
         f"{found.priced:,} priced, {found.unfit:,} do not fit into memory, {found.pruned:,} have a "
         "bound above the last one's time",
         "",
-        *lay_table(HEAD, [_row(number, each) for number, each in enumerate(found.candidates, 1)]),
+        *lay_table(HEAD, search_rows(found)),
         "",
         f"the first, in parts of its step: {_parts(best)}",
         f"  {' '.join(best.settings)}",
     ]
-    for number, each in enumerate(found.candidates[1:], 2):
-        why = each.why_slower or "It is as fast."
-        lines += [f"{number}. {why}", f"  {' '.join(each.settings)}"]
+    for number, (settings, why) in enumerate(search_notes(found)[1:], 2):
+        lines += [f"{number}. {why}", f"  {settings}"]
     return [*lines, "", NEXT]
 
 
@@ -41,6 +40,18 @@ HEAD = (
     "", "step", "samples/s", "memory", "node hours", "pp", "dp", "shard", "cp", "tp",
     "microbatches", "schedule", "recomputes", "sp",
 )  # fmt: skip
+
+
+def search_rows(found: "Plans") -> list[list[str]]:
+    """Lay the candidates out below `HEAD`."""
+    return [_row(number, each) for number, each in enumerate(found.candidates, 1)]
+
+
+def search_notes(found: "Plans") -> list[tuple[str, str]]:
+    """Give each candidate's settings, and why it is slower than the first."""
+    first, *rest = found.candidates
+    others = [(" ".join(each.settings), each.why_slower or "It is as fast.") for each in rest]
+    return [(" ".join(first.settings), ""), *others]
 
 
 def _row(number: int, each: "Candidate") -> list[str]:

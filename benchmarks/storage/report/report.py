@@ -1,6 +1,5 @@
 """Results as one page that needs nothing else, and as one picture."""
 
-import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.pictures import darkened, render
+from benchmarks.pages import lay_out, picture
+from benchmarks.pictures import render
 from benchmarks.storage.report.drawing import WAY_WORDS, Draw, duration, rate, size, words
 from benchmarks.storage.report.epoch_plots import (
     draw_epochs,
@@ -102,20 +102,18 @@ def write_png(results: Results, path: Path) -> None:
 
 def page(results: Results) -> str:
     """Lay out the page."""
-    # Only now: who only measures needs no extra
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     nodes = list(
         dict.fromkeys(node for p in results.phases for r in p.repeats for node in r.verdict_of_node)
     )
     strips = joined([strip(phase, nodes) for phase in results.phases if phase.repeats])
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return lay_out(
+        TEMPLATE,
         results=results,
         findings=findings(results),
-        plots={plot.key: _images(plot) for plot in plots_of(results)},
+        plots={
+            plot.key: picture(plot.title, plot.caption, plot.draw, plot.inches)
+            for plot in plots_of(results)
+        },
         nodes=nodes,
         strips=strips,
         folded=len(strips) > UNFOLDED,
@@ -210,20 +208,10 @@ def _epoch_plots(run: EndToEnd) -> list[Plot]:
     return found
 
 
-def _images(plot: Plot) -> Mapping[str, str]:
-    light = render(plot.draw, inches=plot.inches, kind="svg")
-    uris = [
-        f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-        for svg in (light, darkened(light))
-    ]
-    return {"title": plot.title, "caption": plot.caption, "light": uris[0], "dark": uris[1]}
-
-
 def findings(results: Results) -> list[str]:
-    """Describe the most important results in a few sentences."""
-    found = [_growth(scaling) for scaling in results.scalings if scaling.wanted == "cold"]
-    if results.end_to_end:
-        found += _epochs_said(results.end_to_end)
+    """Describe the most important results in a few sentences: what DIR costs training first."""
+    found = _cost(results.end_to_end) if results.end_to_end else []
+    found += [_growth(scaling) for scaling in results.scalings if scaling.wanted == "cold"]
     unproved = [
         phase for phase in results.phases if phase.repeats and not strip(phase, []).is_as_wanted
     ]
@@ -242,22 +230,24 @@ def _growth(scaling: Scaling) -> str:
     return f"{name}, cold: {rate(most)} at most, 90 % of it from {knee}."
 
 
-def _epochs_said(run: EndToEnd) -> list[str]:
+def _cost(run: EndToEnd) -> list[str]:
     later = {way.name: median(way.epoch_s[1:]) for way in run.ways if len(way.epoch_s) > 1}
-    parts = []
-    if "dataloader" in later and "staged" in later:
-        staged = next(way for way in run.ways if way.name == "staged")
-        paid = (
-            f"has paid after {staged.paid_after} epoch{'s' if staged.paid_after > 1 else ''}"
-            if staged.paid_after
-            else "has not paid within the epochs measured"
-        )
-        parts.append(
-            f"An epoch takes {duration(later['dataloader'])} with the DataLoader on DIR and "
-            f"{duration(later['staged'])} staged; staging takes {duration(staged.staging_s)} and "
-            f"{paid}."
-        )
-    return parts
+    staged = next((way for way in run.ways if way.name == "staged"), None)
+    if staged is None or not later.keys() >= {"dataloader", "staged"}:
+        return []
+    times = later["dataloader"] / later["staged"]
+    answer = (
+        f"Training takes {times:.1f} times as long from DIR as from the node's disk"
+        if times >= 1.05
+        else "Training from DIR takes no longer than from the node's disk"
+    )
+    epochs = f"{staged.paid_after} epoch{'s' if staged.paid_after != 1 else ''}"
+    paid = f"has paid after {epochs}" if staged.paid_after else "has not paid within those measured"
+    return [
+        f"{answer}: an epoch {duration(later['dataloader'])} with the DataLoader, "
+        f"{duration(later['staged'])} staged.",
+        f"Staging takes {duration(staged.staging_s)} and {paid}.",
+    ]
 
 
 def strip(phase: Phase, nodes: Sequence[str]) -> Strip:

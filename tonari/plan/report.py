@@ -1,0 +1,134 @@
+"""A plan as one page, as all reports are: `tonari plan --report`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.pages import Picture, drawn, lay_out
+from tonari.plan.choice import HEAD, choice_notes, choice_rows
+from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
+from tonari.plan.search import HEAD as SEARCH_HEAD
+from tonari.plan.search import NEXT, search_notes, search_rows
+from tonari.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from oracle.plan import EpochPlan, StepPlan
+    from oracle.search.search import Plans
+    from tonari.plan.choice import Choice
+    from tonari.plan.explain import Row
+
+TEMPLATE = Path(__file__).with_suffix(".jinja")
+NO_WAIT = 0.02
+"""Share of the time below which waiting is not worth a sentence."""
+
+
+def plan_page(choices: Sequence["Choice"], terms: Sequence["Row"], command: str) -> str:
+    """Lay out the plan of a probe, or of several to choose among; needs the `report` extra.
+
+    Args:
+        choices: The fastest first; it is the one that is shown in its parts.
+        terms: Of its step by equations; none: they were not asked for.
+        command: That made it.
+    """
+    best = choices[0]
+    plan, epoch, epochs = best.plan, best.plan.epoch, best.config.run.epochs
+    parts = [(part_name(name), seconds, plan.step_s) for name, seconds in _longest(plan.parts_s)]
+    tables = [("A step", ("part", "s", "share"), [_part(*part) for part in parts])]
+    if epoch:
+        rows = [_part(name, s, epoch.epoch_s) for name, s in _longest(epoch.parts_s) if s]
+        tables.append(("An epoch", ("part", "s", "share"), rows))
+    if terms:
+        tables.append(("A step by simple equations", ("term", "equation", "by it", "simulated"), [
+            [row.term, row.equation, _seconds(row.by_equation_s), _seconds(row.simulated_s)]
+            for row in terms
+        ]))  # fmt: skip
+    several = len(choices) > 1
+    return lay_out(
+        TEMPLATE,
+        heading="What the job takes",
+        subtitle=f"{best.probe.world_size} ranks; simulated from what was probed on a node",
+        findings=_findings(plan, epoch, epochs),
+        pictures=[_picture(plan_bars(plan))],
+        choices=(HEAD, choice_rows(choices), choice_notes(choices)) if several else None,
+        tables=tables,
+        facts=[
+            ("command", command),
+            ("settings", " ".join(best.overrides) or "as in the file"),
+            ("memory of tensors", ", ".join(map(format_bytes, plan.peak_bytes))
+             or f"not known: {plan.untraced}"),
+            ("torch", best.probe.torch),
+        ],
+        note="",
+    )  # fmt: skip
+
+
+def search_page(found: "Plans", command: str) -> str:
+    """Lay out what a search found; needs the `report` extra.
+
+    Args:
+        found: With one candidate at least.
+        command: That made it.
+    """
+    best = found.candidates[0]
+    return lay_out(
+        TEMPLATE,
+        heading="Which settings are the fastest",
+        subtitle=f"{found.legal:,} configurations are legal for {found.global_batch_size:,} samples"
+        f" a step: {found.priced:,} were priced",
+        findings=[
+            f"The fastest step takes {best.step_s:.3f} s, {best.samples_per_s:,.1f} samples a "
+            f"second, in {format_bytes(best.memory_bytes)} a rank: {' '.join(best.settings)}.",
+            f"{found.unfit:,} configurations do not fit into memory.",
+        ],
+        pictures=[_picture(search_bars(found))],
+        choices=(SEARCH_HEAD, search_rows(found), search_notes(found)),
+        tables=[],
+        facts=[("command", command)],
+        note=NEXT,
+    )
+
+
+def _findings(plan: "StepPlan", epoch: "EpochPlan | None", epochs: int) -> list[str]:
+    step = f"{plan.step_s:.3f} s ({plan.low_s:.3f} to {plan.high_s:.3f})"
+    speed = f"{plan.samples_per_s:,.1f} samples a second"
+    waits = {name: seconds for name, seconds in plan.parts_s.items() if name != "compute"}
+    longest = max(waits, key=waits.__getitem__, default="")
+    wait = f"{1 - plan.parts_s.get('compute', 0.0) / plan.step_s:.0%} of a step"
+    where = (
+        f"A rank waits for {wait}, most of it for {part_name(longest).removeprefix('waiting: ')}."
+        if longest and waits[longest] > NO_WAIT * plan.step_s
+        else "A rank hardly waits."
+    )
+    if epoch is None:
+        return [f"A step takes {step}, {speed}, without loading data.", where]
+    low_s, high_s = epoch.range_s
+    run_s = epoch.run_s(epochs)
+    found = [
+        f"An epoch takes {epoch.epoch_s:.1f} s ({low_s:.1f} to {high_s:.1f}), and the job of "
+        f"{epochs} {run_s / 3600:.2f} h, {run_s * epoch.num_nodes / 3600:.2f} node hours.",
+        f"A step takes {step}, {speed}. {where}",
+    ]
+    if epoch.unstaged_s:
+        after = epoch.pays_after
+        paid = "never pays" if after is None else f"has paid after epoch {after}"
+        found.append(f"Staging takes {epoch.staging_s:.1f} s, before the first, and {paid}.")
+    return found
+
+
+def _picture(drawing: Drawing) -> Picture:
+    light, dark = drawing.svg("light", titled=False), drawing.svg("dark", titled=False)
+    return drawn(
+        drawing.title, "Parts of less than a hundredth may be too narrow to see.", light, dark
+    )
+
+
+def _longest(parts_s: "dict[str, float]") -> list[tuple[str, float]]:
+    return sorted(parts_s.items(), key=lambda part: -part[1])
+
+
+def _part(name: str, seconds: float, whole_s: float) -> list[str]:
+    return [name, f"{seconds:.3f}", f"{seconds / whole_s:.1%}"]
+
+
+def _seconds(found: float | None) -> str:
+    return "-" if found is None else f"{found:.4f}"
