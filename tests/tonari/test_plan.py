@@ -114,12 +114,15 @@ def test_epochs_on_two_nodes_are_planned_from_one(settings, tmp_path, capsys):
     assert slow["staging_s"] + after * staged_s <= after * slow["unstaged_s"]
     assert slow["staging_s"] + (after - 1) * staged_s > (after - 1) * slow["unstaged_s"]
     tries = [*command, "--try", "shuffle.exchange=1", "--try", "shuffle.exchange=0"]
-    assert main([*tries, "--json"]) == 0
+    page = tmp_path / "plan.html"
+    assert main([*tries, "--json", "--report", str(page)]) == 0
     still, moving = json.loads(capsys.readouterr().out)
     assert [still["overrides"], moving["overrides"]] == [
         ["shuffle.exchange=0"], ["shuffle.exchange=1"]
     ]  # fmt: skip
     assert moving["epoch"]["link_bytes"] == pytest.approx(250 * row_bytes)
+    assert f"An epoch takes {still['epoch']['epoch_s']:.1f} s" in page.read_text()
+    assert "<code>shuffle.exchange=1</code>" in page.read_text()
     # On the link of the gradients, 10 kB/s, which is free only while a step computes
     longer_s = moving["epoch"]["epoch_s"] - still["epoch"]["epoch_s"]
     link_s = moving["epoch"]["link_bytes"] / 1e4

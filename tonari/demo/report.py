@@ -264,7 +264,7 @@ def write_page(
     path.write_text(
         lay_out(
             Path(__file__).with_suffix(".jinja"),
-            findings=[f"{answer.rstrip('.')}.", *(f"{part[0].upper()}{part[1:]}" for part in rest)],
+            findings=[f"{part[0].upper()}{part[1:].rstrip('.')}." for part in (answer, *rest)],
             data=data,
             columns=["", *(NAMES[kind] for kind in runs)],
             rows=[[name.strip(), *cells] for name, cells in table_rows(runs)],

@@ -132,7 +132,7 @@ HEAD = (
 
 
 def _row(number: int, plan: "StepPlan", over: float) -> list[str]:
-    computing = plan.parts_s.get("compute", 0.0) / plan.step_s
+    computing = plan.parts_s.get("compute", 0.0) / sum(plan.parts_s.values())
     return [
         str(number), f"{plan.epoch.epoch_s:.1f} s" if plan.epoch else "-", f"{over:+.1%}",
         f"{plan.samples_per_s:,.1f}", f"{plan.step_s:.3f} s",

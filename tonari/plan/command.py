@@ -145,8 +145,10 @@ def _words(planned: "StepPlan") -> list[str]:
         + ("" if planned.epoch else ", without loading data"),
         "",
     ]
+    # Means of all steps and ranks, where step_s is a median: shares are of their sum
+    whole_s = sum(planned.parts_s.values())
     for name, seconds in sorted(planned.parts_s.items(), key=lambda part: -part[1]):
-        lines.append(f"  {part_name(name):24} {seconds:8.3f} s  {seconds / planned.step_s:6.1%}")
+        lines.append(f"  {part_name(name):24} {seconds:8.3f} s  {seconds / whole_s:6.1%}")
     peaks = ", ".join(map(format_bytes, planned.peak_bytes))
     memory = peaks or f"not known: {planned.untraced}"
     return [*lines, "", f"most memory of tensors a rank, by coordinate of pp: {memory}"]

@@ -32,7 +32,8 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["Row"], command: str)
     """
     best = choices[0]
     plan, epoch, epochs = best.plan, best.plan.epoch, best.config.run.epochs
-    parts = [(part_name(name), seconds, plan.step_s) for name, seconds in _longest(plan.parts_s)]
+    whole_s = sum(plan.parts_s.values())
+    parts = [(part_name(name), seconds, whole_s) for name, seconds in _longest(plan.parts_s)]
     tables = [("A step", ("part", "s", "share"), [_part(*part) for part in parts])]
     if epoch:
         rows = [_part(name, s, epoch.epoch_s) for name, s in _longest(epoch.parts_s) if s]
@@ -46,7 +47,8 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["Row"], command: str)
     return lay_out(
         TEMPLATE,
         heading="What the job takes",
-        subtitle=f"{best.probe.world_size} ranks; simulated from what was probed on a node",
+        subtitle=f"{best.probe.world_size} rank{'s' * (best.probe.world_size > 1)}; simulated from "
+        "what was probed on a node",
         findings=_findings(plan, epoch, epochs),
         pictures=[_picture(plan_bars(plan))],
         choices=(HEAD, choice_rows(choices), choice_notes(choices)) if several else None,
@@ -93,10 +95,11 @@ def _findings(plan: "StepPlan", epoch: "EpochPlan | None", epochs: int) -> list[
     speed = f"{plan.samples_per_s:,.1f} samples a second"
     waits = {name: seconds for name, seconds in plan.parts_s.items() if name != "compute"}
     longest = max(waits, key=waits.__getitem__, default="")
-    wait = f"{1 - plan.parts_s.get('compute', 0.0) / plan.step_s:.0%} of a step"
+    whole_s = sum(plan.parts_s.values())
+    wait = f"{sum(waits.values()) / whole_s:.0%} of a step"
     where = (
         f"A rank waits for {wait}, most of it for {part_name(longest).removeprefix('waiting: ')}."
-        if longest and waits[longest] > NO_WAIT * plan.step_s
+        if longest and waits[longest] > NO_WAIT * whole_s
         else "A rank hardly waits."
     )
     if epoch is None:
@@ -104,8 +107,9 @@ def _findings(plan: "StepPlan", epoch: "EpochPlan | None", epochs: int) -> list[
     low_s, high_s = epoch.range_s
     run_s = epoch.run_s(epochs)
     found = [
-        f"An epoch takes {epoch.epoch_s:.1f} s ({low_s:.1f} to {high_s:.1f}), and the job of "
-        f"{epochs} {run_s / 3600:.2f} h, {run_s * epoch.num_nodes / 3600:.2f} node hours.",
+        f"An epoch takes {epoch.epoch_s:.1f} s ({low_s:.1f} to {high_s:.1f}), and {epochs} "
+        f"epoch{'s' * (epochs > 1)} {run_s / 3600:.2f} h, "
+        f"{run_s * epoch.num_nodes / 3600:.2f} node hours.",
         f"A step takes {step}, {speed}. {where}",
     ]
     if epoch.unstaged_s:

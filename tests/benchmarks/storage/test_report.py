@@ -1,7 +1,5 @@
 """A storage report in a real browser: what was found is there to be seen, in light and dark."""
 
-import re
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -61,36 +59,6 @@ def test_every_mark_is_seen_in_light_and_in_dark(report):
     plain = shot(without)
     assert pixels_of(plain, COMPUTE) == pixels_of(plain, WAIT) == 0, "what is counted is the plots"
     assert pixels_of(plain, STATES["cold"]) > 1000, "the strip of verdicts is the page's own"
-
-
-@needs_browser
-def test_a_browser_loads_every_plot_and_a_narrow_page_scrolls_only_its_parts(report):
-    probe = report.with_name("probe.html")
-    # A script in a copy, which says what the browser made of it; the page itself has none
-    script = (
-        "<script>addEventListener('load', () => { document.body.setAttribute('data-sizes', "
-        "[...document.images].map(i => i.naturalWidth + 'x' + i.naturalHeight).join(' ')); "
-        "document.body.setAttribute('data-wide', "
-        "document.documentElement.scrollWidth - innerWidth) })</script>"
-    )
-    probe.write_text(report.read_text().replace("</body>", f"{script}</body>"))
-    shown = browse(probe, "--dump-dom", "--window-size=500,900")
-    sizes, wide = (
-        re.search(r'data-sizes="([^"]*)"', shown),
-        re.search(r'data-wide="(-?\d+)"', shown),
-    )
-    assert sizes is not None
-    assert wide is not None
-    assert len(sizes[1].split()) == len(KEYS)
-    assert all(min(map(int, size.split("x"))) > 100 for size in sizes[1].split())
-    assert int(wide[1]) <= 0
-
-
-def test_the_page_needs_nothing_else(report):
-    text = report.read_text()
-    assert "<script" not in text
-    assert not re.search(r"(src|href|srcset)=\"(?!data:)", text)
-    assert not re.search(r"url\(|@import", text)
 
 
 def test_the_page_says_where_it_lies_and_what_was_not_measured(report):
