@@ -101,15 +101,15 @@ def test_nothing_is_cut_and_every_plot_is_there(report, width):
 @needs_browser
 def test_a_dark_screen_has_a_dark_page(report):
     _, path = report
-    papers = []
+    papers: list[tuple[int, int, int]] = []
     for flags in ((), ("--blink-settings=preferredColorScheme=0",)):
         shot = path.with_suffix(".png")
         browse(path, f"--screenshot={shot}", "--window-size=1000,1200", *flags)
         with Image.open(shot) as picture:
             colours = picture.convert("RGB").getcolors(1 << 24)
         assert colours is not None
-        papers.append(max(colours)[1])
-    assert ["#{:02x}{:02x}{:02x}".format(*paper) for paper in papers] == [
+        papers.append(max(colours)[1][:3])
+    assert [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in papers] == [
         LIGHT["paper"], DARK["paper"]
     ]  # fmt: skip
 

@@ -286,7 +286,7 @@ def write_png(path: Path, runs: Runs) -> None:
 
     def draw(figure: "Figure") -> None:
         for part, (title, words, draw_one) in zip(
-            figure.subfigures(1, len(PLOTS)).flat, PLOTS, strict=True
+            figure.subfigures(1, len(PLOTS), squeeze=False).flat, PLOTS, strict=True
         ):
             part.suptitle(f"{title}\n{words}", fontsize=11)
             draw_one(part, runs)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tonari.plan.explain import Row
 
 TEMPLATE = Path(__file__).with_suffix(".jinja")
+Table = tuple[str, Sequence[str], list[list[str]]]
+"""A title, columns and rows."""
 NO_WAIT = 0.02
 """Share of the time below which waiting is not worth a sentence."""
 
@@ -34,7 +36,7 @@ def plan_page(choices: Sequence["Choice"], terms: Sequence["Row"], command: str)
     plan, epoch, epochs = best.plan, best.plan.epoch, best.config.run.epochs
     whole_s = sum(plan.parts_s.values())
     parts = [(part_name(name), seconds, whole_s) for name, seconds in _longest(plan.parts_s)]
-    tables = [("A step", ("part", "s", "share"), [_part(*part) for part in parts])]
+    tables: list[Table] = [("A step", ("part", "s", "share"), [_part(*part) for part in parts])]
     if epoch:
         rows = [_part(name, s, epoch.epoch_s) for name, s in _longest(epoch.parts_s) if s]
         tables.append(("An epoch", ("part", "s", "share"), rows))
