@@ -19,7 +19,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-old check lint types imports docs format clean
+.PHONY: help install demo test test-ci test-all test-old check lint types imports docs format clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,18 +38,22 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for options)
 	@$(VENV)/bin/tonari demo $(ARGS)
 
-test: $(STAMP) ## Run the tests that are quick, in minutes (ARGS="-k name" for some)
-	@status=0; \
-	$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal \
-	  -m "(smoke or not thorough) and not (multirank or slow or lab)" $(ARGS) || status=$$?; \
-	$(VENV)/bin/pytest -m "multirank and smoke and not (slow or lab)" $(ARGS) || status=$$?; \
-	exit $$status
+# A run is in two parts: tests of one process side by side, then those of several ranks.
+test: ALONE := (smoke or not thorough) and not (nightly or multirank or slow or lab)
+test: RANKS := multirank and smoke and not (nightly or slow or lab)
+test-ci: ALONE := not (nightly or multirank or slow or lab)
+test-ci: RANKS := multirank and not (nightly or slow or lab)
+test-all: ALONE := not (multirank or slow or lab)
+test-all: RANKS := multirank and not (slow or lab)
 
-test-all: $(STAMP) ## Run all tests, on many ranks and under many kills too
+test: ## Run the tests that are quick, in 8 minutes (ARGS="-k name" for some)
+test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
+test-all: ## Run all tests, with more cases, meshes and kills of each guarantee: for every release
+
+test test-ci test-all: $(STAMP)
 	@status=0; \
-	$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal -m "not (multirank or slow or lab)" $(ARGS) \
-	  || status=$$?; \
-	$(VENV)/bin/pytest --durations=60 -m "multirank and not (slow or lab)" $(ARGS) || status=$$?; \
+	$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal -m "$(ALONE)" $(ARGS) || status=$$?; \
+	$(VENV)/bin/pytest --durations=30 -m "$(RANKS)" $(ARGS) || status=$$?; \
 	exit $$status
 
 test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
@@ -69,7 +73,7 @@ $(OLD_STAMP): pyproject.toml constraints-old.txt
 	    "torch 2.4 without CUDA, or leave test-old out: nothing else needs it" >&2; exit 1; }
 	@touch $@
 
-check: lint types imports docs test-all ## All of CI: format, lint, types, import contracts, site, tests
+check: lint types imports docs test-ci ## All of CI: format, lint, types, import contracts, site, tests
 
 lint: $(STAMP) ## Check format and lint
 	@$(VENV)/bin/ruff format --check

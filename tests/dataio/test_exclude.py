@@ -485,7 +485,7 @@ def test_evaluation_is_of_every_sample_all_the_same(tmp_path):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(("n", "per_node"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("n", "per_node"), [pytest.param(2, 1, marks=pytest.mark.nightly), (3, 2)])
 def test_under_mpi_excluded_rows_never_come_and_a_longer_list_goes_on(
     run_ranks: RunRanks, tmp_path, n, per_node
 ):

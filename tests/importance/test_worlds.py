@@ -147,7 +147,14 @@ def test_the_global_mean_of_a_step_is_the_policys_weighted_mean(trained, policy,
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(("n", "per_node"), [(2, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("n", "per_node"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+        (3, 2),
+        pytest.param(4, 4, marks=pytest.mark.nightly),
+    ],
+)
 def test_ranks_under_mpi_hide_what_one_process_hides(
     run_ranks: RunRanks, tmp_path, alone, n, per_node
 ):

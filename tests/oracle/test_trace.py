@@ -205,7 +205,11 @@ def test_a_model_that_decides_by_values_is_refused(tmp_path):
 @pytest.mark.multirank
 @pytest.mark.parametrize(
     ("world_size", "meshes"),
-    [(2, ["dp", "fsdp", "tp", "cp", "zbv"]), (4, ["pp, fsdp", "fsdp, tp"])],
+    [
+        (2, ["cp", "zbv"]),
+        pytest.param(2, ["dp", "fsdp", "tp"], marks=pytest.mark.nightly),
+        (4, ["pp, fsdp", "fsdp, tp"]),
+    ],
 )
 def test_ranks_of_a_job_make_the_traced_step_operator_by_operator(
     tmp_path: Path, run_ranks: RunRanks, world_size: int, meshes: list[str]

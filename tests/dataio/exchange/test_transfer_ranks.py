@@ -6,8 +6,17 @@ ROWS = 4000
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("driver", ["thread", "polling"])
-@pytest.mark.parametrize(("launcher", "ranks"), [("mpiexec", 2), ("mpiexec", 3), ("torchrun", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "driver"),
+    [
+        ("mpiexec", 3, "thread"),
+        ("mpiexec", 3, "polling"),
+        ("torchrun", 2, "thread"),
+        pytest.param("torchrun", 2, "polling", marks=pytest.mark.nightly),
+        pytest.param("mpiexec", 2, "thread", marks=pytest.mark.nightly),
+        pytest.param("mpiexec", 2, "polling", marks=pytest.mark.nightly),
+    ],
+)
 def test_rows_arrive_once_beside_the_collectives_of_training(run_ranks, launcher, ranks, driver):
     ended = run_ranks("transfer_job", ranks, driver, "none", launcher=launcher, timeout_s=90)
     for rank, report in enumerate(ended.reports):

@@ -8,11 +8,16 @@ import pytest
 
 pytestmark = pytest.mark.multirank
 Launch = Callable[..., Any]
-SIZES = [("mpiexec", 1), ("mpiexec", 2), ("mpiexec", 3), ("mpiexec", 4)]
+SIZES = [
+    ("mpiexec", 1), ("mpiexec", 4), ("torchrun", 3),
+    pytest.param("mpiexec", 2, marks=pytest.mark.nightly),
+    pytest.param("mpiexec", 3, marks=pytest.mark.nightly),
+    pytest.param("torchrun", 2, marks=pytest.mark.nightly),
+]  # fmt: skip
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("launcher", "n"), [*SIZES, ("torchrun", 2), ("torchrun", 3)])
+@pytest.mark.parametrize(("launcher", "n"), SIZES)
 def test_every_verb_works_on_real_ranks(launch: Launch, launcher: str, n: int) -> None:
     job = launch("world_verbs", n, launcher=launcher, TONARI_RANKS_PER_NODE="2")
     assert job.status == 0, job.stderr

@@ -49,7 +49,10 @@ def losses(directory: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("model", "first", "second"),
     [
-        ((), ("mesh.pp=2", "mesh.tp=2", "mesh.schedule=zbv"), ("mesh.pp=2", *HALVES)),
+        pytest.param(
+            (), ("mesh.pp=2", "mesh.tp=2", "mesh.schedule=zbv"), ("mesh.pp=2", *HALVES),
+            marks=pytest.mark.nightly,
+        ),
         (
             ("model.tied=true", "model.rope={theta = 300.0}"),
             ("mesh.tp=2", "mesh.sequence_parallel=true", *HALVES), ("mesh.cp=2", *HALVES),

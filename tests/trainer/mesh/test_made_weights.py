@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("num_ranks", CASES)
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_stages_made_weight_by_weight_are_those_of_the_model_in_memory(
     run_ranks: RunRanks, num_ranks: int
 ) -> None:

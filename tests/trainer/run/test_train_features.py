@@ -62,12 +62,14 @@ def halves(*mesh: str) -> tuple[str, ...]:
     return (*mesh, BY_TWO, f"data.batch_size={rows}")
 
 
-SOME: list[Case] = [
+FEW: list[Case] = [
     ("gpt", pp("zbv", FULL)),
-    ("vit", pp("dualpipev", FULL)),
-    ("resnet", pp("zero_bubble", FULL)),
     ("cnn", pp("interleaved", SELECTIVE)),
     ("gpt", halves(*pp("zero_bubble"))),
+]
+SOME: list[Case] = [
+    ("vit", pp("dualpipev", FULL)),
+    ("resnet", pp("zero_bubble", FULL)),
     ("resnet", halves(*DP)),
     ("cnn", SPLIT_TP),
 ]
@@ -173,10 +175,13 @@ def check_equal(runs: Runs, run_ranks: RunRanks, cases: list[Case]) -> None:
             torch.testing.assert_close(exported[name], value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "cases", [FEW, pytest.param(SOME, marks=pytest.mark.nightly)], ids=["few", "some"]
+)
 def test_schedules_recomputation_and_steps_of_two_batches_equal_one_process(
-    runs: Runs, run_ranks: RunRanks
+    runs: Runs, run_ranks: RunRanks, cases: list[Case]
 ) -> None:
-    check_equal(runs, run_ranks, SOME)
+    check_equal(runs, run_ranks, cases)
 
 
 @pytest.mark.slow
