@@ -194,7 +194,9 @@ def test_a_rank_that_stops_is_named_and_every_other_ends_within_the_deadline(
         assert ends(int(path.read_text())), f"rank {path.stem} is still there"
 
 
-@pytest.mark.parametrize(("stage", "fall_epoch"), [("before", 0), ("overlap", 1)])
+@pytest.mark.parametrize(
+    ("stage", "fall_epoch"), [pytest.param("before", 0, marks=pytest.mark.nightly), ("overlap", 1)]
+)
 def test_of_a_rank_with_a_named_error_the_job_says_that_and_nothing_else(
     run_ranks, shards, tmp_path, stage, fall_epoch
 ):
@@ -212,7 +214,9 @@ def test_of_a_rank_with_a_named_error_the_job_says_that_and_nothing_else(
     assert not re.search("signal 11|unknown parameter type", ended.output), ended.output
 
 
-@pytest.mark.parametrize(("stage", "fall_epoch"), [("before", 1), ("overlap", 0)])
+@pytest.mark.parametrize(
+    ("stage", "fall_epoch"), [pytest.param("before", 1, marks=pytest.mark.nightly), ("overlap", 0)]
+)
 def test_a_killed_job_starts_again_at_once_and_leaves_no_litter(
     run_ranks, shards, tmp_path, stage, fall_epoch
 ):

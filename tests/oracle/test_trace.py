@@ -208,8 +208,7 @@ def test_a_model_that_decides_by_values_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("world_size", "meshes"),
     [
-        (2, ["cp", "zbv"]),
-        pytest.param(2, ["dp", "fsdp", "tp"], marks=pytest.mark.nightly),
+        pytest.param(2, ["dp", "fsdp", "tp", "cp", "zbv"], marks=pytest.mark.nightly),
         (4, ["pp, fsdp", "fsdp, tp"]),
     ],
 )

@@ -23,7 +23,7 @@ def shards(tmp_path):
     [
         pytest.param("uniform", 2, 1, marks=pytest.mark.nightly),
         ("uniform", 4, 2),
-        ("dealing", 3, 2),
+        pytest.param("dealing", 3, 2, marks=pytest.mark.nightly),
     ],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(

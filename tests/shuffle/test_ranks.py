@@ -27,7 +27,7 @@ def train(run_ranks, tmp_path, ranks, ranks_per_node, exchanges, *, launcher="mp
     ("ranks", "replicas"),
     [
         (3, (2, 1)),
-        (4, (2, 2)),
+        pytest.param(4, (2, 2), marks=pytest.mark.nightly),
         pytest.param(1, (1,), marks=pytest.mark.nightly),
         pytest.param(2, (1, 1), marks=pytest.mark.nightly),
         pytest.param(3, (1, 1, 1), marks=pytest.mark.nightly),

@@ -211,6 +211,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_a_rank_that_fails_ends_the_probe_with_its_words(tmp_path, run_timed):
     (tmp_path / "fails_by_rank.py").write_text(BY_RANK)
     path = tmp_path / "run.toml"

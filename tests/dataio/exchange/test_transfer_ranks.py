@@ -9,7 +9,7 @@ ROWS = 4000
 @pytest.mark.parametrize(
     ("launcher", "ranks", "driver"),
     [
-        ("mpiexec", 3, "thread"),
+        pytest.param("mpiexec", 3, "thread", marks=pytest.mark.nightly),
         ("mpiexec", 3, "polling"),
         ("torchrun", 2, "thread"),
         pytest.param("torchrun", 2, "polling", marks=pytest.mark.nightly),

@@ -16,7 +16,7 @@ NODES = {"TONARI_RANKS_PER_NODE": "2"}
     ("by", "lost"),
     [
         pytest.param("uniform", True, marks=pytest.mark.nightly),
-        ("uniform", False),
+        pytest.param("uniform", False, marks=pytest.mark.nightly),
         ("dealing", True),
     ],
 )

@@ -31,16 +31,16 @@ PP_DP, PP_FSDP, PP_TP, PP4 = [2, 2, 1, 1, 1], [2, 1, 2, 1, 1], [2, 1, 1, 1, 2], 
 
 CASES: dict[str, dict[str, list[Any]]] = {
     "2": {
-        "unruly": [*PLAIN, ("1f1b", FSDP, {"checkpointing": "full"}), *EVERY],
-        "gpt2": [("1f1b", TP, {}), ("zbv", PP, {})],
-        "llama": [("1f1b", FSDP, {}), ("1f1b", TP, {}), ("zero_bubble", PP, {})],
+        "unruly": [("1f1b", FSDP, {"checkpointing": "full"}), ("dualpipev", PP, {})],
+        "llama": [("zero_bubble", PP, {})],
         "qwen3": [("1f1b", TP, {})],
         "glm": [("1f1b", TP, {})],
         "resnet": [PLAIN[0], ("zbv", PP, {})],
     },
     "2, more": {
+        "unruly": [*PLAIN, *EVERY],
         "gpt2": [*PLAIN, *EVERY],
-        "llama": EVERY,
+        "llama": [*PLAIN[1:], *EVERY],
         "resnet": [("1f1b", PP, {})],
     },
     "4": {

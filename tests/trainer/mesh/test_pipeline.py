@@ -92,7 +92,11 @@ def near(found: list[float], expected: list[float]) -> bool:
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, ["1f1b:1,1,1,1,1", "interleaved:1,1,1,1,1", "zbv:1,1,1,1,1"]),
+        pytest.param(
+            1,
+            ["1f1b:1,1,1,1,1", "interleaved:1,1,1,1,1", "zbv:1,1,1,1,1"],
+            marks=pytest.mark.nightly,
+        ),
         (
             2,
             [

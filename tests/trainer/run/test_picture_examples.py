@@ -41,7 +41,9 @@ def run(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("example", ["imagenet", "segmentation"])
+@pytest.mark.parametrize(
+    "example", [pytest.param("imagenet", marks=pytest.mark.nightly), "segmentation"]
+)
 def test_the_example_learns_and_goes_on_with_the_same_losses(tmp_path, pictures, example):
     saved, killed = tmp_path / "whole", tmp_path / "killed"
     whole = run(example, pictures, saved, [sys.executable])
@@ -60,7 +62,7 @@ def test_the_example_learns_and_goes_on_with_the_same_losses(tmp_path, pictures,
     ("example", "launcher"),
     [
         ("imagenet", "torchrun"),
-        ("segmentation", "mpiexec"),
+        pytest.param("segmentation", "mpiexec", marks=pytest.mark.nightly),
         pytest.param("imagenet", "mpiexec", marks=pytest.mark.nightly),
         pytest.param("segmentation", "torchrun", marks=pytest.mark.nightly),
     ],

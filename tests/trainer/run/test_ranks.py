@@ -17,7 +17,7 @@ pytestmark = pytest.mark.multirank
     [
         pytest.param(2, 1, "mpiexec", marks=pytest.mark.nightly),
         pytest.param(2, 2, "torchrun", marks=pytest.mark.nightly),
-        (3, 1, "torchrun"),
+        pytest.param(3, 1, "torchrun", marks=pytest.mark.nightly),
         (4, 2, "mpiexec"),
     ],
 )
