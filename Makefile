@@ -14,7 +14,7 @@ OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults \
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Several ranks share the cores of one machine: one thread each is the fastest.
 export OMP_NUM_THREADS ?= 1
-# Tests of one process run side by side; those of several ranks have the cores to themselves.
+# Tests that run side by side; those of several ranks leave cores idle while one waits for another.
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -38,23 +38,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for options)
 	@$(VENV)/bin/tonari demo $(ARGS)
 
-# A run is in two parts: tests of one process side by side, then those of several ranks.
-test: ALONE := (smoke or not thorough) and not (nightly or multirank or slow or lab)
-test: RANKS := multirank and smoke and not (nightly or slow or lab)
-test-ci: ALONE := not (nightly or multirank or slow or lab)
-test-ci: RANKS := multirank and not (nightly or slow or lab)
-test-all: ALONE := not (multirank or slow or lab)
-test-all: RANKS := multirank and not (slow or lab)
+test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow or lab)
+test-ci: TAKEN := not (nightly or slow or lab)
+test-all: TAKEN := not (slow or lab)
 
 test: ## Run the tests that are quick, in 8 minutes (ARGS="-k name" for some)
 test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
 test-all: ## Run all tests, with more cases, meshes and kills of each guarantee: for every release
 
 test test-ci test-all: $(STAMP)
-	@status=0; \
-	$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal -m "$(ALONE)" $(ARGS) || status=$$?; \
-	$(VENV)/bin/pytest --durations=30 -m "$(RANKS)" $(ARGS) || status=$$?; \
-	exit $$status
+	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" $(ARGS)
 
 test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
 	@PATH="$(CURDIR)/$(OLD_VENV)/bin:$$PATH" $(OLD_VENV)/bin/pytest -n $(WORKERS) --dist worksteal \

@@ -55,7 +55,7 @@ ONCE = Counter(range(NUM_SAMPLES))
     ("ranks_per_node", "stage"),
     [
         ("1", "overlap"),
-        ("3", "before"),
+        pytest.param("3", "before", marks=pytest.mark.nightly),
         pytest.param("1", "before", marks=pytest.mark.nightly),
         pytest.param("3", "overlap", marks=pytest.mark.nightly),
     ],

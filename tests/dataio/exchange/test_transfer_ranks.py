@@ -27,7 +27,7 @@ def test_rows_arrive_once_beside_the_collectives_of_training(run_ranks, launcher
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("driver", ["thread", "polling"])
+@pytest.mark.parametrize("driver", [pytest.param("thread", marks=pytest.mark.nightly), "polling"])
 def test_a_rank_that_falls_silent_is_named_before_the_epoch_ends(run_ranks, driver):
     ended = run_ranks("transfer_job", 2, driver, "silent", timeout_s=40, check=False)
     assert ended.returncode != 0

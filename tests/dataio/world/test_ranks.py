@@ -79,7 +79,9 @@ def test_too_few_open_files_are_an_error_before_anything_else(launch: Launch) ->
     assert "run `ulimit -n 4096` before the job" in job.stderr
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
 def test_of_an_error_that_all_ranks_have_rank_0_alone_speaks(launch: Launch, launcher: str) -> None:
     job = launch("world_fails", 3, "all", launcher=launcher)
     assert job.status != 0

@@ -169,6 +169,7 @@ def test_losses_and_gradient_norms_are_those_of_transformers_on_every_mesh(
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_so_they_are_where_the_output_layer_is_the_embedding(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.multirank import RunRanks
 from tests.trainer.watch.watched import train_watched
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.multirank, pytest.mark.nightly]
 
 TOML = """
 [data]
@@ -49,10 +49,7 @@ def losses(directory: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("model", "first", "second"),
     [
-        pytest.param(
-            (), ("mesh.pp=2", "mesh.tp=2", "mesh.schedule=zbv"), ("mesh.pp=2", *HALVES),
-            marks=pytest.mark.nightly,
-        ),
+        ((), ("mesh.pp=2", "mesh.tp=2", "mesh.schedule=zbv"), ("mesh.pp=2", *HALVES)),
         (
             ("model.tied=true", "model.rope={theta = 300.0}"),
             ("mesh.tp=2", "mesh.sequence_parallel=true", *HALVES), ("mesh.cp=2", *HALVES),

@@ -106,6 +106,7 @@ def test_more_meshes_and_every_schedule_do_too(
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "1"), rel=1e-9), name
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_in_mid_epoch_on_other_ranks_exactly(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
