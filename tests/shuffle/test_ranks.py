@@ -48,6 +48,7 @@ def test_every_sample_is_owned_once_on_real_ranks(run_ranks, tmp_path, ranks, re
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_torch_and_mpi_worlds_come_to_hold_the_same_rows(run_ranks, tmp_path):
     found = {}
     for launcher in ("mpiexec", "torchrun"):
