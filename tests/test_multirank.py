@@ -19,8 +19,9 @@ waits_for_ever()
 
 
 @pytest.mark.multirank
-@pytest.mark.thorough
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
 def test_a_job_that_hangs_shows_the_stacks_of_all_its_ranks(launcher: Launcher, tmp_path):
     (tmp_path / "begun").mkdir()
     (tmp_path / "hangs.py").write_text(HANG)

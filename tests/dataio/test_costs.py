@@ -20,6 +20,7 @@ from dataio.plan.policies import Selection, Shuffle
 from dataio.rows.fields import Field
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import CostAware, Kakurenbo
+from tests.cases import diagonal
 from tests.dataio.cache.test_quota import SAMPLES, Shards
 
 FIELDS: dict[str, Field] = {"data": Bytes("bin")}
@@ -142,8 +143,9 @@ def test_rows_that_cost_more_are_hidden_more_often(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("nodes", [[2], [1, 1], [2, 1]])
-@pytest.mark.parametrize("shuffled", [shuffle.Local(), shuffle.Global(), shuffle.Partial(0.2)])
+@diagonal(
+    nodes=[[2], [1, 1], [2, 1]], shuffled=[shuffle.Local(), shuffle.Global(), shuffle.Partial(0.2)]
+)
 def test_all_ranks_price_a_row_alike_and_train_equal_steps(
     tmp_path: Path, nodes: list[int], shuffled: Shuffle
 ) -> None:

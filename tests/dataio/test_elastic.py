@@ -10,6 +10,7 @@ from dataio import Loader, Reports, Staging, StateError, Workers
 from dataio.plan.segment import Position, Segment
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo, RandomPrune
+from tests.cases import diagonal
 from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -99,9 +100,11 @@ def run_legs(root, *, by_save, policy, importance=None, stage="before", legs=LEG
     return trained, refreshed
 
 
-@pytest.mark.parametrize("by_save", [True, False])
-@pytest.mark.parametrize("policy", [shuffle.Partial(0.3), shuffle.Global()])
-@pytest.mark.parametrize("stage", ["before", "overlap"])
+@diagonal(
+    by_save=[True, False],
+    policy=[shuffle.Partial(0.3), shuffle.Global()],
+    stage=["before", "overlap"],
+)
 def test_each_sample_of_each_epoch_comes_once_on_changing_ranks(tmp_path, by_save, policy, stage):
     trained, _ = run_legs(tmp_path, by_save=by_save, policy=policy, stage=stage)
     once = Counter(range(NUM_SAMPLES))
@@ -116,9 +119,11 @@ def unequal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unequal_rows")
-@pytest.mark.parametrize("by_save", [True, False])
-@pytest.mark.parametrize("policy", [shuffle.Partial(0.3), shuffle.Global()])
-@pytest.mark.parametrize("stage", ["before", "overlap"])
+@diagonal(
+    by_save=[True, False],
+    policy=[shuffle.Partial(0.3), shuffle.Global()],
+    stage=["before", "overlap"],
+)
 def test_so_does_each_sample_where_batches_are_made_to_cost_alike(tmp_path, by_save, policy, stage):
     trained, _ = run_legs(tmp_path, by_save=by_save, policy=policy, stage=stage)
     assert trained == [Counter(range(NUM_SAMPLES))] * EPOCHS
@@ -164,8 +169,10 @@ def test_a_cache_of_the_same_ranks_before_they_changed_is_not_taken_for_theirs(t
     assert trained == [Counter(range(NUM_SAMPLES))] * EPOCHS
 
 
-@pytest.mark.parametrize("importance", [KAKURENBO, RandomPrune(0.25, delta=0.9)])
-@pytest.mark.parametrize("policy", [shuffle.Partial(0.3), shuffle.Global()])
+@diagonal(
+    importance=[KAKURENBO, RandomPrune(0.25, delta=0.9)],
+    policy=[shuffle.Partial(0.3), shuffle.Global()],
+)
 def test_no_sample_is_trained_twice_and_hidden_ones_stay_hidden(tmp_path, importance, policy):
     trained, refreshed = run_legs(tmp_path, by_save=True, policy=policy, importance=importance)
     for epoch, counted in enumerate(trained):

@@ -24,6 +24,7 @@ from dataio.plan.exclusion import exclude_ids
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import KeepAgreed, Weighted
+from tests.cases import diagonal
 from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.exclude_run import (
     BATCH,
@@ -138,8 +139,7 @@ def test_excluded_rows_never_come_and_every_other_does(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shuffled", SHUFFLES)
+@diagonal(layout=LAYOUTS, shuffled=SHUFFLES)
 def test_the_others_keep_the_order_that_they_have_without_it(tmp_path, layout, shuffled):
     chosen = {"shuffle": SHUFFLES[shuffled]()}
     whole = run(tmp_path / "whole", layout, **chosen)
@@ -166,8 +166,9 @@ def dealt(runs):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("policy", ["none", "infobatch", "random"])
-@pytest.mark.parametrize("excluded", [some(0.1), FIRST_NODE, ALL_BUT_ONE_BATCH])
+@diagonal(
+    policy=["none", "infobatch", "random"], excluded=[some(0.1), FIRST_NODE, ALL_BUT_ONE_BATCH]
+)
 def test_the_mean_over_weighted_batches_is_the_mean_over_the_rows_left(tmp_path, policy, excluded):
     everyone = run(
         tmp_path, (2, 1), shuffle=shuffle.Partial(0.3), importance=POLICIES[policy],
@@ -237,8 +238,7 @@ def test_what_is_drawn_by_weight_is_drawn_from_the_rows_left(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("policy", ["none", "kakurenbo", "random"])
-@pytest.mark.parametrize("shuffled", ["partial", "all on every node"])
+@diagonal(policy=["none", "kakurenbo", "random"], shuffled=["partial", "all on every node"])
 def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
     options = {
         "shuffle": SHUFFLES[shuffled](), "importance": POLICIES[policy], "exclude": some(0.1)
@@ -259,8 +259,7 @@ def test_a_run_goes_on_exactly_from_every_step(tmp_path, policy, shuffled):
         assert rest == [batches[stop:] for batches in flat]
 
 
-@pytest.mark.parametrize("by_save", [True, False])
-@pytest.mark.parametrize("shuffled", ["partial", "all on every node"])
+@diagonal(by_save=[True, False], shuffled=["partial", "all on every node"])
 def test_on_other_ranks_amid_an_epoch_each_row_left_comes_once(tmp_path, by_save, shuffled):
     excluded, state = some(0.1), None
     counted: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
@@ -311,8 +310,7 @@ def go_on_with(tmp_path, first, second, *, stop, by_save=True, policy="none"):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("policy", ["none", "kakurenbo", "keep_agreed"])
-@pytest.mark.parametrize("stop", [1, 5, 9, 12])
+@diagonal(policy=["none", "kakurenbo", "keep_agreed"], stop=[1, 5, 9, 12])
 def test_another_list_from_a_step_on_leaves_out_what_it_says(tmp_path, stop, policy):
     """Of the epoch under way each remaining sample of the new list comes once."""
     old, new = some(0.1), some(0.3, seed=1)
@@ -485,7 +483,7 @@ def test_evaluation_is_of_every_sample_all_the_same(tmp_path):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(("n", "per_node"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("n", "per_node"), [pytest.param(2, 1, marks=pytest.mark.nightly), (3, 2)])
 def test_under_mpi_excluded_rows_never_come_and_a_longer_list_goes_on(
     run_ranks: RunRanks, tmp_path, n, per_node
 ):

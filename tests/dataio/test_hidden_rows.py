@@ -21,6 +21,7 @@ from dataio.rows.fields import Field
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from shuffle import Partial
+from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS as KIND_FIELDS
 from tests.dataio.batch.gather_pool import EveryKind
 from tests.dataio.batch.gather_pool import open_pool as open_kinds
@@ -66,8 +67,7 @@ def touched(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("num_threads", [0, 2])
+@diagonal(policy=POLICIES, num_threads=[0, 2])
 def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
     tmp_path, touched, policy, num_threads
 ):
@@ -109,8 +109,7 @@ def report(loader, epoch):
         loader._parts.feedback.num_rows = NUM_SAMPLES
 
 
-@pytest.mark.parametrize("kind", ["fixed", "both"])
-@pytest.mark.parametrize("policy", POLICIES)
+@diagonal(kind=["fixed", "both"], policy=POLICIES)
 def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, policy):
     def on_rank(world):
         source = Shards()

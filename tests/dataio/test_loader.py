@@ -5,6 +5,7 @@ import torch
 import shuffle
 from dataio import Loader, Reports, Staging, Workers
 from dataio.world import run_threads, single_world, thread_worlds
+from tests.cases import diagonal
 from tests.dataio.loaders import EPOCHS, POLICIES, digest, jitter, loss_of, make, train
 from tests.memory_source import FIELDS, MemorySource, payload
 
@@ -55,8 +56,7 @@ def test_hiding_policies_hide(tmp_path):
             assert loader.stats()["hidden_fraction"] > 0.05
 
 
-@pytest.mark.parametrize("layout", [[1], [2, 2], [3, 1], [3, 2, 2]])
-@pytest.mark.parametrize("policy", POLICIES)
+@diagonal(layout=[[1], [2, 2], [3, 1], [3, 2, 2]], policy=POLICIES)
 def test_visible_rows_are_trained_once_in_equally_many_steps(tmp_path, layout, policy):
     def run(world):
         with make(
@@ -266,8 +266,7 @@ def test_two_loaders_exchange_side_by_side(tmp_path):
         assert sorted(one + two) == list(range(61))
 
 
-@pytest.mark.parametrize("layout", [[1], [2, 1], [3, 2, 2]])
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 8])
+@diagonal(layout=[[1], [2, 1], [3, 2, 2]], batch_size=[1, 3, 5, 8])
 def test_drop_last_gives_full_batches_alone_as_many_as_len_says(tmp_path, layout, batch_size):
     def run(world):
         with make(world, tmp_path, batch_size=batch_size, drop_last=True) as loader:

@@ -24,7 +24,13 @@ def start(part, work, policy):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(name, marks=() if name == "kakurenbo" else pytest.mark.nightly)
+        for name in POLICIES
+    ],
+)
 def test_a_new_process_goes_on_from_every_step_byte_for_byte(tmp_path, policy):
     uninterrupted = start("whole", tmp_path, policy)
     ends = start("rest", tmp_path, policy)

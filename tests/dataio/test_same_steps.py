@@ -6,6 +6,7 @@ import shuffle
 from dataio import Loader, Reports, Workers
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo, RandomPrune, Weighted
+from tests.cases import diagonal
 from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -51,8 +52,7 @@ def train(root, layout, policy, importance, *, stop=None, at=None, save=None):
     return merged
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("policy", [shuffle.Partial(0.3), shuffle.Global()])
+@diagonal(name=POLICIES, policy=[shuffle.Partial(0.3), shuffle.Global()])
 def test_any_number_of_replicas_on_a_node_trains_the_same_rows_in_a_step(tmp_path, name, policy):
     one, two, four = (
         train(tmp_path / f"{width}", (width,), policy, POLICIES[name]) for width in (1, 2, 4)

@@ -62,7 +62,7 @@ def trained_once(reports: list[dict[str, Any]]) -> bool:
     return counted == [Counter(range(NUM_SAMPLES))] * EPOCHS
 
 
-@pytest.mark.parametrize("ranks_per_node", ["1", "2"])
+@pytest.mark.parametrize("ranks_per_node", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_a_rank_killed_in_an_exchange_is_named_by_the_others_and_a_restart_goes_on(
     run_ranks, options, tmp_path, ranks_per_node
 ):

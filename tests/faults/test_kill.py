@@ -27,7 +27,10 @@ from tests.faults.kill.schedule import Configuration, Interruption, parts
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 LONG = bool(os.environ.get("TONARI_LONG"))
-LOADER_SEEDS = range(100) if LONG else range(24)
+LOADER_SEEDS = [
+    *range(8),
+    *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 100 if LONG else 24)),
+]
 TRAIN_SEEDS = range(50) if LONG else range(1)
 NODES = 2
 """Of one rank each, in the schedules that are not drawn."""
@@ -101,10 +104,10 @@ SEALED = "world make arrivals durable"
     [
         (1, "step", False),
         (3, "fsync delta", False),
-        (0, SEALED, False),
+        pytest.param(0, SEALED, False, marks=pytest.mark.nightly),
         (0, SEALED, True),
         (2, "replace manifest.json", False),
-        (2, "replace manifest.json", True),
+        pytest.param(2, "replace manifest.json", True, marks=pytest.mark.nightly),
     ],
 )
 def test_rows_that_are_dealt_anew_survive_a_kill_at_each_stage_of_an_epoch_end(

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,8 +128,8 @@ SCENARIOS = {
         least=40,
     ),
 }  # fmt: skip
-DRIVEN = [(name, "both") for name in SCENARIOS] + [
-    (name, kind)
+DRIVEN: list[Any] = [(name, "both") for name in SCENARIOS] + [
+    pytest.param(name, kind, marks=pytest.mark.nightly)
     for name in ("stage", "exchange", "repair", "pull", "windows")
     for kind in ("fixed", "variable")
 ]

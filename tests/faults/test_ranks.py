@@ -51,8 +51,15 @@ def trained_by_epoch(reports) -> list[Counter[int]]:
 ONCE = Counter(range(NUM_SAMPLES))
 
 
-@pytest.mark.parametrize("stage", ["before", "overlap"])
-@pytest.mark.parametrize("ranks_per_node", ["1", "3"])
+@pytest.mark.parametrize(
+    ("ranks_per_node", "stage"),
+    [
+        ("1", "overlap"),
+        pytest.param("3", "before", marks=pytest.mark.nightly),
+        pytest.param("1", "before", marks=pytest.mark.nightly),
+        pytest.param("3", "overlap", marks=pytest.mark.nightly),
+    ],
+)
 def test_seven_shards_on_three_ranks_give_equal_steps_and_lose_nothing(
     run_ranks, shards, tmp_path, stage, ranks_per_node
 ):
@@ -86,7 +93,7 @@ LEGS = (
 )
 
 
-@pytest.mark.parametrize("by_save", [True, False])
+@pytest.mark.parametrize("by_save", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_four_three_one_and_four_ranks_train_every_sample_of_each_epoch_once(
     run_ranks, shards, tmp_path, by_save
 ):
@@ -110,7 +117,7 @@ POOL_ROWS = (256,) * 8
 ROW_BYTES = 32 << 10
 
 
-@pytest.mark.parametrize("ranks_per_node", ["4", "2"])
+@pytest.mark.parametrize("ranks_per_node", [pytest.param("4", marks=pytest.mark.nightly), "2"])
 def test_four_ranks_hold_the_cache_in_memory_once_and_stay_flat(
     run_ranks, tmp_path, ranks_per_node
 ):
@@ -129,7 +136,7 @@ def test_four_ranks_hold_the_cache_in_memory_once_and_stay_flat(
         assert report["private"][-1] < report["private"][2] + 6 * MIB, report["private"]
 
 
-@pytest.mark.parametrize("num_processes", [0, 2])
+@pytest.mark.parametrize("num_processes", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_little_shared_memory_and_few_descriptors_are_enough_and_workers_have_no_mpi(
     shards, tmp_path, monkeypatch, num_processes
 ):
@@ -161,7 +168,7 @@ def end_process(path: Path) -> None:
         os.kill(int(path.read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("ranks_per_node", ["4", "2"])
+@pytest.mark.parametrize("ranks_per_node", [pytest.param("4", marks=pytest.mark.nightly), "2"])
 def test_a_rank_that_stops_is_named_and_every_other_ends_within_the_deadline(
     shards, tmp_path, ranks_per_node
 ):
@@ -187,7 +194,9 @@ def test_a_rank_that_stops_is_named_and_every_other_ends_within_the_deadline(
         assert ends(int(path.read_text())), f"rank {path.stem} is still there"
 
 
-@pytest.mark.parametrize(("stage", "fall_epoch"), [("before", 0), ("overlap", 1)])
+@pytest.mark.parametrize(
+    ("stage", "fall_epoch"), [pytest.param("before", 0, marks=pytest.mark.nightly), ("overlap", 1)]
+)
 def test_of_a_rank_with_a_named_error_the_job_says_that_and_nothing_else(
     run_ranks, shards, tmp_path, stage, fall_epoch
 ):
@@ -205,7 +214,9 @@ def test_of_a_rank_with_a_named_error_the_job_says_that_and_nothing_else(
     assert not re.search("signal 11|unknown parameter type", ended.output), ended.output
 
 
-@pytest.mark.parametrize(("stage", "fall_epoch"), [("before", 1), ("overlap", 0)])
+@pytest.mark.parametrize(
+    ("stage", "fall_epoch"), [pytest.param("before", 1, marks=pytest.mark.nightly), ("overlap", 0)]
+)
 def test_a_killed_job_starts_again_at_once_and_leaves_no_litter(
     run_ranks, shards, tmp_path, stage, fall_epoch
 ):

@@ -87,10 +87,10 @@ class Fall:
 
 FEW = (
     Fall("pp4", 1, "kill", "forward", "torchrun"),
-    Fall("pp2 tp2", 3, "raise", "backward"),
     Fall("pp4", 2, "spin", "evaluation"),
-    Fall("pp2 tp2", 2, "term", "forward"),
+    Fall("pp4", 2, "term", "forward"),
 )
+MORE = (Fall("pp2 tp2", 3, "raise", "backward"), Fall("pp2 tp2", 2, "term", "forward"))
 ALL = {
     "kill": (
         Fall("pp4", 0, "kill", "decode"),
@@ -266,13 +266,16 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
 
 
+@pytest.mark.parametrize(
+    "falls", [FEW, pytest.param(MORE, marks=pytest.mark.nightly)], ids=["pp4", "pp2tp2"]
+)
 def test_a_rank_of_any_stage_falls_and_the_same_run_goes_on_to_the_same_weights(
-    run_ranks: RunRanks, tmp_path: Path
+    run_ranks: RunRanks, tmp_path: Path, falls: tuple[Fall, ...]
 ) -> None:
     config = write_config(tmp_path)
-    for fall in FEW:
+    for fall in falls:
         check_fall(fall, config, tmp_path)
-    check_rest(FEW, run_ranks, config, tmp_path)
+    check_rest(falls, run_ranks, config, tmp_path)
 
 
 def test_a_damaged_image_ends_all_ranks_and_is_named_with_the_rank_that_read_it(

@@ -35,7 +35,7 @@ LIMIT_S = 30.0
         pytest.param("mpiexec", "stop", 2, marks=pytest.mark.slow),
         pytest.param("mpiexec", "spin", 3, marks=pytest.mark.slow),
         pytest.param("mpiexec", "stop", 0, marks=pytest.mark.slow),
-        ("torchrun", "kill", 3),
+        pytest.param("torchrun", "kill", 3, marks=pytest.mark.nightly),
         pytest.param("torchrun", "raise", 0, marks=pytest.mark.slow),
         pytest.param("torchrun", "stop", 1, marks=pytest.mark.slow),
         pytest.param("torchrun", "spin", 2, marks=pytest.mark.slow),
@@ -63,6 +63,7 @@ def test_all_ranks_end_within_the_limit_and_the_message_names_the_culprit(
         assert ends(int(path.read_text())), f"rank {path.stem} is still there"
 
 
+@pytest.mark.nightly
 def test_a_job_that_fell_goes_on_from_its_checkpoint_to_the_same_weights(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:

@@ -82,7 +82,10 @@ def test_a_resumed_run_reports_the_same_losses(whole, where, tmp_path):
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("framework", EXAMPLES)
+@pytest.mark.parametrize(
+    "framework",
+    ["lightning", "transformers", pytest.param("accelerate", marks=pytest.mark.nightly)],
+)
 def test_two_ranks_share_the_samples_and_resume_the_same(framework, run_ranks: RunRanks, tmp_path):
     need(framework)
     blobs.write_blobs(tmp_path / "blobs")

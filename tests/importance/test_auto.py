@@ -13,6 +13,7 @@ from dataio.plan.history import Scores
 from dataio.plan.policies import Selection
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import Auto, KeepAgreed
+from tests.cases import diagonal
 from tests.importance.hidden import NUM_SAMPLES, Watched, losses
 from tests.importance.rows import SCORE_DTYPE, field_of, one_pool, scattered, select_in_pools
 from tests.memory_source import FIELDS, MemorySource
@@ -202,8 +203,7 @@ def go_on(opened: Loader, *, stop: tuple[int, int | None] | None = None) -> dict
     [(Auto(begins=2, second_guess=0.6), EPOCHS), (Auto(begins=3, second_guess=0.6), 3)],
     ids=["trusted", "not trusted"],
 )
-@pytest.mark.parametrize("stop", [(3, 2), (3, None), (4, 1)], ids=str)
-@pytest.mark.parametrize("after", [[2, 1], [1, 1, 1]], ids=str)
+@diagonal(stop=[(3, 2), (3, None), (4, 1)], after=[[2, 1], [1, 1, 1]])
 def test_a_decision_survives_a_save_on_any_ranks(tmp_path, policy, hides_from, stop, after) -> None:
     """Measured again in epoch 3, or 4, it would be another: see MEASURED."""
     again = hides_from == 3

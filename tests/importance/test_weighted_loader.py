@@ -20,6 +20,7 @@ from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Selection
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import RandomPrune, Weighted
+from tests.cases import diagonal
 from tests.dataio.loaders import digest, jitter
 from tests.importance.hidden import SHUFFLES
 from tests.importance.rows import one_pool, reported
@@ -57,8 +58,7 @@ def count(parts: list[list[int]]) -> dict[int, int]:
     return dict(Counter(i for part in parts for i in part))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("shuffled", SHUFFLES)
+@diagonal(world=WORLDS, shuffled=SHUFFLES)
 def test_rows_come_as_often_as_drawn_in_equal_steps_on_any_world(
     tmp_path: Path, world: str, shuffled: str
 ) -> None:
@@ -143,8 +143,7 @@ def test_the_rest_of_a_run_is_the_same_after_a_resume_at_every_step(
         assert resumed == uninterrupted, f"stopped after {stop}"
 
 
-@pytest.mark.parametrize("shuffled", ["local", "partial", "all on every node"])
-@pytest.mark.parametrize("steps", [1, 3])
+@diagonal(shuffled=["local", "partial", "all on every node"], steps=[1, 3])
 def test_an_epoch_goes_on_elsewhere_with_exactly_what_is_left(
     tmp_path: Path, shuffled: str, steps: int
 ) -> None:

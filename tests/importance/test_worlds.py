@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import POLICIES as ALL_POLICIES
 from importance import Kakurenbo, SelectiveBackprop
+from tests.cases import diagonal
 from tests.importance.hidden import (
     NUM_EPOCHS,
     NUM_SAMPLES,
@@ -90,8 +91,7 @@ def test_pools_hide_what_one_pool_hides(
             assert selection.weights.tolist() == whole[0].weights[pool].tolist()
 
 
-@pytest.mark.parametrize("shuffled", SHUFFLES)
-@pytest.mark.parametrize("policy", HIDING)
+@diagonal(shuffled=SHUFFLES, policy=HIDING)
 def test_loaders_of_any_world_hide_what_one_process_hides(tmp_path, alone, policy, shuffled):
     assert sum(len(ids) for ids in alone(policy)) > NUM_SAMPLES // 4
     # Where rows go is another matter than what hides them: one world for the costlier shuffle
@@ -102,8 +102,7 @@ def test_loaders_of_any_world_hide_what_one_process_hides(tmp_path, alone, polic
         assert len({tuple(rank.watched.lr_factors) for rank in seen}) == 1, name
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("policy", POLICIES)
+@diagonal(world=WORLDS, policy=POLICIES)
 def test_hidden_and_trained_rows_are_all_rows_in_equal_steps(trained, policy, world):
     seen = trained(policy, world)
     chosen = hidden_of_all([rank.watched.hidden for rank in seen])
@@ -125,8 +124,7 @@ def test_hidden_and_trained_rows_are_all_rows_in_equal_steps(trained, policy, wo
         assert sorted(refreshed) == (sorted(left_out) if again else [])
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("policy", POLICIES)
+@diagonal(world=WORLDS, policy=POLICIES)
 def test_the_global_mean_of_a_step_is_the_policys_weighted_mean(trained, policy, world):
     """Padding included; and the weights of an unbiased policy sum to the number of rows."""
     seen = trained(policy, world)
@@ -147,7 +145,14 @@ def test_the_global_mean_of_a_step_is_the_policys_weighted_mean(trained, policy,
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(("n", "per_node"), [(2, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("n", "per_node"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+        (3, 2),
+        pytest.param(4, 4, marks=pytest.mark.nightly),
+    ],
+)
 def test_ranks_under_mpi_hide_what_one_process_hides(
     run_ranks: RunRanks, tmp_path, alone, n, per_node
 ):

@@ -67,6 +67,7 @@ MESHES = {
     "pp, fsdp": (4, ("mesh.pp=2", "mesh.microbatches=2", "mesh.dp_shard=2")),
     "fsdp, tp": (4, ("mesh.dp_shard=2", "mesh.tp=2")),
 }
+HARDEST = ("cp", "zbv", "pp, fsdp", "fsdp, tp")
 
 
 def load(directory: Path, *overrides: str, text: str = GPT) -> Config:
@@ -88,8 +89,9 @@ def messages(trace: Trace) -> list[Message]:
 
 
 def thorough_but_one(meshes: Iterable[str]) -> list[Any]:
-    """Let `make test` try the mesh that has most in it, and leave the others to `make test-all`."""
-    marks = {"pp, fsdp": [pytest.mark.smoke]}
+    """Let `make test` try the mesh that has most in it, CI each axis, and `make test-all` all."""
+    marks = {mesh: [pytest.mark.nightly] for mesh in MESHES if mesh not in HARDEST}
+    marks |= {"pp, fsdp": [pytest.mark.smoke]}
     return [
         pytest.param(mesh, marks=[pytest.mark.thorough, *marks.get(mesh, [])]) for mesh in meshes
     ]
@@ -205,7 +207,10 @@ def test_a_model_that_decides_by_values_is_refused(tmp_path):
 @pytest.mark.multirank
 @pytest.mark.parametrize(
     ("world_size", "meshes"),
-    [(2, ["dp", "fsdp", "tp", "cp", "zbv"]), (4, ["pp, fsdp", "fsdp, tp"])],
+    [
+        pytest.param(2, ["dp", "fsdp", "tp", "cp", "zbv"], marks=pytest.mark.nightly),
+        (4, ["pp, fsdp", "fsdp, tp"]),
+    ],
 )
 def test_ranks_of_a_job_make_the_traced_step_operator_by_operator(
     tmp_path: Path, run_ranks: RunRanks, world_size: int, meshes: list[str]

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import diagonal
 from tests.shipping.conftest import ROOT, Layout, Run
 
 pytestmark = pytest.mark.thorough
 
-LAYOUTS = pytest.mark.parametrize("layout", ["checkout", "wheel"])
+LAYOUTS = ["checkout", "wheel"]
 
 SAME = """
 import importlib.resources, importlib.util, multiprocessing, pickle, sys
@@ -57,8 +58,7 @@ if __name__ == "__main__":
 """
 
 
-@LAYOUTS
-@pytest.mark.parametrize("first", ["short", "long"])
+@diagonal(layout=LAYOUTS, first=["short", "long"])
 def test_both_names_lead_to_one_module(
     run_on: Run, tmp_path: Path, layout: Layout, first: str
 ) -> None:
@@ -68,21 +68,20 @@ def test_both_names_lead_to_one_module(
     assert (ended.stdout, ended.stderr) == ("the same\n", "")
 
 
-@LAYOUTS
-@pytest.mark.parametrize("module", ["dataio.base.examples", "tonari.dataio.base.examples"])
+@diagonal(layout=LAYOUTS, module=["dataio.base.examples", "tonari.dataio.base.examples"])
 def test_a_module_runs_as_a_program_by_both_names(run_on: Run, layout: Layout, module: str) -> None:
     ended = run_on(layout, "-W", "error", "-m", module)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@LAYOUTS
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_command_line_runs_and_names_its_own_errors(run_on: Run, layout: Layout) -> None:
     ended = run_on(layout, "-W", "error", "-m", "tonari", "cache", "verify", "/absent")
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith("tonari cache: /absent: no such directory")
 
 
-@LAYOUTS
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_start_reads_no_record_of_packages(run_on: Run, layout: Layout) -> None:
     ended = run_on(
         layout, "-c", "import tonari, sys; print('importlib.metadata' in sys.modules, end='')"

@@ -22,7 +22,12 @@ def test_rows_and_models_keep_apart_on_one_world(tmp_path, driver):
 
 @pytest.mark.multirank
 @pytest.mark.parametrize(
-    ("launcher", "driver"), [("mpiexec", "thread"), ("mpiexec", "polling"), ("torchrun", "thread")]
+    ("launcher", "driver"),
+    [
+        ("mpiexec", "polling"),
+        ("torchrun", "thread"),
+        pytest.param("mpiexec", "thread", marks=pytest.mark.nightly),
+    ],
 )
 def test_rows_and_models_keep_apart_on_real_ranks(run_ranks, tmp_path, driver, launcher):
     environment = {"TONARI_RANKS_PER_NODE": "1"}

@@ -19,7 +19,12 @@ def shards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("by", "ranks", "ranks_per_node"), [("uniform", 2, 1), ("uniform", 4, 2), ("dealing", 3, 2)]
+    ("by", "ranks", "ranks_per_node"),
+    [
+        pytest.param("uniform", 2, 1, marks=pytest.mark.nightly),
+        ("uniform", 4, 2),
+        pytest.param("dealing", 3, 2, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
     run_ranks, shards, tmp_path, by, ranks, ranks_per_node

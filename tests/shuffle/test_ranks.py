@@ -25,7 +25,14 @@ def train(run_ranks, tmp_path, ranks, ranks_per_node, exchanges, *, launcher="mp
 @pytest.mark.multirank
 @pytest.mark.parametrize(
     ("ranks", "replicas"),
-    [(1, (1,)), (2, (1, 1)), (3, (1, 1, 1)), (3, (2, 1)), (4, (2, 2)), (4, (3, 1))],
+    [
+        (3, (2, 1)),
+        pytest.param(4, (2, 2), marks=pytest.mark.nightly),
+        pytest.param(1, (1,), marks=pytest.mark.nightly),
+        pytest.param(2, (1, 1), marks=pytest.mark.nightly),
+        pytest.param(3, (1, 1, 1), marks=pytest.mark.nightly),
+        pytest.param(4, (3, 1), marks=pytest.mark.nightly),
+    ],
 )
 def test_every_sample_is_owned_once_on_real_ranks(run_ranks, tmp_path, ranks, replicas):
     exchanges = [0.3, 1.0, DEALT]
@@ -41,6 +48,7 @@ def test_every_sample_is_owned_once_on_real_ranks(run_ranks, tmp_path, ranks, re
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_torch_and_mpi_worlds_come_to_hold_the_same_rows(run_ranks, tmp_path):
     found = {}
     for launcher in ("mpiexec", "torchrun"):

@@ -12,6 +12,7 @@ from dataio.base.atomic import read_record, write_record
 from dataio.plan.policies import Shuffle
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
+from tests.cases import diagonal
 from tests.dataio.loaders import digest, jitter, loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -70,8 +71,7 @@ def whole_run(tmp_path, name, replicas, saves):
     return run_threads(thread_worlds(list(replicas), timeout_s=20), whole)
 
 
-@pytest.mark.parametrize("replicas", [(1, 1), (2, 1)])
-@pytest.mark.parametrize("name", SHUFFLES)
+@diagonal(replicas=[(1, 1), (2, 1)], name=SHUFFLES)
 def test_a_run_goes_on_byte_for_byte_whatever_the_caches_hold(tmp_path, name, replicas):
     """From caches of this run at its end, up to three epochs on; and from none."""
     results = whole_run(tmp_path, name, replicas, saves=(1, 3))

@@ -10,6 +10,7 @@ from dataio import Loader, NodeCache, Reports, Staging, Workers
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
+from tests.cases import diagonal
 from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.loaders import loss_of
 from tests.dataio.pool.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
@@ -51,8 +52,7 @@ def test_a_save_three_epochs_older_than_the_caches_needs_its_peers_and_no_source
     assert sum(stats["pulled_rows"] for _, _, stats in rest) > 0
 
 
-@pytest.mark.parametrize("policy", SHUFFLES)
-@pytest.mark.parametrize("late", [False, True])
+@diagonal(policy=SHUFFLES, late=[False, True])
 def test_a_lost_cache_costs_the_source_what_no_other_node_held(tmp_path, policy, late):
     """The save is of the last epoch, or of one that lies three before what the caches hold."""
     epoch = 2 if late else 5
@@ -83,8 +83,7 @@ def test_a_cache_lost_under_overlapped_staging_comes_from_peers_in_the_same_orde
     assert read == sorted(set(range(SAMPLES)) - held[0] - held[2])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quota", [800_000, 4_000_000])
+@diagonal(kind=KINDS, quota=[800_000, 4_000_000])
 def test_a_pull_under_a_quota_changes_no_batch(tmp_path, kind, quota):
     """A cache is lost, and the others are two epochs ahead; with room for arrivals and without."""
 
@@ -197,8 +196,7 @@ def test_starts_that_miss_nothing_send_no_row_and_ask_for_none(tmp_path, monkeyp
         assert sent == [], "all that ranks say at a start goes by collectives"
 
 
-@pytest.mark.parametrize("policy", [Partial(1.0), Global(moves=True)])
-@pytest.mark.parametrize("nodes", [[1, 3], [2, 1, 1]])
+@diagonal(policy=[Partial(1.0), Global(moves=True)], nodes=[[1, 3], [2, 1, 1]])
 def test_a_node_of_one_row_is_staged_beside_training_as_the_larger_ones_are(
     tmp_path, policy, nodes
 ):

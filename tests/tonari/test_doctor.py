@@ -190,7 +190,9 @@ def test_doctor_finds_mpi_and_torch_fine(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
 def test_doctor_speaks_once_for_all_ranks_of_a_job(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["-m", "tonari", "doctor", "--cache", str(tmp_path / "cache")]
     status, said = run_job([*launch(launcher), *arguments], env=None, timeout_s=120)

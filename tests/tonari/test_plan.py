@@ -215,6 +215,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_a_rank_that_fails_ends_the_probe_with_its_words(tmp_path, run_timed):
     (tmp_path / "fails_by_rank.py").write_text(BY_RANK)
     path = tmp_path / "run.toml"
@@ -228,6 +229,7 @@ def test_a_rank_that_fails_ends_the_probe_with_its_words(tmp_path, run_timed):
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_three_ranks_are_probed_and_planned(settings, tmp_path, run_timed, capsys):
     kept = tmp_path / "probe.json"
     ended = run_timed(3, "probe", settings, "--steps", "1", "--no-data", "--out", kept)
@@ -259,6 +261,9 @@ def test_ranks_of_a_pipeline_are_probed_and_planned(settings, tmp_path, run_time
     mesh = ["mesh.pp=2", "mesh.microbatches=2"]
     ended = run_timed(2, "probe", settings, *mesh, "--steps", "1", "--no-data", "--out", kept)
     assert ended.returncode == 0, ended.stderr
+    found = load_probe(kept)
+    assert {each.kind for each in found.messages if each.ranks == 2} == {*KINDS}
+    assert [count for count, _ in found.slowdowns] == [1, 2]
     assert main(["plan", str(settings), "--probe", str(kept), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"compute", "send", "receive"} <= {*document["parts_s"]}

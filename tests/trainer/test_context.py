@@ -14,7 +14,10 @@ ODD = (36, 2, 2)
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "num_ranks",
+    [pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly), 4],
+)
 def test_every_rank_of_a_sequence_computes_as_much_and_half_of_the_square(
     run_ranks: RunRanks, num_ranks: int
 ) -> None:

@@ -29,6 +29,7 @@ from dataio.rows.fields import Field, row_schema
 from dataio.rows.rows import FixedColumn, make_rows
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, Weighted
+from tests.cases import diagonal
 
 pytestmark = pytest.mark.thorough
 
@@ -160,9 +161,7 @@ def batches(results):
 NODES = {"one rank": [1], "two ranks of a node": [2], "two nodes": [1, 1]}
 
 
-@pytest.mark.parametrize("quota", [700_000, 1_300_000, "2.5 MB", "1GB"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("nodes", NODES)
+@diagonal(quota=[700_000, 1_300_000, "2.5 MB", "1GB"], kind=KINDS, nodes=NODES)
 def test_batches_are_those_of_a_run_without_a_quota(tmp_path, nodes, kind, quota):
     whole = run(NODES[nodes], tmp_path / "whole", kind)
     limited = run(NODES[nodes], tmp_path / "limited", kind, quota=quota)
@@ -176,9 +175,7 @@ def test_batches_are_those_of_a_run_without_a_quota(tmp_path, nodes, kind, quota
         assert all(0 <= stats["resident_fraction"] < 1 for _, stats in limited)
 
 
-@pytest.mark.parametrize("nodes", NODES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("told", [True, False])
+@diagonal(nodes=NODES, kind=KINDS, told=[True, False])
 def test_batches_under_importance_are_the_same_and_hidden_rows_are_not_read(
     tmp_path, nodes, kind, told
 ):
@@ -200,8 +197,7 @@ def test_batches_of_rows_that_come_several_times_are_the_same(tmp_path, kind):
     assert all(stats["most_often"] > 5 for _, stats in whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", [None, POLICY])
+@diagonal(kind=KINDS, policy=[None, POLICY])
 def test_a_resumed_run_has_the_rest_of_the_batches(tmp_path, kind, policy):
     whole = batches(run([1, 1], tmp_path / "whole", kind, importance=policy))
     options = {"quota": 800_000, "importance": policy}
@@ -220,9 +216,7 @@ def test_a_resumed_run_has_the_rest_of_the_batches(tmp_path, kind, policy):
         assert [a + b for a, b in zip(begun, ended, strict=True)] == whole
 
 
-@pytest.mark.parametrize("nodes", ["one rank", "two ranks of a node"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("quota", [600_000, 1_500_000])
+@diagonal(nodes=["one rank", "two ranks of a node"], kind=KINDS, quota=[600_000, 1_500_000])
 def test_files_never_take_more_than_the_quota(tmp_path, nodes, kind, quota):
     root = tmp_path / "cache"
     largest = [0]

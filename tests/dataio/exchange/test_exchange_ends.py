@@ -13,6 +13,7 @@ from dataio.rows.rows import corrupt_rows
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
+from tests.cases import diagonal
 from tests.dataio.loaders import loss_of
 from tests.memory_source import FIELDS, MemorySource
 
@@ -52,8 +53,7 @@ def train_until(loader, fault):
                     raise fault
 
 
-@pytest.mark.parametrize("policy", SHUFFLES)
-@pytest.mark.parametrize("fault", [Fault, KeyboardInterrupt])
+@diagonal(policy=SHUFFLES, fault=[Fault, KeyboardInterrupt])
 def test_an_error_in_the_loop_ends_threads_frees_the_cache_and_writes_nothing_more(
     tmp_path, monkeypatch, policy, fault
 ):
@@ -113,8 +113,7 @@ def test_a_close_that_cannot_complete_its_exchange_frees_the_cache_all_the_same(
     assert names() == before
 
 
-@pytest.mark.parametrize("policy", SHUFFLES)
-@pytest.mark.parametrize("threaded", [True, False])
+@diagonal(policy=SHUFFLES, threaded=[True, False])
 def test_epochs_that_are_broken_off_exchange_all_the_same_in_bounded_memory(
     tmp_path, monkeypatch, policy, threaded
 ):

@@ -6,8 +6,17 @@ ROWS = 4000
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("driver", ["thread", "polling"])
-@pytest.mark.parametrize(("launcher", "ranks"), [("mpiexec", 2), ("mpiexec", 3), ("torchrun", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "driver"),
+    [
+        pytest.param("mpiexec", 3, "thread", marks=pytest.mark.nightly),
+        ("mpiexec", 3, "polling"),
+        ("torchrun", 2, "thread"),
+        pytest.param("torchrun", 2, "polling", marks=pytest.mark.nightly),
+        pytest.param("mpiexec", 2, "thread", marks=pytest.mark.nightly),
+        pytest.param("mpiexec", 2, "polling", marks=pytest.mark.nightly),
+    ],
+)
 def test_rows_arrive_once_beside_the_collectives_of_training(run_ranks, launcher, ranks, driver):
     ended = run_ranks("transfer_job", ranks, driver, "none", launcher=launcher, timeout_s=90)
     for rank, report in enumerate(ended.reports):
@@ -18,7 +27,7 @@ def test_rows_arrive_once_beside_the_collectives_of_training(run_ranks, launcher
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("driver", ["thread", "polling"])
+@pytest.mark.parametrize("driver", [pytest.param("thread", marks=pytest.mark.nightly), "polling"])
 def test_a_rank_that_falls_silent_is_named_before_the_epoch_ends(run_ranks, driver):
     ended = run_ranks("transfer_job", 2, driver, "silent", timeout_s=40, check=False)
     assert ended.returncode != 0

@@ -8,6 +8,7 @@ import pytest
 from dataio import Mixture
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import InfoBatch, Weighted
+from tests.cases import diagonal
 from tests.dataio.growing.shards import (
     EPOCHS,
     GROWTH,
@@ -53,8 +54,7 @@ def lengths():
     return counts
 
 
-@pytest.mark.parametrize("replicas", WORLDS)
-@pytest.mark.parametrize("name", SHUFFLES)
+@diagonal(replicas=WORLDS, name=SHUFFLES)
 def test_each_epoch_is_of_the_samples_that_were_there_when_it_began(tmp_path, name, replicas):
     results = [seen for seen, _ in whole_run(tmp_path, name, replicas)]
     for epoch, count in enumerate(lengths()):
@@ -63,8 +63,7 @@ def test_each_epoch_is_of_the_samples_that_were_there_when_it_began(tmp_path, na
     assert all(each == steps[0] for each in steps)
 
 
-@pytest.mark.parametrize("replicas", [(1,), (1, 1), (2, 2)])
-@pytest.mark.parametrize("name", SHUFFLES)
+@diagonal(replicas=[(1,), (1, 1), (2, 2)], name=SHUFFLES)
 def test_a_run_that_grew_goes_on_byte_for_byte_from_any_save(tmp_path, name, replicas):
     """From caches of the run at its end and from none, while the directory holds all shards."""
     results = whole_run(tmp_path, name, replicas, saves=(1, 3))
@@ -84,8 +83,7 @@ def test_a_run_that_grew_goes_on_byte_for_byte_from_any_save(tmp_path, name, rep
             assert end == seen[saved[epoch, step] :], f"from epoch {epoch}, step {step}"
 
 
-@pytest.mark.parametrize("replicas", [(1,), (1, 1), (2, 2)])
-@pytest.mark.parametrize("name", SHUFFLES)
+@diagonal(replicas=[(1,), (1, 1), (2, 2)], name=SHUFFLES)
 def test_shards_appended_after_a_checkpoint_do_not_change_its_epoch(tmp_path, name, replicas):
     """Killed in the epoch in which shards came, and before; the rest of that epoch is the same."""
     results = whole_run(tmp_path, name, replicas, saves=(1,))
@@ -214,8 +212,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["local", "partial", "global"])
+@diagonal(policy=POLICIES, name=["local", "partial", "global"])
 def test_policies_go_on_over_old_and_new_rows(tmp_path, name, policy):
     """The scores of old rows stay, new rows are as never seen; a save gives the same again."""
     results = whole_run(tmp_path, name, (2, 1), saves=(2,), importance=POLICIES[policy])
@@ -281,8 +278,7 @@ def test_a_growth_reads_and_moves_new_rows_alone(tmp_path, name):
     assert sum(run_threads(thread_worlds([1, 1], timeout_s=20), run)) == 81
 
 
-@pytest.mark.parametrize("replicas", [(1,), (1, 1)])
-@pytest.mark.parametrize("name", ["local", "partial"])
+@diagonal(replicas=[(1,), (1, 1)], name=["local", "partial"])
 def test_under_a_quota_rows_beyond_it_are_read_from_the_source(tmp_path, name, replicas):
     results = whole_run(tmp_path, name, replicas)
     tight = whole_run(tmp_path / "tight", name, replicas, quota="150kB", batch_size=5, root="tight")

@@ -26,7 +26,9 @@ def test_the_example_takes_in_a_shard_each_epoch():
 
 @pytest.mark.multirank
 @pytest.mark.thorough
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize(
+    "n", [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.nightly), 4]
+)
 def test_a_job_that_was_killed_after_it_grew_goes_on_byte_for_byte(tmp_path, run_ranks, n):
     """Shards came in epochs 0 and 1; the save is of epoch 2, and another came before the kill."""
 

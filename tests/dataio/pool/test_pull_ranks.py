@@ -12,7 +12,14 @@ pytestmark = pytest.mark.multirank
 NODES = {"TONARI_RANKS_PER_NODE": "2"}
 
 
-@pytest.mark.parametrize(("by", "lost"), [("uniform", True), ("uniform", False), ("dealing", True)])
+@pytest.mark.parametrize(
+    ("by", "lost"),
+    [
+        pytest.param("uniform", True, marks=pytest.mark.nightly),
+        pytest.param("uniform", False, marks=pytest.mark.nightly),
+        ("dealing", True),
+    ],
+)
 def test_a_save_three_epochs_old_goes_on_from_what_the_nodes_hold(run_ranks, tmp_path, by, lost):
     for shard in range(4):
         write_tar(tmp_path / f"{shard}.tar", numbered(24, first=24 * shard, num_bytes=300))

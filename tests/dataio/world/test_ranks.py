@@ -8,11 +8,16 @@ import pytest
 
 pytestmark = pytest.mark.multirank
 Launch = Callable[..., Any]
-SIZES = [("mpiexec", 1), ("mpiexec", 2), ("mpiexec", 3), ("mpiexec", 4)]
+SIZES = [
+    ("mpiexec", 1), ("mpiexec", 4), ("torchrun", 3),
+    pytest.param("mpiexec", 2, marks=pytest.mark.nightly),
+    pytest.param("mpiexec", 3, marks=pytest.mark.nightly),
+    pytest.param("torchrun", 2, marks=pytest.mark.nightly),
+]  # fmt: skip
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("launcher", "n"), [*SIZES, ("torchrun", 2), ("torchrun", 3)])
+@pytest.mark.parametrize(("launcher", "n"), SIZES)
 def test_every_verb_works_on_real_ranks(launch: Launch, launcher: str, n: int) -> None:
     job = launch("world_verbs", n, launcher=launcher, TONARI_RANKS_PER_NODE="2")
     assert job.status == 0, job.stderr
@@ -74,7 +79,9 @@ def test_too_few_open_files_are_an_error_before_anything_else(launch: Launch) ->
     assert "run `ulimit -n 4096` before the job" in job.stderr
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
 def test_of_an_error_that_all_ranks_have_rank_0_alone_speaks(launch: Launch, launcher: str) -> None:
     job = launch("world_fails", 3, "all", launcher=launcher)
     assert job.status != 0

@@ -54,7 +54,7 @@ def test_exchanging_models_ends_nearer_the_optimum_of_all_rows_than_training_apa
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_real_ranks_exchange_and_resume_in_the_middle_of_a_round(
     run_ranks: RunRanks, num_ranks: int
 ) -> None:

@@ -14,6 +14,7 @@ import dataio
 from dataio.plan.layout import Layout
 from dataio.world import run_threads, thread_worlds
 from shuffle import Global, Local, Partial
+from tests.cases import diagonal
 from tests.memory_source import FIELDS, MemorySource
 from tonari.ablate.study.config import SettingsConfig, load_study
 from tonari.ablate.study.corrupt import as_found
@@ -86,8 +87,7 @@ def loader_batches(world, root, policy, *, num_samples, batch_size, seed, epochs
         ]
 
 
-@pytest.mark.parametrize("replicas", [(1, 1, 1, 1), (2, 2), (3, 1, 2)])
-@pytest.mark.parametrize("policy", [Local(), Partial(0.3), Global()], ids=str)
+@diagonal(replicas=[(1, 1, 1, 1), (2, 2), (3, 1, 2)], policy=[Local(), Partial(0.3), Global()])
 def test_replicas_train_the_very_batches_of_real_loaders(tmp_path, replicas, policy):
     num_samples, batch_size, seed, epochs = 53, 4, 7, 4
     delivered = run_threads(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.cases import diagonal
 from tests.trainer.checkpoint.start import Start
 from tests.trainer.deliver.fake_loader import FakeLoader, whole_weights
 from trainer.checkpoint.checkpoint import Checkpoints
@@ -16,9 +17,7 @@ from trainer.errors import CheckpointError
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-@pytest.mark.parametrize("adam", [False, True])
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 5])
+@diagonal(adam=[False, True], background=[False, True], steps=[1, 2, 5])
 def test_prefix_and_resume_equal_the_uninterrupted_run(
     tmp_path: Path, steps: int, background: bool, adam: bool
 ) -> None:

@@ -9,6 +9,7 @@ from dataio.base.buffers import BufferRing
 from dataio.batch.deliver import Delivery
 from dataio.world import run_threads, thread_worlds
 from importance import InfoBatch, Kakurenbo
+from tests.cases import diagonal
 from tests.memory_source import MemorySource
 from tests.trainer.deliver.test_deliver_faults import open_replica
 from tests.trainer.mesh.meshes import EPOCHS, NUM_SAMPLES, ROWS_A_STEP, merged, run_mesh, score
@@ -100,8 +101,7 @@ def test_what_is_staged_is_waited_for_without_limit(tmp_path):
     assert run_threads(thread_worlds([2]), rank) == [[], 3 * [math.inf]]
 
 
-@pytest.mark.parametrize("nodes", [(4,), (2, 2), (1, 1, 1, 1)])
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@diagonal(nodes=[(4,), (2, 2), (1, 1, 1, 1)], schedule=["1f1b", "zbv"])
 def test_columns_go_only_where_they_are_needed(tmp_path, nodes, schedule):
     runs = run_mesh(tmp_path, (4, 1, 1), nodes=nodes, schedule=schedule)
     everything = tuple(sorted((*TARGETS, "pixels")))

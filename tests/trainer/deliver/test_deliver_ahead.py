@@ -10,6 +10,7 @@ from dataio import Loader, Reports, Workers
 from dataio.batch.deliver import taken_ahead
 from dataio.world import run_threads, thread_worlds
 from importance import Kakurenbo
+from tests.cases import diagonal
 from tests.memory_source import FIELDS, MemorySource
 from tests.trainer.deliver.test_deliver_faults import open_replica
 from tests.trainer.mesh.meshes import score
@@ -104,8 +105,7 @@ def test_the_next_batch_lies_ready_while_the_reader_trains(tmp_path, sizes):
     assert run_threads(thread_worlds([num_ranks]), rank) == [STEPS] * num_ranks
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("at", [1, 2, 5])
+@diagonal(shared=[True, False], at=[1, 2, 5])
 def test_a_loop_left_in_the_middle_and_a_restore_go_on_with_the_next_batch(
     tmp_path, monkeypatch, at, shared
 ):

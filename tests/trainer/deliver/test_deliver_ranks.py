@@ -8,7 +8,9 @@ from tests.trainer.mesh.meshes import NUM_SAMPLES, run_mesh
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("mpiexec", marks=pytest.mark.nightly), "torchrun"]
+)
 def test_processes_see_what_one_process_sees(run_ranks, tmp_path, launcher):
     one = run_mesh(tmp_path, (1, 1, 1))[0]
     expected = json.loads(json.dumps(one.steps))

@@ -92,7 +92,15 @@ def test_so_it_does_of_a_run_on_a_mesh(settings: Path, run_ranks: RunRanks) -> N
     check(settings, files=1)
 
 
-@pytest.mark.parametrize("mesh", [(), ("mesh.pp=2", "mesh.dp_shard=2")])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        (),
+        pytest.param(
+            ("mesh.pp=2", "mesh.dp_shard=2"), marks=[pytest.mark.multirank, pytest.mark.nightly]
+        ),
+    ],
+)
 def test_averaged_weights_are_exported_by_every_name(
     settings: Path, tmp_path: Path, run_ranks: RunRanks, mesh: tuple[str, ...]
 ) -> None:

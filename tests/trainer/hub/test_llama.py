@@ -159,7 +159,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, rope: Any, tied: bool)
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize(("num_ranks", "cases"), [(2, ON_TWO), (4, ON_FOUR)])
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"), [pytest.param(2, ON_TWO, marks=pytest.mark.nightly), (4, ON_FOUR)]
+)
 def test_losses_and_gradient_norms_are_those_of_transformers_on_every_mesh(
     run_ranks: RunRanks, tmp_path: Path, num_ranks: int, cases: list[tuple[str, ...]]
 ) -> None:
@@ -167,6 +169,7 @@ def test_losses_and_gradient_norms_are_those_of_transformers_on_every_mesh(
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_so_they_are_where_the_output_layer_is_the_embedding(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.multirank import RunRanks
 from tests.trainer.watch.watched import train_watched
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.multirank, pytest.mark.nightly]
 
 TOML = """
 [data]

@@ -29,22 +29,27 @@ EVERY: list[Any] = [(schedule, PP, {}) for schedule in SCHEDULES]
 PP_DP, PP_FSDP, PP_TP, PP4 = [2, 2, 1, 1, 1], [2, 1, 2, 1, 1], [2, 1, 1, 1, 2], [4, 1, 1, 1, 1]
 
 
-CASES: dict[int, dict[str, list[Any]]] = {
-    2: {
-        "unruly": [*PLAIN, ("1f1b", FSDP, {"checkpointing": "full"}), *EVERY],
-        "gpt2": [*PLAIN, *EVERY],
-        "llama": [*PLAIN[1:], *EVERY],
+CASES: dict[str, dict[str, list[Any]]] = {
+    "2": {
+        "unruly": [("1f1b", FSDP, {"checkpointing": "full"}), ("dualpipev", PP, {})],
+        "llama": [("zero_bubble", PP, {})],
         "qwen3": [("1f1b", TP, {})],
         "glm": [("1f1b", TP, {})],
-        "resnet": [PLAIN[0], ("1f1b", PP, {}), ("zbv", PP, {})],
+        "resnet": [PLAIN[0], ("zbv", PP, {})],
     },
-    4: {
+    "2, more": {
+        "unruly": [*PLAIN, *EVERY],
+        "gpt2": [*PLAIN, *EVERY],
+        "llama": [*PLAIN[1:], *EVERY],
+        "resnet": [("1f1b", PP, {})],
+    },
+    "4": {
         "gpt2": [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})],
         "llama": [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})],
         "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})],
     },
 }
-"""By the number of ranks and the model: schedules, sizes of the mesh, options."""
+"""By ranks, whose number a name begins with, and model: schedules, sizes of the mesh, options."""
 FROM = {"gpt2": "transformers", "llama": "transformers", "qwen3": "transformers",
         "glm": "transformers", "resnet": "torchvision"}  # fmt: skip
 
@@ -110,11 +115,19 @@ def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
 
 @pytest.mark.multirank
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_ranks", CASES)
-def test_every_mesh_equals_one_process(run_ranks: RunRanks, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        "4",
+        pytest.param("2", marks=pytest.mark.nightly),
+        pytest.param("2, more", marks=pytest.mark.nightly),
+    ],
+)
+def test_every_mesh_equals_one_process(run_ranks: RunRanks, cases: str) -> None:
     """One start of ranks for all models, as starts take longer than the steps."""
-    kinds = [kind for kind in CASES[num_ranks] if is_there(kind)]
-    full = [(kind, *case) for kind in kinds for case in CASES[num_ranks][kind]]
+    num_ranks, by_kind = int(cases[0]), CASES[cases]
+    kinds = [kind for kind in by_kind if is_there(kind)]
+    full = [(kind, *case) for kind in kinds for case in by_kind[kind]]
     expected = {kind: alone(kind) for kind in kinds}
     ended = run_ranks("trainer/foreign_steps", num_ranks, json.dumps(full), timeout_s=600)
     reports = [torch.load(ended.directory / f"{rank}.pt") for rank in range(num_ranks)]

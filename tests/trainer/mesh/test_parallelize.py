@@ -60,7 +60,9 @@ ON_FOUR: list[Case] = [
 HALF: list[Case] = [("gpt", FSDP_TP, SPLIT | {"dtype": "bfloat16"})]
 
 
-@pytest.mark.parametrize(("num_ranks", "cases"), [(2, ON_TWO), (4, ON_FOUR)])
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"), [pytest.param(2, ON_TWO, marks=pytest.mark.nightly), (4, ON_FOUR)]
+)
 def test_gradients_losses_and_names_are_those_of_one_process(
     run_ranks: RunRanks, num_ranks: int, cases: list[Case]
 ) -> None:

@@ -92,13 +92,18 @@ def near(found: list[float], expected: list[float]) -> bool:
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, ["1f1b:1,1,1,1,1", "interleaved:1,1,1,1,1", "zbv:1,1,1,1,1"]),
-        (
+        pytest.param(
+            1,
+            ["1f1b:1,1,1,1,1", "interleaved:1,1,1,1,1", "zbv:1,1,1,1,1"],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
             2,
             [
                 *(f"{schedule}:2,1,1,1,1" for schedule in SCHEDULES),
                 "gpipe:1,2,1,1,1", "gpipe:1,1,2,1,1", "gpipe:1,1,1,2,1", "gpipe:1,1,1,1,2",
             ],
+            marks=pytest.mark.nightly,
         ),
         (
             4,

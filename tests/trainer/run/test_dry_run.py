@@ -111,6 +111,7 @@ num_classes = 10
 
 
 @pytest.mark.multirank
+@pytest.mark.nightly
 def test_of_a_model_of_one_s_own_what_the_fullest_rank_holds_is_counted_too(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
@@ -212,8 +213,8 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, override: str, messag
 @pytest.mark.parametrize(
     "mesh",
     [
-        ("mesh.dp_shard=8",),
-        ("mesh.dp_shard={world}",),
+        pytest.param(("mesh.dp_shard=8",), marks=pytest.mark.nightly),
+        pytest.param(("mesh.dp_shard={world}",), marks=pytest.mark.nightly),
         ("mesh.pp=8", "mesh.tp=8", "mesh.dp_shard=16", "mesh.targets=read"),
     ],
     ids=["replicas", "shards", "every axis"],

@@ -11,7 +11,14 @@ from tests.trainer.digits import write_shard
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("launcher", ["python", "mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "mpiexec",
+        pytest.param("torchrun", marks=pytest.mark.nightly),
+        pytest.param("python", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_example_learns_under_every_launcher(tmp_path: Path, launcher: str) -> None:
     write_shard(tmp_path / "train-000000.tar")
     begin = {

@@ -58,7 +58,7 @@ def on_ranks(
     return [list(ranks) for ranks in zip(*reports, strict=True)]
 
 
-@pytest.mark.parametrize("model", ["gpt", pytest.param("llama", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.nightly), "llama"])
 def test_every_mesh_trains_packed_documents_as_one_process(
     run_ranks: RunRanks, tmp_path: Path, model: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_so_they_do_by_the_mean_over_all_tokens_of_several_batches(
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "1"), rel=1e-6), name
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_meshes_and_every_schedule_do_too(
     run_ranks: RunRanks, tmp_path: Path, num_ranks: int
@@ -106,6 +106,7 @@ def test_more_meshes_and_every_schedule_do_too(
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "1"), rel=1e-9), name
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_in_mid_epoch_on_other_ranks_exactly(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:

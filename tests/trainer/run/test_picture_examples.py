@@ -41,7 +41,9 @@ def run(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("example", ["imagenet", "segmentation"])
+@pytest.mark.parametrize(
+    "example", [pytest.param("imagenet", marks=pytest.mark.nightly), "segmentation"]
+)
 def test_the_example_learns_and_goes_on_with_the_same_losses(tmp_path, pictures, example):
     saved, killed = tmp_path / "whole", tmp_path / "killed"
     whole = run(example, pictures, saved, [sys.executable])
@@ -56,8 +58,15 @@ def test_the_example_learns_and_goes_on_with_the_same_losses(tmp_path, pictures,
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-@pytest.mark.parametrize("example", ["imagenet", "segmentation"])
+@pytest.mark.parametrize(
+    ("example", "launcher"),
+    [
+        ("imagenet", "torchrun"),
+        pytest.param("segmentation", "mpiexec", marks=pytest.mark.nightly),
+        pytest.param("imagenet", "mpiexec", marks=pytest.mark.nightly),
+        pytest.param("segmentation", "torchrun", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_example_learns_on_two_ranks(tmp_path, pictures, example, launcher):
     figures = run(example, pictures, tmp_path / "saved", launch_command(launcher, 2))
     assert list(figures) == list(range(EPOCHS))

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.multirank
 @pytest.mark.parametrize(
     ("num_ranks", "dp_shard", "launcher"),
     [
-        (2, 1, "mpiexec"),
-        (2, 2, "torchrun"),
-        (3, 1, "torchrun"),
+        pytest.param(2, 1, "mpiexec", marks=pytest.mark.nightly),
+        pytest.param(2, 2, "torchrun", marks=pytest.mark.nightly),
+        pytest.param(3, 1, "torchrun", marks=pytest.mark.nightly),
         (4, 2, "mpiexec"),
     ],
 )
@@ -48,6 +48,7 @@ def test_a_resumed_job_equals_the_uninterrupted_one_bit_for_bit(
         assert rest[rank]["weights"] == whole[0]["weights"]
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_moves_to_another_mesh(run_ranks: RunRanks, tmp_path: Path) -> None:
     whole = run_ranks("trainer/resume", 1, str(tmp_path / "whole"), "1", "4").reports[0]
     run_ranks("trainer/resume", 2, str(tmp_path / "moved"), "2", "2")

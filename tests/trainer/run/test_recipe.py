@@ -70,8 +70,16 @@ def check(config: Path, name: str, expected: list[dict[str, Any]]) -> None:
 
 @pytest.mark.multirank
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        {4: ("fsdp2 pp2", "stop=8")},
+        pytest.param({2: ("tp2", "stop=7"), 4: ("fsdp2 pp2", "stop=8")}, marks=pytest.mark.nightly),
+    ],
+    ids=["four", "two and four"],
+)
 def test_every_mesh_trains_and_averages_as_one_process_and_goes_on_where_another_stopped(
-    tmp_path: Path, run_ranks: RunRanks
+    tmp_path: Path, run_ranks: RunRanks, chain: dict[int, tuple[str, str]]
 ) -> None:
     config = write_config(tmp_path, num_samples=75)
     train_watched(config, *settings(config, "1", "one"))
@@ -81,14 +89,13 @@ def test_every_mesh_trains_and_averages_as_one_process_and_goes_on_where_another
     last = expected[-1]
     assert last["ema_evaluation_loss"] != last["evaluation_loss"]
     cases = {2: ("dp2", "fsdp2", "pp2", "tp2"), 4: ("fsdp2 pp2", "fsdp2 tp2", "hsdp")}
-    chain = {2: ("tp2", "stop=7"), 4: ("fsdp2 pp2", "stop=8")}
-    for num_ranks, meshes in cases.items():
-        mesh, stop = chain[num_ranks]
+    for num_ranks, (mesh, stop) in chain.items():
+        meshes = cases[num_ranks]
         given = ["|".join([str(config), *settings(config, each, each)]) for each in meshes]
         given.append("|".join([str(config), *settings(config, mesh, "chain", stop)]))
         run_ranks("trainer/meshes", num_ranks, *given, timeout_s=300)
     train_watched(config, *settings(config, "1", "chain"))
-    for name in (*cases[2], *cases[4], "chain"):
+    for name in (*(mesh for num_ranks in chain for mesh in cases[num_ranks]), "chain"):
         check(config, name, expected)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dataio.loader import Loader
+from tests.cases import diagonal
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
 from trainer.checkpoint.export import read_checkpoint
 from trainer.run.schedule import learning_rate
@@ -93,8 +94,7 @@ def test_the_epoch_s_loss_is_the_mean_of_its_steps(config: Path) -> None:
     assert epoch["loss"] == pytest.approx(sum(step["loss"] for step in steps) / len(steps))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("steps", [3, 7, 12])
+@diagonal(variant=VARIANTS, steps=[3, 7, 12])
 def test_stopped_and_resumed_equals_uninterrupted(
     config: Path, monkeypatch: pytest.MonkeyPatch, variant: str, steps: int
 ) -> None:

@@ -53,9 +53,13 @@ def test_both_launchers_train_cifar10_in_the_same_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.batch_size=60", "[data]: batch_size: 60 is more than a replica's share of 50 rows"),
+        pytest.param(
+            "data.batch_size=60",
+            "[data]: batch_size: 60 is more than a replica's share of 50 rows",
+            marks=pytest.mark.nightly,
+        ),
         ("mesh.tp=3", "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 3 is 3 ranks"),
-        ("data.train=absent.parquet", "absent.parquet"),
+        pytest.param("data.train=absent.parquet", "absent.parquet", marks=pytest.mark.nightly),
     ],
 )
 def test_a_wrong_setting_ends_all_ranks(config: Path, override: str, message: str) -> None:

@@ -10,7 +10,7 @@ from tests.multirank import ROOT, launch_command, run_job
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_example_learns_on_one_node_and_on_two(tmp_path: Path, num_ranks: int) -> None:
     begin = [sys.executable] if num_ranks == 1 else launch_command("mpiexec", num_ranks)
     status, output = run_job(

@@ -63,7 +63,9 @@ def test_an_error_of_a_process_alone_leaves_no_group_to_the_next_job():
 
 
 @pytest.mark.multirank
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.nightly)]
+)
 def test_too_few_open_files_are_refused_before_any_group_is_made(
     tmp_path: Path, launcher: Launcher
 ) -> None:
