@@ -201,6 +201,28 @@ class Pricing:
             "update": self._update_s(group, variant),
         }
 
+    def forward_s(self, group: Group, variant: Variant) -> float:
+        """Price a batch's way past all stages, and no way back."""
+        times = self._times(group, variant)
+        return (group.microbatches + group.sizes[0] - 1) * times.whole_forward_s
+
+    def link_s(self, group: Group, variant: Variant) -> float:
+        """Price the time for which messages of a step keep a node's link, hidden ones included."""
+        pp, dp_replicate, dp_shard, cp, tp = group.sizes
+        node, passes = self.cluster.ranks_per_node, self._passes(group)
+        times, inner = self._times(group, variant), cp * tp
+        gather_s, scatter_s, reduce_s, _ = self._dp_messages(group.sizes, variant.cut)
+        sharded_s = gather_s + scatter_s if pp > 1 else passes * (2 * gather_s + scatter_s)
+        return sum(
+            (
+                passes * (times.tp_forward_s + times.tp_backward_s) * (tp > node),
+                passes * (times.cp_forward_s + times.cp_backward_s) * (inner > node),
+                sharded_s * (inner * dp_shard > node),
+                reduce_s * (inner * dp_shard * dp_replicate > node),
+                self._pp_s(group, variant) * (self._world_size > node),
+            )
+        )
+
     def _passes(self, group: Group) -> int:
         return group.microbatches * self._config.optimizer.accumulate
 

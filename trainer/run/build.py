@@ -350,6 +350,19 @@ def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace
     )
 
 
+def training_source(config: Config) -> dataio.Source:
+    """Open the training data in this process alone, as a loader would.
+
+    Raises:
+        ConfigError: If a text cannot be read.
+        DataioError: If the data cannot.
+    """
+    data, _ = _sources(config)
+    if isinstance(data, dataio.Shards):
+        return dataio.open_source(data.names, sequences=data.sequences)
+    return dataio.open_source(data) if isinstance(data, list) else data
+
+
 def _listed(patterns: str | tuple[str, ...]) -> list[str]:
     if isinstance(patterns, str):
         return [patterns] if patterns else []
