@@ -10,9 +10,9 @@ from oracle.trace import alone
 from trainer.config.config import Config, MeshConfig
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import check_context, make_mesh
-from trainer.mesh.parallelize import Checkpointing
 from trainer.mesh.pipeline import check_microbatches
 from trainer.mesh.place import LOOPED, Schedule, num_stages
+from trainer.mesh.recompute import Checkpointing
 from trainer.models import StagedModel
 from trainer.run.memory import TRANSFORMERS
 

@@ -6,8 +6,8 @@ from oracle.search.choices import Choices, Group, Variant
 from oracle.search.parts import Parts
 from oracle.search.price import Holder, Pricing
 from trainer.config.config import Config
-from trainer.mesh.parallelize import Checkpointing
 from trainer.mesh.place import num_stages
+from trainer.mesh.recompute import Checkpointing
 from trainer.run.build import Layout
 from trainer.run.memory import Counted, memory_of
 

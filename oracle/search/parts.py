@@ -25,12 +25,17 @@ from oracle.trace import Imagined, alone
 from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import Checkpointing, dear_products, recompute, split_layers
+from trainer.mesh.parallelize import split_layers
+from trainer.mesh.recompute import (
+    Checkpointing,
+    dear_products,
+    module_kind,
+    recompute,
+    saved_bytes,
+)
 from trainer.models import StagedModel
 from trainer.models.trace import leaves
 from trainer.run.build import Layout
-from trainer.run.dry_run import module_kind
-from trainer.run.memory import saved_bytes
 
 WHOLE = Layout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=1)
 """Of a model on one process."""

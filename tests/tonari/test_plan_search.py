@@ -36,7 +36,7 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "the first, in parts of its epoch: " in shown
     assert "the best of each choice:" in shown
-    assert "data.batch_size=4 shuffle.exchange=0" in shown
+    assert "data.workers.threads=1 shuffle.exchange=0" in shown
     assert picture.read_text().count("dp_replicate=") == 10
     assert "configurations are legal for 16 samples a step" in shown
     assert "mesh.pp=" in shown

@@ -261,6 +261,7 @@ def spread(config: Config, model: StagedModel, mesh: DeviceMesh, place: Place) -
         sequence_parallel=settings.sequence_parallel,
         loss_parallel=settings.loss_parallel,
         checkpointing=settings.checkpointing,
+        checkpointing_blocks=settings.checkpointing_blocks,
         dtype="bfloat16" if settings.dtype == "bfloat16" else "float32",
         compile=settings.compile,
         offload=settings.offload,
