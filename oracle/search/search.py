@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -129,9 +130,10 @@ def search(
 ) -> Plans:  # fmt: skip
     """Price every legal configuration, but those that cannot be among the best, and order them.
 
-    Tried are all sizes of the mesh, microbatches, schedules, ways of recomputation, and
-    sequence_parallel with tp. What is fixed: the rows of an optimizer step, the model, the
-    precision, loss_parallel, the optimizer and its ``accumulate``.
+    Tried are all sizes of the mesh, microbatches, schedules, and sequence_parallel with tp. Where
+    memory asks for it, as few blocks as it takes are computed again, or parameters are offloaded if
+    the machine's file describes its hosts, whichever is faster. What is fixed: the rows of an
+    optimizer step, the model, the precision, loss_parallel, the optimizer and its ``accumulate``.
 
     Args:
         config: The settings; of its mesh only the above counts.
@@ -161,7 +163,11 @@ def search(
         _search_one(bounded, choices, pricing, memory_of, found, each, prunes=prunes)
         every.append(found)
     if not any(found.priced for found in every):
-        raise _nothing(every[0], choices, memory_of, cluster, world_size=world_size, rows=rows)
+        raise _nothing(
+            every[0], choices, memory_of, cluster, offloads=pricing.can_offload,
+            world_size=world_size, rows=rows,
+        )  # fmt: skip
+
     best = sorted((one for found in every for one in found.best()), key=lambda one: one.whole_s)
     of_choices = [found.best()[0] for found in every if found.priced] if len(every) > 1 else []
 
@@ -199,11 +205,9 @@ def _search_one(
             found.unfit += len(variants)
         elif prunes and floor_s > found.limit_s:
             found.pruned += len(variants)
-        elif memory_of.floor_bytes(group) > found.capacity_bytes:
-            found.unfit += len(variants)
         else:
             given = (epochs, fed) if epochs and fed else None
-            _price_all(group, variants, pricing, memory_of, found, given, prunes=prunes)
+            _Prices(group, given, choices, pricing, memory_of, found, prunes).add(variants)
 
 
 def estimate(
@@ -222,7 +226,7 @@ def estimate(
     group = Group(layout.sizes, config.data.batch_size, layout.microbatches)
     variant = Variant(
         mesh.schedule, mesh.virtual if mesh.schedule in LOOPED else 1, mesh.checkpointing,
-        mesh.sequence_parallel,
+        mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload,
     )  # fmt: skip
     parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
     chosen = Chosen(group, variant, None, sum(parts_s.values()), parts_s, memory_of(group, variant))
@@ -262,66 +266,116 @@ def _fewest(sizes: Sequence[int]) -> int:
     return min((size for size in sizes if size > 1), default=1)
 
 
-def _price_all(
-    group: Group, variants: Sequence[Variant], pricing: Pricing, memory_of: MemoryOf,
-    found: _Found, data: tuple[Epochs, Fed] | None, *, prunes: bool,
-) -> None:  # fmt: skip
-    def is_slower(step_s: float) -> bool:
-        """Say whether nothing with a step of at least so long is among the best."""
-        if not prunes:
-            return False
-        return (data[0].epoch_s(data[1], step_s) if data else step_s) > found.limit_s
+@dataclass(frozen=True)
+class _Prices:
+    """Prices the configurations of one group, and remembers the best."""
 
-    for variant in variants:
-        if is_slower(pricing.variant_floor_s(group, variant)):
-            found.pruned += 1
-            continue
-        parts_s = pricing.pipeline_s(group, variant)
-        if is_slower(sum(parts_s.values()) * (1 - 1e-9)):
-            found.pruned += 1
-            continue
-        memory_bytes = memory_of(group, variant)
-        if memory_bytes > found.capacity_bytes:
-            found.unfit += 1
-            continue
-        parts_s |= pricing.rest_s(group, variant)
-        step_s = sum(parts_s.values())
-        if data:
-            epochs, fed = data
+    group: Group
+    data: tuple[Epochs, Fed] | None
+    choices: Choices
+    pricing: Pricing
+    memory_of: MemoryOf
+    found: _Found
+    prunes: bool
+
+    def add(self, variants: Sequence[Variant]) -> None:
+        """Price what fits: each variant as lightly as it must be, in the fastest such way."""
+        group, found, pricing = self.group, self.found, self.pricing
+        whole, light = self._ways_out()
+        if not (whole or light):
+            found.unfit += len(variants)
+            return
+        added_s = 0.0 if whole else pricing.offload_floor_s(group)
+        for variant in variants:
+            if self._is_slower(pricing.variant_floor_s(group, variant) + added_s):
+                found.pruned += 1
+                continue
+            parts_s = pricing.pipeline_s(group, variant)
+            # Sums are rounded in another order
+            if self._is_slower((sum(parts_s.values()) + added_s) * (1 - 1e-9)):
+                found.pruned += 1
+                continue
+            fitting = self._lighten(variant, whole=whole, offloads=light)
+            if fitting:
+                found.add(min(map(self._price, fitting), key=lambda one: one.whole_s))
+            else:
+                found.unfit += 1
+
+    def _ways_out(self) -> tuple[bool, bool]:
+        """Say whether all but activations may fit, and whether it may with offloading."""
+        group, memory_of = self.group, self.memory_of
+        capacity_bytes = self.found.capacity_bytes
+        offloads = self.pricing.can_offload and memory_of.host_fits(group)
+        return (
+            memory_of.floor_bytes(group) <= capacity_bytes,
+            offloads and memory_of.floor_bytes(group, offload=True) <= capacity_bytes,
+        )
+
+    def _lighten(self, variant: Variant, *, whole: bool, offloads: bool) -> list[Variant]:
+        """List the ways of a variant that fit: as it is, or else with least recomputation."""
+        found: list[Variant] = []
+        for offload in (False,) * whole + (True,) * offloads:
+            start = variant._replace(offload=offload)
+            if self._fits(start):
+                return [*found, start]
+            for way in self.choices.lighter(self.group.sizes[0], start):
+                if self._fits(way[-1]):
+                    found.append(way[bisect_left(way, True, key=self._fits)])
+        return found
+
+    def _fits(self, variant: Variant) -> bool:
+        return self.memory_of(self.group, variant) <= self.found.capacity_bytes
+
+    def _is_slower(self, step_s: float) -> bool:
+        """Say whether nothing with a step of at least so long is among the best."""
+        if not self.prunes:
+            return False
+        whole_s = self.data[0].epoch_s(self.data[1], step_s) if self.data else step_s
+        return whole_s > self.found.limit_s
+
+    def _price(self, variant: Variant) -> Chosen:
+        group, pricing = self.group, self.pricing
+        parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+        step_s, epochs = sum(parts_s.values()), None
+        if self.data:
+            epochs, fed = self.data
             waits_s = epochs.waits_s(
                 fed, step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
             )
             parts_s = {name: fed.num_steps * each for name, each in parts_s.items()} | waits_s
-        epochs_of = data[0] if data else None
-        found.add(Chosen(group, variant, epochs_of, step_s, parts_s, memory_bytes))
+        memory_bytes = self.memory_of(group, variant)
+        return Chosen(group, variant, epochs, step_s, parts_s, memory_bytes)
 
 
-def _least(choices: Choices, memory_of: MemoryOf) -> tuple[int, Group, Variant]:
+def _least(choices: Choices, memory_of: MemoryOf, *, offloads: bool) -> tuple[int, Group, Variant]:
     """Find the configuration that takes the least memory."""
     least: tuple[int, Group, Variant] | None = None
     for floor_bytes, group in sorted(
-        (memory_of.floor_bytes(each), each) for each in choices.groups()
+        (memory_of.floor_bytes(each, offload=offloads), each) for each in choices.groups()
     ):
         if least is not None and floor_bytes >= least[0]:
             break
         for variant in choices.variants_of(group):
-            memory_bytes = memory_of(group, variant)
-            if least is None or memory_bytes < least[0]:
-                least = memory_bytes, group, variant
+            start = variant._replace(offload=offloads and memory_of.host_fits(group))
+            ways = choices.lighter(group.sizes[0], start)
+            for each in (start, *(way[-1] for way in ways)):
+                memory_bytes = memory_of(group, each)
+                if least is None or memory_bytes < least[0]:
+                    least = memory_bytes, group, each
     assert least is not None, "some configuration is legal"
     return least
 
 
 def _nothing(
-    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, world_size: int,
-    rows: int,
+    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
+    world_size: int, rows: int,
 ) -> OracleError:  # fmt: skip
     if not found.legal:
         return OracleError(
             f"no configuration on {world_size} ranks divides {rows} rows a step; give another "
             "global batch size, such as a multiple of the number of ranks"
         )
-    least_bytes, group, variant = _least(choices, memory_of)
+    least_bytes, group, variant = _least(choices, memory_of, offloads=offloads)
     return OracleError(
         f"of {found.legal} configurations none fits into the {found.capacity_bytes / GIB:g} GiB of "
         f'a rank of "{cluster.name}": the least is {least_bytes / GIB:.3g} GiB, of '

@@ -11,6 +11,7 @@ NAMES = {
     "dp": "gathering parameters and reducing gradients",
     "pp": "sends between stages",
     "update": "the optimizer's update",
+    "offload": "copies from and to the host's memory",
     "compute": "computation",
     "rest of the exchange": "the rest of the exchange",
     "exchange": "rows on their way",

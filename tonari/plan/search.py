@@ -1,6 +1,6 @@
 """What `tonari plan --search` prints: the fastest settings of the mesh, as a table and commands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,7 +127,7 @@ def _row(number: int, each: "Candidate") -> list[str]:
         format_bytes(each.memory_bytes), f"{each.node_hours:,.1f}", settings["pp"],
         settings["dp_replicate"], settings["dp_shard"], settings["cp"], settings["tp"],
         settings["microbatches"], settings["schedule"] + (f" {virtual}" if virtual else ""),
-        settings["checkpointing"], "yes" if settings["sequence_parallel"] == "true" else "-",
+        _recomputes(settings), "yes" if settings["sequence_parallel"] == "true" else "-",
     ]  # fmt: skip
     if not each.epoch_s:
         return [str(number), *of_step]
@@ -137,6 +137,12 @@ def _row(number: int, each: "Candidate") -> list[str]:
         f"{each.staging_s:,.1f} s", *of_step, format_bytes(int(quota)) if quota else "-",
         settings.get("data.workers.threads", "-"), _choice(each),
     ]  # fmt: skip
+
+
+def _recomputes(settings: Mapping[str, str]) -> str:
+    blocks = settings["checkpointing_blocks"]
+    words = settings["checkpointing"] + (f" {blocks} a stage" if blocks != "0" else "")
+    return words + (", offloads" if settings["offload"] == "true" else "")
 
 
 def _waits_s(each: "Candidate") -> float:

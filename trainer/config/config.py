@@ -187,7 +187,7 @@ class MeshConfig(Section):
     can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
     stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
     it is on another node than the first: the reader sends them, or it reads them, and nothing else.
-    ``checkpointing_blocks`` of each stage compute their activations again, left out: all.
+    ``checkpointing_blocks`` of each stage compute their activations again, 0: all.
     """
 
     pp: Count = 1
@@ -202,14 +202,14 @@ class MeshConfig(Section):
     sequence_parallel: bool = False
     loss_parallel: bool = False
     checkpointing: Literal["none", "full", "selective"] = "none"
-    checkpointing_blocks: Count | None = None
+    checkpointing_blocks: Whole = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     compile: bool = False
     offload: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.checkpointing_blocks is not None and self.checkpointing == "none":
+        if self.checkpointing_blocks and self.checkpointing == "none":
             raise ConfigError(
                 f"mesh.checkpointing_blocks is {self.checkpointing_blocks}, but "
                 'mesh.checkpointing is "none", so that no block computes anything again; leave it '

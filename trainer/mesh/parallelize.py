@@ -47,7 +47,7 @@ def parallelize(
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
     checkpointing: Checkpointing = "none",
-    checkpointing_blocks: int | None = None,
+    checkpointing_blocks: int = 0,
     dtype: Dtype = "float32",
     compile: bool = False,
     offload: bool = False,
@@ -67,7 +67,7 @@ def parallelize(
         loss_parallel: With tp > 1, logits stay split by class, as a DTensor.
         checkpointing: Compute a block's activations again in the backward pass: all, or all but the
             results of products and of attention.
-        checkpointing_blocks: Of each stage, so many blocks only: see `choose_blocks`.
+        checkpointing_blocks: Of each stage, so many blocks only, 0: all; see `choose_blocks`.
         dtype: Of the computation; parameters and the sum of gradients are as they were.
         compile: Compile each block.
         offload: Keep parameters, gradients and the optimizer's state in the host's memory.

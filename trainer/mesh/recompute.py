@@ -23,21 +23,21 @@ NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 
 
 def choose_blocks(
-    numbers: Iterable[int], block_worths: Sequence[float], count: int | None
+    numbers: Iterable[int], block_worths: Sequence[float], count: int
 ) -> frozenset[int]:
     """Choose which of a stage's blocks to compute again: those that are worth most.
 
     Args:
         numbers: Of the stage's blocks.
         block_worths: See `worths`.
-        count: How many; of equal ones the first. None: all of them.
+        count: How many; of equal ones the first. 0: all of them.
 
     Source: to compute again what frees most memory for its time, as KARMA's planner does between
     swapping and computing again, Wahib et al., Scaling distributed deep learning workloads beyond
     the memory capacity with KARMA, SC 2020.
     """
     own = [*numbers]
-    if count is not None:
+    if count:
         own = sorted(own, key=lambda number: (-block_worths[number], number))[:count]
     return frozenset(own)
 
@@ -82,7 +82,7 @@ def _worth(model: StagedModel, number: int) -> float:
             f"which blocks are compared: {type(error).__name__}: {error}; leave "
             "mesh.checkpointing_blocks out, which computes all blocks again"
         ) from error
-    return num_bytes / max(counter.get_total_flops(), 1)
+    return num_bytes / max(int(counter.get_total_flops()), 1)
 
 
 def module_kind(module: nn.Module, number: int) -> Hashable:
