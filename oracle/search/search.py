@@ -91,8 +91,18 @@ class Chosen(NamedTuple):
 
     @property
     def whole_s(self) -> float:
-        """What it is ranked by."""
+        """Of an epoch, or of a step."""
         return sum(self.parts_s.values())
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """What goes first is less: its time, of a step where data sets the pace, and its memory."""
+        return _rounded(self.whole_s), _rounded(self.step_s), self.memory_bytes
+
+
+def _rounded(seconds: float) -> float:
+    """Make equal what differs by the order in which it was added up."""
+    return float(f"{seconds:.9g}")
 
 
 class _Found:
@@ -101,27 +111,29 @@ class _Found:
     def __init__(self, top: int, *, capacity_bytes: int) -> None:
         self._top, self.capacity_bytes = top, capacity_bytes
         # The worst of them first: all but the configuration are negated
-        self._heap: list[tuple[float, int, int, Chosen]] = []
+        self._heap: list[tuple[float, float, int, int, Chosen]] = []
         self.legal = self.unfit = self.pruned = self.priced = 0
 
     @property
     def limit_s(self) -> float:
         """Time of the last of the best; what takes longer is not among them."""
-        return -self._heap[0][0] if len(self._heap) == self._top else math.inf
+        # And what is as long as it, however it was added up
+        return -self._heap[0][0] * (1 + 1e-8) if len(self._heap) == self._top else math.inf
 
     def add(self, chosen: Chosen) -> None:
-        """Take a configuration; of equals the one with less memory, then the earlier one."""
+        """Take a configuration; of equals the earlier one."""
         self.priced += 1
-        entry = (-chosen.whole_s, -chosen.memory_bytes, -self.priced, chosen)
+        whole_s, step_s, memory_bytes = chosen.rank
+        entry = (-whole_s, -step_s, -memory_bytes, -self.priced, chosen)
         if len(self._heap) < self._top:
             heapq.heappush(self._heap, entry)
-        elif entry[:3] > self._heap[0][:3]:
+        elif entry[:4] > self._heap[0][:4]:
             heapq.heapreplace(self._heap, entry)
 
     def best(self) -> list[Chosen]:
         """List them, the fastest first."""
-        ordered = sorted(self._heap, key=lambda entry: entry[:3], reverse=True)
-        return [entry[3] for entry in ordered]
+        ordered = sorted(self._heap, key=lambda entry: entry[:4], reverse=True)
+        return [entry[4] for entry in ordered]
 
 
 def search(
@@ -168,7 +180,7 @@ def search(
             world_size=world_size, rows=rows,
         )  # fmt: skip
 
-    best = sorted((one for found in every for one in found.best()), key=lambda one: one.whole_s)
+    best = sorted((one for found in every for one in found.best()), key=lambda one: one.rank)
     of_choices = [found.best()[0] for found in every if found.priced] if len(every) > 1 else []
 
     def candidates(chosen: Sequence[Chosen]) -> tuple[Candidate, ...]:
@@ -297,7 +309,7 @@ class _Prices:
                 continue
             fitting = self._lighten(variant, whole=whole, offloads=light)
             if fitting:
-                found.add(min(map(self._price, fitting), key=lambda one: one.whole_s))
+                found.add(min(map(self._price, fitting), key=lambda one: one.rank))
             else:
                 found.unfit += 1
 

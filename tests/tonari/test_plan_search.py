@@ -26,7 +26,7 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["global_batch_size"] == 4 * 8
-    steps = [each["step_s"] for each in found["candidates"]]
+    steps = [float(f"{each['step_s']:.8g}") for each in found["candidates"]]
     assert len(steps) == 10
     assert steps == sorted(steps)
     assert found["legal"] == found["priced"] + found["unfit"] + found["pruned"]

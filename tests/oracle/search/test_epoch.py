@@ -229,6 +229,8 @@ def test_epochs_come_in_another_order_where_data_sets_the_pace(tmp_path):
         load(tmp_path), cluster, world_size=4, global_batch_size=16, top=1, epochs=[epochs]
     ).candidates
     assert best.settings[0] == "mesh.pp=1"
+    # Many meshes are as fast, of which the one with the shortest step comes first
+    assert best.step_s < 0.2
     # 16 rows of 10 s each on the one core that each of two nodes has for it
     assert best.epoch_s == pytest.approx(10 * 16 / 2 * 10, rel=0.01)
 
