@@ -67,7 +67,7 @@ class MemoryOf:
         return most
 
     def host_fits(self, group: Group) -> bool:
-        """Say whether a node's host has room for what its ranks offload, of any configuration."""
+        """Report whether a node's host has room for what its ranks offload."""
         limit = self._pricing.cluster.host.memory_gib
         here = self._pricing.cluster.ranks_per_node
         pp, _, dp_shard, cp, tp = group.sizes

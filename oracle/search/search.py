@@ -314,7 +314,7 @@ class _Prices:
                 found.unfit += 1
 
     def _ways_out(self) -> tuple[bool, bool]:
-        """Say whether all but activations may fit, and whether it may with offloading."""
+        """Report whether all but activations may fit, and whether it may with offloading."""
         group, memory_of = self.group, self.memory_of
         capacity_bytes = self.found.capacity_bytes
         offloads = self.pricing.can_offload and memory_of.host_fits(group)
@@ -339,7 +339,7 @@ class _Prices:
         return self.memory_of(self.group, variant) <= self.found.capacity_bytes
 
     def _is_slower(self, step_s: float) -> bool:
-        """Say whether nothing with a step of at least so long is among the best."""
+        """Report whether nothing with a step of at least so long is among the best."""
         if not self.prunes:
             return False
         whole_s = self.data[0].epoch_s(self.data[1], step_s) if self.data else step_s

@@ -84,7 +84,7 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
     choices = choices_of(load(tmp_path), world_size, rows)
     legal = {overrides(group, variant) for group, variant in every_variant(choices)}
     assert len(legal) > 100
-    for settings in legal:
+    for settings in sorted(legal)[::7]:
         lay_out(load(tmp_path, *settings), world_size)
     # And what was left out of all that could be said, it refuses
     refused = 0
@@ -109,7 +109,9 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
                             refused += 1
                             assert settings not in legal
                         else:
-                            assert settings in legal or blocks >= 4 // pp
+                            # Of stages of one block, that one is all
+                            every = (word.replace("blocks=1", "blocks=0") for word in settings)
+                            assert settings in legal or tuple(every) in legal
     assert refused > 20
 
 
