@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
 from dataio.rows.fields import row_schema
+from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
 from oracle.windows import Quota, share_quota
@@ -50,8 +52,25 @@ class Rows:
         return max(-(-batches // config.optimizer.accumulate), 1)
 
 
+class Dataset(Protocol):
+    """What is asked of the training data."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def row_bytes(self) -> float:
+        """As rows lie in the cache; mean."""
+        ...
+
+    @property
+    def source_row_bytes(self) -> float:
+        """Read from the source for one; mean."""
+        ...
+
+
 def lay_rows(
-    config: Config, data: DataTimes, *, readers: Sequence[int], node_of: Sequence[int],
+    config: Config, data: Dataset, *, readers: Sequence[int], node_of: Sequence[int],
     own: Own | None = None,
 ) -> Rows:  # fmt: skip
     """Deal a job's rows out to its nodes.
@@ -121,6 +140,41 @@ class Source:
         """Compute how long each node takes to read so much, all at a time."""
         together_s = 0.0 if self.of_all is None else num_bytes * num_nodes / self.of_all
         return max(num_bytes / self.of_node, together_s)
+
+
+def find_source(storage: Storage, *, probed_bytes_per_s: float = math.inf) -> Source:
+    """Find at what rates rows are read from where they lie in the beginning.
+
+    Args:
+        storage: Of the cluster.
+        probed_bytes_per_s: By one node, as it was timed.
+    """
+    of_node, of_all = storage.node_read_gbyte_s, storage.read_gbyte_s
+    return Source(
+        of_node=min(probed_bytes_per_s, math.inf if of_node is None else of_node * 1e9),
+        of_all=None if of_all is None else of_all * 1e9,
+    )
+
+
+def stage_s(
+    storage: Storage, source: Source, rows: Rows, *, limit_bytes_per_s: float = 0.0
+) -> float:  # fmt: skip
+    """Price staging: each node reads so much from the source, and writes it to its disk.
+
+    Args:
+        storage: Of the cluster.
+        source: What rows are read at.
+        rows: As they lie on the nodes.
+        limit_bytes_per_s: Of the settings; 0: none.
+    """
+    disk = storage.disk_write_gbyte_s
+    rates = [
+        *([] if disk is None else [disk * 1e9]),
+        *([limit_bytes_per_s] * (limit_bytes_per_s > 0)),
+    ]
+    read_bytes = rows.staged_bytes / rows.row_bytes * rows.source_row_bytes
+    read_s = source.seconds(read_bytes, rows.layout.num_nodes)
+    return max(read_s, *(rows.staged_bytes / rate for rate in rates), 0.0)
 
 
 def make_feeds(

@@ -9,7 +9,7 @@ from oracle.cluster.cluster import Cluster, Storage
 from oracle.cluster.machine import Nodes
 from oracle.costs import Machine
 from oracle.errors import OracleError
-from oracle.feeds import Rows, Source, lay_rows, make_feeds
+from oracle.feeds import Rows, Source, find_source, lay_rows, make_feeds, stage_s
 from oracle.machine import OneNode
 from oracle.probe.data import DataTimes
 from oracle.probe.probe import Probe, step_settings
@@ -164,7 +164,7 @@ def plan_step(
         ranks = range(found.world_size)
         readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
         rows = lay_rows(config, found.data, readers=readers, node_of=node_of, own=own)
-        source = _source(found.data, cluster)
+        source = find_source(_storage(cluster), probed_bytes_per_s=found.data.staging_bytes_per_s)
         feeds = make_feeds(
             config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction
         )
@@ -286,14 +286,9 @@ class _Epoch:
         return waits_s, sum(num_bytes for _, num_bytes in windows)
 
     def _staging_s(self) -> float:
-        storage = Storage() if self.cluster is None else self.cluster.storage
-        disk, limit = storage.disk_write_gbyte_s, self.config.data.staging.bytes_per_s
-        rates = [*([] if disk is None else [disk * 1e9]), *([limit] if limit else [])]
-        staged_bytes = self.rows.staged_bytes
-        read_bytes = staged_bytes / self.rows.row_bytes * self.rows.source_row_bytes
-        return max(
-            self.source.seconds(read_bytes, self.rows.layout.num_nodes),
-            *(staged_bytes / rate for rate in rates), 0.0,
+        return stage_s(
+            _storage(self.cluster), self.source, self.rows,
+            limit_bytes_per_s=self.config.data.staging.bytes_per_s,
         )  # fmt: skip
 
     def _unstaged_step_s(self) -> float:
@@ -318,15 +313,8 @@ class _Epoch:
         return sum(trace.kept_bytes for trace in traces) * of_stage / rate / run.checkpoint_epochs
 
 
-def _source(data: DataTimes, cluster: Cluster | None) -> Source:
-    """Find at what rates rows are read from where they lie in the beginning."""
-    storage = Storage() if cluster is None else cluster.storage
-    of_node, of_all = storage.node_read_gbyte_s, storage.read_gbyte_s
-    rate = data.staging_bytes_per_s
-    return Source(
-        of_node=rate if of_node is None else min(rate, of_node * 1e9),
-        of_all=None if of_all is None else of_all * 1e9,
-    )
+def _storage(cluster: Cluster | None) -> Storage:
+    return Storage() if cluster is None else cluster.storage
 
 
 def _spread(steps_s: Sequence[float]) -> tuple[float, float]:

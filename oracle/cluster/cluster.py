@@ -57,6 +57,25 @@ class Device(_Table, frozen=True, kw_only=True):
     launch_us: NotNegative = 4.0
 
 
+class Host(_Table, frozen=True, kw_only=True):
+    """What a node has beside its devices; None: not the limit.
+
+    Attributes:
+        cores: Of its processors, that its ranks and their loaders may use.
+        decode_mbyte_s: Of rows as they are stored, that a core decodes and transforms, in 1e6
+            bytes/s; of a probe's data, the probe knows better.
+        memory_gib: Of the node, in GiB.
+        memory_gbyte_s: Of its memory, in 1e9 bytes/s, by all ranks together.
+        device_gbyte_s: Between the host and each device, each way, in 1e9 bytes/s.
+    """
+
+    cores: Count | None = None
+    decode_mbyte_s: Rate | None = None
+    memory_gib: Rate | None = None
+    memory_gbyte_s: Rate | None = None
+    device_gbyte_s: Rate | None = None
+
+
 class Storage(_Table, frozen=True, kw_only=True):
     """Where data and checkpoints lie, in 1e9 bytes/s; None: not the limit.
 
@@ -66,6 +85,8 @@ class Storage(_Table, frozen=True, kw_only=True):
         node_read_gbyte_s: That one node reads from it.
         node_write_gbyte_s: Likewise.
         disk_write_gbyte_s: Of a node's own disk.
+        disk_read_gbyte_s: Likewise.
+        disk_gbyte: That caches may take of it, in 1e9 bytes.
     """
 
     read_gbyte_s: Rate | None = None
@@ -73,6 +94,8 @@ class Storage(_Table, frozen=True, kw_only=True):
     node_read_gbyte_s: Rate | None = None
     node_write_gbyte_s: Rate | None = None
     disk_write_gbyte_s: Rate | None = None
+    disk_read_gbyte_s: Rate | None = None
+    disk_gbyte: Rate | None = None
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
@@ -82,12 +105,14 @@ class Cluster(_Table, frozen=True, kw_only=True):
         name: For people.
         level: The innermost first: it is a node.
         device: None: what ranks compute must have been probed.
+        host: What is known of the rest of a node.
         storage: What is known of it.
     """
 
     name: str
     level: Annotated[tuple[Level, ...], Meta(min_length=1)]
     device: Device | None = None
+    host: Host = Host()
     storage: Storage = Storage()
 
     @property

@@ -10,9 +10,9 @@ from oracle.trace import alone
 from trainer.config.config import Config, MeshConfig
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import check_context, make_mesh
-from trainer.mesh.parallelize import Checkpointing
 from trainer.mesh.pipeline import check_microbatches
 from trainer.mesh.place import LOOPED, Schedule, num_stages
+from trainer.mesh.recompute import Checkpointing
 from trainer.models import StagedModel
 from trainer.run.memory import TRANSFORMERS
 
@@ -42,12 +42,16 @@ class Variant(NamedTuple):
         virtual: Stages a rank; of a schedule that is not looped, 1.
         checkpointing: What is computed again.
         sequence_parallel: Whether tp divides the sequence between layers.
+        blocks: Of each stage, that are computed again; 0: all.
+        offload: Whether parameters and the optimizer lie in the host's memory.
     """
 
     schedule: Schedule
     virtual: int
     checkpointing: Checkpointing
     sequence_parallel: bool
+    blocks: int = 0
+    offload: bool = False
 
     @property
     def cut(self) -> tuple[Schedule, int]:
@@ -67,6 +71,8 @@ def overrides(group: Group, variant: Variant) -> tuple[str, ...]:
         f"mesh.cp={cp}", f"mesh.tp={tp}", f"mesh.microbatches={group.microbatches}",
         f"mesh.schedule={variant.schedule}", *([f"mesh.virtual={variant.virtual}"] * looped),
         f"mesh.checkpointing={variant.checkpointing}",
+        f"mesh.checkpointing_blocks={variant.blocks}",
+        f"mesh.offload={str(variant.offload).lower()}",
         f"mesh.sequence_parallel={str(variant.sequence_parallel).lower()}",
         f"data.batch_size={group.batch_size}",
     )  # fmt: skip
@@ -136,7 +142,7 @@ class Choices:
                     yield group
 
     def variants_of(self, group: Group) -> tuple[Variant, ...]:
-        """List the ways in which a group's work can be done."""
+        """List the ways in which a group's work can be done, where nothing is computed again."""
         pp, tp = group.sizes[0], group.sizes[-1]
         return self._variants(pp, tp, group.batch_size, group.microbatches)
 
@@ -161,12 +167,26 @@ class Choices:
                 ):  # fmt: skip
                     continue
                 found += [
-                    Variant(schedule, virtual, checkpointing, sequential)
-                    for checkpointing in get_args(Checkpointing)
-                    if self.mesh(schedule, checkpointing, False) is not None
+                    Variant(schedule, virtual, "none", sequential)
                     for sequential in ((False, True) if tp > 1 and self.sequential else (False,))
                 ]
         return tuple(found)
+
+    def lighter(self, pp: int, variant: Variant) -> list[list[Variant]]:
+        """List what takes less memory than a variant: of each way, from the most memory on.
+
+        Ways are selective and full recomputation, of one block a stage, two, and so on to all.
+        """
+        stages = num_stages(pp, variant.schedule, variant.virtual)
+        most = -(-self._model.num_blocks // stages)
+        return [
+            [
+                variant._replace(checkpointing=way, blocks=count if count < most else 0)
+                for count in range(1, most + 1)
+            ]
+            for way in get_args(Checkpointing)
+            if way != "none" and self.mesh(variant.schedule, way, False) is not None
+        ]
 
     def _shares(self, cp: int) -> bool:
         data = self._config.data
@@ -189,7 +209,7 @@ class Choices:
         try:
             return replace(
                 self._config.mesh, schedule=schedule, checkpointing=checkpointing,
-                sequence_parallel=sequential,
+                checkpointing_blocks=0, sequence_parallel=sequential,
             )  # fmt: skip
         except ConfigError:
             return None

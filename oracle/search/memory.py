@@ -6,10 +6,10 @@ from oracle.search.choices import Choices, Group, Variant
 from oracle.search.parts import Parts
 from oracle.search.price import Holder, Pricing
 from trainer.config.config import Config
-from trainer.mesh.parallelize import Checkpointing
 from trainer.mesh.place import num_stages
+from trainer.mesh.recompute import Checkpointing
 from trainer.run.build import Layout
-from trainer.run.memory import Counted, memory_of
+from trainer.run.memory import COMPUTE_BYTES, Counted, Memory, memory_of
 
 
 class MemoryOf:
@@ -26,7 +26,7 @@ class MemoryOf:
     """
 
     def __init__(self, config: Config, parts: Parts, choices: Choices, pricing: Pricing) -> None:
-        self._config, self._parts, self._choices = config, parts, choices
+        self._config, self.parts, self._choices = config, parts, choices
         self._pricing = pricing
         self._counted = lru_cache(maxsize=None)(self._count)
         self._stored = lru_cache(maxsize=None)(self._stored_bytes)
@@ -47,30 +47,46 @@ class MemoryOf:
         rows = group.batch_size // group.microbatches
         most = 0
         for holder in self._pricing.holders(pp, *variant.cut):
+            counted = self._counted(holder, tp, dp_shard * cp)
             memory = memory_of(
-                self._counted(holder, tp, dp_shard * cp),
-                self._stored(holder.counts, rows, cp, variant.checkpointing),
+                counted,
+                self._stored(holder, rows, cp, variant.checkpointing, variant.blocks),
                 mesh=mesh,
                 layout=layout,
                 optimizer=self._config.optimizer,
                 model_kind=self._config.model.kind,
                 pp_rank=holder.pp_rank,
             )
-            most = max(most, memory.total_bytes)
+            total_bytes = memory.total_bytes
+            if variant.offload:
+                total_bytes -= _kept_bytes(memory)
+                if not memory.gathered_bytes:  # whole, so that they come to be used
+                    own = counted.own if pp > 1 else counted.largest_block
+                    total_bytes += own * COMPUTE_BYTES[mesh.dtype]
+            most = max(most, total_bytes)
         return most
 
-    def floor_bytes(self, group: Group) -> int:
+    def host_fits(self, group: Group) -> bool:
+        """Report whether a node's host has room for what its ranks offload."""
+        limit = self._pricing.cluster.host.memory_gib
+        here = self._pricing.cluster.ranks_per_node
+        pp, _, dp_shard, cp, tp = group.sizes
+        kept = _kept_bytes(self._floor(pp, tp, dp_shard * cp))
+        return limit is None or kept * here <= limit * (1 << 30)
+
+    def floor_bytes(self, group: Group, *, offload: bool = False) -> int:
         """Bound from below what any configuration of a group holds: all but activations."""
         pp, _, dp_shard, cp, tp = group.sizes
-        return self._floor(pp, tp, dp_shard * cp)
+        memory = self._floor(pp, tp, dp_shard * cp)
+        return memory.total_bytes - (_kept_bytes(memory) if offload else 0)
 
-    def _floor_of_parameters(self, pp: int, tp: int, shards: int) -> int:
-        counts = self._parts.counts(range(len(self._parts.kind_of_block)), first=True, last=True)
-        whole = self._count(Holder(0, counts), tp, shards)
+    def _floor_of_parameters(self, pp: int, tp: int, shards: int) -> Memory:
+        counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
+        whole = self._count(Holder(0, counts, ()), tp, shards)
         # The fullest of a pipeline's ranks holds the mean of them at least
         mean = Counted(whole=whole.whole // pp, own=whole.own // pp, largest_block=0)
         layout = Layout(sizes=(pp, 1, shards, 1, tp), num_stages=pp, microbatches=1)
-        memory = memory_of(
+        return memory_of(
             mean,
             0,
             mesh=self._config.mesh,
@@ -79,10 +95,9 @@ class MemoryOf:
             model_kind=self._config.model.kind,
             pp_rank=0,
         )
-        return memory.total_bytes
 
     def _count(self, holder: Holder, tp: int, shards: int) -> Counted:
-        pairs = [*zip(holder.counts, self._parts.all, strict=True)]
+        pairs = [*zip(holder.counts, self.parts.all, strict=True)]
         own = sum(count * part.num_parameters(tp, shards) for count, part in pairs)
         return Counted(
             whole=sum(count * part.num_parameters(1, 1) for count, part in pairs),
@@ -94,7 +109,16 @@ class MemoryOf:
         )
 
     def _stored_bytes(
-        self, counts: tuple[int, ...], rows: int, cp: int, checkpointing: Checkpointing
+        self, holder: Holder, rows: int, cp: int, checkpointing: Checkpointing, blocks: int
     ) -> int:
-        pairs = zip(counts, self._parts.all, strict=True)
-        return sum(count * part.stored(rows, checkpointing) for count, part in pairs) // cp
+        again = self.parts.again(holder.stages, checkpointing, blocks)
+        stored = 0
+        for count, redone, part in zip(holder.counts, again, self.parts.all, strict=True):
+            stored += (count - redone) * part.stored(rows, "none")
+            stored += redone * part.stored(rows, checkpointing)
+        return stored // cp
+
+
+def _kept_bytes(memory: Memory) -> int:
+    """Count what offloading moves to the host."""
+    return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes

@@ -25,12 +25,18 @@ from oracle.trace import Imagined, alone
 from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import Checkpointing, dear_products, recompute, split_layers
+from trainer.mesh.parallelize import split_layers
+from trainer.mesh.recompute import (
+    Checkpointing,
+    dear_products,
+    module_kind,
+    recompute,
+    saved_bytes,
+    worths,
+)
 from trainer.models import StagedModel
 from trainer.models.trace import leaves
 from trainer.run.build import Layout
-from trainer.run.dry_run import module_kind
-from trainer.run.memory import saved_bytes
 
 WHOLE = Layout(sizes=(1, 1, 1, 1, 1), num_stages=1, microbatches=1)
 """Of a model on one process."""
@@ -172,6 +178,7 @@ class Parts:
         head: The output layers.
         kinds: Of its blocks.
         kind_of_block: The number of each block's kind.
+        by_worth: Numbers of the kinds, those first that are computed again first.
     """
 
     model: StagedModel
@@ -179,6 +186,7 @@ class Parts:
     head: Part
     kinds: tuple[Part, ...]
     kind_of_block: tuple[int, ...]
+    by_worth: tuple[int, ...]
 
     @cached_property
     def all(self) -> tuple[Part, ...]:
@@ -221,7 +229,32 @@ class Parts:
             part = copy.deepcopy(model)
             part.keep(blocks, first=first, last=last)
             found.append(_trace_part(name, part, config, tp=tp, cp=cp, sequential=sequential))
-        return cls(model, found[0], found[1], tuple(found[2:]), tuple(numbers))
+        block_worths = worths(model)
+        by_worth = sorted(
+            range(len(kinds)), key=lambda kind: (-block_worths[numbers.index(kind)], kind)
+        )
+        return cls(model, found[0], found[1], tuple(found[2:]), tuple(numbers), tuple(by_worth))
+
+    def again(
+        self, stages: Sequence[tuple[int, ...]], checkpointing: str, blocks: int
+    ) -> tuple[int, ...]:
+        """Count the parts of `all` that a rank computes again.
+
+        Args:
+            stages: Of the rank: how many blocks of each kind each has.
+            checkpointing: How.
+            blocks: Of each stage; 0: all.
+        """
+        found = [0] * len(self.kinds)
+        if checkpointing == "none":
+            return (0, 0, *found)
+        for stage in stages:
+            left = blocks or sum(stage)
+            for kind in self.by_worth:
+                count = min(stage[kind], left)
+                found[kind] += count
+                left -= count
+        return (0, 0, *found)
 
 
 def _trace_part(

@@ -10,14 +10,18 @@ simulates steps that were timed, stays the accurate one. Its assumptions:
 - Without a pipeline, gathers and scatters of dp overlap with computation: what exceeds it counts,
   and the first gather and the last scatter. In one, parameters are gathered beside the first
   forward pass, and gradients are reduced after the last backward pass.
+- Offloaded parameters and gradients cross the host's link beside nothing else, and the host updates
+  them at its memory's rate.
 - As many groups of one axis as lie side by side in a node share its links at a time.
 
-Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation, offload.
+Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from operator import mul
 from typing import NamedTuple
 
@@ -40,10 +44,12 @@ class Holder(NamedTuple):
     Attributes:
         pp_rank: The first of them.
         counts: How many it has of each of `Parts.all`.
+        stages: Of each of its stages, how many blocks of each kind.
     """
 
     pp_rank: int
     counts: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
 
 
 class Times(NamedTuple):
@@ -155,6 +161,7 @@ class Pricing:
         self._slowest = lru_cache(maxsize=None)(self._find_slowest)
         self._floor = lru_cache(maxsize=None)(self._floor_of_rows)
         self._dp_messages = lru_cache(maxsize=None)(self._time_dp)
+        self._all_parameters = lru_cache(maxsize=None)(self._count_all)
 
     def floor_s(self, group: Group) -> float:
         """Bound from below what any configuration of a group takes.
@@ -193,13 +200,37 @@ class Pricing:
         }
 
     def rest_s(self, group: Group, variant: Variant) -> dict[str, float]:
-        """Price what `pipeline_s` leaves: ``"dp"``, ``"pp"`` and ``"update"``."""
+        """Price what `pipeline_s` leaves: ``"dp"``, ``"pp"``, ``"update"`` and ``"offload"``."""
         times = self._times(group, variant)
+        own = self._own_parameters(group, variant) if variant.offload else 0
         return {
             "dp": self._dp_s(group, variant, times),
             "pp": self._pp_s(group, variant),
             "update": self._update_s(group, variant),
+            "offload": self._offload_s(group, own),
         }
+
+    def forward_s(self, group: Group, variant: Variant) -> float:
+        """Price a batch's way past all stages, and no way back."""
+        times = self._times(group, variant)
+        return (group.microbatches + group.sizes[0] - 1) * times.whole_forward_s
+
+    def link_s(self, group: Group, variant: Variant) -> float:
+        """Price the time for which messages of a step keep a node's link, hidden ones included."""
+        pp, dp_replicate, dp_shard, cp, tp = group.sizes
+        node, passes = self.cluster.ranks_per_node, self._passes(group)
+        times, inner = self._times(group, variant), cp * tp
+        gather_s, scatter_s, reduce_s, _ = self._dp_messages(group.sizes, variant.cut)
+        sharded_s = gather_s + scatter_s if pp > 1 else passes * (2 * gather_s + scatter_s)
+        return sum(
+            (
+                passes * (times.tp_forward_s + times.tp_backward_s) * (tp > node),
+                passes * (times.cp_forward_s + times.cp_backward_s) * (inner > node),
+                sharded_s * (inner * dp_shard > node),
+                reduce_s * (inner * dp_shard * dp_replicate > node),
+                self._pp_s(group, variant) * (self._world_size > node),
+            )
+        )
 
     def _passes(self, group: Group) -> int:
         return group.microbatches * self._config.optimizer.accumulate
@@ -210,19 +241,29 @@ class Pricing:
         # A backward pass that goes twice over a stage computes it again twice
         repeats = 2 if variant.schedule in SPLIT and variant.checkpointing == "full" else 1
         return self._slowest(
-            pp, variant.cut, rows, cp, tp, variant.checkpointing, variant.sequence_parallel, repeats
+            pp,
+            variant.cut,
+            rows,
+            cp,
+            tp,
+            variant.checkpointing,
+            variant.blocks,
+            variant.sequence_parallel,
+            repeats,
         )
 
     def _find_slowest(
         self, pp: int, cut: tuple[Schedule, int], rows: int, cp: int, tp: int,
-        checkpointing: str, sequential: bool, repeats: int,
+        checkpointing: str, blocks: int, sequential: bool, repeats: int,
     ) -> Times:  # fmt: skip
         found = []
         for holder in self.holders(pp, *cut):
+            again = self.parts.again(holder.stages, checkpointing, blocks)
             each = [
-                (count, self._part_times(number, rows, cp, tp, checkpointing, sequential, repeats))
-                for number, count in enumerate(holder.counts)
-                if count
+                (num, self._part_times(number, rows, cp, tp, way, sequential, repeats))
+                for number, (count, redone) in enumerate(zip(holder.counts, again, strict=True))
+                for num, way in ((count - redone, "none"), (redone, checkpointing))
+                if num
             ]
             counts = [count for count, _ in each]
             fields = zip(*(times for _, times in each), strict=True)
@@ -283,14 +324,19 @@ class Pricing:
 
     def _holders(self, pp: int, schedule: Schedule, virtual: int) -> tuple[Holder, ...]:
         stages, blocks = num_stages(pp, schedule, virtual), len(self.parts.kind_of_block)
-        found: dict[tuple[int, ...], Holder] = {}
+        found: dict[object, Holder] = {}
         for pp_rank in range(pp):
             own = stages_of(pp_rank, pp, schedule, virtual)
-            numbers = [
-                number for stage in own for number in stage_blocks(stage, stages, num_blocks=blocks)
-            ]
-            counts = self.parts.counts(numbers, first=0 in own, last=stages - 1 in own)
-            found.setdefault(counts, Holder(pp_rank, counts))
+            numbers = [[*stage_blocks(stage, stages, num_blocks=blocks)] for stage in own]
+            counts = self.parts.counts(
+                [*chain.from_iterable(numbers)], first=0 in own, last=stages - 1 in own
+            )
+            of_stages = tuple(
+                self.parts.counts(each, first=False, last=False)[2:] for each in numbers
+            )
+            # In which order its stages lie makes no difference
+            key = counts, tuple(sorted(of_stages))
+            found.setdefault(key, Holder(pp_rank, counts, of_stages))
         return tuple(found.values())
 
     def _route(self, kind: str, stride: int, count: int) -> Route:
@@ -362,15 +408,56 @@ class Pricing:
         ends_s = first[0] + last[1] + (last[2] if shards == 1 else 0.0)
         return fullest[0], fullest[1], fullest[2], ends_s
 
-    def _update_s(self, group: Group, variant: Variant) -> float:
+    @property
+    def can_offload(self) -> bool:
+        """Whether the machine's file has what offloading is priced by."""
+        host = self.cluster.host
+        return host.device_gbyte_s is not None and host.memory_gbyte_s is not None
+
+    def offload_floor_s(self, group: Group) -> float:
+        """Bound from below what offloading adds to a step of any configuration of a group."""
         pp, _, dp_shard, cp, tp = group.sizes
-        own = max(
-            sum(
-                count * part.num_parameters(tp, dp_shard * cp)
-                for count, part in zip(holder.counts, self.parts.all, strict=True)
-            )
+        return self._offload_s(group, self._all_parameters(tp, dp_shard * cp) / pp) * (1 - 1e-9)
+
+    def _count_all(self, tp: int, shards: int) -> int:
+        counts = self.parts.counts(range(len(self.parts.kind_of_block)), first=True, last=True)
+        return self._count(counts, tp, shards)
+
+    def _count(self, counts: Sequence[int], tp: int, shards: int) -> int:
+        return sum(
+            count * part.num_parameters(tp, shards)
+            for count, part in zip(counts, self.parts.all, strict=True)
+        )
+
+    def _own_parameters(self, group: Group, variant: Variant) -> int:
+        pp, _, dp_shard, cp, tp = group.sizes
+        return max(
+            self._count(holder.counts, tp, dp_shard * cp)
             for holder in self.holders(pp, *variant.cut)
         )
-        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
-        num_bytes = own * accesses * FLOAT_BYTES[self._config.mesh.dtype]
+
+    def _update_s(self, group: Group, variant: Variant) -> float:
+        num_bytes = self._own_parameters(group, variant) * self._accessed_bytes
+        if variant.offload:
+            return num_bytes / self._host_bytes_per_s
         return num_bytes / (self.device.memory_gbyte_s * 1e9)
+
+    @property
+    def _accessed_bytes(self) -> int:
+        """Bytes that an update reads and writes for each parameter."""
+        accesses = UPDATE_ACCESSES.get(self._config.optimizer.kind, UPDATE_ACCESSES["adamw"])
+        return accesses * FLOAT_BYTES[self._config.mesh.dtype]
+
+    @property
+    def _host_bytes_per_s(self) -> float:
+        """A rank's part of what the host's memory moves."""
+        here = min(self.cluster.ranks_per_node, self._world_size)
+        return (self.cluster.host.memory_gbyte_s or math.inf) * 1e9 / here
+
+    def _offload_s(self, group: Group, own: float) -> float:
+        """Price copies of parameters to a device, and of gradients from it."""
+        # Without a pipeline parameters come for each way over a block, and gradients go each time
+        accumulate = self._config.optimizer.accumulate
+        copies = 2 * accumulate if group.sizes[0] > 1 else 3 * self._passes(group)
+        num_bytes = own * FLOAT_BYTES[self._config.mesh.dtype]
+        return copies * num_bytes / ((self.cluster.host.device_gbyte_s or math.inf) * 1e9)

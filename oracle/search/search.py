@@ -2,13 +2,16 @@
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dataio.base.examples import EXAMPLES
 from oracle.cluster.cluster import Cluster, Device
 from oracle.errors import OracleError
 from oracle.search.choices import Choices, Group, Variant, overrides
+from oracle.search.epoch import Epochs, Fed
 from oracle.search.memory import MemoryOf
 from oracle.search.parts import WHOLE, Parts
 from oracle.search.price import Pricing
@@ -28,21 +31,27 @@ class Candidate:
 
     Attributes:
         settings: ``SECTION.KEY=VALUE`` for `tonari train`.
-        step_s: Of an optimizer step, estimated: see `oracle.search.price`.
-        parts_s: What it is made of: they sum to it.
+        step_s: Of an optimizer step that waits for no data, estimated: see `oracle.search.price`.
+        epoch_s: Of an epoch; see `oracle.search.epoch`. 0: nobody asked for the data.
+        parts_s: What the epoch is made of, or else the step: they sum to it.
         memory_bytes: Of the fullest rank; see `trainer.run.memory.Memory`.
         samples_per_s: Rows of all replicas.
         node_hours: For 1e6 samples.
         why_slower: One sentence; empty of the best one.
+        choice: Of exchange, hidden rows and quota, whose epoch it is.
+        staging_s: Before the first epoch.
     """
 
     settings: tuple[str, ...]
     step_s: float
+    epoch_s: float = 0.0
     parts_s: dict[str, float]
     memory_bytes: int
     samples_per_s: float
     node_hours: float
     why_slower: str
+    choice: tuple[str, ...] = ()
+    staging_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +60,18 @@ class Plans:
 
     Attributes:
         candidates: The best, the fastest first.
+        choices: The best of each choice of exchange, hidden rows and quota; empty: there is one.
         global_batch_size: Rows of an optimizer step, of each of them.
         legal: Configurations that the trainer would start.
-        unfit: Those of them that were found not to fit into a rank's memory.
+        unfit: Those of them that were found not to fit into a rank's memory, or whose cache does
+            not fit on a node's disk.
         pruned: Those whose bound was above the last candidate's time, so that neither their
             memory nor the rest of their time was worked out.
         priced: The others.
     """
 
     candidates: tuple[Candidate, ...]
+    choices: tuple[Candidate, ...] = ()
     global_batch_size: int
     legal: int
     unfit: int
@@ -67,8 +79,30 @@ class Plans:
     priced: int
 
 
-Chosen = tuple[Group, Variant, dict[str, float]]
-"""A configuration, and the parts of its step."""
+class Chosen(NamedTuple):
+    """A configuration, what it takes, and the parts of that; see `Candidate`."""
+
+    group: Group
+    variant: Variant
+    epochs: Epochs | None
+    step_s: float
+    parts_s: dict[str, float]
+    memory_bytes: int
+
+    @property
+    def whole_s(self) -> float:
+        """Of an epoch, or of a step."""
+        return sum(self.parts_s.values())
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """What goes first is less: its time, of a step where data sets the pace, and its memory."""
+        return _rounded(self.whole_s), _rounded(self.step_s), self.memory_bytes
+
+
+def _rounded(seconds: float) -> float:
+    """Make equal what differs by the order in which it was added up."""
+    return float(f"{seconds:.9g}")
 
 
 class _Found:
@@ -77,38 +111,41 @@ class _Found:
     def __init__(self, top: int, *, capacity_bytes: int) -> None:
         self._top, self.capacity_bytes = top, capacity_bytes
         # The worst of them first: all but the configuration are negated
-        self._heap: list[tuple[float, int, int, Chosen]] = []
+        self._heap: list[tuple[float, float, int, int, Chosen]] = []
         self.legal = self.unfit = self.pruned = self.priced = 0
 
     @property
     def limit_s(self) -> float:
         """Time of the last of the best; what takes longer is not among them."""
-        return -self._heap[0][0] if len(self._heap) == self._top else math.inf
+        # And what is as long as it, however it was added up
+        return -self._heap[0][0] * (1 + 1e-8) if len(self._heap) == self._top else math.inf
 
-    def add(self, memory_bytes: int, chosen: Chosen) -> None:
-        """Take a configuration; of equals the one with less memory, then the earlier one."""
+    def add(self, chosen: Chosen) -> None:
+        """Take a configuration; of equals the earlier one."""
         self.priced += 1
-        entry = (-sum(chosen[2].values()), -memory_bytes, -self.priced, chosen)
+        whole_s, step_s, memory_bytes = chosen.rank
+        entry = (-whole_s, -step_s, -memory_bytes, -self.priced, chosen)
         if len(self._heap) < self._top:
             heapq.heappush(self._heap, entry)
-        elif entry[:3] > self._heap[0][:3]:
+        elif entry[:4] > self._heap[0][:4]:
             heapq.heapreplace(self._heap, entry)
 
-    def best(self) -> list[tuple[int, Chosen]]:
-        """List them and their memory, the fastest first."""
-        ordered = sorted(self._heap, key=lambda entry: entry[:3], reverse=True)
-        return [(-entry[1], entry[3]) for entry in ordered]
+    def best(self) -> list[Chosen]:
+        """List them, the fastest first."""
+        ordered = sorted(self._heap, key=lambda entry: entry[:4], reverse=True)
+        return [entry[4] for entry in ordered]
 
 
 def search(
     config: Config, cluster: Cluster, *, world_size: int, global_batch_size: int | None = None,
-    own: Own | None = None, top: int = TOP, prunes: bool = True,
+    own: Own | None = None, top: int = TOP, prunes: bool = True, epochs: Sequence[Epochs] = (),
 ) -> Plans:  # fmt: skip
     """Price every legal configuration, but those that cannot be among the best, and order them.
 
-    Tried are all sizes of the mesh, microbatches, schedules, ways of recomputation, and
-    sequence_parallel with tp. What is fixed: the rows of an optimizer step, the model, the
-    precision, loss_parallel, the optimizer and its ``accumulate``.
+    Tried are all sizes of the mesh, microbatches, schedules, and sequence_parallel with tp. Where
+    memory asks for it, as few blocks as it takes are computed again, or parameters are offloaded if
+    the machine's file describes its hosts, whichever is faster. What is fixed: the rows of an
+    optimizer step, the model, the precision, loss_parallel, the optimizer and its ``accumulate``.
 
     Args:
         config: The settings; of its mesh only the above counts.
@@ -119,6 +156,8 @@ def search(
         own: What the caller of `trainer.train` would bring.
         top: Configurations to return.
         prunes: Whether to leave out what a lower bound shows to be slower; the answer is the same.
+        epochs: Choices of the data, of each of which every configuration's epoch is priced; none:
+            steps are, without data.
 
     Raises:
         ConfigError: If the config's own mesh does not fit so many ranks and no batch is given.
@@ -128,32 +167,59 @@ def search(
     num_nodes = cluster.num_nodes(world_size)
     rows = global_batch_size or _rows_of(config, world_size)
     pricing, choices, memory_of = _prepare(config, cluster, device, own or Own(), world_size, rows)
-    found = _Found(top, capacity_bytes=int(device.memory_gib * GIB))
-    # Those of the lowest bound first: from some on all bounds are above the limit
-    groups = sorted((pricing.floor_s(group), group) for group in choices.groups())
-    for floor_s, group in groups:
-        variants = choices.variants_of(group)
-        found.legal += len(variants)
-        if prunes and floor_s > found.limit_s:
-            found.pruned += len(variants)
-        elif memory_of.floor_bytes(group) > found.capacity_bytes:
-            found.unfit += len(variants)
-        else:
-            _price_all(group, variants, pricing, memory_of, found, prunes=prunes)
-    if not found.priced:
-        raise _nothing(found, choices, memory_of, cluster, world_size=world_size, rows=rows)
-    best = found.best()
+    capacity_bytes = int(device.memory_gib * GIB)
+    bounded = [(pricing.floor_s(group), group) for group in choices.groups()]
+    every = []
+    for each in epochs or (None,):
+        found = _Found(top, capacity_bytes=capacity_bytes)
+        _search_one(bounded, choices, pricing, memory_of, found, each, prunes=prunes)
+        every.append(found)
+    if not any(found.priced for found in every):
+        raise _nothing(
+            every[0], choices, memory_of, cluster, offloads=pricing.can_offload,
+            world_size=world_size, rows=rows,
+        )  # fmt: skip
+
+    best = sorted((one for found in every for one in found.best()), key=lambda one: one.rank)
+    of_choices = [found.best()[0] for found in every if found.priced] if len(every) > 1 else []
+
+    def candidates(chosen: Sequence[Chosen]) -> tuple[Candidate, ...]:
+        return tuple(
+            _candidate(each, best[0].parts_s, rows=rows, num_nodes=num_nodes) for each in chosen
+        )
+
     return Plans(
-        candidates=tuple(
-            _candidate(memory_bytes, chosen, best[0][1][2], rows=rows, num_nodes=num_nodes)
-            for memory_bytes, chosen in best
-        ),
+        candidates=candidates(best[:top]),
+        choices=candidates(of_choices),
         global_batch_size=rows,
-        legal=found.legal,
-        unfit=found.unfit,
-        pruned=found.pruned,
-        priced=found.priced,
+        legal=sum(found.legal for found in every),
+        unfit=sum(found.unfit for found in every),
+        pruned=sum(found.pruned for found in every),
+        priced=sum(found.priced for found in every),
     )
+
+
+def _search_one(
+    bounded: Sequence[tuple[float, Group]], choices: Choices, pricing: Pricing,
+    memory_of: MemoryOf, found: _Found, epochs: Epochs | None, *, prunes: bool,
+) -> None:  # fmt: skip
+    """Price configurations group by group, those of the lowest bound first."""
+    feeds = {group: epochs.fed(group) for _, group in bounded} if epochs else {}
+    floors = [
+        (epochs.epoch_s(fed, floor_s) if epochs and (fed := feeds[group]) else floor_s, group)
+        for floor_s, group in bounded
+    ]
+    # From some on all bounds are above the limit
+    for floor_s, group in sorted(floors):
+        variants, fed = choices.variants_of(group), feeds.get(group)
+        found.legal += len(variants)
+        if epochs and fed is None:
+            found.unfit += len(variants)
+        elif prunes and floor_s > found.limit_s:
+            found.pruned += len(variants)
+        else:
+            given = (epochs, fed) if epochs and fed else None
+            _Prices(group, given, choices, pricing, memory_of, found, prunes).add(variants)
 
 
 def estimate(
@@ -172,11 +238,11 @@ def estimate(
     group = Group(layout.sizes, config.data.batch_size, layout.microbatches)
     variant = Variant(
         mesh.schedule, mesh.virtual if mesh.schedule in LOOPED else 1, mesh.checkpointing,
-        mesh.sequence_parallel,
+        mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload,
     )  # fmt: skip
     parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
-    chosen = (group, variant, parts_s)
-    return _candidate(memory_of(group, variant), chosen, parts_s, rows=rows, num_nodes=num_nodes)
+    chosen = Chosen(group, variant, None, sum(parts_s.values()), parts_s, memory_of(group, variant))
+    return _candidate(chosen, parts_s, rows=rows, num_nodes=num_nodes)
 
 
 def _device(cluster: Cluster) -> Device:
@@ -212,51 +278,116 @@ def _fewest(sizes: Sequence[int]) -> int:
     return min((size for size in sizes if size > 1), default=1)
 
 
-def _price_all(
-    group: Group, variants: Sequence[Variant], pricing: Pricing, memory_of: MemoryOf,
-    found: _Found, *, prunes: bool,
-) -> None:  # fmt: skip
-    for variant in variants:
-        if prunes and pricing.variant_floor_s(group, variant) > found.limit_s:
-            found.pruned += 1
-            continue
-        parts_s = pricing.pipeline_s(group, variant)
-        if prunes and sum(parts_s.values()) > found.limit_s:
-            found.pruned += 1
-            continue
-        memory_bytes = memory_of(group, variant)
-        if memory_bytes > found.capacity_bytes:
-            found.unfit += 1
-            continue
-        found.add(memory_bytes, (group, variant, parts_s | pricing.rest_s(group, variant)))
+@dataclass(frozen=True)
+class _Prices:
+    """Prices the configurations of one group, and remembers the best."""
+
+    group: Group
+    data: tuple[Epochs, Fed] | None
+    choices: Choices
+    pricing: Pricing
+    memory_of: MemoryOf
+    found: _Found
+    prunes: bool
+
+    def add(self, variants: Sequence[Variant]) -> None:
+        """Price what fits: each variant as lightly as it must be, in the fastest such way."""
+        group, found, pricing = self.group, self.found, self.pricing
+        whole, light = self._ways_out()
+        if not (whole or light):
+            found.unfit += len(variants)
+            return
+        added_s = 0.0 if whole else pricing.offload_floor_s(group)
+        for variant in variants:
+            if self._is_slower(pricing.variant_floor_s(group, variant) + added_s):
+                found.pruned += 1
+                continue
+            parts_s = pricing.pipeline_s(group, variant)
+            # Sums are rounded in another order
+            if self._is_slower((sum(parts_s.values()) + added_s) * (1 - 1e-9)):
+                found.pruned += 1
+                continue
+            fitting = self._lighten(variant, whole=whole, offloads=light)
+            if fitting:
+                found.add(min(map(self._price, fitting), key=lambda one: one.rank))
+            else:
+                found.unfit += 1
+
+    def _ways_out(self) -> tuple[bool, bool]:
+        """Report whether all but activations may fit, and whether it may with offloading."""
+        group, memory_of = self.group, self.memory_of
+        capacity_bytes = self.found.capacity_bytes
+        offloads = self.pricing.can_offload and memory_of.host_fits(group)
+        return (
+            memory_of.floor_bytes(group) <= capacity_bytes,
+            offloads and memory_of.floor_bytes(group, offload=True) <= capacity_bytes,
+        )
+
+    def _lighten(self, variant: Variant, *, whole: bool, offloads: bool) -> list[Variant]:
+        """List the ways of a variant that fit: as it is, or else with least recomputation."""
+        found: list[Variant] = []
+        for offload in (False,) * whole + (True,) * offloads:
+            start = variant._replace(offload=offload)
+            if self._fits(start):
+                return [*found, start]
+            for way in self.choices.lighter(self.group.sizes[0], start):
+                if self._fits(way[-1]):
+                    found.append(way[bisect_left(way, True, key=self._fits)])
+        return found
+
+    def _fits(self, variant: Variant) -> bool:
+        return self.memory_of(self.group, variant) <= self.found.capacity_bytes
+
+    def _is_slower(self, step_s: float) -> bool:
+        """Report whether nothing with a step of at least so long is among the best."""
+        if not self.prunes:
+            return False
+        whole_s = self.data[0].epoch_s(self.data[1], step_s) if self.data else step_s
+        return whole_s > self.found.limit_s
+
+    def _price(self, variant: Variant) -> Chosen:
+        group, pricing = self.group, self.pricing
+        parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
+        step_s, epochs = sum(parts_s.values()), None
+        if self.data:
+            epochs, fed = self.data
+            waits_s = epochs.waits_s(
+                fed, step_s, pricing.link_s(group, variant), pricing.forward_s(group, variant)
+            )
+            parts_s = {name: fed.num_steps * each for name, each in parts_s.items()} | waits_s
+        memory_bytes = self.memory_of(group, variant)
+        return Chosen(group, variant, epochs, step_s, parts_s, memory_bytes)
 
 
-def _least(choices: Choices, memory_of: MemoryOf) -> tuple[int, Group, Variant]:
+def _least(choices: Choices, memory_of: MemoryOf, *, offloads: bool) -> tuple[int, Group, Variant]:
     """Find the configuration that takes the least memory."""
     least: tuple[int, Group, Variant] | None = None
     for floor_bytes, group in sorted(
-        (memory_of.floor_bytes(each), each) for each in choices.groups()
+        (memory_of.floor_bytes(each, offload=offloads), each) for each in choices.groups()
     ):
         if least is not None and floor_bytes >= least[0]:
             break
         for variant in choices.variants_of(group):
-            memory_bytes = memory_of(group, variant)
-            if least is None or memory_bytes < least[0]:
-                least = memory_bytes, group, variant
+            start = variant._replace(offload=offloads and memory_of.host_fits(group))
+            ways = choices.lighter(group.sizes[0], start)
+            for each in (start, *(way[-1] for way in ways)):
+                memory_bytes = memory_of(group, each)
+                if least is None or memory_bytes < least[0]:
+                    least = memory_bytes, group, each
     assert least is not None, "some configuration is legal"
     return least
 
 
 def _nothing(
-    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, world_size: int,
-    rows: int,
+    found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
+    world_size: int, rows: int,
 ) -> OracleError:  # fmt: skip
     if not found.legal:
         return OracleError(
             f"no configuration on {world_size} ranks divides {rows} rows a step; give another "
             "global batch size, such as a multiple of the number of ranks"
         )
-    least_bytes, group, variant = _least(choices, memory_of)
+    least_bytes, group, variant = _least(choices, memory_of, offloads=offloads)
     return OracleError(
         f"of {found.legal} configurations none fits into the {found.capacity_bytes / GIB:g} GiB of "
         f'a rank of "{cluster.name}": the least is {least_bytes / GIB:.3g} GiB, of '
@@ -265,17 +396,28 @@ def _nothing(
     )
 
 
-def _candidate(
-    memory_bytes: int, chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int
-) -> Candidate:  # fmt: skip
-    group, variant, parts_s = chosen
-    step_s = sum(parts_s.values())
-    return Candidate(
-        settings=overrides(group, variant),
+def _candidate(chosen: Chosen, best_s: dict[str, float], *, rows: int, num_nodes: int) -> Candidate:
+    group, variant, epochs, step_s, parts_s, memory_bytes = chosen
+    settings = overrides(group, variant)
+    found = Candidate(
+        settings=settings,
         step_s=step_s,
         parts_s=parts_s,
         memory_bytes=memory_bytes,
         samples_per_s=rows / step_s,
         node_hours=1e6 / rows * step_s * num_nodes / 3600,
         why_slower=why_slower(parts_s, best_s),
+    )
+    fed = epochs.fed(group) if epochs else None
+    if not epochs or not fed:
+        return found
+    samples_per_s = epochs.num_rows / chosen.whole_s
+    return replace(
+        found,
+        settings=(*settings, *epochs.settings(fed, step_s)),
+        epoch_s=chosen.whole_s,
+        samples_per_s=samples_per_s,
+        node_hours=1e6 / samples_per_s * num_nodes / 3600,
+        choice=epochs.words,
+        staging_s=fed.staging_s,
     )

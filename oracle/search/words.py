@@ -11,8 +11,13 @@ NAMES = {
     "dp": "gathering parameters and reducing gradients",
     "pp": "sends between stages",
     "update": "the optimizer's update",
+    "offload": "copies from and to the host's memory",
     "compute": "computation",
     "rest of the exchange": "the rest of the exchange",
+    "exchange": "rows on their way",
+    "decoding": "decoding rows",
+    "node disk": "reading rows from the node's disk",
+    "windows": "reading rows beyond the quota",
     "turn": "the turn of the epoch",
     "refresh": "scoring hidden rows",
     "evaluation": "the evaluation",
@@ -22,7 +27,7 @@ NAMES = {
 
 
 def why_slower(parts_s: Mapping[str, float], best_s: Mapping[str, float]) -> str:
-    """Name the part of a step that grew most against the best one's; empty: none is longer.
+    """Name the part of a step that grew most against the best one's; empty: it is as fast.
 
     Args:
         parts_s: Of the slower configuration, by its names.
@@ -33,7 +38,7 @@ def why_slower(parts_s: Mapping[str, float], best_s: Mapping[str, float]) -> str
         ((name, seconds - best_s.get(name, 0.0)) for name, seconds in parts_s.items()),
         key=lambda part: part[1],
     )
-    if slower_s <= 0 or grew_s <= 0:
+    if slower_s <= 1e-8 * sum(best_s.values()) or grew_s <= 0:
         return ""
     before_s = best_s.get(name, 0.0)
     words = NAMES.get(name, f"waiting for {name.replace('_', '-')}")

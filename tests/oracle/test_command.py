@@ -32,7 +32,11 @@ def test_a_dry_run_prints_the_traced_steps_of_each_pipeline_rank(settings, capsy
     assert "A step on no data, as the first rank at each coordinate of pp" in shown
     assert "reduce-scatter" in shown
     assert main([settings, *asked]) == 0
-    assert "A step on no data" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "A step on no data" not in shown
+    assert "mesh.offload" not in shown
+    assert main([settings, *asked, "mesh.offload=true"]) == 0
+    assert "mesh.offload: of it parameters, gradients and" in capsys.readouterr().out
 
 
 def test_a_trace_is_for_a_dry_run(settings, capsys):

@@ -140,6 +140,10 @@ def test_recomputation_computes_more_and_keeps_less_at_a_time(tmp_path):
     assert 1.1 < flops(again) / flops(plain) < 4 / 3
     assert again.peak_bytes < 0.8 * plain.peak_bytes
     assert again.kept_bytes == plain.kept_bytes
+    one = ("mesh.checkpointing=full", "mesh.checkpointing_blocks=1")
+    (some,) = trace_all(load(tmp_path, *wide, *one), 1)
+    assert flops(plain) < flops(some) < flops(again)
+    assert again.peak_bytes < some.peak_bytes < plain.peak_bytes
 
 
 @pytest.mark.thorough

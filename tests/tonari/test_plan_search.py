@@ -11,6 +11,9 @@ from tonari.cli import main
 H100 = ROOT / "examples" / "clusters" / "h100.toml"
 
 
+SEARCH = ("--search", "--cluster", str(H100), "--world", "4")
+
+
 @pytest.fixture
 def settings(tmp_path):
     path = tmp_path / "run.toml"
@@ -23,13 +26,17 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["global_batch_size"] == 4 * 8
-    steps = [each["step_s"] for each in found["candidates"]]
+    steps = [float(f"{each['step_s']:.8g}") for each in found["candidates"]]
     assert len(steps) == 10
     assert steps == sorted(steps)
     assert found["legal"] == found["priced"] + found["unfit"] + found["pruned"]
     picture = tmp_path / "fastest.svg"
-    assert main([*command, "--global-batch", "16", "--picture", str(picture)]) == 0
+    data = ["--data", "1000", "--try", "shuffle.exchange=0", "--try", "shuffle.exchange=1"]
+    assert main([*command, "--global-batch", "16", "--picture", str(picture), *data]) == 0
     shown = capsys.readouterr().out
+    assert "the first, in parts of its epoch: " in shown
+    assert "the best of each choice:" in shown
+    assert "data.workers.threads=1 shuffle.exchange=0" in shown
     assert picture.read_text().count("dp_replicate=") == 10
     assert "configurations are legal for 16 samples a step" in shown
     assert "mesh.pp=" in shown
@@ -42,11 +49,20 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
         (("--search", "--world", "4"), "--search needs --cluster FILE and --world N"),
         (("--search", "--explain"), "--explain is for --probe"),
         (("--search", "--cluster", str(H100)), "--search needs --cluster FILE and --world N"),
+        ((*SEARCH, "--hidden", "0.3"), "--try and --hidden choose for epochs; with --search give"),
+        ((*SEARCH, "--data", "1", "--probe", "a"), "--data and --probe both describe the data"),
+        (("--probe", "a", "--data", "1"), "--data is for --search"),
+        (("--probe", "a", "--hidden", "0", "--hidden", "0.3"), "several --hidden are for --search"),
     ],
 )
 def test_what_a_search_needs_is_asked_for(settings, capsys, given, words):
     assert main(["plan", settings, *given]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_computes_a_step_is_not_for_the_user_to_try(settings, capsys):
+    assert main(["plan", settings, *SEARCH, "--data", "100", "--try", "mesh.pp=2"]) == 1
+    assert "a search chooses by itself what computes a step" in capsys.readouterr().err
 
 
 def test_a_machine_whose_processors_are_not_described_is_refused(settings, capsys):

@@ -31,8 +31,9 @@ def main(argv: list[str]) -> int:
     """
     parser = _parser()
     given = parser.parse_intermixed_args(argv)
-    if not 0 <= given.hidden < 1:
-        parser.error(f"--hidden is {given.hidden}, expected a share in [0, 1)")
+    for share in given.hidden:
+        if not 0 <= share < 1:
+            parser.error(f"--hidden is {share}, expected a share in [0, 1)")
     check_output("--picture", given.picture)
     check_report("--report", given.report)
     command = shlex.join(["tonari", "plan", *argv])
@@ -43,9 +44,17 @@ def main(argv: list[str]) -> int:
             parser.error("--from is for --probe; leave it out of a search")
         if not given.cluster or not given.world:
             parser.error("--search needs --cluster FILE and --world N")
+        if not (given.data or given.probe) and (given.tries or given.hidden):
+            parser.error("--try and --hidden choose for epochs; with --search give --data too")
+        if given.data and given.probe:
+            parser.error("--data and --probe both describe the data; give one of them")
         return _search(given, command)
     if not given.probe:
         parser.error("give --probe FILE, as tonari probe wrote it, or --search")
+    if given.data:
+        parser.error("--data is for --search; a probe knows its data")
+    if len(given.hidden) > 1:
+        parser.error("several --hidden are for --search; give one")
     check_output("--timeline", given.timeline)
     from oracle.cluster.cluster import load_cluster
     from oracle.errors import OracleError
@@ -59,7 +68,8 @@ def main(argv: list[str]) -> int:
     learned = learn(given.run) if given.run else None
     cluster = load_cluster(given.cluster) if given.cluster else None
     choices = plan_choices(
-        given.config, given.probe, given.overrides, cluster=cluster, hidden_fraction=given.hidden,
+        given.config, given.probe, given.overrides, cluster=cluster,
+        hidden_fraction=sum(given.hidden),
         tries=[tuple(words.split()) for words in given.tries] or [()],
     )  # fmt: skip
     are_many = given.probe.is_dir() or bool(given.tries)
@@ -121,12 +131,18 @@ def _document(choice: "Choice") -> dict[str, Any]:
 def _search(given: argparse.Namespace, command: str) -> int:
     from oracle.cluster.cluster import load_cluster
     from oracle.search.search import search
-    from tonari.plan.search import search_words
+    from tonari.plan.search import data_choices, search_words
     from trainer.config.config import load_config
 
+    config, cluster = load_config(given.config, given.overrides), load_cluster(given.cluster)
+    epochs = data_choices(
+        given.config, given.overrides, cluster, world_size=given.world, words=given.data,
+        probe=given.probe, tries=[tuple(words.split()) for words in given.tries] or [()],
+        hidden_fractions=given.hidden or [0.0],
+    ) if given.data or given.probe else []  # fmt: skip
     found = search(
-        load_config(given.config, given.overrides), load_cluster(given.cluster),
-        world_size=given.world, global_batch_size=given.global_batch or None,
+        config, cluster, world_size=given.world, global_batch_size=given.global_batch or None,
+        epochs=epochs,
     )  # fmt: skip
     if given.picture:
         given.picture.write_text(search_bars(found).svg())
@@ -219,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--try", dest="tries", action="append", default=[], metavar="'KEY=VALUE ...'",
         help="settings to choose among that need no probe of their own, such as "
-        "'shuffle.exchange=0.1 data.cache.quota=1GB'; give it once for each",
+        "'shuffle.exchange=0.1 data.cache.quota=1GB'; give it once for each, also with --search",
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="run", type=Path, metavar="RUN",
@@ -245,8 +261,14 @@ def _parser() -> argparse.ArgumentParser:
         help="with --search: of a step, kept the same (default: those of CONFIG.toml on N ranks)",
     )  # fmt: skip
     parser.add_argument(
-        "--hidden", type=float, default=0.0, metavar="F",
-        help="share of the rows that an epoch leaves out (default: 0)",
+        "--data", metavar="ROWSxBYTES",
+        help="with --search: price whole epochs, of so many rows, such as 1281167x110KB; or "
+        '"files" to count those of CONFIG.toml; or give --probe, which timed the data',
+    )  # fmt: skip
+    parser.add_argument(
+        "--hidden", type=float, action="append", default=[], metavar="F",
+        help="share of the rows that an epoch leaves out (default: 0); with --search give it once "
+        "for each share to choose among",
     )  # fmt: skip
     parser.add_argument(
         "--explain", action="store_true",

@@ -120,15 +120,14 @@ def plan_bars(planned: "StepPlan") -> Drawing:
 
 
 def search_bars(found: "Plans") -> Drawing:
-    """Lay out a step of each of the fastest configurations."""
-    bars = [
-        Bar(
-            f"{number}. {each.step_s:.4g} s: {' '.join(each.settings).replace('mesh.', '')}",
-            each.parts_s,
-        )
-        for number, each in enumerate(found.candidates, 1)
-    ]
-    title = f"Where a step's time goes, of the fastest {len(bars)}, by equations"
+    """Lay out a step, or an epoch, of each of the fastest configurations."""
+    bars = []
+    for number, each in enumerate(found.candidates, 1):
+        settings = " ".join(each.settings).replace("mesh.", "")
+        label = f"{number}. {each.epoch_s or each.step_s:.4g} s: {settings}"
+        bars.append(Bar(label, each.parts_s))
+    whole = "an epoch" if found.candidates[0].epoch_s else "a step"
+    title = f"Where {whole}'s time goes, of the fastest {len(bars)}, by equations"
     return Drawing(title, bars)
 
 

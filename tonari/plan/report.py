@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 from benchmarks.pages import Picture, drawn, lay_out
 from tonari.plan.choice import HEAD, choice_notes, choice_rows
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
-from tonari.plan.search import HEAD as SEARCH_HEAD
-from tonari.plan.search import NEXT, search_notes, search_rows
+from tonari.plan.search import (
+    HEAD_OF_CHOICES,
+    rows_of_choices,
+    search_head,
+    search_notes,
+    search_rows,
+    what_next,
+)
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -73,22 +79,28 @@ def search_page(found: "Plans", command: str) -> str:
         found: With one candidate at least.
         command: That made it.
     """
-    best = found.candidates[0]
+    best, (settings, _) = found.candidates[0], search_notes(found)[0]
+    what = f"step takes {best.step_s:.3f} s, {best.samples_per_s:,.1f} samples a second"
+    if best.epoch_s:
+        what = f"epoch takes {best.epoch_s:,.1f} s"
     return lay_out(
         TEMPLATE,
         heading="Which settings are the fastest",
         subtitle=f"{found.legal:,} configurations are legal for {found.global_batch_size:,} samples"
         f" a step: {found.priced:,} were priced",
         findings=[
-            f"The fastest step takes {best.step_s:.3f} s, {best.samples_per_s:,.1f} samples a "
-            f"second, in {format_bytes(best.memory_bytes)} a rank: {' '.join(best.settings)}.",
-            f"{found.unfit:,} configurations do not fit into memory.",
+            f"The fastest {what}, in {format_bytes(best.memory_bytes)} a rank: {settings}.",
+            f"{found.unfit:,} configurations do not fit.",
         ],
         pictures=[_picture(search_bars(found))],
-        choices=(SEARCH_HEAD, search_rows(found), search_notes(found)),
-        tables=[],
+        choices=(search_head(found), search_rows(found), search_notes(found)),
+        tables=(
+            [("The best of each choice", HEAD_OF_CHOICES, rows_of_choices(found.choices))]
+            if found.choices
+            else []
+        ),
         facts=[("command", command)],
-        note=NEXT,
+        note=what_next(found),
     )
 
 

@@ -1,17 +1,82 @@
 """What `tonari plan --search` prints: the fastest settings of the mesh, as a table and commands."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonari.errors import CommandError
 from tonari.plan.table import lay_table
 from tonari.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from oracle.cluster.cluster import Cluster
+    from oracle.search.epoch import Epochs
     from oracle.search.search import Candidate, Plans
 
 NEXT = (
-    "An estimate by equations, without loading data: docs/plan.md says what it leaves out. "
+    "An estimate by equations, {without}: docs/plan.md says what it leaves out. "
     "`tonari probe` and `tonari plan --probe` time the few that are worth it."
 )
+CHOSEN = ("shuffle", "importance", "data")
+"""Sections that `--try` chooses in; of data, its tables alone."""
+
+
+def data_choices(
+    settings: Path, overrides: Sequence[str], cluster: "Cluster", *, world_size: int,
+    words: str | None, probe: Path | None, tries: Sequence[tuple[str, ...]],
+    hidden_fractions: Sequence[float],
+) -> list["Epochs"]:  # fmt: skip
+    """List the choices of the data to price epochs of: each of ``tries`` with each hidden share.
+
+    Args:
+        settings: Their file.
+        overrides: Of all of them.
+        cluster: The machine.
+        world_size: Ranks.
+        words: The data, as of `oracle.search.data.read_facts`; None: as a probe timed it.
+        probe: Its file.
+        tries: Settings to choose among.
+        hidden_fractions: Likewise.
+
+    Raises:
+        CommandError: If a choice is not about the data, or the probe has none.
+        ConfigError, OracleError: As reading each does.
+    """
+    from oracle.probe.probe import load_probe
+    from oracle.search.data import facts_of_probe, read_facts
+    from oracle.search.epoch import Epochs
+    from trainer.config.config import load_config
+
+    config = load_config(settings, overrides)
+    if words:
+        facts = read_facts(words, config)
+    else:
+        assert probe is not None
+        found = load_probe(probe)
+        if found.data is None:
+            raise CommandError(
+                f"--probe {probe}: a probe without data, by which epochs would be priced; probe "
+                "without --no-data, or give --data ROWSxBYTES"
+            )
+        own = load_config(settings, [*found.overrides, *overrides])
+        facts = facts_of_probe(found.data, batch_size=own.data.batch_size)
+    for each in (setting for choice in tries for setting in choice):
+        section, _, key = each.partition("=")[0].partition(".")
+        if section not in CHOSEN or (section == "data" and "." not in key):
+            raise CommandError(
+                f"--try {each}: a search chooses by itself what computes a step, expected settings "
+                "of shuffle, importance, data.cache, data.staging or data.workers; give others as "
+                "SECTION.KEY=VALUE"
+            )
+    several = len(hidden_fractions) > 1
+    return [
+        Epochs(
+            load_config(settings, [*overrides, *choice]), cluster, facts, world_size=world_size,
+            hidden_fraction=hidden, words=(*choice, *([f"{hidden:.0%} hidden"] * several)),
+        )
+        for choice in tries
+        for hidden in hidden_fractions
+    ]  # fmt: skip
 
 
 def search_words(found: "Plans") -> list[str]:
@@ -21,51 +86,114 @@ def search_words(found: "Plans") -> list[str]:
         found: With one candidate at least.
     """
     best = found.candidates[0]
+    whole = "epoch" if best.epoch_s else "step"
     lines = [
         f"{found.legal:,} configurations are legal for {found.global_batch_size:,} samples a step: "
-        f"{found.priced:,} priced, {found.unfit:,} do not fit into memory, {found.pruned:,} have a "
-        "bound above the last one's time",
+        f"{found.priced:,} priced, {found.unfit:,} do not fit into memory"
+        f"{' or on a disk' if best.epoch_s else ''}, {found.pruned:,} have a bound above the last "
+        "one's time",
         "",
-        *lay_table(HEAD, search_rows(found)),
+        *lay_table(search_head(found), search_rows(found)),
         "",
-        f"the first, in parts of its step: {_parts(best)}",
-        f"  {' '.join(best.settings)}",
+        f"the first, in parts of its {whole}: {_parts(best)}",
+        f"  {_settings(best)}",
     ]
     for number, (settings, why) in enumerate(search_notes(found)[1:], 2):
         lines += [f"{number}. {why}", f"  {settings}"]
-    return [*lines, "", NEXT]
+    if found.choices:
+        lines += ["", "the best of each choice:", ""]
+        lines += lay_table(HEAD_OF_CHOICES, rows_of_choices(found.choices))
+    return [*lines, "", what_next(found)]
 
 
 HEAD = (
     "", "step", "samples/s", "memory", "node hours", "pp", "dp", "shard", "cp", "tp",
     "microbatches", "schedule", "recomputes", "sp",
 )  # fmt: skip
+HEAD_OF_EPOCHS = (
+    "", "epoch", "waits", "staging", "step", *HEAD[2:], "cache", "threads", "choice"
+)  # fmt: skip
+HEAD_OF_CHOICES = ("choice", "epoch", "over the first", "waits", "why")
+WAITS = ("exchange", "decoding", "node disk", "windows", "turn", "refresh")
+"""Parts of an epoch that are not of its steps."""
+
+
+def search_head(found: "Plans") -> tuple[str, ...]:
+    """Name the columns of `search_rows`."""
+    return HEAD_OF_EPOCHS if found.candidates[0].epoch_s else HEAD
 
 
 def search_rows(found: "Plans") -> list[list[str]]:
-    """Lay the candidates out below `HEAD`."""
+    """Lay the candidates out below `search_head`."""
     return [_row(number, each) for number, each in enumerate(found.candidates, 1)]
 
 
 def search_notes(found: "Plans") -> list[tuple[str, str]]:
     """Give each candidate's settings, and why it is slower than the first."""
     first, *rest = found.candidates
-    others = [(" ".join(each.settings), each.why_slower or "It is as fast.") for each in rest]
-    return [(" ".join(first.settings), ""), *others]
+    others = [(_settings(each), each.why_slower or "It is as fast.") for each in rest]
+    return [(_settings(first), ""), *others]
+
+
+def what_next(found: "Plans") -> str:
+    """Describe what the estimate leaves out, and what to do next."""
+    without = "evaluations and checkpoints" if found.candidates[0].epoch_s else "loading data"
+    return NEXT.format(without=f"without {without}")
 
 
 def _row(number: int, each: "Candidate") -> list[str]:
     settings = dict(setting.removeprefix("mesh.").split("=") for setting in each.settings)
     virtual = settings.get("virtual")
-    return [
-        str(number), f"{each.step_s:.3f} s", f"{each.samples_per_s:,.1f}",
+    of_step = [
+        f"{each.step_s:.3f} s", f"{each.samples_per_s:,.1f}",
         format_bytes(each.memory_bytes), f"{each.node_hours:,.1f}", settings["pp"],
         settings["dp_replicate"], settings["dp_shard"], settings["cp"], settings["tp"],
         settings["microbatches"], settings["schedule"] + (f" {virtual}" if virtual else ""),
-        settings["checkpointing"], "yes" if settings["sequence_parallel"] == "true" else "-",
+        _recomputes(settings), "yes" if settings["sequence_parallel"] == "true" else "-",
+    ]  # fmt: skip
+    if not each.epoch_s:
+        return [str(number), *of_step]
+    quota = settings.get("data.cache.quota")
+    return [
+        str(number), f"{each.epoch_s:,.1f} s", f"{_waits_s(each):,.1f} s",
+        f"{each.staging_s:,.1f} s", *of_step, format_bytes(int(quota)) if quota else "-",
+        settings.get("data.workers.threads", "-"), _choice(each),
+    ]  # fmt: skip
+
+
+def _recomputes(settings: Mapping[str, str]) -> str:
+    blocks = settings["checkpointing_blocks"]
+    words = settings["checkpointing"] + (f" {blocks} a stage" if blocks != "0" else "")
+    return words + (", offloads" if settings["offload"] == "true" else "")
+
+
+def _waits_s(each: "Candidate") -> float:
+    return sum(each.parts_s[name] for name in WAITS)
+
+
+def _choice(each: "Candidate") -> str:
+    return " ".join(each.choice) or "-"
+
+
+def _settings(each: "Candidate") -> str:
+    chosen = [word for word in each.choice if "=" in word]
+    return " ".join((*each.settings, *chosen))
+
+
+def rows_of_choices(choices: Sequence["Candidate"]) -> list[list[str]]:
+    """Lay out what each choice costs with the mesh that suits it best, the fastest first."""
+    ordered = sorted(choices, key=lambda each: each.epoch_s)
+    best_s = ordered[0].epoch_s
+    return [
+        [
+            _choice(each), f"{each.epoch_s:,.1f} s", f"{each.epoch_s / best_s - 1:+.1%}",
+            f"{_waits_s(each):,.1f} s", each.why_slower or "-",
+        ]
+        for each in ordered
     ]  # fmt: skip
 
 
 def _parts(each: "Candidate") -> str:
     largest = sorted(each.parts_s.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {seconds / each.step_s:.1%}" for name, seconds in largest if seconds)
+    whole_s = each.epoch_s or each.step_s
+    return ", ".join(f"{name} {seconds / whole_s:.1%}" for name, seconds in largest if seconds)

@@ -139,6 +139,7 @@ def _words(config: Config, found: DryRun) -> str:
             "",
             "Its memory, in bytes; activations are estimated (docs/train.md), buffers left out",
             *_table(MEMORY, [_memory_row(rank) for rank in found.pipeline_ranks]),
+            *([OFFLOADED] if config.mesh.offload else []),
             "",
             "How batches come to the ranks (of the first of the replicas that are fed alike)",
             *_table(FED, [_fed_row(each) for each in found.deliveries[:MOST_KINDS]]),
@@ -164,6 +165,9 @@ def _crossing_words(each: Crossing) -> str:
 
 
 HELD = ("pp", "stages", "blocks", "ends", "parameters", "a rank's")
+OFFLOADED = (
+    "mesh.offload: of it parameters, gradients and the optimizer's state lie in the host's memory"
+)
 MEMORY = ("pp", "parameters", "gathered", "gradients", "optimizer", "activations", "total")
 STEP = ("pp", "rank", "kept", "most", "GFLOP", "operators")
 SENT = ("pp", "message", "along", "times", "bytes")

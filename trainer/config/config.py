@@ -187,6 +187,7 @@ class MeshConfig(Section):
     can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
     stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
     it is on another node than the first: the reader sends them, or it reads them, and nothing else.
+    ``checkpointing_blocks`` of each stage compute their activations again, 0: all.
     """
 
     pp: Count = 1
@@ -201,12 +202,19 @@ class MeshConfig(Section):
     sequence_parallel: bool = False
     loss_parallel: bool = False
     checkpointing: Literal["none", "full", "selective"] = "none"
+    checkpointing_blocks: Whole = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     compile: bool = False
     offload: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.checkpointing_blocks and self.checkpointing == "none":
+            raise ConfigError(
+                f"mesh.checkpointing_blocks is {self.checkpointing_blocks}, but "
+                'mesh.checkpointing is "none", so that no block computes anything again; leave it '
+                "out, or give mesh.checkpointing=full"
+            )
         if self.checkpointing == "selective" and self.schedule in SPLIT:
             raise ConfigError(
                 f'mesh.checkpointing is "selective" with mesh.schedule "{self.schedule}", which '

@@ -1,11 +1,9 @@
 """Spread a model over the mesh, by torch's own means."""
 
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,15 +18,14 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainer.errors import ConfigError
 from trainer.mesh.materialize import materialize
+from trainer.mesh.recompute import Checkpointing, choose_blocks, recompute, worths
 from trainer.mesh.tied import Owners, find_owners, tie_again
 from trainer.models.staged import StagedModel, aliases_of, without_data
 from trainer.models.styles import replicate_rest
 
-Checkpointing = Literal["none", "full", "selective"]
 Dtype = Literal["float32", "bfloat16"]
 
 ONE_MESSAGE_BYTES = 1 << 20
@@ -50,6 +47,7 @@ def parallelize(
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
     checkpointing: Checkpointing = "none",
+    checkpointing_blocks: int = 0,
     dtype: Dtype = "float32",
     compile: bool = False,
     offload: bool = False,
@@ -69,6 +67,7 @@ def parallelize(
         loss_parallel: With tp > 1, logits stay split by class, as a DTensor.
         checkpointing: Compute a block's activations again in the backward pass: all, or all but the
             results of products and of attention.
+        checkpointing_blocks: Of each stage, so many blocks only, 0: all; see `choose_blocks`.
         dtype: Of the computation; parameters and the sum of gradients are as they were.
         compile: Compile each block.
         offload: Keep parameters, gradients and the optimizer's state in the host's memory.
@@ -77,7 +76,8 @@ def parallelize(
         One part for each stage, on the mesh's device.
 
     Raises:
-        ConfigError: If a size does not divide the model, or nothing can compile it.
+        ConfigError: If a size does not divide the model, nothing can compile it, or its blocks
+            differ and cannot be compared.
     """
     if compile and mesh.device_type == "cpu":
         _find_compiler()
@@ -85,6 +85,8 @@ def parallelize(
     num_stages = len(stages) * mesh["pp"].size()
     tp = mesh["tp"].size()
     model.check_mesh(num_stages=num_stages, tp=tp)
+    # Of the model as it is on one process
+    block_worths = worths(model) if checkpointing_blocks else ()
     if mesh["cp"].size() > 1:
         model.use_context_parallel(mesh["cp"])
     if tp > 1 and sequence_parallel:
@@ -106,8 +108,9 @@ def parallelize(
                 part, mesh, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
             )
             tie_again(part, tied)
-        for block in part.blocks.values():
-            if checkpointing != "none":
+        chosen = choose_blocks(map(int, part.blocks), block_worths, checkpointing_blocks)
+        for number, block in part.blocks.items():
+            if checkpointing != "none" and int(number) in chosen:
                 recompute(block, selective=checkpointing == "selective")
             if compile:
                 block.compile()
@@ -240,70 +243,3 @@ def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     # Ranks of one sequence hold the same parameters, so that these are sharded over them as well.
     sharing = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
     return DeviceMesh._concatenate([mesh["dp_replicate"], sharing]) if replicated else sharing
-
-
-def recompute(block: nn.Module, *, selective: bool) -> None:
-    """Keep of a block's activations its input only, or what is dear to compute again."""
-    # Not checkpoint_wrapper: it puts itself into the parameters' names.
-    block.forward = partial(
-        checkpoint, block.forward, use_reentrant=False,
-        context_fn=partial(_contexts, block, _save_products if selective else _save_nothing),
-    )  # fmt: skip
-
-
-Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
-"""Of the forward pass, and of its repetition."""
-
-
-def _contexts(block: nn.Module, save: Callable[[], Contexts]) -> Contexts:
-    first, again = save()
-    return first, _Repeated(block, again)
-
-
-class _Repeated:
-    """Keeps a block's batch statistics out of what is computed again: they have counted it.
-
-    Entered once more where a schedule goes back over a stage twice.
-    """
-
-    def __init__(self, block: nn.Module, context: AbstractContextManager[object]) -> None:
-        self._block, self._context = block, context
-
-    def __enter__(self) -> None:
-        self._kept = [(each, each._buffers) for each in self._block.modules() if each._buffers]
-        for module, buffers in self._kept:
-            module._buffers = {name: b if b is None else b.clone() for name, b in buffers.items()}
-        self._context.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._context.__exit__(kind, error, trace)
-        for module, buffers in self._kept:
-            module._buffers = buffers
-
-
-def _save_nothing() -> Contexts:
-    return nullcontext(), nullcontext()
-
-
-def dear_products() -> list[torch._ops.OpOverload[..., Any]]:
-    """List the operators whose results selective recomputation keeps: products and attention."""
-    aten = torch.ops.aten
-    attention = [
-        getattr(aten, f"_scaled_dot_product_{kind}").default
-        for kind in (
-            "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
-        )
-    ]  # fmt: skip
-    return [
-        aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default, *attention
-    ]  # fmt: skip
-
-
-def _save_products() -> Contexts:
-    contexts: Contexts = create_selective_checkpoint_contexts(dear_products())  # type: ignore[no-untyped-call]
-    return contexts

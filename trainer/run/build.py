@@ -261,6 +261,7 @@ def spread(config: Config, model: StagedModel, mesh: DeviceMesh, place: Place) -
         sequence_parallel=settings.sequence_parallel,
         loss_parallel=settings.loss_parallel,
         checkpointing=settings.checkpointing,
+        checkpointing_blocks=settings.checkpointing_blocks,
         dtype="bfloat16" if settings.dtype == "bfloat16" else "float32",
         compile=settings.compile,
         offload=settings.offload,
@@ -348,6 +349,19 @@ def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace
         max_steps=find_max_steps(run.max_steps, run.max_tokens, step_tokens=step_tokens),
         epoch_steps=math.ceil(epoch_batches / accumulate),
     )
+
+
+def training_source(config: Config) -> dataio.Source:
+    """Open the training data in this process alone, as a loader would.
+
+    Raises:
+        ConfigError: If a text cannot be read.
+        DataioError: If the data cannot.
+    """
+    data, _ = _sources(config)
+    if isinstance(data, dataio.Shards):
+        return dataio.open_source(data.names, sequences=data.sequences)
+    return dataio.open_source(data) if isinstance(data, list) else data
 
 
 def _listed(patterns: str | tuple[str, ...]) -> list[str]:

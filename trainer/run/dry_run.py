@@ -9,7 +9,7 @@ of ranks.
 
 import copy
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +27,16 @@ from trainer.checkpoint.weights import WeightFiles
 from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, make_mesh
-from trainer.mesh.parallelize import parallelize, recompute, stage_blocks
+from trainer.mesh.parallelize import parallelize, stage_blocks
 from trainer.mesh.place import stages_of
+from trainer.mesh.recompute import choose_blocks, module_kind, recompute, saved_bytes, worths
 from trainer.models import StagedModel
 from trainer.models.trace import leaves
 from trainer.run.build import Layout, lay_out, make_without_data
 from trainer.run.crossings import Crossing, crossings
 from trainer.run.deliveries import Delivery, deliveries
-from trainer.run.memory import Counted, Memory, memory_of, saved_bytes
+from trainer.run.memory import Counted, Memory, memory_of
 from trainer.run.own import Own
-
-NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
-"""Attributes of a module that hold the number of its block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +130,8 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
     counted: dict[Hashable, Counted] = {}
     saved: dict[Hashable, int] = {}
     kinds = _stage_kinds(config, layout, model)
+    most = config.mesh.checkpointing_blocks
+    block_worths = worths(model) if most else ()
     found = []
     with _imagined_mesh(layout.sizes) as mesh:
         for pp_rank in range(layout.sizes[0]):
@@ -141,7 +141,9 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
                 counted[kind] = _count_parts(config, layout, model, mesh, stages)
             for stage in stages:
                 if kinds[stage] not in saved:
-                    saved[kinds[stage]] = _activations_bytes(config, layout, model, stage)
+                    blocks = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
+                    again = choose_blocks(blocks, block_worths, most)
+                    saved[kinds[stage]] = _activations_bytes(config, layout, model, stage, again)
             cuts = [
                 stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
                 for stage in stages
@@ -189,24 +191,6 @@ def _stage_kinds(config: Config, layout: Layout, model: StagedModel) -> list[Has
     return kinds
 
 
-def module_kind(module: nn.Module, number: int) -> Hashable:
-    """Say what a module of a block does to a shape: class, attributes, parameters, children.
-
-    That a module notes its block's number, as all of Hugging Face's do, makes it no other kind.
-    """
-    plain = [
-        (name, None if name in NUMBERS and value == number else repr(value))
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str, tuple, torch.dtype, type(None)))
-    ]
-    parameters = [
-        (name, parameter.shape, parameter.dtype)
-        for name, parameter in module.named_parameters(recurse=False)
-    ]
-    children = [(name, module_kind(child, number)) for name, child in module.named_children()]
-    return (type(module), tuple(plain), tuple(parameters), tuple(children))
-
-
 def _count_parts(
     config: Config, layout: Layout, model: StagedModel, mesh: DeviceMesh, stages: tuple[int, ...]
 ) -> Counted:
@@ -225,8 +209,12 @@ class _Stages:
     stages: tuple[int, ...]
 
 
-def _activations_bytes(config: Config, layout: Layout, model: StagedModel, stage: int) -> int:
+def _activations_bytes(
+    config: Config, layout: Layout, model: StagedModel, stage: int, again: Collection[int]
+) -> int:
     """Count the bytes that autograd keeps of one microbatch of a stage.
+
+    With full recomputation, of the blocks in ``again`` they keep their inputs.
 
     Raises:
         ConfigError: If the model cannot be run on tensors without data.
@@ -244,8 +232,9 @@ def _activations_bytes(config: Config, layout: Layout, model: StagedModel, stage
     with FakeTensorMode(allow_non_fake_inputs=True):
         part.to_empty(device="cpu")
         if config.mesh.checkpointing == "full":
-            for block in part.blocks.values():
-                recompute(block, selective=False)
+            for number, block in part.blocks.items():
+                if int(number) in again:
+                    recompute(block, selective=False)
         values = [
             torch.empty(shape.shape, dtype=shape.dtype, requires_grad=shape.requires_grad)
             for shape in leaves(part.input_shape(rows))

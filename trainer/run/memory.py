@@ -1,10 +1,6 @@
 """What a rank holds in memory: parameters, gradients, the optimizer's state, activations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
 
 from trainer.config.config import MeshConfig
 from trainer.config.model import TEXT_MODELS
@@ -123,21 +119,3 @@ def under_way(schedule: Schedule, pp: int, pp_rank: int, layout: Layout) -> floa
     if pp == 1 and schedule not in (*LOOPED, *FOLDED):
         return 1
     return min(microbatches, most / own_stages)
-
-
-def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
-    """Count the bytes that autograd keeps of a forward pass, beside the weights."""
-    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            saved[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        # Kept until all is counted: a storage that was freed may come again under its address.
-        result = model(*values)
-    del result
-    return sum(saved.values())

@@ -1,15 +1,18 @@
 """A search finds what pricing every configuration finds, and only what the trainer would start."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from oracle.cluster.cluster import Cluster, Device, Level
+from oracle.cluster.cluster import Cluster, Device, Host, Level
 from oracle.errors import OracleError
-from oracle.search.choices import Choices, Variant, overrides
-from oracle.search.search import Plans, _prepare, search
+from oracle.search.choices import Choices, Group, Variant, overrides
+from oracle.search.memory import MemoryOf
+from oracle.search.price import Pricing
+from oracle.search.search import Plans, _Found, _prepare, _Prices, search
 from oracle.search.words import why_slower
 from tests.oracle.search.planning import load
 from tonari.plan.search import search_words
@@ -36,6 +39,15 @@ def with_memory(gib: float) -> Cluster:
 
 def choices_of(config: Config, world_size: int, rows: int) -> Choices:
     return _prepare(config, CLUSTER, DEVICE, Own(), world_size, rows)[1]
+
+
+def every_variant(choices: Choices) -> Iterator[tuple[Group, Variant]]:
+    """List all configurations, with each way of recomputation."""
+    for group in choices.groups():
+        for variant in choices.variants_of(group):
+            yield group, variant
+            for way in choices.lighter(group.sizes[0], variant):
+                yield from ((group, each) for each in way)
 
 
 THOROUGH = [pytest.mark.thorough]
@@ -70,13 +82,9 @@ def test_a_search_that_prunes_finds_what_one_finds_that_does_not(tmp_path, world
 def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
     world_size, rows = 4, 16
     choices = choices_of(load(tmp_path), world_size, rows)
-    legal = {
-        overrides(group, variant)
-        for group in choices.groups()
-        for variant in choices.variants_of(group)
-    }
+    legal = {overrides(group, variant) for group, variant in every_variant(choices)}
     assert len(legal) > 100
-    for settings in legal:
+    for settings in sorted(legal)[::7]:
         lay_out(load(tmp_path, *settings), world_size)
     # And what was left out of all that could be said, it refuses
     refused = 0
@@ -84,7 +92,7 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
         for tp in (1, 2, 4):
             for microbatches in (1, 2, 3, 4, 8, 16):
                 for schedule in ("gpipe", "1f1b", "zbv", "dualpipev"):
-                    for checkpointing in ("none", "selective"):
+                    for checkpointing, blocks in (("none", 0), ("selective", 0), ("full", 1)):
                         if pp * tp > world_size or (pp == 1 and schedule != "1f1b"):
                             continue
                         dp = world_size // (pp * tp)
@@ -92,6 +100,7 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
                             f"mesh.pp={pp}", f"mesh.dp_replicate={dp}", "mesh.dp_shard=1",
                             "mesh.cp=1", f"mesh.tp={tp}", f"mesh.microbatches={microbatches}",
                             f"mesh.schedule={schedule}", f"mesh.checkpointing={checkpointing}",
+                            f"mesh.checkpointing_blocks={blocks}", "mesh.offload=false",
                             "mesh.sequence_parallel=false", f"data.batch_size={rows // dp}",
                         )  # fmt: skip
                         try:
@@ -100,7 +109,9 @@ def test_what_is_legal_is_what_the_trainer_lays_out(tmp_path: Path):
                             refused += 1
                             assert settings not in legal
                         else:
-                            assert settings in legal
+                            # Of stages of one block, that one is all
+                            every = (word.replace("blocks=1", "blocks=0") for word in settings)
+                            assert settings in legal or tuple(every) in legal
     assert refused > 20
 
 
@@ -110,8 +121,7 @@ def test_memory_is_that_of_the_dry_run(tmp_path, dtype):
     _, choices, memory_of = _prepare(config, CLUSTER, DEVICE, Own(), 4, 16)
     every = [
         (group, variant)
-        for group in choices.groups()
-        for variant in choices.variants_of(group)
+        for group, variant in every_variant(choices)
         if variant.checkpointing != "selective"  # the dry run leaves in what that saves
     ]
     assert len(every) > 300
@@ -131,6 +141,59 @@ def test_selective_recomputation_keeps_more_than_full_and_less_than_none(tmp_pat
         memory_of(group, Variant("1f1b", 1, kind, False)) for kind in ("none", "selective", "full")
     )
     assert full < selective < none
+    for kind, least in (("selective", selective), ("full", full)):
+        some = [
+            memory_of(group, Variant("1f1b", 1, kind, False, blocks)) for blocks in (1, 2, 3, 4)
+        ]
+        assert none > some[0] > some[1] > some[2] > some[3] == least
+
+
+def test_of_all_ways_that_fit_the_fastest_is_found(tmp_path):
+    config = load(tmp_path)
+    _, choices, whole_memory_of = _prepare(config, CLUSTER, DEVICE, Own(), 1, 16)
+    (group,) = [each for each in choices.groups() if each.microbatches == 1]
+    every = [variant for each, variant in every_variant(choices) if each == group]
+    every += [variant._replace(offload=True) for variant in every]
+    parts, found_ways = whole_memory_of.parts, set()
+    for rate in (0.1, 0.01):
+        host = Host(memory_gbyte_s=1, device_gbyte_s=rate)
+        pricing = Pricing(
+            config, msgspec.structs.replace(CLUSTER, host=host), DEVICE, parts, world_size=1
+        )
+        memory_of = MemoryOf(config, parts, choices, pricing)
+        # Between any two ways, so that each is once the last that fits
+        for limit in sorted({memory_of(group, variant) for variant in every}):
+            found = _Found(10, capacity_bytes=limit)
+            _Prices(group, None, choices, pricing, memory_of, found, prunes=True).add(
+                choices.variants_of(group)
+            )
+            (chosen,) = found.best()
+            assert chosen.memory_bytes <= limit
+            fitting = [each for each in every if memory_of(group, each) <= limit]
+            fastest_s = min(
+                sum((pricing.pipeline_s(group, each) | pricing.rest_s(group, each)).values())
+                for each in fitting
+            )
+            assert chosen.step_s == pytest.approx(fastest_s, rel=1e-8)
+            found_ways.add(chosen.variant[2:])
+    ways = {(kind, offload) for kind, _, _, offload in found_ways}
+    assert ways == {(kind, on) for kind in ("none", "selective", "full") for on in (False, True)}
+    assert {blocks for kind, _, blocks, _ in found_ways if kind == "full"} >= {0, 2, 3}
+
+
+def test_what_is_offloaded_needs_room_in_the_host_and_a_rate(tmp_path):
+    config = load(tmp_path, "optimizer.kind=adamw")
+    tight = with_memory(0.0003)
+    described = Host(memory_gbyte_s=1, device_gbyte_s=0.1)
+    roomy = msgspec.structs.replace(tight, host=described)
+    found = search(config, roomy, world_size=1, global_batch_size=16)
+    assert all("mesh.offload=true" in each.settings for each in found.candidates)
+    assert "offloads" in "\n".join(search_words(found))
+    small = msgspec.structs.replace(described, memory_gib=1e-6)
+    for host in (Host(), small):
+        full = msgspec.structs.replace(tight, host=host)
+        with pytest.raises(OracleError, match=r"none fits into the 0\.000\d+ GiB"):
+            search(config, full, world_size=1, global_batch_size=16)
 
 
 def test_rows_of_a_step_are_the_config_s_unless_given(tmp_path):
@@ -149,7 +212,7 @@ def test_rows_of_a_step_are_the_config_s_unless_given(tmp_path):
 
 def test_candidates_come_in_order_with_a_reason(tmp_path):
     found = search(load(tmp_path), CLUSTER, world_size=8, global_batch_size=16)
-    steps = [each.step_s for each in found.candidates]
+    steps = [float(f"{each.step_s:.8g}") for each in found.candidates]
     assert len(steps) == 10
     assert steps == sorted(steps)
     assert not found.candidates[0].why_slower

@@ -268,6 +268,11 @@ def test_selective_recomputation_needs_one_way_back(tmp_path: Path, schedule: st
     assert load(tmp_path, "", (given[0], "mesh.checkpointing=full")).mesh.schedule == schedule
 
 
+def test_blocks_that_compute_again_need_a_way_to_do_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpointing_blocks is 2, but .*; leave it out, or"):
+        load(tmp_path, "", ("mesh.checkpointing_blocks=2",))
+
+
 def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
     assert load(tmp_path, "", ("model.kind=resnet", "model.depth=14")).model.depth == 14
     with pytest.raises(ConfigError, match=r"model.depth is 21, expected 6 n \+ 2 layers; choose 8"):

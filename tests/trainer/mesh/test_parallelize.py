@@ -48,7 +48,7 @@ ON_FOUR: list[Case] = [
     *every_model(HSDP),
     ("resnet", DP_TP, {}),
     ("gpt", DP_TP, SPLIT),
-    ("vit", FSDP_TP, SPLIT | {"checkpointing": "full"}),
+    ("vit", FSDP_TP, SPLIT | {"checkpointing": "full", "checkpointing_blocks": 2}),
     ("gpt", FSDP_TP, SPLIT | {"checkpointing": "selective"}),
     ("gpt", [1, 1, 2, 2, 1], {}),
     ("gpt", [1, 1, 1, 2, 2], SPLIT),

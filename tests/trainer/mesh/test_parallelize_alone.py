@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, one_process, task_of
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import Checkpointing, parallelize
+from trainer.mesh.parallelize import parallelize
+from trainer.mesh.recompute import Checkpointing
 from trainer.models import ResNet, seeded
 from trainer.watch.launch import join
 

@@ -1,0 +1,254 @@
+"""What an epoch waits for: each term has its limits, and a bound of an epoch is one."""
+
+import itertools
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from oracle.cluster.cluster import Cluster, Host, Storage
+from oracle.errors import OracleError
+from oracle.search import search as search_module
+from oracle.search.choices import Group
+from oracle.search.data import DataFacts, facts_of_probe, read_facts
+from oracle.search.epoch import Epochs, Fed, share_link
+from oracle.search.search import _prepare, search
+from tests.oracle.search.planning import load
+from tests.oracle.search.test_search import CLUSTER
+from tests.oracle.test_feeds import DATA
+from trainer.config.config import Config
+
+FACTS = DataFacts(num_rows=1600, row_bytes=1000.0)
+GROUP = Group((1, 4, 1, 1, 1), 4, 1)
+"""Of four replicas on two nodes of two ranks, each of which trains 400 rows in 100 steps."""
+
+
+def machine(*, host: Host | None = None, storage: Storage | None = None) -> Cluster:
+    return msgspec.structs.replace(CLUSTER, host=host or Host(), storage=storage or Storage())
+
+
+def epochs_of(
+    config: Config, cluster: Cluster, facts: DataFacts = FACTS, *, hidden: float = 0.0
+) -> tuple[Epochs, Fed]:
+    epochs = Epochs(config, cluster, facts, world_size=4, hidden_fraction=hidden)
+    fed = epochs.fed(GROUP)
+    assert fed is not None
+    return epochs, fed
+
+
+def test_without_limits_an_epoch_is_its_steps(tmp_path):
+    epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine())
+    assert fed.num_steps == 100
+    assert epochs.epoch_s(fed, 0.5) == 50
+    assert not any(epochs.waits_s(fed, 0.5, 0.1, 0.1).values())
+    assert epochs.settings(fed, 0.5) == ()
+    half, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(), hidden=0.5)
+    assert half.epoch_s(fed, 0.5) == 25
+    assert half.num_rows == 800
+
+
+def test_a_link_without_anybody_else_is_not_shared_and_a_full_one_adds_up():
+    assert share_link(1.0, 0.7, 0.0) == 1.0
+    assert share_link(1.0, 0.0, 0.7) == 1.0
+    assert share_link(1.0, 0.0, 3.0) == 3.0
+    assert share_link(1.0, 1.0, 0.5) == 1.5
+    assert share_link(1.0, 0.5, 0.5) == pytest.approx(1.25)
+    assert share_link(1.0, 0.25, 4.0) == pytest.approx(4.25)
+
+
+def test_rows_on_their_way_wait_for_the_link_of_their_node(tmp_path):
+    config = load(tmp_path, "shuffle.exchange=1")
+    epochs, fed = epochs_of(config, machine())
+    # 400 rows of each of a node's two replicas over 0.05e9 bytes/s
+    assert fed.exchange_s * fed.num_steps == pytest.approx(2 * 400 * 1000 / 0.05e9)
+    alone = load(tmp_path, "shuffle.exchange=0")
+    assert epochs_of(alone, machine())[1].exchange_s == 0
+    one_node = Epochs(config, machine(), FACTS, world_size=2).fed(Group((1, 2, 1, 1, 1), 8, 1))
+    assert one_node is not None
+    assert one_node.exchange_s == 0
+    waits = epochs.waits_s(fed, fed.exchange_s / 2, 0.0, 0.0)
+    assert waits["exchange"] == pytest.approx(fed.num_steps * fed.exchange_s / 2)
+
+
+def test_cores_set_the_pace_of_a_loader_that_cannot_keep_up(tmp_path):
+    # Two ranks and two readers a node: two of six cores are left for each of the readers
+    host = Host(cores=6, decode_mbyte_s=0.001)
+    epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(host=host))
+    assert fed.decode_s == pytest.approx(4 * 1.0 / 2)
+    assert epochs.waits_s(fed, 1.5, 0.0, 0.0)["decoding"] == pytest.approx(100 * 0.5)
+    assert epochs.settings(fed, 1.5) == ("data.workers.threads=2",)
+    assert epochs.settings(fed, 4.0) == ("data.workers.threads=1",)
+    assert epochs.waits_s(fed, 4.0, 0.0, 0.0)["decoding"] == 0
+    mine = load(tmp_path, "shuffle.kind=local", "data.workers={threads=1}")
+    epochs, fed = epochs_of(mine, machine(host=host))
+    assert fed.decode_s == pytest.approx(4.0)
+    assert epochs.settings(fed, 0.5) == ()
+    # A probe's own time goes before the machine's
+    timed = facts_of_probe(DATA, batch_size=8)
+    assert timed.core_s == pytest.approx(0.5 / 8)
+    _, fed = epochs_of(mine, machine(host=host), timed)
+    assert fed.decode_s == pytest.approx(4 * 0.5 / 8)
+
+
+def test_a_node_s_disk_is_read_by_all_of_its_readers(tmp_path):
+    storage = Storage(disk_read_gbyte_s=1e-6, disk_write_gbyte_s=2e-6)
+    epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(storage=storage))
+    assert fed.disk_s == pytest.approx(2 * 4 * 1000 / 1e3)
+    assert epochs.waits_s(fed, 5.0, 0.0, 0.0)["node disk"] == pytest.approx(100 * 3)
+    assert fed.staging_s == pytest.approx(800 * 1000 / 2e3)
+
+
+ROWS = replace(FACTS, num_rows=160_000)
+IMAGES = """
+[data]
+train = "absent.tar"
+batch_size = 8
+image_size = 32
+[model]
+kind = "vit"
+num_classes = 10
+width = 32
+depth = 2
+heads = 4
+"""
+"""Whose rows are of any size."""
+
+
+def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path):
+    # Of 80 MB a node
+    config = load(tmp_path, "shuffle.kind=local", text=IMAGES)
+    small = Storage(disk_gbyte=0.04, node_read_gbyte_s=0.001)
+    epochs, fed = epochs_of(config, machine(storage=small), ROWS)
+    assert fed.quota == 40_000_000
+    assert epochs.settings(fed, 0.1) == ("data.cache.quota=40000000",)
+    assert sum(fed.shares) == pytest.approx(1.0)
+    assert epochs.waits_s(fed, 0.1, 0.0, 0.0)["windows"] > 0
+    epochs, fed = epochs_of(config, machine(storage=Storage(disk_gbyte=1)), ROWS)
+    assert (fed.quota, fed.shares, fed.staging_s) == (0, (), 0.0)
+
+
+def test_a_quota_of_the_user_s_that_no_disk_has_room_for_does_not_fit(tmp_path):
+    config = load(
+        tmp_path, "shuffle.kind=local", "data.cache={path='auto', quota='2GB'}", text=IMAGES
+    )
+    storage = Storage(disk_gbyte=1)
+    epochs = Epochs(config, machine(storage=storage), ROWS, world_size=4)
+    assert epochs.fed(GROUP) is None
+    tiny = Epochs(
+        load(tmp_path, text=IMAGES), machine(storage=Storage(disk_gbyte=1e-6)), ROWS, world_size=4
+    )
+    assert tiny.fed(GROUP) is None
+
+
+def test_hidden_rows_are_scored_anew_where_their_policy_does(tmp_path):
+    config = load(tmp_path, "shuffle.kind=local", "importance.kind=kakurenbo")
+    epochs, fed = epochs_of(config, machine(), hidden=0.5)
+    assert fed.scorings == 50  # of 200 rows of a replica, 4 a batch
+    assert epochs.waits_s(fed, 1.0, 0.0, 0.25)["refresh"] == pytest.approx(12.5)
+
+
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all searches of a test, which are of one model and machine, trace it once."""
+    found: list[object] = []
+
+    def prepare(*given: object) -> object:
+        if not found:
+            found.append(_prepare(*given))
+        return found[0]
+
+    monkeypatch.setattr(search_module, "_prepare", prepare)
+
+
+def slow_machine() -> Cluster:
+    return machine(
+        host=Host(cores=6, decode_mbyte_s=0.5),
+        storage=Storage(disk_gbyte=0.04, node_read_gbyte_s=0.005, disk_read_gbyte_s=0.01),
+    )
+
+
+def test_the_parts_sum_to_the_epoch_and_no_bound_is_above_it(tmp_path):
+    config = load(tmp_path, "shuffle.exchange=0.5", "importance.kind=kakurenbo", text=IMAGES)
+    epochs, fed = epochs_of(config, slow_machine(), ROWS, hidden=0.3)
+    cases = [
+        (step_s, link_s * step_s, forward_s)
+        for step_s, link_s, forward_s in itertools.product(
+            (1e-4, 1e-3, 3e-3, 1e-2, 0.1), (0.0, 0.5, 1.0), (0.0, 0.01)
+        )
+    ]
+    for case in cases:
+        whole_s = epochs.epoch_s(fed, *case)
+        waits_s = epochs.waits_s(fed, *case)
+        assert fed.num_steps * case[0] + sum(waits_s.values()) == pytest.approx(whole_s)
+        for bound in cases:
+            if all(low <= high for low, high in zip(bound, case, strict=True)):
+                assert epochs.epoch_s(fed, *bound) <= whole_s * (1 + 1e-12)
+
+
+def choices_of(tmp_path, world_size: int) -> list[Epochs]:
+    return [
+        Epochs(
+            load(tmp_path, "model.depth=2", f"shuffle.exchange={exchange}"), slow_machine(),
+            replace(ROWS, num_rows=16_000), world_size=world_size, hidden_fraction=hidden,
+            words=(f"shuffle.exchange={exchange}", f"{hidden:.0%} hidden"),
+        )
+        for exchange, hidden in ((0, 0.0), (1, 0.4))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=[pytest.mark.thorough])])
+@pytest.mark.usefixtures("traced_once")
+def test_a_search_of_epochs_that_prunes_finds_what_one_finds_that_does_not(tmp_path, world_size):
+    found, whole = (
+        search(
+            load(tmp_path, "model.depth=2"), slow_machine(), world_size=world_size,
+            global_batch_size=8, epochs=choices_of(tmp_path, world_size), prunes=prunes,
+        )
+        for prunes in (True, False)
+    )  # fmt: skip
+    assert found.candidates == whole.candidates
+    assert found.choices == whole.choices
+    assert found.pruned > 0
+    assert found.legal == found.priced + found.unfit + found.pruned == whole.legal
+    best = found.candidates[0]
+    assert best.choice[-1] == "40% hidden"
+    for each in found.candidates:
+        assert sum(each.parts_s.values()) == pytest.approx(each.epoch_s)
+        assert each.epoch_s > 0
+    assert [each.choice for each in found.choices] == [
+        each.words for each in choices_of(tmp_path, world_size)
+    ]
+
+
+def test_epochs_come_in_another_order_where_data_sets_the_pace(tmp_path):
+    # Each node of a pipeline's first stage decodes for all: without a pipeline more nodes do
+    facts = DataFacts(num_rows=160, row_bytes=1000.0)
+    cluster = machine(host=Host(cores=3, decode_mbyte_s=1e-4))
+    epochs = Epochs(load(tmp_path, "shuffle.kind=local"), cluster, facts, world_size=4)
+    (best,) = search(
+        load(tmp_path), cluster, world_size=4, global_batch_size=16, top=1, epochs=[epochs]
+    ).candidates
+    assert best.settings[0] == "mesh.pp=1"
+    # Many meshes are as fast, of which the one with the shortest step comes first
+    assert best.step_s < 0.2
+    # 16 rows of 10 s each on the one core that each of two nodes has for it
+    assert best.epoch_s == pytest.approx(10 * 16 / 2 * 10, rel=0.01)
+
+
+def test_the_data_is_given_or_counted_or_refused(tmp_path):
+    config = load(tmp_path)
+    assert read_facts("1281167x110KB", load(tmp_path, text=IMAGES)).row_bytes == 110e3
+    assert read_facts("100", config) == DataFacts(num_rows=100, row_bytes=17.0)
+    with pytest.raises(OracleError, match=r"each row .* has 17 bytes; leave .*: --data 100$"):
+        read_facts("100x110KB", config)
+    for words in ("many", "12x", "x3", "0x3"):
+        with pytest.raises(
+            OracleError, match=r'--data is ".*", expected rows and the bytes of one'
+        ):
+            read_facts(words, config)
+    with pytest.raises(OracleError, match=r"--data files: .*absent.txt.*; or give rows"):
+        read_facts("files", config)
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(16 * 20 + 1))
+    counted = read_facts("files", load(tmp_path, f"data.train={str(text)!r}"))
+    assert counted == DataFacts(num_rows=20, row_bytes=17.0)
