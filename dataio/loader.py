@@ -296,7 +296,9 @@ class Loader:
     def state_dict(self) -> dict[str, object]:
         """Describe where the loader stands: a few integers and hashes, JSON, under 1 KB."""
         run = self._run
-        return self._parts.identity.to_state(run.position, num_hidden=run.num_hidden)
+        return self._parts.identity.to_state(
+            run.position, num_hidden=run.num_hidden, rows=run.log_place
+        )
 
     @checked_call
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -318,7 +320,7 @@ class Loader:
         check_excluded(position, self._parts.exclusion.name)
         if self._parts.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
-        self._run.choose(position, num_hidden=num_hidden)
+        self._run.choose(position, num_hidden=num_hidden, state=state)
 
     @checked_call
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -391,6 +393,8 @@ class Loader:
         for evaluation in self._evaluations:
             evaluation.close()
         release(self._parts)
+        if self._parts.rowlog is not None:
+            self._parts.rowlog.close()
         if self._owns_world:
             self.world.close()
 

@@ -223,6 +223,44 @@ def homes_before(
     return before
 
 
+def find_homes(
+    layout: Layout,
+    samples: NDArray[np.int64],
+    *,
+    exchange: float,
+    seed: int,
+    epoch: int,
+    first_epoch: int = 0,
+) -> NDArray[np.int64]:
+    """Find the homes of samples at the start of an epoch: the inverse of ``trace_homes``."""
+    leaving, homes = num_leaving(layout, exchange), samples
+    for past in range(first_epoch, epoch) if leaving else range(0):
+        homes = homes_after(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
+    return homes
+
+
+def homes_after(
+    layout: Layout, homes: NDArray[np.int64], *, num_leaving: int, seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """Find where the rows of these homes stand in the epoch after; see ``homes_before``."""
+    order = _LeavingOrder(layout, num_leaving, seed, epoch)
+    ring = make_ring(layout, seed=seed, epoch=epoch)
+    bounds = chunk_bounds(num_leaving)
+    replicas = replica_of_home(layout, homes)
+    places = order.places(replicas, homes - _share_starts(layout, replicas))
+    leaves = np.flatnonzero(places < num_leaving)
+    if not len(leaves):
+        return homes
+    places, after = places[leaves], homes.copy()
+    chunks, which = np.unique(
+        np.searchsorted(bounds, places, side="right") - 1, return_inverse=True
+    )
+    shifts = np.array([ring.shift(chunk) for chunk in chunks.tolist()], np.int64)
+    receivers = ring.destinations(replicas[leaves], shifts[which])
+    after[leaves] = _share_starts(layout, receivers) + order.rows(receivers, places)
+    return after
+
+
 @dataclass(frozen=True)
 class _LeavingOrder:
     """In which order the rows of every replica's share leave after an epoch.

@@ -11,7 +11,7 @@ from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Exchange, ExchangeContext
 from shuffle.homes import deal
-from shuffle.plan import leaving_slots, num_leaving, placement, trace_homes
+from shuffle.plan import find_homes, leaving_slots, num_leaving, placement, trace_homes
 from shuffle.relocation import begin_moves
 from shuffle.ring import crossing_fraction
 from shuffle.schedule import plan_legs
@@ -65,6 +65,19 @@ class Partial:
         return trace_homes(
             layout,
             homes,
+            exchange=self.exchange,
+            seed=seed,
+            epoch=epoch,
+            first_epoch=first_epoch,
+        )
+
+    def find(
+        self, layout: Layout, samples: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Follow samples to where exchanges brought them."""
+        return find_homes(
+            layout,
+            samples,
             exchange=self.exchange,
             seed=seed,
             epoch=epoch,
@@ -167,6 +180,14 @@ class Global:
         if not self.moves:
             return homes
         return deal(layout, seed=seed, epoch=epoch, first_epoch=first_epoch).samples(homes)
+
+    def find(
+        self, layout: Layout, samples: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Ask the epoch's dealing; where nothing moves, every row stays."""
+        if not self.moves:
+            return samples
+        return deal(layout, seed=seed, epoch=epoch, first_epoch=first_epoch).homes(samples)
 
     def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start moving the rows whose node changes; None where nothing moves."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.permutation import permute
+from dataio.base.permutation import permute, unpermute
 from dataio.base.seeding import Key, key
 from dataio.plan.balance import balance
 
@@ -152,6 +152,25 @@ class Order:
         if isinstance(self.visible, range):
             return index + self.visible.start
         return self.visible[index]
+
+    def places_of(self, slot: int) -> NDArray[np.int64]:
+        """int64[n]: Places of the sampling group's run at which a slot stands, ascending.
+
+        The inverse of `slots_in_run`: several where the row comes several times. Time and memory of
+        a call alone, but where rows are left out, cost differently or are staged in groups.
+        """
+        if isinstance(self.visible, range):
+            index = np.array([slot - self.visible.start] if slot in self.visible else [], np.int64)
+        else:
+            first, stop = np.searchsorted(self.visible, [slot, slot + 1])
+            index = np.arange(first, stop)
+        if self.costs is not None or self.excluded is not None:
+            return np.flatnonzero(np.isin(self._whole, index))
+        if self.groups is not None:
+            return np.flatnonzero(np.isin(self._shuffled(np.arange(len(self.visible))), index))
+        if self.stream is None or not len(index):
+            return index
+        return np.sort(unpermute(index, len(self.visible), self.stream))
 
     def _own(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Find where in the sampling group's run some places of this replica's are."""

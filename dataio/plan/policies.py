@@ -248,6 +248,17 @@ class Shuffle(Protocol):
         ...
 
 
+@runtime_checkable
+class Finding(Protocol):
+    """What else a shuffle may offer: where samples are, without looking through all pools."""
+
+    def find(
+        self, layout: Layout, samples: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """int64[len(samples)]: The homes of samples in an epoch; the inverse of `Shuffle.trace`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Local:
     """Rows never move: every node shuffles its own pool anew each epoch."""
@@ -271,6 +282,12 @@ class Local:
     ) -> NDArray[np.int64]:
         """Every row stays."""
         return homes
+
+    def find(
+        self, layout: Layout, samples: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Every row stays."""
+        return samples
 
     def begin(self, context: ExchangeContext) -> None:
         """Nothing moves."""

@@ -1,0 +1,1 @@
+"""Which rows trained when: a log of what the seed does not tell, and answers from both."""

@@ -1,0 +1,309 @@
+"""From a log's attempts to rows: what was trained at some steps, and when a sample was. Pure.
+
+An attempt's epoch is planned again by the functions that planned it, of one sampling group or of
+all; what a sampling group's replicas train in a step is one run of its shuffled rows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.errors import StateError
+from dataio.plan.epoch import (
+    Counts,
+    EpochPlan,
+    SamplingGroups,
+    find_sampling_groups,
+    plan_epoch,
+)
+from dataio.plan.exclusion import Exclusion
+from dataio.plan.growth import samples_in
+from dataio.plan.layout import Layout
+from dataio.plan.order import valid_rows
+from dataio.plan.policies import Finding, Selection, Shuffle
+from dataio.plan.replay import groups_of
+from dataio.plan.segment import Segment
+from dataio.rowlog.attempts import Attempt, Course, Piece
+from dataio.rowlog.packed import unpack_shown
+
+State = Literal["trained", "hidden", "excluded", "left out", "not reached"]
+"""What became of a sample in an epoch: ``left out``: the epoch ended, and with drop_last its step
+was one that not every replica fills; ``not reached``: the epoch was left before its step."""
+
+
+class Kept(Protocol):
+    """What a log keeps beside its attempts."""
+
+    def selection(self, attempt: Attempt, node: int) -> Selection:
+        """Find what an attempt's epoch selected of a node's sampling group."""
+        ...
+
+    def exclusion(self, name: str, num_samples: int) -> Exclusion:
+        """Find a list of samples that were left out for good."""
+        ...
+
+    def costs(self, name: str) -> NDArray[np.uint8] | None:
+        """Find what rows cost; None: alike."""
+        ...
+
+
+class Rows(NamedTuple):
+    """Rows that were trained, by column: one value a row in each.
+
+    Attributes:
+        step: int64: Of the epoch, from 0 on.
+        node: int64: Where that replica is.
+        replica: int64: Who trained it.
+        position: int64: Its place in the replica's batch.
+        slot: int64: In the node's pool.
+        sample_id: int64.
+        weight: float32: As delivered.
+    """
+
+    step: NDArray[np.int64]
+    node: NDArray[np.int64]
+    replica: NDArray[np.int64]
+    position: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    sample_id: NDArray[np.int64]
+    weight: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The epoch of one sampling group, as an attempt trained it.
+
+    Attributes:
+        attempt: Which.
+        layout: Of its ranks.
+        sampling: All sampling groups; ``mine`` is this one.
+        plan: Its batches, as its first replica has them.
+    """
+
+    attempt: Attempt
+    layout: Layout
+    sampling: SamplingGroups
+    plan: EpochPlan
+
+    def at(self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None) -> Rows:
+        """Describe what stands at places of the group's run; ``sample_id`` is to be filled in."""
+        order, width = self.plan.order, len(self.plan.order.dealt)
+        slots = order.slots_in_run(places) if len(places) else places
+        own, batch_size = places // width, order.batch_size
+        step = own // batch_size
+        weight = np.ones(len(places), np.float32)
+        if self.plan.selection.weights is not None:
+            weight = self.plan.selection.weights[slots].astype(np.float32)
+        # As `EpochPlan.block` scales them: by 1 where no replica pads
+        dealt = self.plan.dealt
+        steps, which = np.unique(step, return_inverse=True)
+        if len(steps) and (int(steps[-1]) + 1) * batch_size > int(dealt.min()):
+            valid = np.maximum(valid_rows(dealt, steps, batch_size), 1)
+            weight *= (len(dealt) * batch_size / valid).astype(np.float32)[which]
+        before = self.attempt.position.num_steps - self.attempt.first
+        replica = self.sampling.leader + places % width
+        node = np.searchsorted(self.layout.first_replica, replica, side="right") - 1
+        return Rows(
+            step + before, node, replica, own % batch_size, slots,
+            slots if sample_id is None else sample_id, weight,
+        )  # fmt: skip
+
+    def places(self, steps: range) -> NDArray[np.int64]:
+        """int64[n]: Places of the group's run that some steps of the segment train."""
+        order = self.plan.order
+        stop = min(steps.stop, order.steps)
+        per_step = len(order.dealt) * order.batch_size
+        last = min(stop * per_step, int(order.dealt.sum()))
+        return np.arange(min(steps.start * per_step, last), last)
+
+
+class Answers:
+    """Answers what was trained when.
+
+    Args:
+        course: The steps in question.
+        kept: What the log keeps beside them.
+        shuffle: The policy of the run.
+    """
+
+    def __init__(self, course: Course, kept: Kept, shuffle: Shuffle) -> None:
+        self.course = course
+        self._kept = kept
+        self._shuffle = shuffle
+        self._attempts = {attempt.number: attempt for attempt in course.attempts}
+        self._last_layout: tuple[Segment, Layout] | None = None
+        self._exclusion = lru_cache(4)(kept.exclusion)
+        self._seen = lru_cache(2)(self._find_seen)
+        self._shown = lru_cache(2)(unpack_shown)
+        self._costs = lru_cache(1)(kept.costs)
+
+    def at(self, piece: Piece, steps: range, *, nodes: Iterable[int] | None = None) -> Rows:
+        """Find all rows of some steps of a piece's segment, step by step.
+
+        Args:
+            piece: Which.
+            steps: Among its own.
+            nodes: Of these sampling groups alone; None: all.
+        """
+        attempt = piece.attempt
+        layout = self._layout(attempt)
+        count = 1 if attempt.setup.holds_all else layout.num_nodes
+        found = []
+        for node in range(count) if nodes is None else nodes:
+            group = self.group(attempt, node)
+            found.append(group.at(group.places(steps)))
+        joined = Rows(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        joined = joined._replace(
+            sample_id=self._samples(attempt, layout, joined.node, joined.slot)
+        )
+        order = np.lexsort((joined.position, joined.replica, joined.step))
+        return Rows(*(column[order] for column in joined))
+
+    def of(self, piece: Piece, sample_id: int) -> tuple[State | None, Rows | None]:
+        """Find what became of a sample in a piece: trained, with the rows; or why not.
+
+        None: it was trained earlier in the epoch, or the dataset had yet to grow to it.
+        """
+        attempt = piece.attempt
+        layout = self._layout(attempt)
+        if sample_id >= layout.num_samples:
+            return None, None
+        name = attempt.position.running.excluded
+        if name and self._exclusion(name, layout.num_samples).flags(np.array([sample_id]))[0]:
+            return "excluded", None
+        node, slot = self._find(attempt, layout, sample_id)
+        group = self.group(attempt, node)
+        places = group.plan.order.places_of(slot)
+        if not len(places):
+            is_hidden = np.isin(slot, group.plan.selection.hidden).any()
+            return ("hidden" if is_hidden else None), None
+        per_step = len(group.plan.order.dealt) * group.plan.order.batch_size
+        step = places // per_step
+        inside = (step >= piece.steps.start) & (step < piece.steps.stop)
+        if inside.any():
+            ids = np.full(int(inside.sum()), sample_id)
+            return "trained", group.at(places[inside], ids)
+        if (step < piece.steps.start).all():
+            return None, None
+        ended = piece.steps.stop >= group.plan.order.steps
+        return ("left out" if ended else "not reached"), None
+
+    def group(self, attempt: Attempt, node: int) -> Group:
+        """Plan a sampling group's epoch again as an attempt had it."""
+        setup, segment = attempt.setup, attempt.position.running
+        layout = self._layout(attempt)
+        leader = 0 if setup.holds_all else int(layout.first_replica[node])
+        sampling = find_sampling_groups(layout, replica=leader, holds_all=setup.holds_all)
+        selection = self._kept.selection(attempt, node)
+        shown = self._shown(attempt.shown) if attempt.shown is not None else sampling.sizes
+        unseen = shown.copy()
+        unseen[node] += len(selection.hidden)
+        ids = None
+        seen = excluded = costs = None
+        if attempt.position.ended or segment.excluded or setup.costs:
+            ids = self._group_samples(attempt, layout, node)
+        if ids is not None and attempt.position.ended:
+            seen = self._seen(attempt.number)[ids]
+            seen = seen if seen.any() else None
+        if ids is not None and segment.excluded:
+            excluded = self._exclusion(segment.excluded, layout.num_samples).flags(ids)
+        if ids is not None and setup.costs and (known := self._costs(setup.costs)) is not None:
+            costs = known[ids]
+        plan = plan_epoch(
+            sampling, selection, Counts(unseen, shown),
+            stream=sampling.stream(setup.seed, "order", epoch=attempt.epoch),
+            batch_size=segment.batch_size, seen=seen, drop_last=setup.drop_last,
+            groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
+            costs=costs, excluded=excluded,
+        )  # fmt: skip
+        return Group(attempt, layout, sampling, plan)
+
+    def _find_seen(self, number: int) -> NDArray[np.int64]:
+        """int64[num_samples]: How often the ended segments of an attempt's epoch trained each."""
+        attempt = self._attempts[number]
+        total = attempt.position.running.layout(attempt.setup.num_samples).num_samples
+        seen = np.zeros(total, np.int64)
+        for count, segment in enumerate(attempt.position.ended, 1):
+            earlier = self._of_segment(attempt, count)
+            layout = self._layout(earlier)
+            for node in range(1 if attempt.setup.holds_all else layout.num_nodes):
+                group = self.group(earlier, node)
+                places = group.places(range(segment.steps))
+                slots = group.plan.order.slots_in_run(places) if len(places) else places
+                nodes = np.full(len(slots), node)
+                np.add.at(seen, self._samples(earlier, layout, nodes, slots), 1)
+        return seen
+
+    def _of_segment(self, attempt: Attempt, count: int) -> Attempt:
+        """Find the attempt that trained an epoch's segment before this one's, as it ended."""
+        before = attempt
+        while before.after is not None and before.after[0] in self._attempts:
+            before = self._attempts[before.after[0]]
+            if before.epoch != attempt.epoch:
+                break
+            if len(before.position.segments) == count:
+                return before
+        raise StateError(
+            f"epoch {attempt.epoch} was begun on other ranks, or with another batch size, by what "
+            "is in no log of rows, expected all of the epoch; ask for an epoch that was begun with "
+            "the log"
+        )
+
+    def _layout(self, attempt: Attempt) -> Layout:
+        """Return the layout of an attempt, the same one where it has not changed."""
+        segment, num_samples = attempt.position.running, attempt.setup.num_samples
+        if self._last_layout is not None:
+            last, layout = self._last_layout
+            if (last.replicas, last.grown) == (segment.replicas, segment.grown):
+                return layout
+        layout = segment.layout(num_samples)
+        self._last_layout = segment, layout
+        return layout
+
+    def _group_samples(self, attempt: Attempt, layout: Layout, node: int) -> NDArray[np.int64]:
+        if attempt.setup.holds_all:
+            return np.arange(layout.num_samples)
+        return samples_in(
+            self._shuffle, layout, node=node, epoch=attempt.epoch, seed=attempt.setup.seed,
+            first_epoch=attempt.position.running.first_epoch,
+        )  # fmt: skip
+
+    def _samples(
+        self, attempt: Attempt, layout: Layout, node: NDArray[np.int64], slot: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """int64[n]: The samples that slots of nodes held in an attempt's epoch."""
+        if attempt.setup.holds_all:
+            return slot
+        if layout.earlier:
+            found = np.empty_like(slot)
+            for each in np.unique(node).tolist():
+                here = node == each
+                found[here] = self._group_samples(attempt, layout, each)[slot[here]]
+            return found
+        return self._shuffle.trace(
+            layout, layout.pool_starts[node] + slot, epoch=attempt.epoch, seed=attempt.setup.seed,
+            first_epoch=attempt.position.running.first_epoch,
+        )  # fmt: skip
+
+    def _find(self, attempt: Attempt, layout: Layout, sample_id: int) -> tuple[int, int]:
+        """Find the node and slot that held a sample in an attempt's epoch."""
+        if attempt.setup.holds_all:
+            return 0, sample_id
+        if not layout.earlier and isinstance(self._shuffle, Finding):
+            home = int(
+                self._shuffle.find(
+                    layout, np.array([sample_id]), epoch=attempt.epoch, seed=attempt.setup.seed,
+                    first_epoch=attempt.position.running.first_epoch,
+                )[0]  # fmt: skip
+            )
+            node = int(np.searchsorted(layout.pool_starts, home, side="right")) - 1
+            return node, home - int(layout.pool_starts[node])
+        for node in range(layout.num_nodes):
+            places = np.flatnonzero(self._group_samples(attempt, layout, node) == sample_id)
+            if len(places):
+                return node, int(places[0])
+        raise LookupError(f"no pool holds sample {sample_id}")
