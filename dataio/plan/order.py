@@ -153,24 +153,34 @@ class Order:
             return index + self.visible.start
         return self.visible[index]
 
-    def places_of(self, slot: int) -> NDArray[np.int64]:
-        """int64[n]: Places of the sampling group's run at which a slot stands, ascending.
+    def places_of(
+        self, slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find where in the sampling group's run some slots stand: the inverse of `slots_in_run`.
 
-        The inverse of `slots_in_run`: several where the row comes several times. Time and memory of
-        a call alone, but where rows are left out, cost differently or are staged in groups.
+        Time and memory of ``slots`` alone, but where rows are left out, cost differently or are
+        staged in groups.
+
+        Returns:
+            int64[n]: Places. int64[n]: For each, the number of its slot in ``slots``; a slot that
+            comes several times has several places, one that does not come has none.
         """
         if isinstance(self.visible, range):
-            index = np.array([slot - self.visible.start] if slot in self.visible else [], np.int64)
+            which = np.flatnonzero((slots >= self.visible.start) & (slots < self.visible.stop))
+            index = slots[which] - self.visible.start
         else:
-            first, stop = np.searchsorted(self.visible, [slot, slot + 1])
-            index = np.arange(first, stop)
-        if self.costs is not None or self.excluded is not None:
-            return np.flatnonzero(np.isin(self._whole, index))
-        if self.groups is not None:
-            return np.flatnonzero(np.isin(self._shuffled(np.arange(len(self.visible))), index))
-        if self.stream is None or not len(index):
-            return index
-        return np.sort(unpermute(index, len(self.visible), self.stream))
+            first = np.searchsorted(self.visible, slots)
+            count = np.searchsorted(self.visible, slots, side="right") - first
+            which = np.repeat(np.arange(len(slots)), count)
+            index = np.arange(len(which)) + np.repeat(first - np.cumsum(count) + count, count)
+        if self.costs is None and self.excluded is None and self.groups is None:
+            if self.stream is None or not len(index):
+                return index, which
+            return unpermute(index, len(self.visible), self.stream), which
+        places = np.full(len(self.visible), -1)
+        places[self._whole] = np.arange(len(self._whole))
+        found = places[index]
+        return found[found >= 0], which[found >= 0]
 
     def _own(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Find where in the sampling group's run some places of this replica's are."""

@@ -51,7 +51,7 @@ class Kept(Protocol):
         ...
 
 
-class Rows(NamedTuple):
+class TrainedRows(NamedTuple):
     """Rows that were trained, by column: one value a row in each.
 
     Attributes:
@@ -73,6 +73,22 @@ class Rows(NamedTuple):
     weight: NDArray[np.float32]
 
 
+_NONE = TrainedRows(*[np.empty(0, np.int64)] * 6, np.empty(0, np.float32))
+
+
+class Fates(NamedTuple):
+    """What became of samples in a piece.
+
+    Attributes:
+        states: Of each; None: it was trained earlier in the epoch, or the dataset had yet to grow
+            to it.
+        rows: Those that were trained in it.
+    """
+
+    states: list[State | None]
+    rows: TrainedRows
+
+
 @dataclass(frozen=True)
 class Group:
     """The epoch of one sampling group, as an attempt trained it.
@@ -89,7 +105,7 @@ class Group:
     sampling: SamplingGroups
     plan: EpochPlan
 
-    def at(self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None) -> Rows:
+    def at(self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None) -> TrainedRows:
         """Describe what stands at places of the group's run; ``sample_id`` is to be filled in."""
         order, width = self.plan.order, len(self.plan.order.dealt)
         slots = order.slots_in_run(places) if len(places) else places
@@ -107,7 +123,7 @@ class Group:
         before = self.attempt.position.num_steps - self.attempt.first
         replica = self.sampling.leader + places % width
         node = np.searchsorted(self.layout.first_replica, replica, side="right") - 1
-        return Rows(
+        return TrainedRows(
             step + before, node, replica, own % batch_size, slots,
             slots if sample_id is None else sample_id, weight,
         )  # fmt: skip
@@ -141,7 +157,7 @@ class Answers:
         self._shown = lru_cache(2)(unpack_shown)
         self._costs = lru_cache(1)(kept.costs)
 
-    def at(self, piece: Piece, steps: range, *, nodes: Iterable[int] | None = None) -> Rows:
+    def at(self, piece: Piece, steps: range, *, nodes: Iterable[int] | None = None) -> TrainedRows:
         """Find all rows of some steps of a piece's segment, step by step.
 
         Args:
@@ -156,41 +172,48 @@ class Answers:
         for node in range(count) if nodes is None else nodes:
             group = self.group(attempt, node)
             found.append(group.at(group.places(steps)))
-        joined = Rows(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        joined = _joined(found)
         joined = joined._replace(
             sample_id=self._samples(attempt, layout, joined.node, joined.slot)
         )
         order = np.lexsort((joined.position, joined.replica, joined.step))
-        return Rows(*(column[order] for column in joined))
+        return TrainedRows(*(column[order] for column in joined))
 
-    def of(self, piece: Piece, sample_id: int) -> tuple[State | None, Rows | None]:
-        """Find what became of a sample in a piece: trained, with the rows; or why not.
+    def of(self, piece: Piece, sample_id: NDArray[np.int64]) -> Fates:
+        """Find what became of samples in a piece.
 
-        None: it was trained earlier in the epoch, or the dataset had yet to grow to it.
+        Args:
+            piece: Which.
+            sample_id: int64[n]: Distinct.
         """
         attempt = piece.attempt
-        layout = self._layout(attempt)
-        if sample_id >= layout.num_samples:
-            return None, None
-        name = attempt.position.running.excluded
-        if name and self._exclusion(name, layout.num_samples).flags(np.array([sample_id]))[0]:
-            return "excluded", None
-        node, slot = self._find(attempt, layout, sample_id)
-        group = self.group(attempt, node)
-        places = group.plan.order.places_of(slot)
-        if not len(places):
-            is_hidden = np.isin(slot, group.plan.selection.hidden).any()
-            return ("hidden" if is_hidden else None), None
-        per_step = len(group.plan.order.dealt) * group.plan.order.batch_size
-        step = places // per_step
-        inside = (step >= piece.steps.start) & (step < piece.steps.stop)
-        if inside.any():
-            ids = np.full(int(inside.sum()), sample_id)
-            return "trained", group.at(places[inside], ids)
-        if (step < piece.steps.start).all():
-            return None, None
-        ended = piece.steps.stop >= group.plan.order.steps
-        return ("left out" if ended else "not reached"), None
+        layout, name = self._layout(attempt), attempt.position.running.excluded
+        states: list[State | None] = [None] * len(sample_id)
+        there = np.flatnonzero(sample_id < layout.num_samples)
+        if name:
+            gone = self._exclusion(name, layout.num_samples).flags(sample_id[there])
+            for number in there[gone].tolist():
+                states[number] = "excluded"
+            there = there[~gone]
+        nodes, slots = self._find(attempt, layout, sample_id[there])
+        found = []
+        for node in np.unique(nodes).tolist():
+            here = np.flatnonzero(nodes == node)
+            group = self.group(attempt, node)
+            order = group.plan.order
+            places, which = order.places_of(slots[here])
+            step = places // (len(order.dealt) * order.batch_size)
+            inside = (step >= piece.steps.start) & (step < piece.steps.stop)
+            found.append(group.at(places[inside], sample_id[there[here[which[inside]]]]))
+            ended = piece.steps.stop >= order.steps
+            beyond: State = "left out" if ended else "not reached"
+            for number in which[step >= piece.steps.stop].tolist():
+                states[there[here[number]]] = beyond
+            for number in which[inside].tolist():
+                states[there[here[number]]] = "trained"
+            for number in np.flatnonzero(np.isin(slots[here], group.plan.selection.hidden)).tolist():
+                states[there[here[number]]] = "hidden"
+        return Fates(states, _joined(found))
 
     def group(self, attempt: Attempt, node: int) -> Group:
         """Plan a sampling group's epoch again as an attempt had it."""
@@ -289,21 +312,29 @@ class Answers:
             first_epoch=attempt.position.running.first_epoch,
         )  # fmt: skip
 
-    def _find(self, attempt: Attempt, layout: Layout, sample_id: int) -> tuple[int, int]:
-        """Find the node and slot that held a sample in an attempt's epoch."""
+    def _find(
+        self, attempt: Attempt, layout: Layout, sample_id: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """int64[n], int64[n]: The nodes and slots that held samples in an attempt's epoch."""
         if attempt.setup.holds_all:
-            return 0, sample_id
+            return np.zeros_like(sample_id), sample_id
         if not layout.earlier and isinstance(self._shuffle, Finding):
-            home = int(
-                self._shuffle.find(
-                    layout, np.array([sample_id]), epoch=attempt.epoch, seed=attempt.setup.seed,
-                    first_epoch=attempt.position.running.first_epoch,
-                )[0]  # fmt: skip
-            )
-            node = int(np.searchsorted(layout.pool_starts, home, side="right")) - 1
-            return node, home - int(layout.pool_starts[node])
-        for node in range(layout.num_nodes):
-            places = np.flatnonzero(self._group_samples(attempt, layout, node) == sample_id)
-            if len(places):
-                return node, int(places[0])
-        raise LookupError(f"no pool holds sample {sample_id}")
+            homes = self._shuffle.find(
+                layout, sample_id, epoch=attempt.epoch, seed=attempt.setup.seed,
+                first_epoch=attempt.position.running.first_epoch,
+            )  # fmt: skip
+            nodes = np.searchsorted(layout.pool_starts, homes, side="right") - 1
+            return nodes, homes - layout.pool_starts[nodes]
+        node, slot = np.empty_like(sample_id), np.empty_like(sample_id)
+        for each in range(layout.num_nodes):
+            held = self._group_samples(attempt, layout, each)
+            order = np.argsort(held, kind="stable")
+            place = np.minimum(np.searchsorted(held, sample_id, sorter=order), len(held) - 1)
+            here = np.flatnonzero(held[order[place]] == sample_id)
+            node[here], slot[here] = each, order[place[here]]
+        return node, slot
+
+
+def _joined(parts: Iterable[TrainedRows]) -> TrainedRows:
+    columns = zip(_NONE, *parts, strict=True)
+    return TrainedRows(*(np.concatenate(column) for column in columns))

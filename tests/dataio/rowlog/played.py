@@ -8,16 +8,29 @@ from typing import Any
 import numpy as np
 
 from dataio import Loader, NodeCache, Reports, Staging
-from dataio.rowlog.answers import Answers, Rows
+from dataio.rowlog.answers import Answers, TrainedRows
 from dataio.rowlog.attempts import find_course
 from dataio.rowlog.log import read_log
 from dataio.world import World, run_threads, thread_worlds
 from importance import Weighted
 from tests.dataio.exclude_run import NUM_SAMPLES, POLICIES, SHUFFLES, losses, make, some
+from tests.memory_source import MemorySource, payload
 
 LAYOUTS = [(1,), (2,), (1, 1), (2, 1), (1, 1, 1), (2, 2)]
 ALL_POLICIES = {**POLICIES, "drawn": Weighted(np.arange(NUM_SAMPLES) % 3, num_samples=90)}
 EPOCHS = 3
+
+
+
+class Wide(MemorySource):
+    """Samples of which not all fit under `QUOTA`."""
+
+    @staticmethod
+    def payload(sample_id: int) -> bytes:
+        return payload(sample_id) * 300
+
+
+QUOTA = 380_000
 
 Row = tuple[int, int, int, int, int, int, float]
 """Epoch, step of the epoch, replica, place in the batch, slot, sample, weight."""
@@ -93,9 +106,10 @@ def play(root: Path, history: History) -> tuple[Counter[Row], Counter[Row]]:
                 "exclude": list(leg.exclude) or None,
                 "staging": Staging(when="overlap" if history.overlap else "before"),
                 "reports": Reports(progress=False, rows=root / "rows"),
-                "cache": NodeCache(root / "cache", quota=900 if history.quota else None),
+                "cache": NodeCache(root / "cache", quota=QUOTA if history.quota else None),
             }  # fmt: skip
-            with make(world, root, **options) as loader:
+            source = Wide(NUM_SAMPLES) if history.quota else None
+            with make(world, root, source=source, **options) as loader:
                 if number:
                     loader.restore(root / f"saved{number - 1}")
                 before = _train(loader, None if is_last else leg.steps)
@@ -149,18 +163,16 @@ def forward(found: Answers) -> tuple[Counter[Row], Counter[Row]]:
     return kept, discarded
 
 
-def inverse(found: Answers, sample_id: int) -> tuple[Counter[Row], Counter[Row]]:
-    """Ask for all that became of a sample."""
+def inverse(found: Answers, sample_id: np.ndarray) -> tuple[Counter[Row], Counter[Row]]:
+    """Ask for all that became of samples."""
     kept, discarded = Counter[Row](), Counter[Row]()
     for pieces, total in ((found.course.kept, kept), (found.course.discarded, discarded)):
         for piece in pieces:
-            _, rows = found.of(piece, sample_id)
-            if rows is not None:
-                total.update(as_rows(piece.attempt.epoch, rows))
+            total.update(as_rows(piece.attempt.epoch, found.of(piece, sample_id).rows))
     return kept, discarded
 
 
-def as_rows(epoch: int, rows: Rows) -> list[Row]:
+def as_rows(epoch: int, rows: TrainedRows) -> list[Row]:
     """List rows as `play` does."""
     columns = (rows.step, rows.replica, rows.position, rows.slot, rows.sample_id, rows.weight)
     return [(epoch, *row) for row in zip(*(c.tolist() for c in columns), strict=True)]
