@@ -153,9 +153,7 @@ class Order:
             return index + self.visible.start
         return self.visible[index]
 
-    def places_of(
-        self, slots: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def places_of(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find where in the sampling group's run some slots stand: the inverse of `slots_in_run`.
 
         Time and memory of ``slots`` alone, but where rows are left out, cost differently or are

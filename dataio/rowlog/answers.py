@@ -73,7 +73,8 @@ class TrainedRows(NamedTuple):
     weight: NDArray[np.float32]
 
 
-_NONE = TrainedRows(*[np.empty(0, np.int64)] * 6, np.empty(0, np.float32))
+_NO_ID = np.empty(0, np.int64)
+_NONE = TrainedRows(_NO_ID, _NO_ID, _NO_ID, _NO_ID, _NO_ID, _NO_ID, np.empty(0, np.float32))
 
 
 class Fates(NamedTuple):
@@ -105,7 +106,9 @@ class Group:
     sampling: SamplingGroups
     plan: EpochPlan
 
-    def at(self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None) -> TrainedRows:
+    def at(
+        self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None
+    ) -> TrainedRows:
         """Describe what stands at places of the group's run; ``sample_id`` is to be filled in."""
         order, width = self.plan.order, len(self.plan.order.dealt)
         slots = order.slots_in_run(places) if len(places) else places
@@ -173,11 +176,9 @@ class Answers:
             group = self.group(attempt, node)
             found.append(group.at(group.places(steps)))
         joined = _joined(found)
-        joined = joined._replace(
-            sample_id=self._samples(attempt, layout, joined.node, joined.slot)
-        )
+        joined = joined._replace(sample_id=self._samples(attempt, layout, joined.node, joined.slot))
         order = np.lexsort((joined.position, joined.replica, joined.step))
-        return TrainedRows(*(column[order] for column in joined))
+        return TrainedRows._make(column[order] for column in joined)
 
     def of(self, piece: Piece, sample_id: NDArray[np.int64]) -> Fates:
         """Find what became of samples in a piece.
@@ -211,7 +212,9 @@ class Answers:
                 states[there[here[number]]] = beyond
             for number in which[inside].tolist():
                 states[there[here[number]]] = "trained"
-            for number in np.flatnonzero(np.isin(slots[here], group.plan.selection.hidden)).tolist():
+            for number in np.flatnonzero(
+                np.isin(slots[here], group.plan.selection.hidden)
+            ).tolist():
                 states[there[here[number]]] = "hidden"
         return Fates(states, _joined(found))
 
@@ -337,4 +340,4 @@ class Answers:
 
 def _joined(parts: Iterable[TrainedRows]) -> TrainedRows:
     columns = zip(_NONE, *parts, strict=True)
-    return TrainedRows(*(np.concatenate(column) for column in columns))
+    return TrainedRows._make(np.concatenate(column) for column in columns)

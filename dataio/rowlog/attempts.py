@@ -7,7 +7,7 @@ way from the last one back to the first are those that the weights have seen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dataio.plan.segment import Position
@@ -150,11 +150,17 @@ def find_course(attempts: Sequence[Attempt], *, tip: tuple[int, int] | None = No
         tip: The attempt, and the step of its segment, that the weights in question come from;
             None: the last attempt's end.
     """
+    if tip is not None:  # what came later is of no concern to these weights
+        attempts = [
+            replace(attempt, stop=tip[1]) if attempt.number == tip[0] else attempt
+            for attempt in attempts
+            if attempt.number <= tip[0]
+        ]
     if not attempts:
         return Course((), (), False, ())
     by_number = {attempt.number: attempt for attempt in attempts}
     last = attempts[-1]
-    place: tuple[int, int] | None = tip if tip is not None else (last.number, last.stop)
+    place: tuple[int, int] | None = (last.number, last.stop)
     stops: dict[int, int] = {}
     is_whole = False
     while place is not None and (attempt := by_number.get(place[0])) is not None:

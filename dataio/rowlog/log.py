@@ -106,7 +106,8 @@ class RowLog:
             self._try(lambda: self._add_selection(number, plan.selection, sampling))
         if world.rank:
             return
-        starts = np.cumsum(sampling.replicas) - sampling.replicas
+        width = np.array(sampling.replicas, np.int64)
+        starts = np.cumsum(width) - width
         shown = np.add.reduceat(plan.dealt, starts)
         line = {
             "attempt": number,
@@ -193,9 +194,7 @@ class RowLog:
         if place is not None:
             self._append({"ended": place[0], "step": place[1]})
 
-    def _add_selection(
-        self, number: int, selection: Selection, sampling: SamplingGroups
-    ) -> None:
+    def _add_selection(self, number: int, selection: Selection, sampling: SamplingGroups) -> None:
         if is_plain(selection):
             return
         data = pack_selection(selection, sampling.num_rows)

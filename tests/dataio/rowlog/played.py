@@ -21,7 +21,6 @@ ALL_POLICIES = {**POLICIES, "drawn": Weighted(np.arange(NUM_SAMPLES) % 3, num_sa
 EPOCHS = 3
 
 
-
 class Wide(MemorySource):
     """Samples of which not all fit under `QUOTA`."""
 

@@ -1,0 +1,355 @@
+"""A run, asked for its rows: `open(run).at(...)` and `.of(...)`, as Arrow tables."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dataio import Source, open_source
+from dataio.plan.policies import Shuffle
+from dataio.rowlog.answers import Answers, State, TrainedRows
+from dataio.rowlog.attempts import Piece, Setup
+from dataio.source.base import ShardedSource
+from dataio.source.names import find_name, find_named, read_names
+from dataio.source.place import place_of
+from tonari.rows.find import find_log, find_run_course, find_shuffle
+
+Steps = int | range | tuple[int, int] | slice
+"""A step, or those from the first up to and without the second."""
+
+SCHEMA = pa.schema(
+    [
+        ("what", pa.string()), ("kept", pa.bool_()), ("epoch", pa.int64()), ("step", pa.int64()),
+        ("run_step", pa.int64()), ("attempt", pa.int64()), ("node", pa.int64()),
+        ("replica", pa.int64()), ("position", pa.int64()), ("slot", pa.int64()),
+        ("sample_id", pa.int64()), ("weight", pa.float32()),
+    ]
+)  # fmt: skip
+"""Of an answer. ``what``: "trained", or of a sample that an epoch did not train "hidden",
+"excluded", "left out" (drop_last) or "not reached". ``kept``: whether the step is in the weights;
+false: it was thrown away when the run went on from an earlier save. ``step``: batch of the epoch,
+from 0 on. ``run_step``: optimizer step of the run, from 1 on. ``position``: in the replica's
+batch."""
+
+
+def open(
+    run: str | os.PathLike[str],
+    *,
+    source: Source | str | Sequence[str] | None = None,
+    shuffle: Shuffle | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> "RunRows":
+    """Open a run to ask which rows it trained when; reads its log, and nothing of the dataset.
+
+    Args:
+        run: A run's directory, or what `Reports` had as ``rows``: up to its last step. Or a
+            checkpoint, or what `Loader.save` wrote: up to there.
+        source: The dataset, for keys and shards; None: the one that the log names, once it is
+            asked for.
+        shuffle: The run's policy, where it is none of `shuffle`'s.
+        log: The log's directory, where it does not lie beside ``run``.
+
+    Raises:
+        StateError: If there is no log, or it is damaged.
+        ValueError: If the policy is not the run's.
+    """
+    logged = find_log(run, log=log)
+    course = find_run_course(run, logged)
+    answers = Answers(course, logged, find_shuffle(course, shuffle))
+    return RunRows(str(run), answers, source)
+
+
+@dataclass
+class RunRows:
+    """What a run trained.
+
+    Attributes:
+        name: Of the run, for messages.
+        answers: Computes what was trained.
+        given: The dataset as it was given.
+    """
+
+    name: str
+    answers: Answers
+    given: Source | str | Sequence[str] | None = None
+    _source: Source | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that the weights have seen is known; False: the log began in mid-run."""
+        return self.answers.course.is_whole
+
+    @property
+    def setup(self) -> Setup:
+        """What the run's loader was made with."""
+        return self.answers.course.kept[-1].attempt.setup
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that are in the weights."""
+        return self.answers.course.kept[-1].run_steps.stop - 1
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that were begun, the last one included."""
+        return max(piece.attempt.epoch for piece in self.answers.course.kept) + 1
+
+    def source(self) -> Source:
+        """Open the dataset.
+
+        Raises:
+            ValueError: If it is not at hand, or not the one that was trained on.
+            DataioError: If it cannot be read.
+        """
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    def at(
+        self,
+        *,
+        epoch: int | None = None,
+        steps: Steps | None = None,
+        step: int | None = None,
+        discarded: bool = False,
+    ) -> pa.Table:
+        """List the rows of some steps, of all replicas.
+
+        Args:
+            epoch: Whose steps.
+            steps: Batches of the epoch, from 0 on; None: all.
+            step: An optimizer step of the run instead, from 1 on, as metrics.jsonl has it.
+            discarded: Those that were thrown away too, when the run went on from an earlier save.
+
+        Returns:
+            Columns of `SCHEMA`, a row for each row trained, step by step.
+
+        Raises:
+            ValueError: If neither or both are given, or a step was never reached.
+        """
+        if (epoch is None) == (step is None):
+            raise ValueError("rows: give epoch=, perhaps with steps=, or step=, and not both")
+        course = self.answers.course
+        pieces = [*course.kept, *(course.discarded if discarded else ())]
+        asked: list[tuple[Piece, range]] = []
+        for piece in pieces:
+            known = piece.epoch_steps
+            wanted = known
+            if step is not None:
+                if step not in piece.run_steps:
+                    continue
+                wanted = piece.steps_of(step)
+            elif piece.attempt.epoch != epoch:
+                continue
+            elif steps is not None:
+                chosen = _as_range(steps, known.stop)
+                wanted = range(max(known.start, chosen.start), min(known.stop, chosen.stop))
+            if len(wanted):
+                asked.append((piece, wanted))
+        if not asked:
+            raise self._never(epoch, steps, step)
+        return pa.concat_tables([self._table(piece, self._rows(piece, s)) for piece, s in asked])
+
+    def of(
+        self,
+        *,
+        sample_id: int | Iterable[int] | None = None,
+        key: str | None = None,
+        shard: str | None = None,
+    ) -> pa.Table:
+        """List what became of samples, epoch by epoch: where they were trained, or why not.
+
+        Args:
+            sample_id: Its number in the dataset, or several.
+            key: Its name in the dataset, whose names are all read for it.
+            shard: Path of a file of the dataset: all samples in it.
+
+        Returns:
+            Columns of `SCHEMA`: a row for each time that a sample was trained, kept or not; and one
+            for each epoch of the run that did not train it.
+
+        Raises:
+            ValueError: If there is no such sample, key or shard.
+        """
+        if [sample_id, key, shard].count(None) != 2:
+            raise ValueError("rows: give one of sample_id=, key= and shard=")
+        ids = self._find(sample_id, key, shard)
+        course, tables = self.answers.course, []
+        for epoch in dict.fromkeys(piece.attempt.epoch for piece in course.kept):
+            pieces = [piece for piece in course.kept if piece.attempt.epoch == epoch]
+            tables += self._of_epoch(pieces, ids)
+        for piece in course.discarded:
+            rows = self.answers.of(piece, ids).rows
+            if len(rows.step):
+                tables.append(self._table(piece, rows))
+        return pa.concat_tables([SCHEMA.empty_table(), *tables])
+
+    def named(self, table: pa.Table) -> pa.Table:
+        """Add the columns ``shard`` and ``key``, null where the dataset has none.
+
+        Raises:
+            ValueError: If the dataset is not at hand.
+            DataioError: If it cannot be read.
+        """
+        source, ids = self.source(), table.column("sample_id").to_numpy()
+        each, which = np.unique(ids, return_inverse=True)
+        places = [place_of(source, one) for one in each.tolist()]
+        field = find_name(source)
+        keys = [None] * len(each) if field is None else [*read_names(source, field, each)]
+        for name, values in (("shard", places), ("key", keys)):
+            column = pa.array(values, pa.string()).take(pa.array(which))
+            table = table.append_column(name, column)
+        return table
+
+    def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[pa.Table]:
+        """List what became of samples in an epoch that the weights have seen."""
+        tables, last = [], pieces[-1]
+        states: list[State | None] = [None] * len(ids)
+        for piece in pieces:
+            fates = self.answers.of(piece, ids)
+            if len(fates.rows.step):
+                tables.append(self._table(piece, fates.rows))
+            for number, state in enumerate(fates.states):
+                if state is not None and states[number] != "trained":
+                    states[number] = state
+        missed = [
+            (sample_id, state)
+            for sample_id, state in zip(ids.tolist(), states, strict=True)
+            if state not in (None, "trained")
+        ]
+        if missed:
+            columns: dict[str, Any] = {
+                "what": [state for _, state in missed], "kept": [True] * len(missed),
+                "epoch": [last.attempt.epoch] * len(missed),
+                "attempt": [last.attempt.number] * len(missed),
+                "sample_id": [sample_id for sample_id, _ in missed],
+            }  # fmt: skip
+            empty = [None] * len(missed)
+            arrays = [pa.array(columns.get(f.name, empty), f.type) for f in SCHEMA]
+            tables.append(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        return tables
+
+    def _rows(self, piece: Piece, epoch_steps: range) -> TrainedRows:
+        back = piece.epoch_steps.start - piece.steps.start
+        return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
+
+    def _table(self, piece: Piece, rows: TrainedRows) -> pa.Table:
+        count, first = len(rows.step), piece.epoch_steps.start
+        into = (rows.step - first) // piece.attempt.setup.accumulate
+        columns: dict[str, Any] = {
+            "what": pa.repeat("trained", count), "kept": pa.repeat(piece.kept, count),
+            "epoch": np.full(count, piece.attempt.epoch), "step": rows.step,
+            "run_step": piece.run_steps.start + into,
+            "attempt": np.full(count, piece.attempt.number), "node": rows.node,
+            "replica": rows.replica, "position": rows.position, "slot": rows.slot,
+            "sample_id": rows.sample_id, "weight": rows.weight,
+        }  # fmt: skip
+        return pa.table(columns, schema=SCHEMA)
+
+    def _find(
+        self, sample_id: int | Iterable[int] | None, key: str | None, shard: str | None
+    ) -> NDArray[np.int64]:
+        if sample_id is not None:
+            given = [sample_id] if isinstance(sample_id, int) else [*sample_id]
+            ids = np.unique(np.array(given, np.int64))
+            count = max(
+                piece.attempt.position.running.layout(piece.attempt.setup.num_samples).num_samples
+                for piece in self.answers.course.kept[-1:]
+            )
+            if len(ids) and (ids[0] < 0 or ids[-1] >= count):
+                wrong = ids[0] if ids[0] < 0 else ids[-1]
+                raise ValueError(
+                    f"{self.name}: found sample_id {wrong}, expected one in [0, {count}), as the "
+                    "run's dataset has it; give such a one"
+                )
+            return ids
+        source = self.source()
+        if key is not None:
+            return np.array([self._find_key(source, key)])
+        shards = source.shards if isinstance(source, ShardedSource) else ()
+        for one in shards:
+            if one.path == shard or (shard and os.path.basename(one.path) == shard):  # noqa: PTH119
+                return np.arange(one.first, one.first + one.num_samples)
+        shown = f", such as {shards[0].path!r}" if shards else ", which has no shards"
+        raise ValueError(
+            f"{self.name}: found no shard {shard!r} in {source.name}, expected one of its "
+            f"{len(shards)}{shown}; give its path, or its file's name"
+        )
+
+    def _find_key(self, source: Source, key: str) -> int:
+        field = find_name(source)
+        if field is None:
+            raise ValueError(
+                f"{self.name}: {source.name} has no keys, found {key!r}; give a sample_id"
+            )
+        found, several = find_named(source, field, {key})
+        if key in several:
+            one, other = several[key]
+            raise ValueError(
+                f"{self.name}: the key {key!r} is that of the samples {one} and {other}, expected "
+                "one; give a sample_id"
+            )
+        if key not in found:
+            raise ValueError(
+                f"{self.name}: the key {key!r} is of no sample of {source.name}, expected one as "
+                "the dataset has it; correct it, or give a sample_id"
+            )
+        return found[key]
+
+    def _open(self) -> Source:
+        setup, given = self.setup, self.given
+        if given is None:
+            if setup.made_as:
+                raise ValueError(
+                    f"{self.name}: was trained on {setup.source}, a {setup.made_as}, which cannot "
+                    "be opened by its name; give the dataset as source"
+                )
+            given = setup.source
+        found = open_source(given) if isinstance(given, str | Sequence) else given
+        same = found.fingerprint == setup.fingerprint
+        if setup.made_as in ("Growing", "TransformedSource"):
+            same = found.num_samples >= setup.num_samples
+        if not same:
+            raise ValueError(
+                f"{self.name}: was trained on {setup.source} with {setup.num_samples} samples and "
+                f"the fingerprint {setup.fingerprint}, found {found.name} with "
+                f"{found.num_samples} and {found.fingerprint}; give the dataset as it was trained "
+                "on"
+            )
+        return found
+
+    def _never(self, epoch: int | None, steps: Steps | None, step: int | None) -> ValueError:
+        if step is not None:
+            whole = "" if self.is_whole else " since its log began"
+            return ValueError(
+                f"{self.name}: optimizer step {step} was never reached, expected one in [1, "
+                f"{self.num_steps}], as many as the run has{whole}; give one of these"
+            )
+        course = self.answers.course
+        count = max(
+            (p.epoch_steps.stop for p in course.kept if p.attempt.epoch == epoch), default=0
+        )
+        if count:
+            return ValueError(
+                f"{self.name}: steps {steps} of epoch {epoch} were never reached, expected some in "
+                f"[0, {count}); give such ones"
+            )
+        known = [piece.attempt.epoch for piece in course.kept]
+        return ValueError(
+            f"{self.name}: epoch {epoch} was never begun, expected one in [{min(known)}, "
+            f"{max(known)}]; give one of these"
+        )
+
+
+def _as_range(steps: Steps, end: int) -> range:
+    if isinstance(steps, int):
+        return range(steps, steps + 1)
+    if isinstance(steps, tuple):
+        return range(*steps)
+    if isinstance(steps, slice):
+        return range(*steps.indices(end))
+    return steps
