@@ -223,26 +223,10 @@ def homes_before(
     return before
 
 
-def find_homes(
-    layout: Layout,
-    samples: NDArray[np.int64],
-    *,
-    exchange: float,
-    seed: int,
-    epoch: int,
-    first_epoch: int = 0,
-) -> NDArray[np.int64]:
-    """Find the homes of samples at the start of an epoch: the inverse of ``trace_homes``."""
-    leaving, homes = num_leaving(layout, exchange), samples
-    for past in range(first_epoch, epoch) if leaving else range(0):
-        homes = homes_after(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
-    return homes
-
-
 def homes_after(
     layout: Layout, homes: NDArray[np.int64], *, num_leaving: int, seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """Find where the rows of these homes stand in the epoch after; see ``homes_before``."""
+    """Find where the rows of these homes stand in the epoch after: undone by ``homes_before``."""
     order = _LeavingOrder(layout, num_leaving, seed, epoch)
     ring = make_ring(layout, seed=seed, epoch=epoch)
     bounds = chunk_bounds(num_leaving)
@@ -310,7 +294,8 @@ class _LeavingOrder:
         result = np.empty_like(index)
         for size in (self._smallest, self._smallest + 1):
             alike = np.flatnonzero(sizes == size)
-            result[alike] = function(index[alike], size, self._stream)
+            if len(alike):
+                result[alike] = function(index[alike], size, self._stream)
         return result
 
     @cached_property

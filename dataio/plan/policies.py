@@ -249,13 +249,16 @@ class Shuffle(Protocol):
 
 
 @runtime_checkable
-class Finding(Protocol):
-    """What else a shuffle may offer: where samples are, without looking through all pools."""
+class Following(Protocol):
+    """What else a shuffle may offer: where rows go, without looking through all pools for them."""
 
-    def find(
-        self, layout: Layout, samples: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    def follow(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
     ) -> NDArray[np.int64]:
-        """int64[len(samples)]: The homes of samples in an epoch; the inverse of `Shuffle.trace`."""
+        """int64[len(homes)]: Where the rows of these homes stand in the epoch after this one.
+
+        Pure, as `Shuffle.trace`, for homes of any nodes.
+        """
         ...
 
 
@@ -283,11 +286,11 @@ class Local:
         """Every row stays."""
         return homes
 
-    def find(
-        self, layout: Layout, samples: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    def follow(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
     ) -> NDArray[np.int64]:
         """Every row stays."""
-        return samples
+        return homes
 
     def begin(self, context: ExchangeContext) -> None:
         """Nothing moves."""

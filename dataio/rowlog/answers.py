@@ -23,8 +23,8 @@ from dataio.plan.epoch import (
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
-from dataio.plan.order import valid_rows
-from dataio.plan.policies import Finding, Selection, Shuffle
+from dataio.plan.order import deal_all, valid_rows
+from dataio.plan.policies import Following, Selection, Shuffle
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Segment
 from dataio.rowlog.attempts import Attempt, Course, Piece
@@ -155,6 +155,8 @@ class Answers:
         self._shuffle = shuffle
         self._attempts = {attempt.number: attempt for attempt in course.attempts}
         self._last_layout: tuple[Segment, Layout] | None = None
+        self._last_dealt: tuple[Layout, str | None, NDArray[np.int64]] | None = None
+        self._found: _Found | None = None
         self._exclusion = lru_cache(4)(kept.exclusion)
         self._seen = lru_cache(2)(self._find_seen)
         self._shown = lru_cache(2)(unpack_shown)
@@ -244,9 +246,18 @@ class Answers:
             stream=sampling.stream(setup.seed, "order", epoch=attempt.epoch),
             batch_size=segment.batch_size, seen=seen, drop_last=setup.drop_last,
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
-            costs=costs, excluded=excluded,
+            costs=costs, excluded=excluded, dealt=self._dealt(layout, attempt.shown, shown, sampling),
         )  # fmt: skip
         return Group(attempt, layout, sampling, plan)
+
+    def _dealt(
+        self, layout: Layout, name: str | None, shown: NDArray[np.int64], sampling: SamplingGroups
+    ) -> NDArray[np.int64]:
+        """int64[num_replicas]: Rows that each is dealt, the same array where nothing has changed."""
+        known = self._last_dealt
+        if known is None or known[0] is not layout or known[1] != name:
+            known = self._last_dealt = layout, name, deal_all(shown, sampling.replicas)
+        return known[2]
 
     def _find_seen(self, number: int) -> NDArray[np.int64]:
         """int64[num_samples]: How often the ended segments of an attempt's epoch trained each."""
@@ -321,11 +332,8 @@ class Answers:
         """int64[n], int64[n]: The nodes and slots that held samples in an attempt's epoch."""
         if attempt.setup.holds_all:
             return np.zeros_like(sample_id), sample_id
-        if not layout.earlier and isinstance(self._shuffle, Finding):
-            homes = self._shuffle.find(
-                layout, sample_id, epoch=attempt.epoch, seed=attempt.setup.seed,
-                first_epoch=attempt.position.running.first_epoch,
-            )  # fmt: skip
+        if not layout.earlier and isinstance(self._shuffle, Following):
+            homes = self._follow(self._shuffle, attempt, layout, sample_id)
             nodes = np.searchsorted(layout.pool_starts, homes, side="right") - 1
             return nodes, homes - layout.pool_starts[nodes]
         node, slot = np.empty_like(sample_id), np.empty_like(sample_id)
@@ -336,6 +344,30 @@ class Answers:
             here = np.flatnonzero(held[order[place]] == sample_id)
             node[here], slot[here] = each, order[place[here]]
         return node, slot
+
+    def _follow(
+        self, shuffle: Following, attempt: Attempt, layout: Layout, sample_id: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """int64[n]: The homes of samples; on from where they were found last, if that was before."""
+        first_epoch, seed = attempt.position.running.first_epoch, attempt.setup.seed
+        known = (sample_id.tobytes(), first_epoch, seed)
+        epoch, homes = first_epoch, sample_id
+        if self._found is not None and self._found.layout is layout and self._found.of == known:
+            if self._found.epoch <= attempt.epoch:
+                epoch, homes = self._found.epoch, self._found.homes
+        for past in range(epoch, attempt.epoch):
+            homes = shuffle.follow(layout, homes, epoch=past, seed=seed, first_epoch=first_epoch)
+        self._found = _Found(layout, known, attempt.epoch, homes)
+        return homes
+
+
+class _Found(NamedTuple):
+    """Where samples were found last: their homes in an epoch."""
+
+    layout: Layout
+    of: tuple[bytes, int, int]
+    epoch: int
+    homes: NDArray[np.int64]
 
 
 def _joined(parts: Iterable[TrainedRows]) -> TrainedRows:
