@@ -5,7 +5,7 @@ all; what a sampling group's replicas train in a step is one run of its shuffled
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from dataio.plan.epoch import (
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
-from dataio.plan.order import deal_all, valid_rows
+from dataio.plan.order import Block, deal_all, valid_rows
 from dataio.plan.policies import Following, Selection, Shuffle
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Segment
@@ -88,6 +88,24 @@ class Fates(NamedTuple):
 
     states: list[State | None]
     rows: TrainedRows
+
+
+class BatchRows(NamedTuple):
+    """One replica's batch.
+
+    Attributes:
+        epoch: Its epoch.
+        step: Of the segment, as the loader counted it.
+        replica: Whose it is.
+        block: Its slots and weights: of one step.
+        sample_id: int64[batch]: The samples of its slots.
+    """
+
+    epoch: int
+    step: int
+    replica: int
+    block: Block
+    sample_id: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -219,6 +237,33 @@ class Answers:
             ).tolist():
                 states[there[here[number]]] = "hidden"
         return Fates(states, _joined(found))
+
+    def batch(self, piece: Piece, epoch_step: int, *, replica: int) -> BatchRows:
+        """Find a replica's batch as it was, padding included.
+
+        Args:
+            piece: Which.
+            epoch_step: One of its own, counted from the epoch's first.
+            replica: Whose.
+
+        Raises:
+            ValueError: If there was no such replica.
+        """
+        attempt = piece.attempt
+        layout = self._layout(attempt)
+        if not 0 <= replica < layout.num_replicas:
+            raise ValueError(
+                f"replica is {replica}, expected one in [0, {layout.num_replicas}), as many as "
+                f"trained step {epoch_step} of epoch {attempt.epoch}; give one of these"
+            )
+        node = 0 if attempt.setup.holds_all else layout.node_of(replica)
+        group = self.group(attempt, node)
+        order = replace(group.plan.order, place=replica - group.sampling.leader)
+        step = epoch_step - piece.epoch_steps.start + piece.steps.start
+        block = replace(group.plan, order=order).block(step, 1)
+        slots = block.slots[0]
+        ids = self._samples(attempt, layout, np.full(len(slots), node), slots)
+        return BatchRows(attempt.epoch, step, replica, block, ids)
 
     def group(self, attempt: Attempt, node: int) -> Group:
         """Plan a sampling group's epoch again as an attempt had it."""

@@ -141,6 +141,23 @@ class Course:
     is_whole: bool
     attempts: tuple[Attempt, ...]
 
+    def find(self, epoch: int, step: int) -> tuple[Piece, int]:
+        """Find the piece that trained a step of an epoch, the last one that did.
+
+        Raises:
+            ValueError: If none did.
+        """
+        of_epoch = [piece for piece in self.kept if piece.attempt.epoch == epoch]
+        for piece in reversed(of_epoch):
+            if step in piece.epoch_steps:
+                return piece, step
+        count = max((piece.epoch_steps.stop for piece in of_epoch), default=0)
+        raise ValueError(
+            f"step {step} of epoch {epoch} was never reached, expected one in [0, {count}) of an "
+            f"epoch in [0, {max((p.attempt.epoch for p in self.kept), default=-1)}]; give such a "
+            "one"
+        )
+
 
 def find_course(attempts: Sequence[Attempt], *, tip: tuple[int, int] | None = None) -> Course:
     """Follow the attempts back from the last one, or from where something was saved.

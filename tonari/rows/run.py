@@ -1,7 +1,7 @@
 """A run, asked for its rows: `open(run).at(...)` and `.of(...)`, as Arrow tables."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio import Source, open_source
+from dataio import Field, Source, open_source
+from dataio.batch.values import Batch, BatchTransform, Collate, Transform
 from dataio.plan.policies import Shuffle
+from dataio.replaying import replay_batch
 from dataio.rowlog.answers import Answers, State, TrainedRows
 from dataio.rowlog.attempts import Piece, Setup
 from dataio.source.base import ShardedSource
 from dataio.source.names import find_name, find_named, read_names
 from dataio.source.place import place_of
+from dataio.source.transformed import StageTransform
 from tonari.rows.find import find_log, find_run_course, find_shuffle
 
 Steps = int | range | tuple[int, int] | slice
@@ -187,6 +190,49 @@ class RunRows:
             if len(rows.step):
                 tables.append(self._table(piece, rows))
         return pa.concat_tables([SCHEMA.empty_table(), *tables])
+
+    def replay(
+        self,
+        *,
+        epoch: int | None = None,
+        step: int,
+        replica: int = 0,
+        fields: Mapping[str, Field],
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        collate: Collate | None = None,
+        stage_transform: StageTransform | None = None,
+    ) -> Batch:
+        """Make a replica's batch again in this process, from the dataset; see `Loader.replay`.
+
+        Args:
+            epoch: Of which ``step`` is a batch, from 0 on; None: it is an optimizer step of the
+                run, from 1 on, whose first batch it is.
+            step: Which.
+            replica: Whose.
+            fields: As the loader was given them, and so on.
+            transform: Likewise.
+            batch_transform: Likewise.
+            collate: Likewise.
+            stage_transform: That of `Staging`.
+
+        Raises:
+            ValueError: If the step was never reached, or the dataset is not at hand.
+            DataioError: If it cannot be read.
+        """
+        course = self.answers.course
+        if epoch is not None:
+            piece, number = course.find(epoch, step)
+        else:
+            found = [piece for piece in course.kept if step in piece.run_steps]
+            if not found:
+                raise self._never(None, None, step)
+            piece, number = found[-1], found[-1].steps_of(step).start
+        rows = self.answers.batch(piece, number, replica=replica)
+        return replay_batch(
+            rows, self.source(), fields=fields, seed=piece.attempt.setup.seed, transform=transform,
+            batch_transform=batch_transform, collate=collate, stage_transform=stage_transform,
+        )  # fmt: skip
 
     def named(self, table: pa.Table) -> pa.Table:
         """Add the columns ``shard`` and ``key``, null where the dataset has none.
