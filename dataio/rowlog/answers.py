@@ -286,19 +286,20 @@ class Answers:
             excluded = self._exclusion(segment.excluded, layout.num_samples).flags(ids)
         if ids is not None and setup.costs and (known := self._costs(setup.costs)) is not None:
             costs = known[ids]
+        dealt = self._dealt(layout, attempt.shown, shown, sampling)
         plan = plan_epoch(
             sampling, selection, Counts(unseen, shown),
             stream=sampling.stream(setup.seed, "order", epoch=attempt.epoch),
             batch_size=segment.batch_size, seen=seen, drop_last=setup.drop_last,
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
-            costs=costs, excluded=excluded, dealt=self._dealt(layout, attempt.shown, shown, sampling),
+            costs=costs, excluded=excluded, dealt=dealt,
         )  # fmt: skip
         return Group(attempt, layout, sampling, plan)
 
     def _dealt(
         self, layout: Layout, name: str | None, shown: NDArray[np.int64], sampling: SamplingGroups
     ) -> NDArray[np.int64]:
-        """int64[num_replicas]: Rows that each is dealt, the same array where nothing has changed."""
+        """int64[num_replicas]: Rows that each is dealt, one array where nothing has changed."""
         known = self._last_dealt
         if known is None or known[0] is not layout or known[1] != name:
             known = self._last_dealt = layout, name, deal_all(shown, sampling.replicas)
@@ -393,13 +394,14 @@ class Answers:
     def _follow(
         self, shuffle: Following, attempt: Attempt, layout: Layout, sample_id: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """int64[n]: The homes of samples; on from where they were found last, if that was before."""
+        """int64[n]: The homes of samples, followed on from where they were found last."""
         first_epoch, seed = attempt.position.running.first_epoch, attempt.setup.seed
         known = (sample_id.tobytes(), first_epoch, seed)
         epoch, homes = first_epoch, sample_id
-        if self._found is not None and self._found.layout is layout and self._found.of == known:
-            if self._found.epoch <= attempt.epoch:
-                epoch, homes = self._found.epoch, self._found.homes
+        last = self._found
+        same = last is not None and last.layout is layout and last.of == known
+        if last is not None and same and last.epoch <= attempt.epoch:
+            epoch, homes = last.epoch, last.homes
         for past in range(epoch, attempt.epoch):
             homes = shuffle.follow(layout, homes, epoch=past, seed=seed, first_epoch=first_epoch)
         self._found = _Found(layout, known, attempt.epoch, homes)

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,6 +19,10 @@ from trainer.run import loop
 from trainer.run.loop import train
 
 ACCUMULATE = 3
+
+
+BATCHES: dict[int, dict[str, Any]] = {}
+"""The first batch of each step of ``trained``."""
 
 
 class Killed(Exception):
@@ -36,13 +41,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, C
             f"data.train={tmp_path / 'train-0.tar'}", f"run.directory={directory}",
             "run.epochs=2", "run.checkpoint_steps=2",
             f"optimizer.accumulate={ACCUMULATE}", "data.batch_size=8",
+            "augment.crop=random", "augment.size=8", "augment.padding=2", "augment.flip=0.5",
             "importance.kind=random", "importance.fraction=0.2",
         ),
     )  # fmt: skip
     seen: dict[int, Counter[Any]] = {}
+    first: dict[int, dict[str, Any]] = {}
     last = [3]
 
     def noted(pipeline: Any, optimizer: Any, loader: Any, batches: Any, **how: Any) -> Any:
+        first[how["step"] + 1] = {k: v.numpy().copy() for k, v in batches[0].items()}
         seen[how["step"] + 1] = Counter(
             (sample_id, weight)
             for batch in batches
@@ -62,6 +70,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, C
             train(settings)
         last[0] = -1
         train(settings)
+    BATCHES.update(first)
     return directory, seen
 
 
@@ -121,6 +130,19 @@ def test_the_command_lists_names_and_writes(trained, tmp_path, capsys) -> None:
     assert by_key == told(capsys, directory, "--sample", "42", "--json")
     shard = json.loads(told(capsys, directory, "--shard", "train-0.tar", "--json"))
     assert {row["sample_id"] for row in shard["rows"]} == set(range(100))
+
+
+def test_the_command_makes_a_batch_again_and_shows_its_pictures(trained, tmp_path, capsys) -> None:
+    for step in (1, 4, 7):
+        out = tmp_path / "batch.npz"
+        told(capsys, trained[0], "--step", step, "--replay", out)
+        with np.load(out) as again:
+            assert set(again) == set(BATCHES[step])
+            for name, value in BATCHES[step].items():
+                np.testing.assert_array_equal(again[name], value)
+    page = tmp_path / "page.html"
+    told(capsys, trained[0], "--epoch", 0, "--steps", "0", "--show", page)
+    assert page.read_text().count("data:image/png") == 8
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import tyro
 from tonari.errors import CommandError
 from tonari.outputs import check_output
 from tonari.rows.run import RunRows, open
+from tonari.rows.settings import find_data, find_fields, find_settings
+from tonari.rows.show import write_batch, write_page
 
 SHOWN = 40
 """Rows of a table on the terminal."""
@@ -51,6 +53,15 @@ class RowsOptions:
     """Directory of the log, where it does not lie beside RUN."""
     parquet: Path | None = None
     """Write all rows into this file."""
+    show: Path | None = None
+    """Write a page of the rows, with their pictures where the dataset has some: FILE.html."""
+    image: str | None = None
+    """With --show: extension or column of the picture; by default a usual one."""
+    replay: Path | None = None
+    """With --step: make that step's first batch of --replica again, as tonari train read it, crops
+    and flips included, and write its arrays: FILE.npz."""
+    replica: int = 0
+    """With --replay: whose batch."""
     json: bool = False
     """Print one JSON document with all rows and nothing else on stdout."""
 
@@ -63,6 +74,8 @@ class RowsOptions:
             )
         if self.steps is not None and self.epoch is None:
             raise ValueError("--steps is of an epoch's batches: give --epoch too")
+        if self.replay is not None and self.step is None:
+            raise ValueError("--replay makes a step's batch again: give --step too")
 
 
 def main(argv: list[str]) -> int:
@@ -75,12 +88,24 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(
         RowsOptions, args=argv, prog="tonari rows", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    check_output("--parquet", options.parquet)
+    for flag, path in (
+        ("--parquet", options.parquet), ("--show", options.show), ("--replay", options.replay)
+    ):  # fmt: skip
+        check_output(flag, path)
     try:
+        config = find_settings(options.run)
         given = options.source[0] if len(options.source) == 1 else [*options.source] or None
         run = open(options.run, source=given, log=options.log)
+        if given is None and config is not None and run.setup.made_as:
+            run.given = find_data(config)
         table = _ask(run, options)
         table, why = _named(run, table, asked=bool(options.source))
+        if options.show is not None:
+            write_page(options.show, run, table, image=options.image)
+        if options.replay is not None and options.step is not None:
+            fields = find_fields(config, options.run)
+            batch = run.replay(step=options.step, replica=options.replica, fields=fields)
+            write_batch(options.replay, batch)
     except ValueError as error:
         raise CommandError(str(error)) from error
     if options.parquet is not None:
@@ -94,7 +119,7 @@ def main(argv: list[str]) -> int:
         print(json_module.dumps(_document(run, table)))
         return 0
     print(_shown(table))
-    for line in (_summary(run, table), why, _written(options, table)):
+    for line in (_summary(run, table), why, *_written(options, table)):
         if line:
             print(line)
     return 0
@@ -181,7 +206,9 @@ def _summary(run: RunRows, table: pa.Table) -> str:
     )
 
 
-def _written(options: RowsOptions, table: pa.Table) -> str:
-    if options.parquet is None:
-        return ""
-    return f"{options.parquet}: {len(table):,} rows"
+def _written(options: RowsOptions, table: pa.Table) -> list[str]:
+    files = ((options.parquet, f"{len(table):,} rows"), (options.show, "a page to look at"))
+    lines = [f"{path}: {words}" for path, words in files if path is not None]
+    if options.replay is not None:
+        lines.append(f"{options.replay}: the batch of replica {options.replica}")
+    return lines

@@ -304,7 +304,7 @@ def build_loader(
     """
     data, own = config.data, own or Own()
     fields = make_fields(config, own)
-    train, test = _sources(config)
+    train, test = open_data(config)
     policy = make_importance(config)
     goes_by = policy.by_fields if isinstance(policy, ByFields) else ()
 
@@ -410,7 +410,8 @@ def make_importance(config: Config) -> Importance | None:
     return config.importance.make(**settings)
 
 
-def _sources(config: Config) -> tuple[Data, Data | None]:
+def open_data(config: Config) -> tuple[Data, Data | None]:
+    """Find what is trained on, and what to evaluate on, if there is any."""
     data = config.data
     if config.text.is_packed:
         return packed_sources(config)
