@@ -32,7 +32,7 @@ from dataio.plan.exclusion import Exclusion, exclude_ids
 from dataio.plan.policies import Selection
 from dataio.plan.segment import Position
 from dataio.rowlog.attempts import Attempt, Setup
-from dataio.rowlog.packed import is_plain, pack_selection, pack_shown, unpack_selection
+from dataio.rowlog.packed import pack_selection, pack_shown, unpack_selection
 from dataio.world import World
 from dataio.world.agree import agree
 
@@ -102,7 +102,8 @@ class RowLog:
         number, self._next = self._next, self._next + 1
         self._has_begun = True
         world = self._world
-        if (world.rank if len(sampling.sizes) == 1 else world.local_rank) == 0:
+        leads = (world.rank if len(sampling.sizes) == 1 else world.local_rank) == 0
+        if self._setup.importance and leads:
             self._try(lambda: self._add_selection(number, plan.selection, sampling))
         if world.rank:
             return
@@ -195,8 +196,6 @@ class RowLog:
             self._append({"ended": place[0], "step": place[1]})
 
     def _add_selection(self, number: int, selection: Selection, sampling: SamplingGroups) -> None:
-        if is_plain(selection):
-            return
         data = pack_selection(selection, sampling.num_rows)
         path = self._directory / f"node-{sampling.mine}.bin"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -236,24 +235,21 @@ class Logged:
         if not attempt.setup.importance:
             return Selection()
         path = self.directory / f"node-{node}.bin"
-        if not path.exists():
-            return Selection()
-        descriptor = os.open(path, os.O_RDONLY)
         try:
-            found = [
-                (start, stop, checksum)
-                for number, start, checksum, stop in _heads(descriptor)
-                if number == attempt.number
-            ]
-            if not found:
-                return Selection()
-            start, stop, checksum = found[-1]
-            data = os.pread(descriptor, stop - start, start)
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise _damaged(path, f"it cannot be read ({error})") from error
+        try:
+            for number, start, checksum, stop in _heads(descriptor):
+                if number == attempt.number:
+                    data = os.pread(descriptor, stop - start, start)
+                    if xxh3_64_intdigest(data) == checksum:
+                        return unpack_selection(data)
         finally:
             os.close(descriptor)
-        if xxh3_64_intdigest(data) != checksum:
-            raise _damaged(path, f"what attempt {attempt.number} hid does not match its checksum")
-        return unpack_selection(data)
+        raise _damaged(
+            path, f"what epoch {attempt.epoch} hid (attempt {attempt.number}) is not there whole"
+        )
 
     def exclusion(self, name: str, num_samples: int) -> Exclusion:
         """Read a list of samples that were left out for good."""
@@ -304,6 +300,8 @@ def read_log(directory: Path) -> Logged:
                 stops[number] = max(step, stops.get(number, 0))
     place = _read_place(directory / STEPS)
     if place is not None:
+        if place[0] not in attempts:
+            raise _damaged(path, f"attempt {place[0]} is missing")
         stops[place[0]] = max(place[1], stops.get(place[0], 0))
     ordered = [
         replace(attempt, stop=max(stops.get(number, 0), attempt.stop))

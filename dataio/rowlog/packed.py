@@ -18,11 +18,6 @@ LEVEL = 1
 """Of zlib: at rows hidden at random, higher ones gain nothing."""
 
 
-def is_plain(selection: Selection) -> bool:
-    """Whether every row comes once, with weight 1."""
-    return not len(selection.hidden) and selection.weights is None and selection.counts is None
-
-
 def pack_selection(selection: Selection, num_rows: int) -> bytes:
     """Keep which rows of a sampling group an epoch hides, how often the others come, and weights.
 

@@ -22,7 +22,7 @@ def options(root, **more):
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_every_batch_is_made_again_on_one_rank(tmp_path, drawn):
+def test_a_batch_is_made_again_on_one_rank(tmp_path, drawn):
     policy = Weighted(np.arange(NUM_SAMPLES) % 4 + 1, num_samples=50) if drawn else None
 
     def on_rank(world):
