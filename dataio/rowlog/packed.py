@@ -56,15 +56,19 @@ def unpack_selection(data: bytes) -> Selection:
 
 def _pack(values: NDArray[Any]) -> tuple[list[Any], bytes]:
     """Return the dtype and the list of values that occur, None for a long one; and the rows."""
-    codes = np.unique(values)
+    codes = np.arange(2).astype(np.bool_) if values.dtype == np.bool_ else np.unique(values)
     kind = values.dtype.str
     if len(codes) > MOST_CODES:
         return [kind, None], zlib.compress(values.tobytes(), LEVEL)
-    numbers = np.searchsorted(codes, values).astype(np.uint8)
+    numbers = values.view(np.uint8) if values.dtype == np.bool_ else _numbers(codes, values)
     width = _width(len(codes))
     # uint8[rows, width]: the bits of each row's number
     bits = (numbers[:, None] >> np.arange(width, dtype=np.uint8)) & 1
     return [kind, codes.tobytes().hex()], zlib.compress(np.packbits(bits).tobytes(), LEVEL)
+
+
+def _numbers(codes: NDArray[Any], values: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.searchsorted(codes, values).astype(np.uint8)
 
 
 def _unpack(data: bytes, kind: str, codes: str | None, num_rows: int) -> NDArray[Any]:
