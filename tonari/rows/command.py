@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tyro
 
+from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output
 from tonari.rows.run import RunRows, open
@@ -18,6 +20,9 @@ from tonari.rows.show import write_batch, write_page
 
 SHOWN = 40
 """Rows of a table on the terminal."""
+
+MOST_NAMED = 10_000
+"""Samples whose keys are read without being asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +154,9 @@ def _parse_steps(text: str | None) -> range | None:
 
 def _named(run: RunRows, table: pa.Table, *, asked: bool) -> tuple[pa.Table, str]:
     """Add shards and keys where the dataset is at hand; else say why not."""
-    from dataio import DataioError
-
+    count = len(pc.unique(table["sample_id"]))
+    if count > MOST_NAMED and not asked:
+        return table, f"without shards and keys, as {count:,} samples are many: --source reads them"
     try:
         return run.named(table), ""
     except (ValueError, DataioError) as error:
@@ -196,8 +202,8 @@ def _word(value: object) -> str:
 
 def _summary(run: RunRows, table: pa.Table) -> str:
     whole = "" if run.is_whole else "; what came before its log began is not known"
-    trained = table.filter(pa.array([what == "trained" for what in table["what"].to_pylist()]))
-    kept = sum(trained["kept"].to_pylist())
+    trained = table.filter(pc.equal(table["what"], "trained"))
+    kept = pc.sum(trained["kept"]).as_py() or 0
     thrown = f", {len(trained) - kept:,} thrown away" if len(trained) > kept else ""
     missed = f", {len(table) - len(trained):,} not trained" if len(table) > len(trained) else ""
     return (
