@@ -117,12 +117,14 @@ class Group:
         layout: Of its ranks.
         sampling: All sampling groups; ``mine`` is this one.
         plan: Its batches, as its first replica has them.
+        fewest: Rows of the replica that is dealt the fewest, of all.
     """
 
     attempt: Attempt
     layout: Layout
     sampling: SamplingGroups
     plan: EpochPlan
+    fewest: int
 
     def at(
         self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None
@@ -136,9 +138,9 @@ class Group:
         if self.plan.selection.weights is not None:
             weight = self.plan.selection.weights[slots].astype(np.float32)
         # As `EpochPlan.block` scales them: by 1 where no replica pads
-        dealt = self.plan.dealt
-        steps, which = np.unique(step, return_inverse=True)
-        if len(steps) and (int(steps[-1]) + 1) * batch_size > int(dealt.min()):
+        if len(step) and (int(step.max()) + 1) * batch_size > self.fewest:
+            dealt = self.plan.dealt
+            steps, which = np.unique(step, return_inverse=True)
             valid = np.maximum(valid_rows(dealt, steps, batch_size), 1)
             weight *= (len(dealt) * batch_size / valid).astype(np.float32)[which]
         before = self.attempt.position.num_steps - self.attempt.first
@@ -173,7 +175,7 @@ class Answers:
         self._shuffle = shuffle
         self._attempts = {attempt.number: attempt for attempt in course.attempts}
         self._last_layout: tuple[Segment, Layout] | None = None
-        self._last_dealt: tuple[Layout, str | None, NDArray[np.int64]] | None = None
+        self._last_dealt: tuple[Layout, str | None, NDArray[np.int64], int] | None = None
         self._found: _Found | None = None
         self._exclusion = lru_cache(4)(kept.exclusion)
         self._seen = lru_cache(2)(self._find_seen)
@@ -232,10 +234,10 @@ class Answers:
                 states[there[here[number]]] = beyond
             for number in which[inside].tolist():
                 states[there[here[number]]] = "trained"
-            for number in np.flatnonzero(
-                np.isin(slots[here], group.plan.selection.hidden)
-            ).tolist():
-                states[there[here[number]]] = "hidden"
+            hidden = group.plan.selection.hidden
+            if len(hidden):
+                for number in np.flatnonzero(np.isin(slots[here], hidden)).tolist():
+                    states[there[here[number]]] = "hidden"
         return Fates(states, _joined(found))
 
     def batch(self, piece: Piece, epoch_step: int, *, replica: int) -> BatchRows:
@@ -286,7 +288,7 @@ class Answers:
             excluded = self._exclusion(segment.excluded, layout.num_samples).flags(ids)
         if ids is not None and setup.costs and (known := self._costs(setup.costs)) is not None:
             costs = known[ids]
-        dealt = self._dealt(layout, attempt.shown, shown, sampling)
+        dealt, fewest = self._dealt(layout, attempt.shown, shown, sampling)
         plan = plan_epoch(
             sampling, selection, Counts(unseen, shown),
             stream=sampling.stream(setup.seed, "order", epoch=attempt.epoch),
@@ -294,16 +296,17 @@ class Answers:
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
             costs=costs, excluded=excluded, dealt=dealt,
         )  # fmt: skip
-        return Group(attempt, layout, sampling, plan)
+        return Group(attempt, layout, sampling, plan, fewest)
 
     def _dealt(
         self, layout: Layout, name: str | None, shown: NDArray[np.int64], sampling: SamplingGroups
-    ) -> NDArray[np.int64]:
-        """int64[num_replicas]: Rows that each is dealt, one array where nothing has changed."""
+    ) -> tuple[NDArray[np.int64], int]:
+        """int64[num_replicas]: Rows that each is dealt, one array while nothing changes; least."""
         known = self._last_dealt
         if known is None or known[0] is not layout or known[1] != name:
-            known = self._last_dealt = layout, name, deal_all(shown, sampling.replicas)
-        return known[2]
+            dealt = deal_all(shown, sampling.replicas)
+            known = self._last_dealt = layout, name, dealt, int(dealt.min())
+        return known[2], known[3]
 
     def _find_seen(self, number: int) -> NDArray[np.int64]:
         """int64[num_samples]: How often the ended segments of an attempt's epoch trained each."""

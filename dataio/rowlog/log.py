@@ -285,6 +285,7 @@ def read_log(directory: Path) -> Logged:
         ) from error
     name, setup, attempts = "", None, dict[int, Attempt]()
     stops: dict[int, int] = {}
+    last: Attempt | None = None
     for line in lines:
         if "log" in line:
             name = name or str(line["log"])
@@ -294,7 +295,9 @@ def read_log(directory: Path) -> Logged:
             stops[line["ended"]] = max(line["step"], stops.get(line["ended"], 0))
         elif setup is not None:
             attempt = _attempt_of(line, setup)
-            attempts[attempt.number] = attempt
+            if last is not None:
+                attempt = _sharing_layout(attempt, last)
+            last = attempts[attempt.number] = attempt
             if attempt.after is not None:
                 number, step = attempt.after
                 stops[number] = max(step, stops.get(number, 0))
@@ -311,13 +314,21 @@ def read_log(directory: Path) -> Logged:
 
 
 def _attempt_of(line: dict[str, Any], setup: Setup) -> Attempt:
-    position = Position.from_json(line["position"])
-    after = line["after"]
+    position, after = Position.from_json(line["position"]), line["after"]
     return Attempt(
         number=line["attempt"], setup=setup, after=None if after is None else (after[0], after[1]),
         begins=line["begins"], position=position, shown=line["shown"],
         stop=position.running.steps,
     )  # fmt: skip
+
+
+def _sharing_layout(attempt: Attempt, last: Attempt) -> Attempt:
+    """Let an attempt have the tuple of the one before it, if it is equal: compared at once."""
+    running, known = attempt.position.running, last.position.running.replicas
+    if running.replicas != known:
+        return attempt
+    segments = (*attempt.position.ended, replace(running, replicas=known))
+    return replace(attempt, position=replace(attempt.position, segments=segments))
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

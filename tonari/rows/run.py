@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,11 @@ from dataio.source.names import find_name, find_named, read_names
 from dataio.source.place import place_of
 from dataio.source.transformed import StageTransform
 from tonari.rows.find import find_log, find_run_course, find_shuffle
+
+STATES: tuple[State, ...] = get_args(State)
+
+Columns = dict[str, NDArray[Any]]
+"""Of `SCHEMA`; ``what`` by its place in `STATES`, -1 where a sample was not trained."""
 
 Steps = int | range | tuple[int, int] | slice
 """A step, or those from the first up to and without the second."""
@@ -155,7 +160,7 @@ class RunRows:
                 asked.append((piece, wanted))
         if not asked:
             raise self._never(epoch, steps, step)
-        return pa.concat_tables([self._table(piece, self._rows(piece, s)) for piece, s in asked])
+        return _table([_trained(piece, self._rows(piece, steps)) for piece, steps in asked])
 
     def of(
         self,
@@ -181,15 +186,13 @@ class RunRows:
         if [sample_id, key, shard].count(None) != 2:
             raise ValueError("rows: give one of sample_id=, key= and shard=")
         ids = self._find(sample_id, key, shard)
-        course, tables = self.answers.course, []
-        for epoch in dict.fromkeys(piece.attempt.epoch for piece in course.kept):
-            pieces = [piece for piece in course.kept if piece.attempt.epoch == epoch]
-            tables += self._of_epoch(pieces, ids)
+        course, epochs = self.answers.course, dict[int, list[Piece]]()
+        for piece in course.kept:
+            epochs.setdefault(piece.attempt.epoch, []).append(piece)
+        parts = [part for pieces in epochs.values() for part in self._of_epoch(pieces, ids)]
         for piece in course.discarded:
-            rows = self.answers.of(piece, ids).rows
-            if len(rows.step):
-                tables.append(self._table(piece, rows))
-        return pa.concat_tables([SCHEMA.empty_table(), *tables])
+            parts.append(_trained(piece, self.answers.of(piece, ids).rows))
+        return _table(parts)
 
     def replay(
         self,
@@ -251,50 +254,25 @@ class RunRows:
             table = table.append_column(name, column)
         return table
 
-    def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[pa.Table]:
+    def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[Columns]:
         """List what became of samples in an epoch that the weights have seen."""
-        tables, last = [], pieces[-1]
+        parts: list[Columns] = []
         states: list[State | None] = [None] * len(ids)
         for piece in pieces:
             fates = self.answers.of(piece, ids)
-            if len(fates.rows.step):
-                tables.append(self._table(piece, fates.rows))
+            parts.append(_trained(piece, fates.rows))
             for number, state in enumerate(fates.states):
                 if state is not None and states[number] != "trained":
                     states[number] = state
-        missed = [
-            (sample_id, state)
-            for sample_id, state in zip(ids.tolist(), states, strict=True)
-            if state not in (None, "trained")
-        ]
+        missed = [n for n, state in enumerate(states) if state not in (None, "trained")]
         if missed:
-            columns: dict[str, Any] = {
-                "what": [state for _, state in missed], "kept": [True] * len(missed),
-                "epoch": [last.attempt.epoch] * len(missed),
-                "attempt": [last.attempt.number] * len(missed),
-                "sample_id": [sample_id for sample_id, _ in missed],
-            }  # fmt: skip
-            empty = [None] * len(missed)
-            arrays = [pa.array(columns.get(f.name, empty), f.type) for f in SCHEMA]
-            tables.append(pa.Table.from_arrays(arrays, schema=SCHEMA))
-        return tables
+            what = [STATES.index(state) for n in missed if (state := states[n]) is not None]
+            parts.append(_missed(pieces[-1], np.array(what), ids[missed]))
+        return parts
 
     def _rows(self, piece: Piece, epoch_steps: range) -> TrainedRows:
         back = piece.epoch_steps.start - piece.steps.start
         return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
-
-    def _table(self, piece: Piece, rows: TrainedRows) -> pa.Table:
-        count, first = len(rows.step), piece.epoch_steps.start
-        into = (rows.step - first) // piece.attempt.setup.accumulate
-        columns: dict[str, Any] = {
-            "what": pa.repeat("trained", count), "kept": pa.repeat(piece.kept, count),
-            "epoch": np.full(count, piece.attempt.epoch), "step": rows.step,
-            "run_step": piece.run_steps.start + into,
-            "attempt": np.full(count, piece.attempt.number), "node": rows.node,
-            "replica": rows.replica, "position": rows.position, "slot": rows.slot,
-            "sample_id": rows.sample_id, "weight": rows.weight,
-        }  # fmt: skip
-        return pa.table(columns, schema=SCHEMA)
 
     def _find(
         self, sample_id: int | Iterable[int] | None, key: str | None, shard: str | None
@@ -399,3 +377,39 @@ def _as_range(steps: Steps, end: int) -> range:
     if isinstance(steps, slice):
         return range(*steps.indices(end))
     return steps
+
+
+def _trained(piece: Piece, rows: TrainedRows) -> Columns:
+    count, attempt = len(rows.step), piece.attempt
+    into = (rows.step - piece.epoch_steps.start) // attempt.setup.accumulate
+    return {
+        "what": np.zeros(count, np.int64), "kept": np.full(count, piece.kept),
+        "epoch": np.full(count, attempt.epoch), "run_step": piece.run_steps.start + into,
+        "attempt": np.full(count, attempt.number), **rows._asdict(),
+    }  # fmt: skip
+
+
+def _missed(piece: Piece, what: NDArray[np.int64], ids: NDArray[np.int64]) -> Columns:
+    unknown = np.full(len(ids), -1)
+    return {
+        **{field.name: unknown for field in SCHEMA}, "what": what,
+        "kept": np.ones(len(ids), np.bool_), "epoch": np.full(len(ids), piece.attempt.epoch),
+        "attempt": np.full(len(ids), piece.attempt.number), "sample_id": ids,
+        "weight": np.zeros(len(ids), np.float32),
+    }  # fmt: skip
+
+
+def _table(parts: Sequence[Columns]) -> pa.Table:
+    """Make one table; what is -1 is not known."""
+    whole = {field.name: np.concatenate([part[field.name] for part in parts]) for field in SCHEMA}
+    is_known = whole["slot"] >= 0
+    mask = None if is_known.all() else ~is_known
+    arrays = []
+    for field in SCHEMA:
+        values = whole[field.name]
+        if field.name == "what":
+            arrays.append(pa.array(STATES, pa.string()).take(pa.array(values)))
+        else:
+            always = field.name in ("kept", "epoch", "attempt", "sample_id")
+            arrays.append(pa.array(values, field.type, mask=None if always else mask))
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
