@@ -184,6 +184,8 @@ def find_course(attempts: Sequence[Attempt], *, tip: tuple[int, int] | None = No
         stops[attempt.number] = place[1]
         is_whole, place = attempt.begins, attempt.after
     root = by_number[max(stops)].setup
+    # What is older than a gap may be in the weights: nobody knows
+    since = 0 if is_whole else min(stops)
     kept, discarded, bases = [], [], dict[int, int]()
     for attempt in attempts:
         base = bases[attempt.number] = _base(attempt, by_number, bases)
@@ -191,7 +193,7 @@ def find_course(attempts: Sequence[Attempt], *, tip: tuple[int, int] | None = No
         if attempt.number in stops:  # it may have trained nothing, as one from an epoch's end on
             kept.append(Piece(attempt, range(attempt.first, stop), base, True))
         is_same_run = (attempt.setup.source, attempt.setup.seed) == (root.source, root.seed)
-        if attempt.stop > stop and is_same_run:
+        if attempt.stop > stop and is_same_run and attempt.number >= since:
             base += num_updates(attempt, stop)
             discarded.append(Piece(attempt, range(stop, attempt.stop), base, False))
     return Course(tuple(kept), tuple(discarded), is_whole, tuple(attempts))

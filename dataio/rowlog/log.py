@@ -72,6 +72,8 @@ class RowLog:
         self._directory, self._setup, self._world = directory, setup, world
         self._file = self._steps = -1
         self._noted: tuple[int, int] | None = None
+        # Lines that could not be written yet
+        self._pending: list[dict[str, object]] = []
         self._has_begun = self._has_warned = False
 
         def begin() -> bytes:
@@ -119,13 +121,14 @@ class RowLog:
         }
 
         def write() -> None:
-            if exclusion.name:
-                _write_once(self._directory / f"excluded-{exclusion.name}.bin", exclusion.bits)
-            self._end(self._noted)
-            self._append(line)
+            self._append()
             os.fsync(self._file)
             self._note(position.running.steps)
+            if exclusion.name:
+                _write_once(self._directory / f"excluded-{exclusion.name}.bin", exclusion.bits)
 
+        self._end(self._noted)
+        self._pending.append(line)
         self._try(write)
 
     @property
@@ -160,10 +163,11 @@ class RowLog:
             name = next((str(line["log"]) for line in lines if "log" in line), "")
             if not name:
                 name = secrets.token_hex(8)
-                self._append({"log": name})
+                self._pending.append({"log": name})
             numbers = [int(line["attempt"]) for line in lines if "attempt" in line]
             self._end(_read_place(path / STEPS))
-            self._append({"setup": self._setup.to_json()})
+            self._pending.append({"setup": self._setup.to_json()})
+            self._append()
         except OSError as error:
             raise StateError(
                 f"reports.rows: {path} cannot be written ({error}); give a directory that can, on "
@@ -177,23 +181,32 @@ class RowLog:
         except OSError as error:
             if not self._has_warned:
                 log.warning(
-                    "[rank %d] %s: the log of rows has a gap from here on (%s)",
+                    "[rank %d] %s: the log of rows cannot be written (%s); it is tried again as "
+                    "each epoch begins, and has a gap unless that helps: free some space",
                     self._world.rank, self._directory, error,
                 )  # fmt: skip
             self._has_warned = True
 
-    def _append(self, line: dict[str, object]) -> None:
-        text = json.dumps({**line, "checksum": digest(json.dumps(line, sort_keys=True))})
-        os.write(self._file, text.encode() + b"\n")
+    def _append(self) -> None:
+        """Write the lines that wait, each whole or to be written again."""
+        while self._pending:
+            line = self._pending[0]
+            text = json.dumps({**line, "checksum": digest(json.dumps(line, sort_keys=True))})
+            # After what a full disk has cut off, the line stands alone
+            whole = (b"\n" if self._has_warned else b"") + text.encode() + b"\n"
+            if os.write(self._file, whole) < len(whole):
+                raise OSError(f"no room for {len(whole)} bytes")
+            del self._pending[0]
 
     def _note(self, step: int) -> None:
         self._noted = (self._next - 1, step)
-        os.pwrite(self._steps, PLACE.pack(*self._noted), 0)
+        if not self._pending:  # else nobody would know of what attempt it is
+            os.pwrite(self._steps, PLACE.pack(*self._noted), 0)
 
     def _end(self, place: tuple[int, int] | None) -> None:
         """Note how far the attempt before this one came."""
         if place is not None:
-            self._append({"ended": place[0], "step": place[1]})
+            self._pending.append({"ended": place[0], "step": place[1]})
 
     def _add_selection(self, number: int, selection: Selection, sampling: SamplingGroups) -> None:
         data = pack_selection(selection, sampling.num_rows)

@@ -229,5 +229,32 @@ def test_a_log_that_can_no_longer_be_written_costs_a_warning(tmp_path, monkeypat
         next(iter(loader))
         monkeypatch.setattr(os, "pwrite", full)
         assert len([*loader]) == 25
-    warned = [record for record in caplog.records if "log of rows has a gap" in record.message]
+    warned = [record for record in caplog.records if "log of rows cannot be" in record.message]
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_lines_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, monkeypatch, helps):
+    write, room = os.write, [10]
+
+    def full(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[: room[0]])
+
+    trained = []
+    with make_logged(tmp_path) as loader:
+        for epoch in loader.epochs(4):
+            if epoch == 0:
+                monkeypatch.setattr(os, "write", full)
+            if epoch == 2 and helps:
+                room[0] = 10_000
+            trained.append([i for b in loader for i in b["sample_id"].tolist() if i >= 0])
+        loader.save(tmp_path / "saved")
+    monkeypatch.setattr(os, "write", write)
+    with make_logged(tmp_path) as loader:
+        loader.restore(tmp_path / "saved")
+        loader.set_epoch(4)
+        trained.append([i for batch in loader for i in batch["sample_id"].tolist() if i >= 0])
+    found = open_answers(tmp_path)
+    assert found.course.is_whole == helps
+    assert ids_of(found, found.course.kept) == (trained if helps else trained[4:])
+    assert not found.course.discarded
