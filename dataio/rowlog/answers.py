@@ -118,6 +118,7 @@ class Group:
         sampling: All sampling groups; ``mine`` is this one.
         plan: Its batches, as its first replica has them.
         fewest: Rows of the replica that is dealt the fewest, of all.
+        scales: What weights are multiplied by, by batch size and step, as far as it was found.
     """
 
     attempt: Attempt
@@ -125,6 +126,7 @@ class Group:
     sampling: SamplingGroups
     plan: EpochPlan
     fewest: int
+    scales: dict[tuple[int, int], np.float32]
 
     def at(
         self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None
@@ -138,11 +140,9 @@ class Group:
         if self.plan.selection.weights is not None:
             weight = self.plan.selection.weights[slots].astype(np.float32)
         # As `EpochPlan.block` scales them: by 1 where no replica pads
-        if len(step) and (int(step.max()) + 1) * batch_size > self.fewest:
-            dealt = self.plan.dealt
-            steps, which = np.unique(step, return_inverse=True)
-            valid = np.maximum(valid_rows(dealt, steps, batch_size), 1)
-            weight *= (len(dealt) * batch_size / valid).astype(np.float32)[which]
+        late = (step + 1) * batch_size > self.fewest
+        for each in np.unique(step[late]).tolist():
+            weight[step == each] *= self._scale(each)
         before = self.attempt.position.num_steps - self.attempt.first
         replica = self.sampling.leader + places % width
         node = np.searchsorted(self.layout.first_replica, replica, side="right") - 1
@@ -150,6 +150,13 @@ class Group:
             step + before, node, replica, own % batch_size, slots,
             slots if sample_id is None else sample_id, weight,
         )  # fmt: skip
+
+    def _scale(self, step: int) -> np.float32:
+        dealt, known = self.plan.dealt, (self.plan.order.batch_size, step)
+        if known not in self.scales:
+            valid = max(int(valid_rows(dealt, step, known[0])), 1)
+            self.scales[known] = np.float32(len(dealt) * known[0] / valid)
+        return self.scales[known]
 
     def places(self, steps: range) -> NDArray[np.int64]:
         """int64[n]: Places of the group's run that some steps of the segment train."""
@@ -176,6 +183,7 @@ class Answers:
         self._attempts = {attempt.number: attempt for attempt in course.attempts}
         self._last_layout: tuple[Segment, Layout] | None = None
         self._last_dealt: tuple[Layout, str | None, NDArray[np.int64], int] | None = None
+        self._scales: dict[tuple[int, int], np.float32] = {}
         self._found: _Found | None = None
         self._exclusion = lru_cache(4)(kept.exclusion)
         self._seen = lru_cache(2)(self._find_seen)
@@ -296,7 +304,7 @@ class Answers:
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
             costs=costs, excluded=excluded, dealt=dealt,
         )  # fmt: skip
-        return Group(attempt, layout, sampling, plan, fewest)
+        return Group(attempt, layout, sampling, plan, fewest, self._scales)
 
     def _dealt(
         self, layout: Layout, name: str | None, shown: NDArray[np.int64], sampling: SamplingGroups
@@ -306,6 +314,7 @@ class Answers:
         if known is None or known[0] is not layout or known[1] != name:
             dealt = deal_all(shown, sampling.replicas)
             known = self._last_dealt = layout, name, dealt, int(dealt.min())
+            self._scales = {}
         return known[2], known[3]
 
     def _find_seen(self, number: int) -> NDArray[np.int64]:
