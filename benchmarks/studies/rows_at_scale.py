@@ -29,11 +29,11 @@ from dataio.plan.exclusion import Exclusion
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Selection, Shuffle
 from dataio.plan.segment import Position, Segment
-from dataio.rowlog.attempts import Setup
-from dataio.rowlog.log import RowLog
+from dataio.rowlog.answers import Answers
+from dataio.rowlog.attempts import Setup, find_course
+from dataio.rowlog.log import RowLog, read_log
 from dataio.rowlog.packed import pack_selection
 from dataio.world import single_world
-from tonari import rows
 
 SHUFFLES: Mapping[str, Shuffle] = {
     "local": shuffle.Local(), "partial": shuffle.Partial(0.1), "moves": shuffle.Global(moves=True),
@@ -89,24 +89,27 @@ def write_log(directory: Path, policy: Shuffle, batch_size: int) -> Written:
     return Written(statistics.median(times), step_s, num_bytes)
 
 
-def ask(directory: Path, batch_size: int) -> dict[str, object]:
+def ask(directory: Path, policy: Shuffle, batch_size: int) -> dict[str, object]:
     """Open the log and ask for samples, and for steps on all ranks."""
     started = time.perf_counter()
-    run = rows.open(directory)
+    logged = read_log(directory)
+    answers = Answers(find_course(logged.attempts), logged, policy)
     found: dict[str, object] = {"open_s": time.perf_counter() - started}
     before = _peak_bytes()
     times, cpu = [], []
     for sample_id in np.random.default_rng(0).integers(0, NUM_SAMPLES, QUERIES).tolist():
         started, used = time.perf_counter(), time.process_time()
-        assert len(run.of(sample_id=sample_id)) == EPOCHS
+        asked = np.array([sample_id])
+        trained = [answers.of(piece, asked).rows for piece in answers.course.kept]
+        assert sum(len(rows.step) for rows in trained) == EPOCHS
         times.append(time.perf_counter() - started)
         cpu.append(time.process_time() - used)
     found |= {"sample_s": statistics.median(times), "sample_p90_s": sorted(times)[-QUERIES // 10]}
     found |= {"sample_cpu_s": statistics.median(cpu), "sample_bytes": _peak_bytes() - before}
     for epoch in (0, EPOCHS // 2, EPOCHS - 1):
         started, used = time.perf_counter(), time.process_time()
-        table = run.at(epoch=epoch, steps=100)
-        assert len(table) == NODES * WIDTH * batch_size
+        rows = answers.at(answers.course.kept[epoch], range(100, 101))
+        assert len(rows.step) == NODES * WIDTH * batch_size
         found[f"step_of_epoch_{epoch}_s"] = time.perf_counter() - started
         found[f"step_of_epoch_{epoch}_cpu_s"] = time.process_time() - used
     return found
@@ -147,7 +150,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         written = write_log(Path(name), SHUFFLES[given.shuffle], given.batch_size)
-        answers = ask(Path(name), given.batch_size)
+        answers = ask(Path(name), SHUFFLES[given.shuffle], given.batch_size)
         machine = describe_machine(Path(name))
     line = {
         "question": "rows_at_scale", "machine": machine, "shuffle": given.shuffle,
