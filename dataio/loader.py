@@ -390,7 +390,7 @@ class Loader:
         arguments = self._parts.arguments
         if arguments.reports.rows is None:
             raise StateError(
-                "Loader.replay: the loader has no log of rows, expected one, as only that knows on "
+                "Loader.replay: the loader has no log of rows, expected one, as only that has on "
                 "which ranks a step was trained; give reports=Reports(rows=DIRECTORY)"
             )
         logged = read_log(Path(arguments.reports.rows))

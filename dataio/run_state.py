@@ -224,7 +224,7 @@ class RunState:
 
         Args:
             position: Where to go.
-            num_hidden: Rows that the epoch hid there; None: nobody said.
+            num_hidden: Rows that the epoch hid there; None: not known.
             state: What `state_dict` gave there, of which the weights are; None: they stay.
         """
         self.abandon()

@@ -119,7 +119,7 @@ def pack() -> list[dict[str, float | str]]:
     """Pack what an epoch hides of one node's rows."""
     num_rows = NUM_SAMPLES // NODES
     rng = np.random.default_rng(0)
-    told: list[dict[str, float | str]] = []
+    shown: list[dict[str, float | str]] = []
     for name, share, kinds in (
         ("1 % hidden", 0.01, 1), ("30 % hidden", 0.3, 1), ("50 % hidden", 0.5, 1),
         ("30 % hidden, 2 weights", 0.3, 2), ("30 % hidden, a weight each", 0.3, num_rows),
@@ -130,13 +130,13 @@ def pack() -> list[dict[str, float | str]]:
             weights = rng.integers(1, kinds + 1, num_rows).astype(np.float32)
         started = time.perf_counter()
         data = pack_selection(Selection(hidden, weights), num_rows)
-        told.append(
+        shown.append(
             {
                 "what": name, "bytes_per_row": round(len(data) / num_rows, 4),
                 "s_per_million_rows": (time.perf_counter() - started) * 1e6 / num_rows,
             }
         )  # fmt: skip
-    return told
+    return shown
 
 
 def _peak_bytes() -> int:

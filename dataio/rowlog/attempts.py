@@ -184,7 +184,7 @@ def find_course(attempts: Sequence[Attempt], *, tip: tuple[int, int] | None = No
         stops[attempt.number] = place[1]
         is_whole, place = attempt.begins, attempt.after
     root = by_number[max(stops)].setup
-    # What is older than a gap may be in the weights: nobody knows
+    # What is older than a gap may be in the weights, or not
     since = 0 if is_whole else min(stops)
     kept, discarded, bases = [], [], dict[int, int]()
     for attempt in attempts:

@@ -200,7 +200,7 @@ class RowLog:
 
     def _note(self, step: int) -> None:
         self._noted = (self._next - 1, step)
-        if not self._pending:  # else nobody would know of what attempt it is
+        if not self._pending:  # else its attempt would have no line
             os.pwrite(self._steps, PLACE.pack(*self._noted), 0)
 
     def _end(self, place: tuple[int, int] | None) -> None:

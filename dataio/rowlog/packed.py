@@ -21,7 +21,7 @@ LEVEL = 1
 def pack_selection(selection: Selection, num_rows: int) -> bytes:
     """Keep which rows of a sampling group an epoch hides, how often the others come, and weights.
 
-    The order of the hidden rows, and what the policy said beside it, are not kept.
+    The order of the hidden rows, and the figures of the policy, are not kept.
     """
     columns: dict[str, NDArray[Any]] = {}
     visible = np.ones(num_rows, np.bool_)

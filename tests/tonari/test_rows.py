@@ -111,7 +111,7 @@ def test_a_checkpoint_has_what_was_trained_up_to_it(trained) -> None:
         run.at(step=99)
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> str:
     assert cli.main(["rows", *map(str, argv)]) == status
     shown = capsys.readouterr()
     return shown.err if status else shown.out
@@ -119,29 +119,31 @@ def told(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> 
 
 def test_the_command_lists_names_and_writes(trained, tmp_path, capsys) -> None:
     directory, seen = trained
-    document = json.loads(told(capsys, directory, "--step", "1", "--json"))
+    document = json.loads(printed(capsys, directory, "--step", "1", "--json"))
     assert Counter((r["sample_id"], r["weight"]) for r in document["rows"]) == seen[1]
     assert all(row["key"] == f"{row['sample_id']:06d}" for row in document["rows"])
-    shown = told(capsys, directory, "--epoch", 0, "--steps", "0:2", "--parquet", tmp_path / "a.pq")
-    table = pq.read_table(tmp_path / "a.pq")
+    shown = printed(
+        capsys, directory, "--epoch", 0, "--steps", "0:2", "--parquet", tmp_path / "a.pq"
+    )
+    table = pq.read_table(out)
     assert set(table["step"].to_pylist()) == {0, 1}
     assert f"{len(table)} rows trained" in shown
-    by_key = told(capsys, directory, "--key", "000042", "--json")
-    assert by_key == told(capsys, directory, "--sample", "42", "--json")
-    shard = json.loads(told(capsys, directory, "--shard", "train-0.tar", "--json"))
+    by_key = printed(capsys, directory, "--key", "000042", "--json")
+    assert by_key == printed(capsys, directory, "--sample", "42", "--json")
+    shard = json.loads(printed(capsys, directory, "--shard", "train-0.tar", "--json"))
     assert {row["sample_id"] for row in shard["rows"]} == set(range(100))
 
 
 def test_the_command_makes_a_batch_again_and_shows_its_pictures(trained, tmp_path, capsys) -> None:
     for step in (1, 4, 7):
         out = tmp_path / "batch.npz"
-        told(capsys, trained[0], "--step", step, "--replay", out)
+        printed(capsys, trained[0], "--step", step, "--replay", out)
         with np.load(out) as again:
             assert set(again) == set(BATCHES[step])
             for name, value in BATCHES[step].items():
                 np.testing.assert_array_equal(again[name], value)
     page = tmp_path / "page.html"
-    told(capsys, trained[0], "--epoch", 0, "--steps", "0", "--show", page)
+    printed(capsys, trained[0], "--epoch", 0, "--steps", "0", "--show", page)
     assert page.read_text().count("data:image/png") == 8
 
 
@@ -160,10 +162,10 @@ def test_the_command_makes_a_batch_again_and_shows_its_pictures(trained, tmp_pat
 def test_what_is_not_there_is_one_message(trained, tmp_path, capsys, argv, message) -> None:
     write_shard(tmp_path / "OTHER-0.tar", num_samples=30)
     argv = [str(tmp_path / "OTHER-0.tar") if word == "OTHER" else word for word in argv]
-    found = told(capsys, trained[0], *argv, status=1)
+    found = printed(capsys, trained[0], *argv, status=1)
     assert re.search(message, found)
     assert found.count("\n") == 1
 
 
 def test_no_log_is_one_message(tmp_path, capsys) -> None:
-    assert "found no log of rows, expected" in told(capsys, tmp_path, "--step", 1, status=1)
+    assert "found no log of rows, expected" in printed(capsys, tmp_path, "--step", 1, status=1)

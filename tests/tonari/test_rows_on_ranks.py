@@ -41,8 +41,8 @@ def test_rows_are_in_the_order_that_the_ranks_had(tmp_path: Path) -> None:
             table.filter(pc.equal(table["replica"], replica))["sample_id"].to_numpy()
             for replica in replicas
         ]
-        told = [digest(ids.astype(np.int64).tobytes()).encode() for ids in each]
-        assert hashlib.blake2b(b" ".join(told), digest_size=8).hexdigest() == expected
+        answered = [digest(ids.astype(np.int64).tobytes()).encode() for ids in each]
+        assert hashlib.blake2b(b" ".join(answered), digest_size=8).hexdigest() == expected
     assert run.is_whole
     last = max(line["step"] for line in lines)
     assert run.num_steps == last

@@ -63,10 +63,10 @@ def test_what_spoils_a_run_is_found_by_its_losses_and_left_out_from_there_on(tmp
     _, losses = run(tmp_path / "a", data, save_at=(1, 9))
     median = float(np.median([*losses.values()]))
     found: set[int] | None = None
-    told = rows.open(tmp_path / "a" / "rows")
+    answered = rows.open(tmp_path / "a" / "rows")
     for epoch in range(EPOCHS):
         spikes = [step for (e, step), loss in losses.items() if e == epoch and loss > 100 * median]
-        tables = [told.at(epoch=epoch, steps=step) for step in spikes]
+        tables = [answered.at(epoch=epoch, steps=step) for step in spikes]
         seen = {i for table in tables for i in table["sample_id"].to_pylist()}
         found = seen if found is None else found & seen
     assert found == poisoned

@@ -75,11 +75,11 @@ def rows_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, title: str
         images: Of the first rows; None where there are none.
         title: Above them.
     """
-    told = [
+    known = [
         {**_named({"rank": place, "label": None, "class": None, **row}), "words": row["words"]}
         for place, row in enumerate(rows, start=1)
     ]
-    return _filled(rows, images, told, title=title)
+    return _filled(rows, images, known, title=title)
 
 
 def _named(row: Row) -> dict[str, object]:

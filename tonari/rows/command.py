@@ -153,7 +153,7 @@ def _parse_steps(text: str | None) -> range | None:
 
 
 def _named(run: RunRows, table: pa.Table, *, asked: bool) -> tuple[pa.Table, str]:
-    """Add shards and keys where the dataset is at hand; else say why not."""
+    """Add shards and keys where the dataset is at hand; else name the reason."""
     count = len(pc.unique(table["sample_id"]))
     if count > MOST_NAMED and not asked:
         return table, f"without shards and keys, as {count:,} samples are many: --source reads them"

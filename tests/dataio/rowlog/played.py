@@ -1,4 +1,4 @@
-"""Random histories of a run, played for real: what was trained, and what its log says."""
+"""Random histories of a run, played for real: what was trained, and what its log answers."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -148,7 +148,7 @@ def _train(loader: Loader, steps: int | None) -> list[Row]:
 
 
 def answers(root: Path, history: History) -> Answers:
-    """Read what the log says."""
+    """Read the log."""
     logged = read_log(root / "rows")
     return Answers(find_course(logged.attempts), logged, SHUFFLES[history.shuffle]())
 

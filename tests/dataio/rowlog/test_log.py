@@ -152,8 +152,8 @@ def test_samples_that_were_appended_are_found_from_their_epoch_on(tmp_path, poli
             if epoch == 0:
                 directory.append(13)
     found = open_answers(tmp_path, growing.SHUFFLES[policy])
-    told = [Counter(part) for part in ids_of(found, found.course.kept)]
-    assert told == trained
+    answered = [Counter(part) for part in ids_of(found, found.course.kept)]
+    assert answered == trained
     new = np.array([directory.num_samples - 1])
     assert [found.of(p, new).states[0] for p in found.course.kept] == [None, "trained", "trained"]
 

@@ -20,11 +20,11 @@ def test_answers_are_what_was_trained(tmp_path, seed):
     kept, discarded = play(tmp_path, history)
     found = answers(tmp_path, history)
     assert found.course.is_whole
-    told = forward(found)
-    assert told[0] == kept
-    assert told[1] == discarded
+    found_rows = forward(found)
+    assert found_rows[0] == kept
+    assert found_rows[1] == discarded
     for asked in (np.arange(NUM_SAMPLES)[::7], np.arange(NUM_SAMPLES), np.array([seed])):
-        told = inverse(found, asked)
+        found_rows = inverse(found, asked)
         wanted = set(asked.tolist())
-        assert told[0] == {row: n for row, n in kept.items() if row[5] in wanted}
-        assert told[1] == {row: n for row, n in discarded.items() if row[5] in wanted}
+        assert found_rows[0] == {row: n for row, n in kept.items() if row[5] in wanted}
+        assert found_rows[1] == {row: n for row, n in discarded.items() if row[5] in wanted}
