@@ -125,7 +125,7 @@ def test_the_command_lists_names_and_writes(trained, tmp_path, capsys) -> None:
     shown = printed(
         capsys, directory, "--epoch", 0, "--steps", "0:2", "--parquet", tmp_path / "a.pq"
     )
-    table = pq.read_table(out)
+    table = pq.read_table(tmp_path / "a.pq")
     assert set(table["step"].to_pylist()) == {0, 1}
     assert f"{len(table)} rows trained" in shown
     by_key = printed(capsys, directory, "--key", "000042", "--json")
