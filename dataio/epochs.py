@@ -156,7 +156,7 @@ class Epochs:
         if start == "next epoch":
             self.end_and_begin()
         elif start == "again":
-            run.step = 0
+            run.again()
         run.begin_waiting_exchange()
         # Here, not above: others from an epoch on in which the dataset grew.
         parts = self._parts
@@ -165,7 +165,7 @@ class Epochs:
         steps = range(run.step, plan.order.steps)
         for batch in parts.feed.training(plan, steps, epoch=run.epoch):
             parts.moves.progress(run.step)
-            run.step += 1
+            run.count_step()
             yield batch
         self._iterations.end()
 

@@ -15,6 +15,7 @@ import torch
 from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
+from dataio.base.errors import StateError
 from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation, Transforms
@@ -23,6 +24,10 @@ from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
 from dataio.parts import Parts, build_parts, release
 from dataio.plan.policies import Importance, Shuffle
+from dataio.replaying import replay_batch
+from dataio.rowlog.answers import Answers
+from dataio.rowlog.attempts import find_course
+from dataio.rowlog.log import read_log
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
 from dataio.state.resume import check_excluded, find_num_hidden, warn_without_scores
@@ -296,7 +301,9 @@ class Loader:
     def state_dict(self) -> dict[str, object]:
         """Describe where the loader stands: a few integers and hashes, JSON, under 1 KB."""
         run = self._run
-        return self._parts.identity.to_state(run.position, num_hidden=run.num_hidden)
+        return self._parts.identity.to_state(
+            run.position, num_hidden=run.num_hidden, rows=run.log_place
+        )
 
     @checked_call
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -318,7 +325,7 @@ class Loader:
         check_excluded(position, self._parts.exclusion.name)
         if self._parts.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
-        self._run.choose(position, num_hidden=num_hidden)
+        self._run.choose(position, num_hidden=num_hidden, state=state)
 
     @checked_call
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -364,6 +371,40 @@ class Loader:
         if self.world.rank == 0:
             clear(saved.path.parent)
 
+    def replay(self, epoch: int, step: int, *, replica: int | None = None) -> Batch:
+        """Make a batch that was trained again, on the host: its bytes, crops and transforms.
+
+        It is read from the source, by this rank alone; the loader stays where it is. For one that
+        was trained before a restore too, on other ranks or in other batches. See `tonari.rows`,
+        which does so without a loader.
+
+        Args:
+            epoch: Whose.
+            step: Batch of the epoch, from 0 on, those before a restore included.
+            replica: Whose batch; None: this rank's.
+
+        Raises:
+            StateError: If the loader has no log of rows, ``Reports(rows=...)``.
+            ValueError: If the step was never reached.
+        """
+        arguments = self._parts.arguments
+        if arguments.reports.rows is None:
+            raise StateError(
+                "Loader.replay: the loader has no log of rows, expected one, as only that has on "
+                "which ranks a step was trained; give reports=Reports(rows=DIRECTORY)"
+            )
+        logged = read_log(Path(arguments.reports.rows))
+        answers = Answers(find_course(logged.attempts), logged, arguments.shuffle_or_local)
+        rows = answers.batch(
+            *answers.course.find(epoch, step),
+            replica=self.world.replica if replica is None else replica,
+        )
+        return replay_batch(
+            rows, arguments.source, fields=arguments.fields, seed=self.seed,
+            transform=arguments.transform, batch_transform=arguments.batch_transform,
+            collate=arguments.collate, stage_transform=arguments.staging.transform,
+        )  # fmt: skip
+
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._run.ensure_running()
@@ -391,6 +432,8 @@ class Loader:
         for evaluation in self._evaluations:
             evaluation.close()
         release(self._parts)
+        if self._parts.rowlog is not None:
+            self._parts.rowlog.close()
         if self._owns_world:
             self.world.close()
 

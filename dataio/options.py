@@ -127,10 +127,18 @@ class Reports:
         metrics: File to which rank 0 adds a line of JSON at the end of each epoch: of all its
             steps, also after `Loader.restore`; else from its ``first_step`` on.
         progress: Whether rank 0 shows staging on a terminal.
+        rows: Directory, on a filesystem that all nodes see, for a log of which rows are trained
+            when, which `tonari rows` reads: a line an epoch, and what a policy hides in it.
+        accumulate: Batches of an optimizer step, >= 1, for that log.
     """
 
     metrics: str | os.PathLike[str] | None = None
     progress: bool = True
+    rows: str | os.PathLike[str] | None = None
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        check_least("Reports", accumulate=(self.accumulate, 1))
 
 
 def check_least(where: str, **numbers: tuple[float | None, float]) -> None:

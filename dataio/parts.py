@@ -15,7 +15,10 @@ from dataio.arguments import (
     check_policy,
     find_device,
 )
+from dataio.base.digest import digest
+from dataio.base.errors import StateError
 from dataio.base.filesystem import cache_directory
+from dataio.base.seeding import ORDER_VERSION
 from dataio.batch.deliver import Delivery
 from dataio.batch.epoch_line import EpochLine
 from dataio.batch.feed import Feed
@@ -35,6 +38,8 @@ from dataio.plan.policies import Drawing, Shuffle
 from dataio.pool.field_reader import FieldReader
 from dataio.pool.moves import Moves
 from dataio.pool.pool import Pool, lay_out
+from dataio.rowlog.attempts import Setup
+from dataio.rowlog.log import RowLog
 from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.source import Source
@@ -74,6 +79,7 @@ class Parts:
         feed: Both, step by step.
         figures: What is measured.
         line: What is told of an epoch.
+        rowlog: Notes which rows are trained; None: nothing does.
     """
 
     arguments: Arguments
@@ -97,6 +103,7 @@ class Parts:
     feed: Feed
     figures: Figures
     line: EpochLine
+    rowlog: RowLog | None = None
 
     @property
     def grows(self) -> bool:
@@ -194,7 +201,28 @@ def build_parts(arguments: Arguments, world: World) -> Parts:
             undo.callback(release, parts)
             parts.moves.stage()
             undo.pop_all()
-    return parts
+    return replace(parts, rowlog=_open_rowlog(parts))
+
+
+def _open_rowlog(parts: Parts) -> RowLog | None:
+    """Open the log of which rows are trained, if one is asked for. Collective."""
+    arguments, source = parts.arguments, parts.source
+    if arguments.reports.rows is None:
+        return None
+    shuffle, costs = arguments.shuffle_or_local, costs_of(source)
+    setup = Setup(
+        seed=arguments.seed, num_samples=source.num_samples, shuffle=repr(shuffle),
+        importance="" if arguments.importance is None else repr(arguments.importance),
+        holds_all=shuffle.holds_all, drop_last=arguments.drop_last,
+        accumulate=arguments.reports.accumulate, source=source.name, made_as=source.made_as,
+        fingerprint=source.fingerprint, costs="" if costs is None else digest(costs.tobytes()),
+        order_version=ORDER_VERSION,
+    )  # fmt: skip
+    try:
+        return RowLog(Path(arguments.reports.rows), setup, costs, parts.world)
+    except StateError:
+        release(parts)
+        raise
 
 
 def identify(source: Source, *, seed: int, shuffle: Shuffle) -> RunIdentity:
@@ -230,7 +258,7 @@ def with_layout(parts: Parts, source: Source, layout: Layout) -> Parts:
     made.reported.go_on_from(parts.reported)
     made.feedback.num_lost = parts.feedback.num_lost
     made.feed.take = parts.feed.take
-    return made
+    return replace(made, rowlog=parts.rowlog)
 
 
 def release(parts: Parts) -> None:

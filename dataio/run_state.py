@@ -118,6 +118,8 @@ class RunState:
         self.epoch = self.step = 0
         self.lr_factor = 1.0
         self.num_epochs: int | None = None
+        # Where the log of rows has what the next attempt goes on from; () where it has not.
+        self._after: tuple[str, int, int] | tuple[()] | None = None
 
     @property
     def running(self) -> Running:
@@ -200,10 +202,35 @@ class RunState:
         if not isinstance(self.state, Running) and self.state.position == self.start_of(0):
             self.state = replace(self.state, position=self.start_of(epoch))
 
-    def choose(self, position: Position, *, num_hidden: int | None = None) -> None:
-        """Leave what runs for a position at which scores start anew. Collective while one runs."""
+    @property
+    def log_place(self) -> tuple[str, int, int] | None:
+        """Where the log of rows has what was trained up to now: its name, an attempt, the step."""
+        rowlog = self.parts.rowlog
+        if rowlog is None:
+            return None
+        if self._after is not None:  # of a state from which no epoch has gone on yet
+            return self._after or None
+        here = rowlog.here
+        return None if here is None else (*here, self.step)
+
+    def choose(
+        self,
+        position: Position,
+        *,
+        num_hidden: int | None = None,
+        state: Mapping[str, object] | None = None,
+    ) -> None:
+        """Leave what runs for a position at which scores start anew. Collective while one runs.
+
+        Args:
+            position: Where to go.
+            num_hidden: Rows that the epoch hid there; None: not known.
+            state: What `state_dict` gave there, of which the weights are; None: they stay.
+        """
         self.abandon()
         self.state = Chosen(position, num_hidden)
+        if state is not None:
+            self._after = _log_place_in(state)
 
     def restore(self, saved: Saved, position: Position) -> None:
         """Leave what runs for what was saved. Collective.
@@ -233,6 +260,7 @@ class RunState:
 
         together(parts.world, check, doing="compare the saved rows")
         self.state = Restored(position, node, saved.figures)
+        self._after = _log_place_in(saved.state)
 
     def ensure_running(self) -> Running:
         """Begin the epoch that is to begin, if none runs. Collective the first time.
@@ -371,12 +399,38 @@ class RunState:
 
     def _enter(self, running: Running, restored: Restored | None) -> None:
         position = running.position
-        self.state = running
+        self.state, before = running, self.log_place
         self.epoch, self.step = position.epoch, position.running.steps
         self.lr_factor = running.plan.selection.lr_factor
+        self._note_attempt(before)
         earlier = restored.figures if restored is not None else None
         self.parts.line.begin(position.epoch, num_steps=position.num_steps, earlier=earlier)
         self._iterations.begin_epoch()
+
+    def again(self) -> None:
+        """Go back to the first batch of the running epoch, which is used up."""
+        before, self.step = self.log_place, 0
+        self._note_attempt(before)
+
+    def count_step(self) -> None:
+        """Count a batch of the running epoch that is delivered."""
+        self.step += 1
+        if self.parts.rowlog is not None:
+            self.parts.rowlog.progress(self.step)
+
+    def _note_attempt(self, before: tuple[str, int, int] | None) -> None:
+        """Have the log of rows note what is trained from here on.
+
+        Args:
+            before: The `log_place` until now.
+        """
+        parts = self.parts
+        if parts.rowlog is not None:
+            parts.rowlog.begin(
+                self.position, self.running.plan, parts.sampling, parts.exclusion,
+                after=before, begins=before is None and self._after is None,
+            )  # fmt: skip
+        self._after = None
 
     def _seen_before(
         self, position: Position, node: NodeSnapshot | None
@@ -398,3 +452,12 @@ class RunState:
             exclusion=parts.exclusion,
         )
         return seen[parts.pool.sample_ids].astype(np.int64)
+
+
+def _log_place_in(state: Mapping[str, object]) -> tuple[str, int, int] | tuple[()]:
+    """Read where the log of rows has what a state was taken of; (): in none."""
+    place = state.get("rows")
+    if not isinstance(place, list | tuple) or len(place) != 3:
+        return ()
+    name, attempt, step = place
+    return str(name), int(attempt), int(step)

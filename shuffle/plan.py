@@ -223,6 +223,28 @@ def homes_before(
     return before
 
 
+def homes_after(
+    layout: Layout, homes: NDArray[np.int64], *, num_leaving: int, seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """Find where the rows of these homes stand in the epoch after: undone by ``homes_before``."""
+    order = _LeavingOrder(layout, num_leaving, seed, epoch)
+    ring = make_ring(layout, seed=seed, epoch=epoch)
+    bounds = chunk_bounds(num_leaving)
+    replicas = replica_of_home(layout, homes)
+    places = order.places(replicas, homes - _share_starts(layout, replicas))
+    leaves = np.flatnonzero(places < num_leaving)
+    if not len(leaves):
+        return homes
+    places, after = places[leaves], homes.copy()
+    chunks, which = np.unique(
+        np.searchsorted(bounds, places, side="right") - 1, return_inverse=True
+    )
+    shifts = np.array([ring.shift(chunk) for chunk in chunks.tolist()], np.int64)
+    receivers = ring.destinations(replicas[leaves], shifts[which])
+    after[leaves] = _share_starts(layout, receivers) + order.rows(receivers, places)
+    return after
+
+
 @dataclass(frozen=True)
 class _LeavingOrder:
     """In which order the rows of every replica's share leave after an epoch.
@@ -272,7 +294,8 @@ class _LeavingOrder:
         result = np.empty_like(index)
         for size in (self._smallest, self._smallest + 1):
             alike = np.flatnonzero(sizes == size)
-            result[alike] = function(index[alike], size, self._stream)
+            if len(alike):
+                result[alike] = function(index[alike], size, self._stream)
         return result
 
     @cached_property

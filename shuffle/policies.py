@@ -11,7 +11,7 @@ from dataio.exchange.transfer import Parcel, Transfer
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Exchange, ExchangeContext
 from shuffle.homes import deal
-from shuffle.plan import leaving_slots, num_leaving, placement, trace_homes
+from shuffle.plan import homes_after, leaving_slots, num_leaving, placement, trace_homes
 from shuffle.relocation import begin_moves
 from shuffle.ring import crossing_fraction
 from shuffle.schedule import plan_legs
@@ -70,6 +70,15 @@ class Partial:
             epoch=epoch,
             first_epoch=first_epoch,
         )
+
+    def follow(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Follow rows to where the epoch's exchange brings them."""
+        leaving = self.num_leaving(layout)
+        if not leaving:
+            return homes
+        return homes_after(layout, homes, num_leaving=leaving, seed=seed, epoch=epoch)
 
     def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start the epoch's exchange, spread over its steps; `progress` sends the first."""
@@ -167,6 +176,15 @@ class Global:
         if not self.moves:
             return homes
         return deal(layout, seed=seed, epoch=epoch, first_epoch=first_epoch).samples(homes)
+
+    def follow(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Ask the dealings of the epoch and of the next one; where nothing moves, rows stay."""
+        if not self.moves:
+            return homes
+        samples = self.trace(layout, homes, epoch=epoch, seed=seed, first_epoch=first_epoch)
+        return deal(layout, seed=seed, epoch=epoch + 1, first_epoch=first_epoch).homes(samples)
 
     def begin(self, context: ExchangeContext) -> Exchange | None:
         """Start moving the rows whose node changes; None where nothing moves."""

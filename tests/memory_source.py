@@ -47,7 +47,7 @@ class MemorySource:
             if any(isinstance(field, Int) for field in fields.values()):
                 fixed = [(ids % 10).astype("<i8").view(np.uint8).reshape(len(ids), 8)]
             if any(isinstance(field, Bytes) for field in fields.values()):
-                data = [payload(i) for i in ids.tolist()]
+                data = [self.payload(i) for i in ids.tolist()]
                 lengths = np.array([[len(d)] for d in data], np.int64).reshape(len(ids), 1)
                 columns = [np.frombuffer(b"".join(data), np.uint8)]
                 assert row_offsets(lengths[:, 0])[-1] == len(columns[0])

@@ -23,6 +23,10 @@ COMMANDS = {
         "tonari.hardest.command",
         "show the rows that never become easy: wrong labels, broken samples",
     ),
+    "rows": (
+        "tonari.rows.command",
+        "list which rows a run trained when, and when a sample was trained",
+    ),
     "export": ("tonari.export", "write a checkpoint's weights as one plain file"),
     "cache": ("tonari.cache.command", "stage a dataset into the node's cache, or look into one"),
     "bench": (

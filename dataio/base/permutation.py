@@ -8,6 +8,7 @@ Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, s
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,12 @@ ROUNDS = 8
 SMALL_RANGE = 64
 BLOCK = 1 << 15
 """Places mapped at once: what stays in a core's cache."""
+FEW = 8
+"""Up to so many places are mapped one by one, as each NumPy call costs more than a number does."""
+
+WORD = 2**64 - 1
+FACTORS = ((0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53), (0x85EBCA6B, 0xC2B2AE35))
+"""Of murmur3's finalisers of 64 bits, and of 32 (Appleby, public domain)."""
 
 
 def permute(index: ArrayLike, n: int, stream: Key) -> NDArray[np.int64]:
@@ -51,6 +58,9 @@ def _walk(index: ArrayLike, n: int, stream: Key, *, inverse: bool) -> NDArray[np
     if n <= SMALL_RANGE:
         order = _small(n, stream)
         return np.argsort(order, kind="stable")[places] if inverse else order[places]
+    if places.size <= FEW:
+        found = [_walk_one(place, n, stream, inverse=inverse) for place in places.ravel().tolist()]
+        return np.array(found, np.int64).reshape(places.shape)
     network = _Network(n, stream)
     flat = places.ravel()
     result = np.empty(flat.shape, np.int64)
@@ -77,6 +87,40 @@ def _round_keys(stream: Key) -> NDArray[np.uint64]:
     return mix(mix(counter ^ np.uint64(low)) ^ np.uint64(high))
 
 
+@lru_cache(maxsize=16)
+def _few_keys(stream: Key) -> list[int]:
+    """Compute what `_round_keys` does, faster for one network."""
+    low, high = stream & WORD, stream >> 64
+    return [_mix(_mix(counter ^ low) ^ high) for counter in range(1, ROUNDS + 1)]
+
+
+def _mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
+    return x ^ (x >> 31)
+
+
+def _walk_one(x: int, n: int, stream: Key, *, inverse: bool) -> int:
+    """Map one place as `_Network` does, in plain numbers."""
+    rows = math.isqrt(n - 1) + 1
+    sizes, keys = (rows, -(-n // rows)), _few_keys(stream)
+    narrow = rows <= 1 << 16
+    word, shift, half = (2**32 - 1, 15, 16) if narrow else (WORD, 32, 32)
+    first, second = FACTORS[narrow]
+    while True:
+        halves = [*divmod(x, sizes[1])]
+        for number in reversed(range(ROUNDS)) if inverse else range(ROUNDS):
+            side = number % 2
+            size = sizes[side]
+            mixed = ((halves[1 - side] ^ keys[number]) & word) * first & word
+            mixed = (mixed ^ (mixed >> shift)) * second & word
+            mixed = ((mixed >> half) * size & word) >> half
+            halves[side] = (halves[side] + (size - mixed if inverse else mixed)) % size
+        x = halves[0] * sizes[1] + halves[1]
+        if x < n:
+            return x
+
+
 class _Network:
     """A generalised Feistel network over [0, a * b), a and b near the root of n.
 
@@ -92,8 +136,7 @@ class _Network:
         word = self.dtype.type
         self._sizes = (word(rows), word(columns))
         self._keys = _round_keys(stream).astype(self.dtype)
-        # Constants of murmur3's finalisers of 32 and 64 bits (Appleby, public domain).
-        factors = (0x85EBCA6B, 0xC2B2AE35) if narrow else (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+        factors = FACTORS[narrow]
         self._factors = (word(factors[0]), word(factors[1]))
         self._shift, self._half = word(15 if narrow else 32), word(16 if narrow else 32)
 

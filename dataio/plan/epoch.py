@@ -135,6 +135,7 @@ def plan_epoch(
     groups: Groups | None = None,
     costs: NDArray[np.uint8] | None = None,
     excluded: NDArray[np.bool_] | None = None,
+    dealt: NDArray[np.int64] | None = None,
 ) -> EpochPlan:
     """Order the visible rows of this replica's sampling group in as many steps as any needs.
 
@@ -151,6 +152,7 @@ def plan_epoch(
         costs: uint8[num_rows]: What each row costs, where batches are to cost alike.
         excluded: bool[num_rows]: Rows that no epoch shows, none of which is hidden, or comes by
             ``selection.counts``.
+        dealt: int64[num_replicas]: What `deal_all` makes of the rows shown, where that is known.
     """
     shown = counts.visible
     if selection.top_up:
@@ -168,7 +170,7 @@ def plan_epoch(
     taken_out = None
     if excluded is not None and selection.counts is None:
         taken_out = excluded[np.asarray(visible)]
-    dealt = deal_all(shown, sampling.replicas)
+    dealt = deal_all(shown, sampling.replicas) if dealt is None else dealt
     order = Order(
         visible,
         stream,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.permutation import permute
+from dataio.base.permutation import permute, unpermute
 from dataio.base.seeding import Key, key
 from dataio.plan.balance import balance
 
@@ -152,6 +152,33 @@ class Order:
         if isinstance(self.visible, range):
             return index + self.visible.start
         return self.visible[index]
+
+    def places_of(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find where in the sampling group's run some slots stand: the inverse of `slots_in_run`.
+
+        Time and memory of ``slots`` alone, but where rows are left out, cost differently or are
+        staged in groups.
+
+        Returns:
+            int64[n]: Places. int64[n]: For each, the number of its slot in ``slots``; a slot that
+            comes several times has several places, one that does not come has none.
+        """
+        if isinstance(self.visible, range):
+            which = np.flatnonzero((slots >= self.visible.start) & (slots < self.visible.stop))
+            index = slots[which] - self.visible.start
+        else:
+            first = np.searchsorted(self.visible, slots)
+            count = np.searchsorted(self.visible, slots, side="right") - first
+            which = np.repeat(np.arange(len(slots)), count)
+            index = np.arange(len(which)) + np.repeat(first - np.cumsum(count) + count, count)
+        if self.costs is None and self.excluded is None and self.groups is None:
+            if self.stream is None or not len(index):
+                return index, which
+            return unpermute(index, len(self.visible), self.stream), which
+        places = np.full(len(self.visible), -1)
+        places[self._whole] = np.arange(len(self._whole))
+        found = places[index]
+        return found[found >= 0], which[found >= 0]
 
     def _own(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Find where in the sampling group's run some places of this replica's are."""

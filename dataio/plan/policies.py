@@ -248,6 +248,20 @@ class Shuffle(Protocol):
         ...
 
 
+@runtime_checkable
+class Following(Protocol):
+    """What else a shuffle may offer: where rows go, without looking through all pools for them."""
+
+    def follow(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """int64[len(homes)]: Where the rows of these homes stand in the epoch after this one.
+
+        Pure, as `Shuffle.trace`, for homes of any nodes.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Local:
     """Rows never move: every node shuffles its own pool anew each epoch."""
@@ -267,6 +281,12 @@ class Local:
         return layout.pool_start(node) + np.arange(layout.pool_rows(node), dtype=np.int64)
 
     def trace(
+        self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
+    ) -> NDArray[np.int64]:
+        """Every row stays."""
+        return homes
+
+    def follow(
         self, layout: Layout, homes: NDArray[np.int64], *, epoch: int, seed: int, first_epoch: int
     ) -> NDArray[np.int64]:
         """Every row stays."""

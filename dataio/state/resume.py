@@ -78,15 +78,24 @@ class RunIdentity:
             **({"shards": self.shards} if self.shards else {}),
         }
 
-    def to_state(self, position: Position, *, num_hidden: int | None) -> dict[str, object]:
+    def to_state(
+        self,
+        position: Position,
+        *,
+        num_hidden: int | None,
+        rows: tuple[str, int, int] | None = None,
+    ) -> dict[str, object]:
         """Make what `state_dict` gives.
 
         Args:
             position: Where the loader stands.
             num_hidden: Rows that the epoch hides on all nodes; None: not known.
+            rows: Its place in the log of rows; None: there is none.
         """
-        hidden = {} if num_hidden is None else {"hidden": num_hidden}
-        return sign({**self.to_json(), **position.to_json(), **hidden})
+        known: dict[str, object] = {} if num_hidden is None else {"hidden": num_hidden}
+        if rows is not None:
+            known["rows"] = list(rows)
+        return sign({**self.to_json(), **position.to_json(), **known})
 
     def find_position(
         self, state: dict[str, object], *, layout: Layout, batch_size: int, excluded: str = ""

@@ -67,6 +67,21 @@ def duplicates_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, titl
     return _filled(rows, images, told, title=title)
 
 
+def rows_page(rows: Sequence[Row], images: Sequence[bytes] | None, *, title: str) -> str:
+    """Lay out the page of rows that were trained: of each what is known, and its picture.
+
+    Args:
+        rows: ``sample_id``, ``key`` and whatever else is known.
+        images: Of the first rows; None where there are none.
+        title: Above them.
+    """
+    known = [
+        {**_named({"rank": place, "label": None, "class": None, **row}), "words": row["words"]}
+        for place, row in enumerate(rows, start=1)
+    ]
+    return _filled(rows, images, known, title=title)
+
+
 def _named(row: Row) -> dict[str, object]:
     return {name: row[name] for name in ("rank", "sample_id", "key", "label", "class")}
 

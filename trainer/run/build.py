@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -40,6 +41,9 @@ from trainer.run.packed import (
 from trainer.run.tasks import NextToken, Task
 from trainer.watch.launch import Job
 from trainer.watch.peak import peak_flops_per_s
+
+ROWS = "rows"
+"""In a run's directory: the log of which rows were trained, see `dataio.Reports`."""
 
 Data = dataio.Source | dataio.Shards | list[str]
 """What a loader opens."""
@@ -282,9 +286,18 @@ def make_pipeline(
 
 
 def build_loader(
-    config: Config, job: Job, *, place: Place, task: Task, own: Own | None = None
-) -> tuple[ReplicaLoader, Data | None]:
+    config: Config, job: Job, *, place: Place, task: Task, own: Own | None = None,
+    logs_rows: bool = False,
+) -> tuple[ReplicaLoader, Data | None]:  # fmt: skip
     """Open the training data, and find what to evaluate on. Collective; blocks until it is staged.
+
+    Args:
+        config: The settings.
+        job: This rank.
+        place: The rank's place in the mesh.
+        task: What is learnt.
+        own: What the caller of `trainer.train` brings.
+        logs_rows: Whether which rows are trained is logged in the run's directory.
 
     Raises:
         ConfigError: If a setting does not fit the data, such as the size of a batch.
@@ -292,7 +305,7 @@ def build_loader(
     """
     data, own = config.data, own or Own()
     fields = make_fields(config, own)
-    train, test = _sources(config)
+    train, test = open_data(config)
     policy = make_importance(config)
     goes_by = policy.by_fields if isinstance(policy, ByFields) else ()
 
@@ -316,8 +329,12 @@ def build_loader(
             exclude=data.exclude or None,
             staging=data.staging,
             workers=data.workers,
-            # Of those that read the inputs and those that read the targets, one speaks.
-            reports=dataio.Reports(progress=job.world.rank == 0),
+            # Of those that read the inputs and those that read the targets, one reports.
+            reports=dataio.Reports(
+                progress=job.world.rank == 0,
+                rows=Path(config.run.directory) / ROWS if logs_rows and place.reads else None,
+                accumulate=config.optimizer.accumulate,
+            ),
         )
 
     try:
@@ -407,7 +424,8 @@ def make_importance(config: Config) -> Importance | None:
     return config.importance.make(**settings)
 
 
-def _sources(config: Config) -> tuple[Data, Data | None]:
+def open_data(config: Config) -> tuple[Data, Data | None]:
+    """Find what is trained on, and what to evaluate on, if there is any."""
     data = config.data
     if config.text.is_packed:
         return packed_sources(config)

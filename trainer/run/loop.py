@@ -125,7 +125,9 @@ def train(
             start_from_weights(config, parallel.pipeline, own)
         if job.world.rank == 0:
             check_outputs(config)
-        loader, test = build_loader(config, job, place=place, task=parallel.task, own=own)
+        loader, test = build_loader(
+            config, job, place=place, task=parallel.task, own=own, logs_rows=True
+        )
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(
             test, fields=None if fields else evaluation_fields(config.data, config.augment),

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.base.permutation import permute, unpermute
-from dataio.base.seeding import generator, key
+from dataio.base.permutation import FEW, SMALL_RANGE, permute, unpermute
+from dataio.base.seeding import Key, generator, key
 
 lengths = st.one_of(st.integers(1, 200), st.sampled_from([1023, 1024, 1025, 4097, 70_000]))
 streams = st.integers(0, 2**32).map(lambda seed: key(seed, "test"))
@@ -76,3 +76,12 @@ def test_keys_differ_in_every_part():
 def test_a_key_always_opens_the_same_stream():
     first, again = (generator(key(3, "test")).integers(0, 2**60, 8) for _ in range(2))
     assert np.array_equal(first, again)
+
+
+@given(st.integers(SMALL_RANGE + 1, 2**40), st.integers(0, 2**128 - 1), st.data())
+def test_a_few_places_are_mapped_as_many_are(n, stream, data):
+    places = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=FEW)))
+    many = np.append(places, np.zeros(FEW, np.int64))
+    for function in (permute, unpermute):
+        expected = function(many, n, Key(stream))[: len(places)]
+        assert function(places, n, Key(stream)).tolist() == expected.tolist()

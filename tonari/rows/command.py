@@ -1,0 +1,220 @@
+"""`tonari rows`: which rows a run trained at some steps, and when a sample was trained."""
+
+import json as json_module
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import tyro
+
+from dataio import DataioError
+from tonari.errors import CommandError
+from tonari.outputs import check_output
+from tonari.rows.run import RunRows, open
+from tonari.rows.settings import find_data, find_fields, find_settings
+from tonari.rows.show import write_batch, write_page
+
+SHOWN = 40
+"""Rows of a table on the terminal."""
+
+MOST_NAMED = 10_000
+"""Samples whose keys are read without being asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsOptions:
+    """List which rows a run trained when: of an epoch's steps, of an optimizer step, of a sample.
+
+    From the run's seed and its log, not from the data. Rows of steps that were thrown away, as the
+    run went on from an earlier checkpoint, have kept = no. Give one of --epoch, --step, --sample,
+    --key and --shard.
+    """
+
+    run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+    """The run.directory of tonari train, or what Reports(rows=...) was given; or a checkpoint, or
+    what loader.save wrote: then up to there."""
+    epoch: int | None = None
+    """Rows of an epoch, from 0 on; with --steps of some of its batches."""
+    steps: str | None = None
+    """With --epoch: the batches A:B, from 0 on and without B; or one."""
+    step: int | None = None
+    """Rows of an optimizer step of the run, from 1 on, as metrics.jsonl has it."""
+    sample: int | None = None
+    """Each time that a sample was trained, by its number in the dataset; or why an epoch did not
+    train it."""
+    key: str | None = None
+    """Likewise, by its key; reads all keys of the dataset."""
+    shard: str | None = None
+    """Likewise, of all samples in a file of the dataset."""
+    discarded: bool = False
+    """With --epoch or --step: rows of steps that were thrown away too."""
+    source: tuple[str, ...] = ()
+    """The dataset, for shards and keys; by default the one that the run names, where it opens."""
+    log: Path | None = None
+    """Directory of the log, where it does not lie beside RUN."""
+    parquet: Path | None = None
+    """Write all rows into this file."""
+    show: Path | None = None
+    """Write a page of the rows, with their pictures where the dataset has some: FILE.html."""
+    image: str | None = None
+    """With --show: extension or column of the picture; by default a usual one."""
+    replay: Path | None = None
+    """With --step: make that step's first batch of --replica again, as tonari train read it, crops
+    and flips included, and write its arrays: FILE.npz."""
+    replica: int = 0
+    """With --replay: whose batch."""
+    json: bool = False
+    """Print one JSON document with all rows and nothing else on stdout."""
+
+    def __post_init__(self) -> None:
+        asked = [self.epoch, self.step, self.sample, self.key, self.shard]
+        if len(asked) - asked.count(None) != 1:
+            raise ValueError(
+                "give one of --epoch, --step, --sample, --key and --shard; found "
+                f"{len(asked) - asked.count(None)}"
+            )
+        if self.steps is not None and self.epoch is None:
+            raise ValueError("--steps is of an epoch's batches: give --epoch too")
+        if self.replay is not None and self.step is None:
+            raise ValueError("--replay makes a step's batch again: give --step too")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command.
+
+    Raises:
+        CommandError: If the run has no such step, sample, key or shard.
+        DataioError: If there is no log, or it is damaged.
+    """
+    options = tyro.cli(
+        RowsOptions, args=argv, prog="tonari rows", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    for flag, path in (
+        ("--parquet", options.parquet), ("--show", options.show), ("--replay", options.replay)
+    ):  # fmt: skip
+        check_output(flag, path)
+    try:
+        config = find_settings(options.run)
+        given = options.source[0] if len(options.source) == 1 else [*options.source] or None
+        run = open(options.run, source=given, log=options.log)
+        if given is None and config is not None and run.setup.made_as:
+            run.given = find_data(config)
+        table = _ask(run, options)
+        table, why = _named(run, table, asked=bool(options.source))
+        if options.show is not None:
+            write_page(options.show, run, table, image=options.image)
+        if options.replay is not None and options.step is not None:
+            fields = find_fields(config, options.run)
+            batch = run.replay(step=options.step, replica=options.replica, fields=fields)
+            write_batch(options.replay, batch)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if options.parquet is not None:
+        try:
+            pq.write_table(table, options.parquet)
+        except OSError as error:
+            raise CommandError(
+                f"--parquet {options.parquet}: cannot be written ({error}); give a file with room"
+            ) from error
+    if options.json:
+        print(json_module.dumps(_document(run, table)))
+        return 0
+    print(_shown(table))
+    for line in (_summary(run, table), why, *_written(options, table)):
+        if line:
+            print(line)
+    return 0
+
+
+def _ask(run: RunRows, options: RowsOptions) -> pa.Table:
+    if options.epoch is not None or options.step is not None:
+        steps = _parse_steps(options.steps)
+        return run.at(
+            epoch=options.epoch, steps=steps, step=options.step, discarded=options.discarded
+        )
+    return run.of(sample_id=options.sample, key=options.key, shard=options.shard)
+
+
+def _parse_steps(text: str | None) -> range | None:
+    if text is None:
+        return None
+    first, _, stop = text.partition(":")
+    try:
+        return range(int(first), int(stop) if stop else int(first) + 1)
+    except ValueError:
+        raise ValueError(
+            f"--steps {text}: expected A:B, two numbers of which B is left out, or one; give for "
+            "example --steps 100:110"
+        ) from None
+
+
+def _named(run: RunRows, table: pa.Table, *, asked: bool) -> tuple[pa.Table, str]:
+    """Add shards and keys where the dataset is at hand; else name the reason."""
+    count = len(pc.unique(table["sample_id"]))
+    if count > MOST_NAMED and not asked:
+        return table, f"without shards and keys, as {count:,} samples are many: --source reads them"
+    try:
+        return run.named(table), ""
+    except (ValueError, DataioError) as error:
+        if asked:
+            raise
+        return table, f"without shards and keys: {error}"
+
+
+def _document(run: RunRows, table: pa.Table) -> dict[str, object]:
+    rows = table.to_pylist()
+    for row in rows:
+        if row["weight"] is not None and not math.isfinite(row["weight"]):
+            row["weight"] = None
+    return {
+        "run": run.name, "steps": run.num_steps, "epochs": run.num_epochs,
+        "whole": run.is_whole, "rows": rows,
+    }  # fmt: skip
+
+
+def _shown(table: pa.Table) -> str:
+    """Lay the first rows out in columns; those that hold nothing are left out."""
+    names = [name for name in table.column_names if table.column(name).null_count < len(table)]
+    lines = [names]
+    for row in table.slice(0, SHOWN).select(names).to_pylist():
+        lines.append([_word(value) for value in row.values()])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+    text = [
+        "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    if len(table) > SHOWN:
+        text.append(f"... {len(table) - SHOWN:,} more: --parquet FILE has all")
+    return "\n".join(text)
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _summary(run: RunRows, table: pa.Table) -> str:
+    whole = "" if run.is_whole else "; what came before its log began is not known"
+    trained = table.filter(pc.equal(table["what"], "trained"))
+    kept = pc.sum(trained["kept"]).as_py() or 0
+    thrown = f", {len(trained) - kept:,} thrown away" if len(trained) > kept else ""
+    missed = f", {len(table) - len(trained):,} not trained" if len(table) > len(trained) else ""
+    return (
+        f"{kept:,} rows trained{thrown}{missed}; the run has {run.num_steps:,} optimizer steps in "
+        f"{run.num_epochs:,} epochs{whole}"
+    )
+
+
+def _written(options: RowsOptions, table: pa.Table) -> list[str]:
+    files = ((options.parquet, f"{len(table):,} rows"), (options.show, "a page to look at"))
+    lines = [f"{path}: {words}" for path, words in files if path is not None]
+    if options.replay is not None:
+        lines.append(f"{options.replay}: the batch of replica {options.replica}")
+    return lines

@@ -1,0 +1,415 @@
+"""A run, asked for its rows: `open(run).at(...)` and `.of(...)`, as Arrow tables."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dataio import Field, Source, open_source
+from dataio.batch.values import Batch, BatchTransform, Collate, Transform
+from dataio.plan.policies import Shuffle
+from dataio.replaying import replay_batch
+from dataio.rowlog.answers import Answers, State, TrainedRows
+from dataio.rowlog.attempts import Piece, Setup
+from dataio.source.base import ShardedSource
+from dataio.source.names import find_name, find_named, read_names
+from dataio.source.place import place_of
+from dataio.source.transformed import StageTransform
+from tonari.rows.find import find_log, find_run_course, find_shuffle
+
+STATES: tuple[State, ...] = get_args(State)
+
+Columns = dict[str, NDArray[Any]]
+"""Of `SCHEMA`; ``what`` by its place in `STATES`, -1 where a sample was not trained."""
+
+Steps = int | range | tuple[int, int] | slice
+"""A step, or those from the first up to and without the second."""
+
+SCHEMA = pa.schema(
+    [
+        ("what", pa.string()), ("kept", pa.bool_()), ("epoch", pa.int64()), ("step", pa.int64()),
+        ("run_step", pa.int64()), ("attempt", pa.int64()), ("node", pa.int64()),
+        ("replica", pa.int64()), ("position", pa.int64()), ("slot", pa.int64()),
+        ("sample_id", pa.int64()), ("weight", pa.float32()),
+    ]
+)  # fmt: skip
+"""Of an answer. ``what``: "trained", or of a sample that an epoch did not train "hidden",
+"excluded", "left out" (drop_last) or "not reached". ``kept``: whether the step is in the weights;
+false: it was thrown away when the run went on from an earlier save. ``step``: batch of the epoch,
+from 0 on. ``run_step``: optimizer step of the run, from 1 on. ``position``: in the replica's
+batch."""
+
+
+def open(
+    run: str | os.PathLike[str],
+    *,
+    source: Source | str | Sequence[str] | None = None,
+    shuffle: Shuffle | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> "RunRows":
+    """Open a run to ask which rows it trained when; reads its log, and nothing of the dataset.
+
+    Args:
+        run: A run's directory, or what `Reports` had as ``rows``: up to its last step. Or a
+            checkpoint, or what `Loader.save` wrote: up to there.
+        source: The dataset, for keys and shards; None: the one that the log names, once it is
+            asked for.
+        shuffle: The run's policy, where it is none of `shuffle`'s.
+        log: The log's directory, where it does not lie beside ``run``.
+
+    Raises:
+        StateError: If there is no log, or it is damaged.
+        ValueError: If the policy is not the run's.
+    """
+    logged = find_log(run, log=log)
+    course = find_run_course(run, logged)
+    answers = Answers(course, logged, find_shuffle(course, shuffle))
+    return RunRows(str(run), answers, source)
+
+
+@dataclass
+class RunRows:
+    """What a run trained.
+
+    Attributes:
+        name: Of the run, for messages.
+        answers: Computes what was trained.
+        given: The dataset as it was given.
+    """
+
+    name: str
+    answers: Answers
+    given: Source | str | Sequence[str] | None = None
+    _source: Source | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that the weights have seen is known; False: the log began in mid-run."""
+        return self.answers.course.is_whole
+
+    @property
+    def setup(self) -> Setup:
+        """What the run's loader was made with."""
+        return self.answers.course.kept[-1].attempt.setup
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that are in the weights."""
+        return self.answers.course.kept[-1].run_steps.stop - 1
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs that were begun, the last one included."""
+        return max(piece.attempt.epoch for piece in self.answers.course.kept) + 1
+
+    def source(self) -> Source:
+        """Open the dataset.
+
+        Raises:
+            ValueError: If it is not at hand, or not the one that was trained on.
+            DataioError: If it cannot be read.
+        """
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    def at(
+        self,
+        *,
+        epoch: int | None = None,
+        steps: Steps | None = None,
+        step: int | None = None,
+        discarded: bool = False,
+    ) -> pa.Table:
+        """List the rows of some steps, of all replicas.
+
+        Args:
+            epoch: Whose steps.
+            steps: Batches of the epoch, from 0 on; None: all.
+            step: An optimizer step of the run instead, from 1 on, as metrics.jsonl has it.
+            discarded: Those that were thrown away too, when the run went on from an earlier save.
+
+        Returns:
+            Columns of `SCHEMA`, a row for each row trained, step by step.
+
+        Raises:
+            ValueError: If neither or both are given, or a step was never reached.
+        """
+        if (epoch is None) == (step is None):
+            raise ValueError("rows: give epoch=, perhaps with steps=, or step=, and not both")
+        course = self.answers.course
+        pieces = [*course.kept, *(course.discarded if discarded else ())]
+        asked: list[tuple[Piece, range]] = []
+        for piece in pieces:
+            known = piece.epoch_steps
+            wanted = known
+            if step is not None:
+                if step not in piece.run_steps:
+                    continue
+                wanted = piece.steps_of(step)
+            elif piece.attempt.epoch != epoch:
+                continue
+            elif steps is not None:
+                chosen = _as_range(steps, known.stop)
+                wanted = range(max(known.start, chosen.start), min(known.stop, chosen.stop))
+            if len(wanted):
+                asked.append((piece, wanted))
+        if not asked:
+            raise self._never(epoch, steps, step)
+        return _table([_trained(piece, self._rows(piece, steps)) for piece, steps in asked])
+
+    def of(
+        self,
+        *,
+        sample_id: int | Iterable[int] | None = None,
+        key: str | None = None,
+        shard: str | None = None,
+    ) -> pa.Table:
+        """List what became of samples, epoch by epoch: where they were trained, or why not.
+
+        Args:
+            sample_id: Its number in the dataset, or several.
+            key: Its name in the dataset, whose names are all read for it.
+            shard: Path of a file of the dataset: all samples in it.
+
+        Returns:
+            Columns of `SCHEMA`: a row for each time that a sample was trained, kept or not; and one
+            for each epoch of the run that did not train it.
+
+        Raises:
+            ValueError: If there is no such sample, key or shard.
+        """
+        if [sample_id, key, shard].count(None) != 2:
+            raise ValueError("rows: give one of sample_id=, key= and shard=")
+        ids = self._find(sample_id, key, shard)
+        course, epochs = self.answers.course, dict[int, list[Piece]]()
+        for piece in course.kept:
+            epochs.setdefault(piece.attempt.epoch, []).append(piece)
+        parts = [part for pieces in epochs.values() for part in self._of_epoch(pieces, ids)]
+        for piece in course.discarded:
+            parts.append(_trained(piece, self.answers.of(piece, ids).rows))
+        return _table(parts)
+
+    def replay(
+        self,
+        *,
+        epoch: int | None = None,
+        step: int,
+        replica: int = 0,
+        fields: Mapping[str, Field],
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        collate: Collate | None = None,
+        stage_transform: StageTransform | None = None,
+    ) -> Batch:
+        """Make a replica's batch again in this process, from the dataset; see `Loader.replay`.
+
+        Args:
+            epoch: Of which ``step`` is a batch, from 0 on; None: it is an optimizer step of the
+                run, from 1 on, whose first batch it is.
+            step: Which.
+            replica: Whose.
+            fields: As the loader was given them, and so on.
+            transform: Likewise.
+            batch_transform: Likewise.
+            collate: Likewise.
+            stage_transform: That of `Staging`.
+
+        Raises:
+            ValueError: If the step was never reached, or the dataset is not at hand.
+            DataioError: If it cannot be read.
+        """
+        course = self.answers.course
+        if epoch is not None:
+            piece, number = course.find(epoch, step)
+        else:
+            found = [piece for piece in course.kept if step in piece.run_steps]
+            if not found:
+                raise self._never(None, None, step)
+            piece, number = found[-1], found[-1].steps_of(step).start
+        rows = self.answers.batch(piece, number, replica=replica)
+        return replay_batch(
+            rows, self.source(), fields=fields, seed=piece.attempt.setup.seed, transform=transform,
+            batch_transform=batch_transform, collate=collate, stage_transform=stage_transform,
+        )  # fmt: skip
+
+    def named(self, table: pa.Table) -> pa.Table:
+        """Add the columns ``shard`` and ``key``, null where the dataset has none.
+
+        Raises:
+            ValueError: If the dataset is not at hand.
+            DataioError: If it cannot be read.
+        """
+        source, ids = self.source(), table.column("sample_id").to_numpy()
+        each, which = np.unique(ids, return_inverse=True)
+        places = [place_of(source, one) for one in each.tolist()]
+        field = find_name(source)
+        keys = [None] * len(each) if field is None else [*read_names(source, field, each)]
+        for name, values in (("shard", places), ("key", keys)):
+            column = pa.array(values, pa.string()).take(pa.array(which))
+            table = table.append_column(name, column)
+        return table
+
+    def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[Columns]:
+        """List what became of samples in an epoch that the weights have seen."""
+        parts: list[Columns] = []
+        states: list[State | None] = [None] * len(ids)
+        for piece in pieces:
+            fates = self.answers.of(piece, ids)
+            parts.append(_trained(piece, fates.rows))
+            for number, state in enumerate(fates.states):
+                if state is not None and states[number] != "trained":
+                    states[number] = state
+        missed = [n for n, state in enumerate(states) if state not in (None, "trained")]
+        if missed:
+            what = [STATES.index(state) for n in missed if (state := states[n]) is not None]
+            parts.append(_missed(pieces[-1], np.array(what), ids[missed]))
+        return parts
+
+    def _rows(self, piece: Piece, epoch_steps: range) -> TrainedRows:
+        back = piece.epoch_steps.start - piece.steps.start
+        return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
+
+    def _find(
+        self, sample_id: int | Iterable[int] | None, key: str | None, shard: str | None
+    ) -> NDArray[np.int64]:
+        if sample_id is not None:
+            given = [sample_id] if isinstance(sample_id, int) else [*sample_id]
+            ids = np.unique(np.array(given, np.int64))
+            count = max(
+                piece.attempt.position.running.layout(piece.attempt.setup.num_samples).num_samples
+                for piece in self.answers.course.kept[-1:]
+            )
+            if len(ids) and (ids[0] < 0 or ids[-1] >= count):
+                wrong = ids[0] if ids[0] < 0 else ids[-1]
+                raise ValueError(
+                    f"{self.name}: found sample_id {wrong}, expected one in [0, {count}), as the "
+                    "run's dataset has it; give such a one"
+                )
+            return ids
+        source = self.source()
+        if key is not None:
+            return np.array([self._find_key(source, key)])
+        shards = source.shards if isinstance(source, ShardedSource) else ()
+        for one in shards:
+            if one.path == shard or (shard and os.path.basename(one.path) == shard):  # noqa: PTH119
+                return np.arange(one.first, one.first + one.num_samples)
+        shown = f", such as {shards[0].path!r}" if shards else ", which has no shards"
+        raise ValueError(
+            f"{self.name}: found no shard {shard!r} in {source.name}, expected one of its "
+            f"{len(shards)}{shown}; give its path, or its file's name"
+        )
+
+    def _find_key(self, source: Source, key: str) -> int:
+        field = find_name(source)
+        if field is None:
+            raise ValueError(
+                f"{self.name}: {source.name} has no keys, found {key!r}; give a sample_id"
+            )
+        found, several = find_named(source, field, {key})
+        if key in several:
+            one, other = several[key]
+            raise ValueError(
+                f"{self.name}: the key {key!r} is that of the samples {one} and {other}, expected "
+                "one; give a sample_id"
+            )
+        if key not in found:
+            raise ValueError(
+                f"{self.name}: the key {key!r} is of no sample of {source.name}, expected one as "
+                "the dataset has it; correct it, or give a sample_id"
+            )
+        return found[key]
+
+    def _open(self) -> Source:
+        setup, given = self.setup, self.given
+        if given is None:
+            if setup.made_as:
+                raise ValueError(
+                    f"{self.name}: was trained on {setup.source}, a {setup.made_as}, which cannot "
+                    "be opened by its name; give the dataset as source"
+                )
+            given = setup.source
+        found = open_source(given) if isinstance(given, str | Sequence) else given
+        same = found.fingerprint == setup.fingerprint
+        if setup.made_as in ("Growing", "TransformedSource"):
+            same = found.num_samples >= setup.num_samples
+        if not same:
+            raise ValueError(
+                f"{self.name}: was trained on {setup.source} with {setup.num_samples} samples and "
+                f"the fingerprint {setup.fingerprint}, found {found.name} with "
+                f"{found.num_samples} and {found.fingerprint}; give the dataset as it was trained "
+                "on"
+            )
+        return found
+
+    def _never(self, epoch: int | None, steps: Steps | None, step: int | None) -> ValueError:
+        if step is not None:
+            whole = "" if self.is_whole else " since its log began"
+            return ValueError(
+                f"{self.name}: optimizer step {step} was never reached, expected one in [1, "
+                f"{self.num_steps}], as many as the run has{whole}; give one of these"
+            )
+        course = self.answers.course
+        count = max(
+            (p.epoch_steps.stop for p in course.kept if p.attempt.epoch == epoch), default=0
+        )
+        if count:
+            return ValueError(
+                f"{self.name}: steps {steps} of epoch {epoch} were never reached, expected some in "
+                f"[0, {count}); give such ones"
+            )
+        known = [piece.attempt.epoch for piece in course.kept]
+        return ValueError(
+            f"{self.name}: epoch {epoch} was never begun, expected one in [{min(known)}, "
+            f"{max(known)}]; give one of these"
+        )
+
+
+def _as_range(steps: Steps, end: int) -> range:
+    if isinstance(steps, int):
+        return range(steps, steps + 1)
+    if isinstance(steps, tuple):
+        return range(*steps)
+    if isinstance(steps, slice):
+        return range(*steps.indices(end))
+    return steps
+
+
+def _trained(piece: Piece, rows: TrainedRows) -> Columns:
+    count, attempt = len(rows.step), piece.attempt
+    into = (rows.step - piece.epoch_steps.start) // attempt.setup.accumulate
+    return {
+        "what": np.zeros(count, np.int64), "kept": np.full(count, piece.kept),
+        "epoch": np.full(count, attempt.epoch), "run_step": piece.run_steps.start + into,
+        "attempt": np.full(count, attempt.number), **rows._asdict(),
+    }  # fmt: skip
+
+
+def _missed(piece: Piece, what: NDArray[np.int64], ids: NDArray[np.int64]) -> Columns:
+    unknown = np.full(len(ids), -1)
+    return {
+        **{field.name: unknown for field in SCHEMA}, "what": what,
+        "kept": np.ones(len(ids), np.bool_), "epoch": np.full(len(ids), piece.attempt.epoch),
+        "attempt": np.full(len(ids), piece.attempt.number), "sample_id": ids,
+        "weight": np.zeros(len(ids), np.float32),
+    }  # fmt: skip
+
+
+def _table(parts: Sequence[Columns]) -> pa.Table:
+    """Make one table; what is -1 is not known."""
+    whole = {field.name: np.concatenate([part[field.name] for part in parts]) for field in SCHEMA}
+    is_known = whole["slot"] >= 0
+    mask = None if is_known.all() else ~is_known
+    arrays = []
+    for field in SCHEMA:
+        values = whole[field.name]
+        if field.name == "what":
+            arrays.append(pa.array(STATES, pa.string()).take(pa.array(values)))
+        else:
+            always = field.name in ("kept", "epoch", "attempt", "sample_id")
+            arrays.append(pa.array(values, field.type, mask=None if always else mask))
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
