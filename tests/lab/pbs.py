@@ -42,8 +42,10 @@ PBS_CORE_LIMIT=0
 PBS_SCP=/bin/cp
 """
 PROFILE = """
-export PBS_CONF_FILE=/var/spool/pbs.conf
+export PBS_CONF_FILE=/var/spool/pbs.conf PYTHONPATH={root}
 PATH=$PATH:{exec}/bin
+# Sockets alone: other ways would find out that the machine is one.
+export FI_PROVIDER=tcp FI_TCP_IFACE=eth0
 """
 SETTINGS = ("set server flatuid = true", "set server job_history_enable = true")
 
@@ -82,15 +84,20 @@ class Pbs:
         assert not ended.returncode, f"{ended.stdout}\n{ended.stderr}"
         return ended.stdout
 
+    def operate(self, *command: str) -> str:
+        """Run a command as PBS's operator, who is root here."""
+        return _call(self.lab, "node0", f"{EXEC}/bin/{command[0]}", *command[1:])
+
     def init(self, *options: str) -> None:
         """Write a script by `tonari init`, for this lab's data."""
         self.call(sys.executable, "-m", "tonari", "init", ".", "--scheduler", "pbs", "--data",
-                  "data/cifar10-train.parquet", *options)  # fmt: skip
+                  "data/cifar10-train.parquet", "--image", "jpg", *options)  # fmt: skip
 
     def submit(self, script: str, *options: str, **variables: str) -> str:
         """Submit a script with variables, whose values hold no comma; returns the job."""
         listed = [f"{name}={value}" for name, value in variables.items()]
-        return self.call("qsub", *options, "-v", ",".join(listed), script).strip()
+        given = ["-v", ",".join(listed)] if listed else []
+        return self.call("qsub", *options, *given, script).strip()
 
     def state(self, job: str) -> str:
         """Ask PBS for a job's letter: Q queued, H held, R running, E exiting, F finished."""
@@ -139,7 +146,7 @@ def _start(lab: Lab, node: str, home: Path) -> None:
     user = f"{USER}:x:{USER_ID}:{USER_ID}::{home}:/bin/bash\n"
     files = {
         "/var/spool/pbs.conf": CONF.format(exec=EXEC, first=int(node == "node0")),
-        "/etc/profile.d/pbs.sh": PROFILE.format(exec=EXEC),
+        "/etc/profile.d/pbs.sh": PROFILE.format(exec=EXEC, root=ROOT),
         "/etc/passwd": Path("/etc/passwd").read_text() + user,
         "/etc/group": Path("/etc/group").read_text() + f"{USER}:x:{USER_ID}:\n",
     }
