@@ -43,10 +43,12 @@ def site() -> Iterator[Pbs]:
 def whole(site: Pbs) -> list[Line]:
     """The epochs of a run by mpiexec alone, which nothing disturbed."""
     directory = site.home.parent / "whole"
+    enter = site.lab.enter("node0")
     subprocess.run(
-        [*site.lab.mpiexec(NUM_NODES), sys.executable, "-m", "tonari", "train", "train.toml",
-         f"run.epochs={EPOCHS}", f"run.directory={directory}"],
-        cwd=site.home, stdin=subprocess.DEVNULL, timeout=JOB_S, check=True,
+        [*enter, "env", "-C", str(site.home), *site.lab.mpiexec(NUM_NODES)[len(enter):],
+         sys.executable, "-m", "tonari", "train", "train.toml", f"run.epochs={EPOCHS}",
+         f"run.directory={directory}"],
+        stdin=subprocess.DEVNULL, timeout=JOB_S, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(site.lab.scratch),
              "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
