@@ -35,7 +35,7 @@ def requeue(site: Site, tries: int, *, by_limit: bool) -> None:
         )  # fmt: skip
         assert state == "PENDING", f"try {number} ended {state}\n{site.log(job)}"
         print(
-            f"try {number}: queued again after {time.monotonic() - began_s:.0f} s, of them "
+            f"try {number}: queued again after {time.monotonic() - began_s:.0f} s and "
             f"{len(read_epochs(run)) - before} epochs", flush=True,
         )  # fmt: skip
         site.start_now(job)
