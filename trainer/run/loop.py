@@ -244,8 +244,10 @@ class Run:
                 meter.go_on(self.progress.so_far)
                 self._parts.go_on(self.progress.so_far)
             with self._parts.time("train_s"):
-                # A step a start at least: a job that is always stopped early still gets on.
-                stops = self.progress.steps > began and self._stop.agreed(self._job.world)
+                # A step a start at least, or a job whose time is short would never get on; none
+                # after SIGTERM, which SIGKILL may follow soon.
+                asked = self._stop.agreed(self._job.world)
+                stops = asked and (self.progress.steps > began or self.stopped_by == "SIGTERM")
                 whole = not stops and self._train_steps(epoch, meter)
             if not whole:
                 over = self._pace.is_over(self.progress.steps)
