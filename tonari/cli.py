@@ -8,6 +8,7 @@ import io
 import os
 import select
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,10 @@ def run() -> NoReturn:
     ``sys.exit`` is looked up after the command ran: under MPI it may by then be the hook that ends
     the other ranks too, who would wait for this one for ever.
     """
+    if sys.argv[1:2] == ["train"]:
+        # Schedulers ask by them for a checkpoint before the time limit. While torch is imported
+        # they would end this rank: they wait until the run looks for them (StopRequest).
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
     try:
         status = main()
         sys.stdout.flush()

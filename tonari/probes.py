@@ -76,7 +76,7 @@ def exchange(world: World) -> str:
     world.barrier(doing="ending the exchange (doctor)")
     ranks = f"{world.world_size} rank{'s' if world.world_size > 1 else ''}"
     nodes = f"{world.num_nodes} node{'s' if world.num_nodes > 1 else ''}"
-    return f"{ranks} on {nodes} exchanged bytes, {rate:,.0f} MB/s a rank"
+    return f"{ranks} on {nodes} exchanged bytes, {rate:,.0f} MB/s a rank, connecting included"
 
 
 def probe_mpi(ranks: int, *, timeout_s: float) -> Finding:

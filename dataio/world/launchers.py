@@ -72,9 +72,10 @@ LAUNCHERS = (
     Launcher("mpiexec", "OMPI_COMM_WORLD_RANK", f"mpi4py built with this Open MPI, or {OF_SITE}"),
     Launcher(
         "srun", "SLURM_STEP_ID",
-        "srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list names what there is), "
-        "MPIR_CVAR_CH4_NETMOD=ofi for pip's mpich, the mpiexec of mpi4py's own MPI inside the job, "
-        f"or {OF_SITE}",
+        "srun --mpi=pmi2 for pip's mpich (also with MPIR_CVAR_CH4_NETMOD=ofi), srun --mpi=pmix for "
+        "Open MPI (srun --mpi=list names what there is), the mpiexec of mpi4py's own MPI inside "
+        "the job, or "
+        f"{OF_SITE}",
     ),
     Launcher("PALS mpiexec", "PALS_RANKID", f"{OF_SITE} (cray-mpich)"),
     Launcher("PJM mpiexec", "PJM_JOBID", f"{OF_SITE} (on Fugaku with the site's libpmix)"),

@@ -3,26 +3,32 @@
     python -m tests.lab.launchers        # root, iproute2, Slurm, Open MPI, libpmix: five minutes
 
 Four nodes, a rank on each: `tonari train` (its order hashes and losses), and a loop of one's own
-(`examples/own_loop.py`, its losses).
+(`examples/own_loop.py`, its losses). OpenPBS, where `tests/lab/pbs.py` finds it, comes up beside
+Slurm and runs the script of `tonari init`.
 """
 
-import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.lab.site import CONFIG, NUM_NODES, Site, open_site, what_is_missing
+from tests.lab import pbs
+from tests.lab.site import CONFIG, NUM_NODES, Site, open_site, read_epochs, what_is_missing
 from tests.multirank import ROOT
 
 OPEN_MPI = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
 EPOCHS, JOB_S = 3, 200
 SRUN = ("srun", f"--nodes={NUM_NODES}", f"--ntasks={NUM_NODES}")
 SOCKETS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+Result = tuple[list[tuple[str, float]], list[str]]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -41,6 +47,11 @@ class Way:
     command: tuple[str, ...]
     variables: dict[str, str] = field(default_factory=dict)
     lies_at: Path | None = None
+
+    @property
+    def is_here(self) -> bool:
+        found = self.lies_at is None or self.lies_at.exists()
+        return found and shutil.which(self.command[0]) is not None
 
 
 def ways(site: Site) -> list[Way]:
@@ -82,15 +93,36 @@ def train(site: Site, way: Way) -> list[tuple[str, float]]:
     directory = site.home / "runs" / way.name.replace(" ", "-")
     run(site, way, "-m", "tonari", "train", CONFIG, f"run.epochs={EPOCHS}",
         f"run.directory={directory}")  # fmt: skip
-    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-    return [(line["order_hash"], line["loss"]) for line in lines if line["kind"] == "epoch"]
+    return read(directory)
 
 
 def own_loop(site: Site, way: Way) -> list[str]:
     """Train by a loop of one's own; returns the line of each epoch."""
-    end = ("--epochs", str(EPOCHS), "--image", "jpg", "--size", "32", "--channels", "3")
-    written = run(site, way, str(ROOT / "examples" / "own_loop.py"), str(shards(site)), *end)
+    written = run(site, way, *own_loop_words(site))
     return [line for line in written.splitlines() if line.startswith("epoch ")]
+
+
+def own_loop_words(site: Site) -> tuple[str, ...]:
+    end = ("--epochs", str(EPOCHS), "--image", "jpg", "--size", "32", "--channels", "3")
+    return (str(ROOT / "examples" / "own_loop.py"), str(shards(site)), *end)
+
+
+def by_pbs(site: Site) -> Result:
+    """Train both by the script that `tonari init` writes for PBS."""
+    jobs = pbs.start_pbs(site.lab, site.home)
+    jobs.init("--nodes", str(NUM_NODES), "--time", "00:10:00")
+    run = site.home / "runs" / "qsub"
+    given = {"RUN_DIR": str(run), "CONFIG": CONFIG, "OVERRIDES": f"run.epochs={EPOCHS}"}
+    jobs.await_end(jobs.submit("job.pbs", **given), within_s=JOB_S)
+    script = (site.home / "job.pbs").read_text()
+    words = shlex.join(own_loop_words(site))
+    (site.home / "own.pbs").write_text(re.sub(r"-m tonari train .*", words, script))
+    written = jobs.await_end(jobs.submit("own.pbs"), within_s=JOB_S)
+    return read(run), [line for line in written.splitlines() if line.startswith("epoch ")]
+
+
+def read(run: Path) -> list[tuple[str, float]]:
+    return [(line["order_hash"], line["loss"]) for line in read_epochs(run)]
 
 
 def shards(site: Site) -> Path:
@@ -102,20 +134,27 @@ def shards(site: Site) -> Path:
     return directory / "*.tar"
 
 
+def by_way(site: Site, way: Way) -> Result:
+    return train(site, way), own_loop(site, way)
+
+
 def compare(site: Site) -> list[tuple[str, str]]:
     """Run all ways; returns the name of each and what came of it, and prints them."""
+    starts: list[tuple[str, Callable[[Site], Result] | None]] = [
+        (way.name, partial(by_way, way=way) if way.is_here else None) for way in ways(site)
+    ]
+    starts.append(("qsub of init's script, MPICH", None if pbs.what_is_missing() else by_pbs))
     found, expected = [], None
-    for way in ways(site):
+    for name, start in starts:
         began_s = time.monotonic()
-        if (way.lies_at and not way.lies_at.exists()) or shutil.which(way.command[0]) is None:
-            result = "not here"
-        else:
-            got = train(site, way), own_loop(site, way)
+        result = "not here"
+        if start:
+            got = start(site)
             assert all(len(part) == EPOCHS for part in got), got
             expected = expected or got
             result = "the same" if got == expected else f"{got}, expected {expected}"
-        found.append((way.name, result))
-        print(f"{way.name:28} {result}  ({time.monotonic() - began_s:.0f} s)", flush=True)
+        found.append((name, result))
+        print(f"{name:28} {result}  ({time.monotonic() - began_s:.0f} s)", flush=True)
     return found
 
 
@@ -124,6 +163,8 @@ def main() -> None:
         raise SystemExit(reason)
     os.environ.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory(prefix="tonari-launchers-") as top:
+        # For the user of PBS.
+        Path(top).chmod(0o755)
         with open_site(Path(top)) as site:
             compare(site)
 

@@ -1,5 +1,6 @@
 """A site: Slurm on four nodes, and the directory that its users call sbatch in."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -99,14 +101,19 @@ class Site:
         return next(self.home.glob(f"runs/*-{job}")), self.log(job)
 
 
-@contextmanager
-def open_site(top: Path) -> Iterator[Site]:
-    """Bring a site up in an empty directory."""
-    home = top / "home"
+def write_images(home: Path) -> None:
+    """Write the 2,000 images to train on."""
     (home / "data").mkdir(parents=True)
     # Its first rows are all of one class.
     rows = pq.read_table(DATA).take(list(range(0, 50_000, 25)))
     pq.write_table(rows, home / "data" / "cifar10-train.parquet", row_group_size=250)
+
+
+@contextmanager
+def open_site(top: Path) -> Iterator[Site]:
+    """Bring a site up in an empty directory."""
+    home = top / "home"
+    write_images(home)
     with Lab(top / "lab", NUM_NODES) as lab:
         environment = {
             **slurm.start_slurm(lab, top / "slurm"),
@@ -121,6 +128,14 @@ def open_site(top: Path) -> Iterator[Site]:
             "FI_TCP_IFACE": "eth0",
         }
         yield Site(lab, home, environment)
+
+
+def read_epochs(run: Path) -> list[dict[str, Any]]:
+    """Read what a run has written of its epochs, but for times."""
+    kept = ("epoch", "step", "loss", "order_hash", "exchanged_rows")
+    path = run / "metrics.jsonl"
+    lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return [{key: line[key] for key in kept} for line in lines if line["kind"] == "epoch"]
 
 
 def has_epochs(run: Path, number: int) -> bool:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.storage.results.document import read_document
-from tests.lab.site import CONFIG, NUM_NODES, Site, has_epochs, open_site, what_is_missing
+from tests.lab.site import (
+    CONFIG,
+    NUM_NODES,
+    Site,
+    has_epochs,
+    open_site,
+    read_epochs,
+    what_is_missing,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 PARQUET_END_BYTES = 64 << 10
@@ -30,14 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def whole(site: Site) -> list[Line]:
     """The epochs of a run that nothing disturbed."""
     run, _ = site.train(f"run.epochs={EPOCHS}")
-    return epochs(run)
-
-
-def epochs(run: Path) -> list[Line]:
-    """Read what a run says of its epochs, but for times."""
-    kept = ("epoch", "step", "loss", "order_hash", "exchanged_rows")
-    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in kept} for line in lines if line["kind"] == "epoch"]
+    return read_epochs(run)
 
 
 def source_bytes(run: Path) -> list[int]:
@@ -54,12 +55,12 @@ def test_every_launcher_trains_cifar10_on_four_nodes_in_the_same_order(
     assert whole[-1]["loss"] < whole[0]["loss"]
     for launcher in ("torchrun", "mpiexec"):
         run, log = site.train(end, LAUNCHER=launcher)
-        assert epochs(run) == whole, log
+        assert read_epochs(run) == whole, log
     site.call(
         "srun", "--nodes=4", "--ntasks=4", "--mpi=pmi2", "python", "-m", "tonari", "train", CONFIG,
         end, "run.directory=runs/direct", OMP_NUM_THREADS="1",
     )  # fmt: skip
-    assert epochs(site.home / "runs/direct") == whole
+    assert read_epochs(site.home / "runs/direct") == whole
 
 
 def test_what_is_staged_first_is_trained_without_another_read_of_the_source(
@@ -69,7 +70,7 @@ def test_what_is_staged_first_is_trained_without_another_read_of_the_source(
     run, log = site.train(
         f"run.epochs={EPOCHS}", script="stage_then_train.sbatch", TONARI_CACHE=cache, PRUNE="7d"
     )
-    assert epochs(run) == whole, log
+    assert read_epochs(run) == whole, log
     first, *others = source_bytes(run)
     # The file's end, which one rank reads, says whether it is what was staged.
     assert first <= PARQUET_END_BYTES, log
@@ -92,11 +93,11 @@ def test_a_cut_link_ends_the_job_with_the_nodes_name_and_queued_again_it_comes_t
         site.await_state(job, "PENDING", within_s=60)
     finally:
         site.lab.mend("node2")
-    before = len(epochs(run))
+    before = len(read_epochs(run))
     assert before < EPOCHS, "it was cut in the middle"
     site.start_now(job)
     site.await_state(job, "COMPLETED")
-    assert epochs(run) == whole, site.log(job)
+    assert read_epochs(run) == whole, site.log(job)
 
 
 def test_the_signal_before_the_time_limit_writes_a_checkpoint_and_queues_the_job_again(
@@ -118,7 +119,7 @@ def test_the_signal_before_the_time_limit_writes_a_checkpoint_and_queues_the_job
     site.wait_for(lambda: has_epochs(run, done + 3), "training goes on", job, START_S)
     site.call("scancel", job)
     site.await_state(job, "CANCELLED", "COMPLETED")
-    trained = epochs(run)
+    trained = read_epochs(run)
     assert [line["epoch"] for line in trained] == list(range(len(trained))), "each once"
     hashes = [line["order_hash"] for line in trained]
     common = min(len(hashes), EPOCHS)

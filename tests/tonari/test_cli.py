@@ -1,6 +1,7 @@
 """A command that fails says so in one message; what nobody foresaw is raised."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,17 @@ def test_a_known_error_in_one_rank_ends_all_ranks_with_its_message(
     assert "tonari cache: " in ended.output
     assert "file/cache" in ended.output
     assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize(("command", "status"), [("train", 0), ("doctor", -signal.SIGUSR1)])
+def test_a_signal_that_asks_for_a_checkpoint_waits_while_train_is_imported(
+    command: str, status: int
+) -> None:
+    program = (
+        "import os, signal, sys; from tonari import cli\n"
+        f"sys.argv[1:] = [{command!r}]\n"
+        "cli.main = lambda: os.kill(os.getpid(), signal.SIGUSR1) or 0\n"
+        "cli.run()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert ended.returncode == status, ended.stderr

@@ -29,7 +29,7 @@ def test_the_batch_script_is_for_this_machine_and_its_scheduler(tmp_path, capsys
     assert cli.main(["init", str(tmp_path / "new"), "--scheduler", scheduler, *given]) == 0
     name, submit, sizes = {
         "slurm": ("job.sbatch", "sbatch", ("#SBATCH --nodes=7", "#SBATCH --ntasks-per-node=3")),
-        "pbs": ("job.pbs", "qsub", ("#PBS -l select=7:mpiprocs=3",)),
+        "pbs": ("job.pbs", "qsub", ("#PBS -l select=7:mpiprocs=3", "#PBS -l place=scatter")),
     }[scheduler]
     script = (tmp_path / "new" / name).read_text()
     limit = {"slurm": "#SBATCH --time=09:08:07", "pbs": "#PBS -l walltime=09:08:07"}[scheduler]
@@ -39,6 +39,45 @@ def test_the_batch_script_is_for_this_machine_and_its_scheduler(tmp_path, capsys
     assert "examples/" not in script
     subprocess.run(["bash", "-n", str(tmp_path / "new" / name)], check=True, timeout=20)
     assert f"  {submit} {name}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("made", "status", "ends"),
+    [
+        (
+            "step-5",
+            0,
+            "status 3, goes on from runs/train/checkpoints/step-5 in job 8",
+        ),
+        ("", 3, "status 3 and no checkpoint after the start: not submitted again"),
+    ],
+)
+def test_a_pbs_job_submits_itself_only_after_a_new_checkpoint(tmp_path, made, status, ends):
+    assert cli.main(["init", str(tmp_path), "--scheduler", "pbs"]) == 0
+    (tmp_path / "nodes").write_text("node0\nnode1\n")
+    programs = {
+        "qstat": "echo '    Resource_List.walltime = 02:00:00'",
+        "qsub": 'printf "%s\\n" "$* $BEFORE_S" > asked; echo 8',
+        "mpiexec": f'printf "%s\\n" "$*" > started; mkdir -p runs/train/checkpoints/{made}; exit 3',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    ended = subprocess.run(
+        ["bash", tmp_path / "job.pbs"], capture_output=True, text=True, timeout=20,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "MPIEXEC": "mpiexec", "PBS_JOBID": "7",
+             "PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": str(tmp_path / "nodes"),
+             "OVERRIDES": "run.epochs=90 run.seed=1"},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.strip()) == (status, ends)
+    started = (tmp_path / "started").read_text()
+    assert started.startswith(f"-n 2 -f {tmp_path}/nodes ")
+    assert started.endswith("train train.toml run.directory=runs/train run.epochs=90 run.seed=1\n")
+    assert (tmp_path / "asked").exists() == bool(made)
+    if made:
+        asked = (tmp_path / "asked").read_text()
+        assert asked.startswith("-W depend=afterany:7 -l walltime=02:00:00 -v CONFIG,")
+        assert asked.endswith(f" {tmp_path}/job.pbs 300\n"), "and what it was given"
 
 
 def test_the_config_and_the_loop_train_on_the_data_given(tmp_path, monkeypatch, capsys):

@@ -91,6 +91,7 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
         python: The interpreter that the batch script calls.
     """
     size = f"{options.nodes}:mpiprocs={options.ranks_per_node}"
+    mpiexec = Path(python).with_name("mpiexec")
     data, image, label = map(json.dumps, (options.data, options.image, options.label))
     fields = {
         '"shards/train-*.tar"': data,
@@ -106,6 +107,8 @@ def write_texts(options: Init, scheduler: Scheduler, *, python: str) -> dict[str
         "=01:00:00": f"={options.time}",
         "select=4:mpiprocs=1": f"select={size}",
         "${PYTHON:-python}": f"${{PYTHON:-{python}}}",
+        # PBS has a mpiexec of its own, and so may the system: neither is that of pip's mpich.
+        "${MPIEXEC:-mpiexec}": f"${{MPIEXEC:-{mpiexec if mpiexec.exists() else 'mpiexec'}}}",
         "${CONFIG:-examples/cifar10.toml}": "${CONFIG:-train.toml}",
         "examples/slurm/train.sbatch": "job.sbatch",
         " data.train=/shared/cifar10-train.parquet": "",

@@ -232,6 +232,7 @@ class Run:
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
         before: Mapping[str, float] = {}
+        began = self.progress.steps
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
@@ -245,7 +246,11 @@ class Run:
                 meter.go_on(self.progress.so_far)
                 self._parts.go_on(self.progress.so_far)
             with self._parts.time("train_s"):
-                whole = self._train_steps(epoch, meter)
+                # A step a start at least, or a job whose time is short would never get on; none
+                # after SIGTERM, which SIGKILL may follow soon.
+                asked = self._stop.agreed(self._job.world)
+                stops = asked and (self.progress.steps > began or self.stopped_by == "SIGTERM")
+                whole = not stops and self._train_steps(epoch, meter)
             if not whole:
                 over = self._pace.is_over(self.progress.steps)
                 run = self._config.run
@@ -259,8 +264,6 @@ class Run:
         """Train the rest of an epoch; say whether neither a signal nor the run's length cut it."""
         config = self._config
         lr = self._set_learning_rate(epoch)
-        if self._stop.agreed(self._job.world):
-            return False
         for batches in grouped(iter(self._loader), config.optimizer.accumulate):
             if self._pace.by_step:
                 # The loader counts a batch as it delivers it.

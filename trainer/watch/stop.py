@@ -42,6 +42,8 @@ class StopRequest:
         # Python lets only the main thread handle signals.
         if threading.current_thread() is threading.main_thread():
             self._earlier = {number: signal.signal(number, self._note) for number in SIGNALS}
+            # `tonari train` lets those that come while it is imported wait for this.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 
     def __exit__(

@@ -51,8 +51,8 @@ def test_a_pmi_that_answers_half_a_line_ends_the_rank_with_a_message() -> None:
     assert first.startswith(f"[rank 0 of 2 on {socket.gethostname()}] MPI_Init has not returned")
     for words in (
         "Started by srun, PMI-1 or PMI-2 (SLURM_STEP_ID=0, PMI_FD=", "PMI_RANK=0, PMI_SIZE=2)",
-        "srun --mpi=pmi2 or --mpi=pmix", "mpiexec of mpi4py's own MPI", "the site's MPI module",
-        "This rank ends after 4 s", VARIABLE,
+        "srun --mpi=pmi2 for", "srun --mpi=pmix", "mpiexec of mpi4py's own MPI",
+        "the site's MPI module", "This rank ends after 4 s", VARIABLE,
     ):  # fmt: skip
         assert words in first
     assert last.endswith("MPI_Init did not return within 4 s; ending this rank")

@@ -1,6 +1,7 @@
 """Whole runs in this process: they learn, stop and go on."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,16 @@ def test_stopped_and_resumed_equals_uninterrupted(
     whole, cut = lines(config.parent / "whole"), lines(config.parent / "cut")
     # Of the interrupted epoch too: two sums make one.
     assert cut == [line | {"loss": pytest.approx(line["loss"])} for line in whole]
+
+
+def test_a_signal_that_came_before_the_first_step_lets_each_start_make_one(config: Path) -> None:
+    for steps in (1, 2):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.raise_signal(signal.SIGUSR1)
+        stopped = run(config, "run")
+        assert (stopped.stopped_by, stopped.progress.steps) == ("SIGUSR1", steps)
+    written = sorted(path.name for path in (config.parent / "run/checkpoints").iterdir())
+    assert written == ["step-00000001", "step-00000002"]
 
 
 @pytest.mark.parametrize("variant", ["kakurenbo", "random"])

@@ -27,6 +27,16 @@ def test_a_signal_is_agreed_on_and_named_and_the_handler_goes(name: str) -> None
     assert signal.getsignal(number) == before
 
 
+def test_a_signal_that_came_while_the_program_was_imported_is_noted() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    # To this thread: the pools of others, here from earlier on, do not block it.
+    signal.raise_signal(signal.SIGUSR1)
+    with StopRequest() as request:
+        assert request.agreed(single_world())
+        assert request.words == "SIGUSR1"
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_the_same_signal_again_ends_the_process_at_once() -> None:
     program = (
         "import os, signal; from trainer.watch import stop; stop.AGAIN_S = 0\n"
