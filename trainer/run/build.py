@@ -375,7 +375,7 @@ def training_source(config: Config) -> dataio.Source:
         ConfigError: If a text cannot be read.
         DataioError: If the data cannot.
     """
-    data, _ = _sources(config)
+    data, _ = open_data(config)
     if isinstance(data, dataio.Shards):
         return dataio.open_source(data.names, sequences=data.sequences)
     return dataio.open_source(data) if isinstance(data, list) else data

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -150,9 +151,9 @@ def test_hidden_rows_are_scored_anew_where_their_policy_does(tmp_path):
 @pytest.fixture
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all searches of a test, which are of one model and machine, trace it once."""
-    found: list[object] = []
+    found: list[Any] = []
 
-    def prepare(*given: object) -> object:
+    def prepare(*given: Any) -> Any:
         if not found:
             found.append(_prepare(*given))
         return found[0]

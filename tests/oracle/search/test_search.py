@@ -18,6 +18,7 @@ from tests.oracle.search.planning import load
 from tonari.plan.search import search_words
 from trainer.config.config import Config
 from trainer.errors import ConfigError
+from trainer.mesh.parallelize import Checkpointing
 from trainer.run.build import lay_out
 from trainer.run.dry_run import dry_run
 from trainer.run.own import Own
@@ -141,7 +142,8 @@ def test_selective_recomputation_keeps_more_than_full_and_less_than_none(tmp_pat
         memory_of(group, Variant("1f1b", 1, kind, False)) for kind in ("none", "selective", "full")
     )
     assert full < selective < none
-    for kind, least in (("selective", selective), ("full", full)):
+    parts: list[tuple[Checkpointing, int]] = [("selective", selective), ("full", full)]
+    for kind, least in parts:
         some = [
             memory_of(group, Variant("1f1b", 1, kind, False, blocks)) for blocks in (1, 2, 3, 4)
         ]
