@@ -18,7 +18,7 @@ from tests.oracle.search.planning import load
 from tonari.plan.search import search_words
 from trainer.config.config import Config
 from trainer.errors import ConfigError
-from trainer.mesh.parallelize import Checkpointing
+from trainer.mesh.recompute import Checkpointing
 from trainer.run.build import lay_out
 from trainer.run.dry_run import dry_run
 from trainer.run.own import Own
