@@ -53,7 +53,8 @@ def test_the_trap_and_the_hook_work(tmp_path):
     with unpicklings() as seen:
         pickle.loads(pickle.dumps(Evil(tmp_path / "touched")))
     assert (tmp_path / "touched").exists()
-    assert "pathlib.Path.touch" in seen or "builtins.getattr" in seen
+    # Python 3.13 keeps Path in pathlib._local; older ones may fetch the method by getattr.
+    assert any(name.endswith(".Path.touch") for name in seen) or "builtins.getattr" in seen
 
 
 def run(world, *, root, source, restore):
