@@ -2,6 +2,7 @@
 
 import json as json_module
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,13 @@ from tonari.outputs import check_output
 from tonari.rows.run import RunRows, open
 from tonari.rows.settings import find_data, find_fields, find_settings
 from tonari.rows.show import write_batch, write_page
+from tonari.rows.spikes import Spike, find_spikes, find_suspects, read_losses
 
 SHOWN = 40
 """Rows of a table on the terminal."""
+
+SPIKES_SHOWN = 10
+"""Of the steps whose loss rose, the highest ones on the terminal."""
 
 MOST_NAMED = 10_000
 """Samples whose keys are read without being asked for."""
@@ -31,7 +36,7 @@ class RowsOptions:
 
     From the run's seed and its log, not from the data. Rows of steps that were thrown away, as the
     run went on from an earlier checkpoint, have kept = no. Give one of --epoch, --step, --sample,
-    --key and --shard.
+    --key, --shard and --spikes.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
@@ -50,6 +55,11 @@ class RowsOptions:
     """Likewise, by its key; reads all keys of the dataset."""
     shard: str | None = None
     """Likewise, of all samples in a file of the dataset."""
+    spikes: float | None = None
+    """Steps whose loss, in metrics.jsonl, is so many times the spread of those around above their
+    median (10 is usual), and the rows that were in one each time that they were trained; --parquet
+    writes these rows as a list that exclude takes. Metrics of each step (run.log_steps=1) know
+    best."""
     discarded: bool = False
     """With --epoch or --step: rows of steps that were thrown away too."""
     source: tuple[str, ...] = ()
@@ -71,10 +81,10 @@ class RowsOptions:
     """Print one JSON document with all rows and nothing else on stdout."""
 
     def __post_init__(self) -> None:
-        asked = [self.epoch, self.step, self.sample, self.key, self.shard]
+        asked = [self.epoch, self.step, self.sample, self.key, self.shard, self.spikes]
         if len(asked) - asked.count(None) != 1:
             raise ValueError(
-                "give one of --epoch, --step, --sample, --key and --shard; found "
+                "give one of --epoch, --step, --sample, --key, --shard and --spikes; found "
                 f"{len(asked) - asked.count(None)}"
             )
         if self.steps is not None and self.epoch is None:
@@ -103,10 +113,13 @@ def main(argv: list[str]) -> int:
         run = open(options.run, source=given, log=options.log)
         if given is None and config is not None and run.setup.made_as:
             run.given = find_data(config)
-        table = _ask(run, options)
+        spikes = None
+        if options.spikes is not None:
+            spikes = find_spikes(read_losses(options.run), times=options.spikes)
+        table = _ask(run, options) if spikes is None else find_suspects(run, spikes)
         table, why = _named(run, table, asked=bool(options.source))
         if options.show is not None:
-            write_page(options.show, run, table, image=options.image)
+            write_page(options.show, run, _each(run, table), image=options.image)
         if options.replay is not None and options.step is not None:
             fields = find_fields(config, options.run)
             batch = run.replay(step=options.step, replica=options.replica, fields=fields)
@@ -121,10 +134,14 @@ def main(argv: list[str]) -> int:
                 f"--parquet {options.parquet}: cannot be written ({error}); give a file with room"
             ) from error
     if options.json:
-        print(json_module.dumps(_document(run, table)))
+        document = _document(run, table) if spikes is None else _spike_document(spikes, table)
+        print(json_module.dumps(document))
         return 0
+    if spikes is not None:
+        print("\n".join(_spike_words(spikes)))
     print(_shown(table))
-    for line in (_summary(run, table), why, *_written(options, table)):
+    summary = _summary(run, table) if spikes is None else _suspect_words(spikes, table)
+    for line in (summary, why, *_written(options, table)):
         if line:
             print(line)
     return 0
@@ -137,6 +154,48 @@ def _ask(run: RunRows, options: RowsOptions) -> pa.Table:
             epoch=options.epoch, steps=steps, step=options.step, discarded=options.discarded
         )
     return run.of(sample_id=options.sample, key=options.key, shard=options.shard)
+
+
+def _each(run: RunRows, table: pa.Table) -> pa.Table:
+    """List each time that suspects were trained, in place of them; else the rows as they are."""
+    if "spikes" not in table.column_names:
+        return table
+    return run.named(run.of(sample_id=table["sample_id"].to_pylist()))
+
+
+def _spike_words(spikes: Sequence[Spike]) -> list[str]:
+    lines = [
+        f"step{'s' * (len(s.logged.steps) > 1)} "
+        f"{'-'.join(dict.fromkeys(str(n) for n in (s.logged.steps[0], s.logged.steps[-1])))}, "
+        f"epoch {s.logged.epoch}: loss {s.logged.loss:.6g}, usually {s.usual:.6g}"
+        for s in sorted(spikes, key=lambda spike: -spike.excess)[:SPIKES_SHOWN]
+    ]
+    more = len(spikes) - len(lines)
+    return [*lines, *([f"... {more:,} more: --json has all"] if more else []), ""]
+
+
+def _suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
+    epochs = len({spike.logged.epoch for spike in spikes})
+    if not spikes:
+        return "no step's loss rose so far; a smaller --spikes finds more"
+    words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
+    if epochs == 1:
+        return f"{words}; rows of one epoch cannot be told apart: look at them, or train another"
+    return f"{words}, {len(table):,} rows that were in one each time that they were trained"
+
+
+def _spike_document(spikes: Sequence[Spike], table: pa.Table) -> dict[str, object]:
+    return {
+        "spikes": [
+            {
+                "epoch": s.logged.epoch, "first_step": s.logged.steps[0],
+                "last_step": s.logged.steps[-1], "usual_loss": s.usual,
+                "loss": s.logged.loss if math.isfinite(s.logged.loss) else None,
+            }
+            for s in spikes
+        ],
+        "rows": table.to_pylist(),
+    }  # fmt: skip
 
 
 def _parse_steps(text: str | None) -> range | None:

@@ -1,0 +1,177 @@
+"""Rows that spoil steps: those that were trained in a step whose loss rose, each time."""
+
+import json
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tonari.rows.run import RunRows
+
+NEAR = 50
+"""Lines before one, and behind it, that it is compared with."""
+
+LEAST_SPREAD = 0.01
+"""Of the median: what the spread of the losses around is taken for at least."""
+
+SCHEMA = pa.schema(
+    [
+        ("sample_id", pa.int64()), ("spikes", pa.int64()), ("trained", pa.int64()),
+        ("excess", pa.float64()),
+    ]
+)  # fmt: skip
+"""Of an answer. ``trained``: how often in the epochs that have a spike; ``spikes``: how often of
+these in one; ``excess``: by how much these rose, mean."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A line of a run's metrics.
+
+    Attributes:
+        epoch: From 0 on.
+        steps: Optimizer steps, from 1 on, whose mean loss it has.
+        loss: Not finite where the run's was not.
+    """
+
+    epoch: int
+    steps: range
+    loss: float
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Steps whose loss rose.
+
+    Attributes:
+        logged: Their line.
+        usual: Median loss of the lines around.
+    """
+
+    logged: Logged
+    usual: float
+
+    @property
+    def excess(self) -> float:
+        """By how much."""
+        return self.logged.loss - self.usual
+
+
+def read_losses(run: Path) -> list[Logged]:
+    """Read the losses of a run's steps; of steps that were trained again, the last time.
+
+    Args:
+        run: Its directory, or a checkpoint in it.
+
+    Raises:
+        ValueError: If there are no metrics, or they have no steps.
+    """
+    near = [run, *run.absolute().parents[:3]]
+    path = next((p for place in near if (p := place / "metrics.jsonl").is_file()), None)
+    if path is None:
+        raise ValueError(
+            f"{run}: found no metrics.jsonl, expected the run.directory of tonari train; give one"
+        )
+    found: list[Logged] = []
+    ends = [0]  # steps at which an epoch ended, and its mean
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # cut off by a kill
+        kind, step = line.get("kind"), line.get("step", 0)
+        # Where the run went on from an earlier checkpoint, what came behind is trained again
+        ends = [end for end in ends if end <= step]
+        found = [one for one in found if one.steps[-1] <= step - (kind == "step")]
+        if kind == "epoch":
+            ends.append(step)
+        elif kind == "step":
+            loss = line.get("loss")
+            value = math.inf if loss is None or not math.isfinite(loss) else float(loss)
+            begun = max(ends[-1], found[-1].steps[-1] if found else 0)
+            found.append(Logged(line["epoch"], range(min(begun, step - 1) + 1, step + 1), value))
+    if not found:
+        raise ValueError(
+            f"{path}: has no line of a step, expected one every run.log_steps; train with fewer "
+            "log_steps than the run has steps, 1 to know each"
+        )
+    return found
+
+
+def find_spikes(lines: Sequence[Logged], *, times: float) -> list[Spike]:
+    """Find the lines whose loss is far above those around.
+
+    Args:
+        lines: In their order.
+        times: How far above their median, in their spread: the median distance from it, times
+            1.4826, which is the standard deviation of normal ones.
+    """
+    found = []
+    for number, line in enumerate(lines):
+        around = lines[max(number - NEAR, 0) : number + NEAR + 1]
+        losses = [one.loss for one in around if math.isfinite(one.loss)]
+        usual = statistics.median(losses) if losses else math.inf
+        spread = 1.4826 * statistics.median(abs(loss - usual) for loss in losses) if losses else 0
+        if not math.isfinite(line.loss) or line.loss > usual + times * max(
+            spread, LEAST_SPREAD * abs(usual)
+        ):
+            found.append(Spike(line, usual))
+    return found
+
+
+def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
+    """List the rows that were in a spike each time that they were trained, the worst first.
+
+    Counted are the epochs that have a spike. With one such epoch all rows of its spikes are listed.
+
+    Args:
+        run: Whose rows.
+        spikes: Some at least.
+
+    Returns:
+        Columns of `SCHEMA`.
+
+    Raises:
+        ValueError: If the log of rows has no such step.
+    """
+    by_epoch: dict[int, list[Spike]] = defaultdict(list)
+    for spike in spikes:
+        by_epoch[spike.logged.epoch].append(spike)
+    hits, excess = Counter[int](), Counter[int]()
+    for found in by_epoch.values():
+        risen: dict[int, float] = {}
+        for spike in found:
+            for step in spike.logged.steps:
+                for sample in pc.unique(run.at(step=step)["sample_id"]).to_pylist():
+                    risen[sample] = max(spike.excess, risen.get(sample, 0.0))
+        hits.update(risen.keys())
+        excess.update(risen)
+    often = [sample for sample, count in hits.items() if count >= min(len(by_epoch), 2)]
+    trained = Counter[int]()
+    if often:
+        table = run.of(sample_id=often)
+        is_one = pc.and_(
+            pc.and_(table["kept"], pc.equal(table["what"], "trained")),
+            pc.is_in(table["epoch"], pa.array(list(by_epoch))),
+        )
+        trained.update(table.filter(is_one)["sample_id"].to_pylist())
+    rows = [
+        (sample, hits[sample], trained[sample], excess[sample] / hits[sample])
+        for sample in often
+        if hits[sample] >= trained[sample]
+    ]
+    rows.sort(key=lambda row: (-row[1], -row[3], row[0]))
+    columns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return pa.Table.from_arrays(
+        [
+            pa.array(np.array(list(values)), field.type)
+            for values, field in zip(columns, SCHEMA, strict=True)
+        ],
+        schema=SCHEMA,
+    )
