@@ -108,6 +108,12 @@ class RunRows:
         """Epochs that were begun, the last one included."""
         return max(piece.attempt.epoch for piece in self.answers.course.kept) + 1
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of the dataset, as the run last had it."""
+        attempt = self.answers.course.kept[-1].attempt
+        return attempt.position.running.layout(attempt.setup.num_samples).num_samples
+
     def source(self) -> Source:
         """Open the dataset.
 
@@ -282,10 +288,7 @@ class RunRows:
         if sample_id is not None:
             given = [sample_id] if isinstance(sample_id, int) else [*sample_id]
             ids = np.unique(np.array(given, np.int64))
-            count = max(
-                piece.attempt.position.running.layout(piece.attempt.setup.num_samples).num_samples
-                for piece in self.answers.course.kept[-1:]
-            )
+            count = self.num_samples
             if len(ids) and (ids[0] < 0 or ids[-1] >= count):
                 wrong = ids[0] if ids[0] < 0 else ids[-1]
                 raise ValueError(
