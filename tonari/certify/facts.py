@@ -1,5 +1,6 @@
 """What a certificate names of a run: its source, code, seeds, layouts, logs, as they are."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -72,16 +73,17 @@ def run_facts(path: Path, run: RunRows, *, log: Path | None, contents: bool) -> 
 
 def code_facts() -> dict[str, Any]:
     """Describe the code that makes or checks a certificate."""
-    digest, here = hashlib.sha256(), Path(__file__).parent
+    digest, checkout = hashlib.sha256(), Path(str(dataio.__file__)).parents[1]
     for package in CODE:
         root = Path(str(package.__file__)).parent
         for file in sorted(root.rglob("*.py")):
             digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
-    asked = ["git", "-C", os.fspath(here), "rev-parse", "HEAD"]
-    try:
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        commit = ""
+    commit = ""
+    if (checkout / ".git").exists():  # else it would be the commit of whoever installed it
+        asked = ["git", "-C", os.fspath(checkout), "rev-parse", "HEAD"]
+        with contextlib.suppress(OSError):
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+            commit = done.stdout.strip()
     return {
         "version": version("tonari"), "order_version": ORDER_VERSION, "commit": commit or None,
         "sha256": digest.hexdigest(),
