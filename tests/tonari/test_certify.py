@@ -71,13 +71,15 @@ def certify(*argv: object) -> int:
     return cli.main(["certify", *map(str, argv)])
 
 
-def test_a_certificate_is_found_again_and_names_what_holds(here, capsys) -> None:
+def test_a_certificate_is_found_again_and_names_what_holds(here, tmp_path, capsys) -> None:
     for name in ("plain", "contents"):
         assert certify("--check", here / f"{name}.json") == 0
     assert certify("--check", here / "signed.json", "--key", here / "key") == 0
     assert "signed by the key" in capsys.readouterr().out
     assert certify("--check", here / "signed.json") == 0
     assert "signed, not checked: give --key" in capsys.readouterr().out
+    shutil.copytree(here / "run", tmp_path / "moved")
+    assert certify("--check", here / "contents.json", tmp_path / "moved") == 0
     document = json.loads((here / "plain.json").read_text())
     assert [one["trained"] for one in document["claims"]["never"]["found"]] == [0, 0, 0]
     assert document["claims"]["never"]["found"][2]["sample_id"] is None

@@ -103,12 +103,12 @@ def exactly_once(run: RunRows) -> dict[str, Any]:
 def _count(run: RunRows, pieces: Sequence[Piece]) -> dict[str, Any]:
     attempt = pieces[-1].attempt
     total = attempt.position.running.layout(attempt.setup.num_samples).num_samples
-    counts, order = np.zeros(total, np.int64), hashlib.sha256()
+    counts, order = np.zeros(total, np.uint16), hashlib.sha256()
     for piece in pieces:
         for rows in _rows_of(run, piece):
             since = rows.step - piece.epoch_steps.start + piece.steps.start
             trained = ~piece.attempt.skips(since)
-            counts += np.bincount(rows.sample_id[trained], minlength=total)
+            np.add.at(counts, rows.sample_id[trained], 1)
             # int64[rows, 5]
             columns = (rows.step, rows.replica, rows.position, rows.sample_id, trained)
             order.update(np.stack(columns, axis=1).astype("<i8").tobytes())

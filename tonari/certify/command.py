@@ -177,7 +177,8 @@ def _open(path: Path, options: CertifyOptions, log: Path | None) -> RunRows:
 
 def _words(body: Document) -> list[str]:
     """Name what is claimed, and whether it holds."""
-    run, claims, lines = body["run"], body["claims"], []
+    run, claims = body["run"], body["claims"]
+    lines: list[str] = []
     if "never" in claims:
         found = claims["never"]["found"]
         trained = [one for one in found if one["trained"]]
@@ -200,5 +201,5 @@ def _words(body: Document) -> list[str]:
             lines.append(
                 f"  epoch {one['epoch']}{'' if one['finished'] else ', unfinished'}: {shown}"
             )
-    lines.append(f"{run['name']}: {run['steps']} optimizer steps in {run['epochs']} epochs")
+    lines.append(f"{body['path']}: {run['steps']} optimizer steps in {run['epochs']} epochs")
     return lines

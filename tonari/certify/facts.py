@@ -47,7 +47,7 @@ def run_facts(path: Path, run: RunRows, *, log: Path | None, contents: bool) -> 
     setups = [*dict.fromkeys(piece.attempt.setup for piece in pieces)]
     return {
         "run": {
-            "name": path.resolve().name, "steps": run.num_steps, "epochs": run.num_epochs,
+            "steps": run.num_steps, "epochs": run.num_epochs,
             "skipped_batches": sum(
                 stop - first
                 for piece in course.kept
