@@ -169,6 +169,22 @@ class Epochs:
             yield batch
         self._iterations.end()
 
+    def skip(self, num_steps: int) -> None:
+        """Pass over the next batches of the epoch. Collective where it begins.
+
+        Raises:
+            ValueError: If the epoch has not as many left.
+        """
+        run = self.run
+        left = run.ensure_running().plan.order.steps - run.step
+        if not 0 <= num_steps <= left:
+            raise ValueError(
+                f"Loader.skip: {num_steps} batches, expected a number in [0, {left}], as many as "
+                f"epoch {run.epoch} has left; pass over the others in the next epoch"
+            )
+        self._parts.feed.stop()
+        run.skip(num_steps)
+
     def refresh(self) -> Iterator[Batch]:
         """Yield batches of the hidden rows that are due for a new score."""
         feed, running = self._parts.feed, self.run.running

@@ -130,7 +130,7 @@ def _of_path(path: str, source: Source, world: World) -> Found:
     whole, _ = _shards_among([path], source)
     if whole:
         return whole, []
-    columns = together(world, lambda: _read_list(Path(path)), doing="read what to leave out")
+    columns = together(world, lambda: read_list(Path(path)), doing="read what to leave out")
     if "sample_id" not in columns:
         return [], [key for keys in columns.get("key", []) for key in keys.tolist()]
     ids = columns["sample_id"]
@@ -139,7 +139,7 @@ def _of_path(path: str, source: Source, world: World) -> Found:
     return [*ids], []
 
 
-def _read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
+def read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
     """Read the columns ``sample_id`` and ``key`` of a list, whichever it has.
 
     Raises:

@@ -233,6 +233,22 @@ class Loader:
         """
         return self._epochs.batches()
 
+    @checked_call
+    def skip(self, num_batches: int) -> None:
+        """Pass over the next batches of the epoch: no rank trains them, and none is read.
+
+        Outside of a loop over the batches, by every rank alike; the loop that follows goes on
+        behind them. Their rows do not come again in this epoch, whatever it goes on from, keep
+        their scores, and are "skipped" in the log of rows. Collective where it begins an epoch.
+
+        Args:
+            num_batches: On each replica.
+
+        Raises:
+            ValueError: If the epoch has not as many left.
+        """
+        self._epochs.skip(num_batches)
+
     def refresh(self) -> Iterator[Batch]:
         """Yield hidden rows that are due for a new score, to be passed forward and reported.
 

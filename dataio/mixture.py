@@ -151,6 +151,28 @@ class Mixture:
             yield batch | {"dataset": name}
         self._iterations.end()
 
+    def skip(self, num_batches: int) -> None:
+        """Pass over the next batches of the epoch, each one of its loader's; see `Loader.skip`.
+
+        Raises:
+            ValueError: If the epoch has not as many left.
+        """
+        left = self._steps - self.step
+        if not 0 <= num_batches <= left:
+            raise ValueError(
+                f"Mixture.skip: {num_batches} batches, expected a number in [0, {left}], as many "
+                f"as epoch {self.epoch} has left; pass over the others in the next epoch"
+            )
+        self._open.clear()
+        names = list(self.loaders)
+        for number in self._plan[self.step : self.step + num_batches].tolist():
+            loader = self.loaders[names[number]]
+            for _ in range(EMPTY_EPOCHS):
+                if loader.is_used_up():
+                    loader.set_epoch(loader.epoch + 1)
+            loader.skip(1)
+            self.step += 1
+
     def _next(self, name: str) -> Batch:
         loader = self.loaders[name]
         used_up = 0

@@ -418,6 +418,12 @@ class RunState:
         if self.parts.rowlog is not None:
             self.parts.rowlog.progress(self.step)
 
+    def skip(self, num_steps: int) -> None:
+        """Pass over batches of the running epoch."""
+        if self.parts.rowlog is not None and num_steps:
+            self.parts.rowlog.skip(range(self.step, self.step + num_steps))
+        self.step += num_steps
+
     def _note_attempt(self, before: tuple[str, int, int] | None) -> None:
         """Have the log of rows note what is trained from here on.
 

@@ -28,6 +28,10 @@ COMMANDS = {
         "tonari.rows.command",
         "list which rows a run trained when, and when a sample was trained",
     ),
+    "certify": (
+        "tonari.certify.command",
+        "write, or check, a certificate of what a run trained",
+    ),
     "export": ("tonari.export", "write a checkpoint's weights as one plain file"),
     "cache": ("tonari.cache.command", "stage a dataset into the node's cache, or look into one"),
     "bench": (

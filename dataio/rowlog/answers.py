@@ -30,9 +30,10 @@ from dataio.plan.segment import Segment
 from dataio.rowlog.attempts import Attempt, Course, Piece
 from dataio.rowlog.packed import unpack_shown
 
-State = Literal["trained", "hidden", "excluded", "left out", "not reached"]
-"""What became of a sample in an epoch: ``left out``: the epoch ended, and with drop_last its step
-was one that not every replica fills; ``not reached``: the epoch was left before its step."""
+State = Literal["trained", "hidden", "excluded", "left out", "not reached", "skipped"]
+"""What became of a sample in an epoch: ``skipped``: its step was passed over; ``left out``: the
+epoch ended, and with drop_last its step was one that not every replica fills; ``not reached``: the
+epoch was left before its step."""
 
 
 class Kept(Protocol):
@@ -83,7 +84,7 @@ class Fates(NamedTuple):
     Attributes:
         states: Of each; None: it was trained earlier in the epoch, or the dataset had yet to grow
             to it.
-        rows: Those that were trained in it.
+        rows: Those that were trained in it, or skipped.
     """
 
     states: list[State | None]
@@ -191,7 +192,7 @@ class Answers:
         self._costs = lru_cache(1)(kept.costs)
 
     def at(self, piece: Piece, steps: range, *, nodes: Iterable[int] | None = None) -> TrainedRows:
-        """Find all rows of some steps of a piece's segment, step by step.
+        """Find all rows of some steps of a piece's segment, step by step, skipped ones too.
 
         Args:
             piece: Which.
@@ -240,7 +241,10 @@ class Answers:
             beyond: State = "left out" if ended else "not reached"
             for number in which[step >= piece.steps.stop].tolist():
                 states[there[here[number]]] = beyond
-            for number in which[inside].tolist():
+            skipped = attempt.skips(step)
+            for number in which[inside & skipped].tolist():
+                states[there[here[number]]] = "skipped"
+            for number in which[inside & ~skipped].tolist():
                 states[there[here[number]]] = "trained"
             hidden = group.plan.selection.hidden
             if len(hidden):

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dataio.plan.segment import Position
 
 
@@ -69,6 +72,7 @@ class Attempt:
         position: Where it began.
         shown: Rows that each sampling group shows; None: all of them.
         stop: Step of the running segment that it came to; rows of steps before that were trained.
+        skipped: But for these steps: pairs of a first one and the one behind the last.
     """
 
     number: int
@@ -78,6 +82,14 @@ class Attempt:
     position: Position
     shown: str | None
     stop: int
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    def skips(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[n]: Whether each of some steps of the segment was passed over."""
+        found = np.zeros(len(steps), np.bool_)
+        for first, stop in self.skipped:
+            found |= (steps >= first) & (steps < stop)
+        return found
 
     @property
     def epoch(self) -> int:

@@ -141,6 +141,19 @@ class RowLog:
         if self._world.rank == 0:
             self._try(lambda: self._note(step))
 
+    def skip(self, steps: range) -> None:
+        """Note that steps of the attempt's segment are passed over, the next ones."""
+        if self._world.rank:
+            return
+
+        def write() -> None:
+            self._append()
+            os.fsync(self._file)
+
+        self._pending.append({"skipped": self._next - 1, "steps": [steps.start, steps.stop]})
+        self._try(write)
+        self.progress(steps.stop)
+
     def close(self) -> None:
         """Let go of the files. Idempotent."""
         for descriptor in (self._file, self._steps):
@@ -298,6 +311,7 @@ def read_log(directory: Path) -> Logged:
         ) from error
     name, setup, attempts = "", None, dict[int, Attempt]()
     stops: dict[int, int] = {}
+    skipped: dict[int, list[tuple[int, int]]] = {}
     last: Attempt | None = None
     for line in lines:
         if "log" in line:
@@ -306,6 +320,9 @@ def read_log(directory: Path) -> Logged:
             setup = Setup.from_json(line["setup"])
         elif "ended" in line:
             stops[line["ended"]] = max(line["step"], stops.get(line["ended"], 0))
+        elif "skipped" in line:
+            first, stop = line["steps"]
+            skipped.setdefault(line["skipped"], []).append((first, stop))
         elif setup is not None:
             attempt = _attempt_of(line, setup)
             if last is not None:
@@ -320,7 +337,11 @@ def read_log(directory: Path) -> Logged:
             raise _damaged(path, f"attempt {place[0]} is missing")
         stops[place[0]] = max(place[1], stops.get(place[0], 0))
     ordered = [
-        replace(attempt, stop=max(stops.get(number, 0), attempt.stop))
+        replace(
+            attempt,
+            stop=max(stops.get(number, 0), attempt.stop),
+            skipped=tuple(skipped.get(number, ())),
+        )
         for number, attempt in sorted(attempts.items())
     ]
     return Logged(directory, name, tuple(ordered))

@@ -22,6 +22,8 @@ from dataio.source.transformed import StageTransform
 from tonari.rows.find import find_log, find_run_course, find_shuffle
 
 STATES: tuple[State, ...] = get_args(State)
+LISTED = ("trained", "skipped")
+"""Of these a sample has a row for each step."""
 
 Columns = dict[str, NDArray[Any]]
 """Of `SCHEMA`; ``what`` by its place in `STATES`, -1 where a sample was not trained."""
@@ -37,11 +39,11 @@ SCHEMA = pa.schema(
         ("sample_id", pa.int64()), ("weight", pa.float32()),
     ]
 )  # fmt: skip
-"""Of an answer. ``what``: "trained", or of a sample that an epoch did not train "hidden",
-"excluded", "left out" (drop_last) or "not reached". ``kept``: whether the step is in the weights;
-false: it was thrown away when the run went on from an earlier save. ``step``: batch of the epoch,
-from 0 on. ``run_step``: optimizer step of the run, from 1 on. ``position``: in the replica's
-batch."""
+"""Of an answer. ``what``: "trained", or "skipped": its step was passed over; of a sample that an
+epoch did not train "hidden", "excluded", "left out" (drop_last) or "not reached". ``kept``: whether
+the step is in the weights; false: it was thrown away when the run went on from an earlier save.
+``step``: batch of the epoch, from 0 on. ``run_step``: optimizer step of the run, from 1 on.
+``position``: in the replica's batch."""
 
 
 def open(
@@ -106,6 +108,12 @@ class RunRows:
         """Epochs that were begun, the last one included."""
         return max(piece.attempt.epoch for piece in self.answers.course.kept) + 1
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of the dataset, as the run last had it."""
+        attempt = self.answers.course.kept[-1].attempt
+        return attempt.position.running.layout(attempt.setup.num_samples).num_samples
+
     def source(self) -> Source:
         """Open the dataset.
 
@@ -134,7 +142,7 @@ class RunRows:
             discarded: Those that were thrown away too, when the run went on from an earlier save.
 
         Returns:
-            Columns of `SCHEMA`, a row for each row trained, step by step.
+            Columns of `SCHEMA`, a row for each row trained or skipped, step by step.
 
         Raises:
             ValueError: If neither or both are given, or a step was never reached.
@@ -262,9 +270,9 @@ class RunRows:
             fates = self.answers.of(piece, ids)
             parts.append(_trained(piece, fates.rows))
             for number, state in enumerate(fates.states):
-                if state is not None and states[number] != "trained":
+                if state is not None and states[number] not in LISTED:
                     states[number] = state
-        missed = [n for n, state in enumerate(states) if state not in (None, "trained")]
+        missed = [n for n, state in enumerate(states) if state not in (None, *LISTED)]
         if missed:
             what = [STATES.index(state) for n in missed if (state := states[n]) is not None]
             parts.append(_missed(pieces[-1], np.array(what), ids[missed]))
@@ -280,10 +288,7 @@ class RunRows:
         if sample_id is not None:
             given = [sample_id] if isinstance(sample_id, int) else [*sample_id]
             ids = np.unique(np.array(given, np.int64))
-            count = max(
-                piece.attempt.position.running.layout(piece.attempt.setup.num_samples).num_samples
-                for piece in self.answers.course.kept[-1:]
-            )
+            count = self.num_samples
             if len(ids) and (ids[0] < 0 or ids[-1] >= count):
                 wrong = ids[0] if ids[0] < 0 else ids[-1]
                 raise ValueError(
@@ -381,9 +386,11 @@ def _as_range(steps: Steps, end: int) -> range:
 
 def _trained(piece: Piece, rows: TrainedRows) -> Columns:
     count, attempt = len(rows.step), piece.attempt
-    into = (rows.step - piece.epoch_steps.start) // attempt.setup.accumulate
+    since = rows.step - piece.epoch_steps.start
+    into = since // attempt.setup.accumulate
+    skipped = attempt.skips(since + piece.steps.start)
     return {
-        "what": np.zeros(count, np.int64), "kept": np.full(count, piece.kept),
+        "what": np.where(skipped, STATES.index("skipped"), 0), "kept": np.full(count, piece.kept),
         "epoch": np.full(count, attempt.epoch), "run_step": piece.run_steps.start + into,
         "attempt": np.full(count, attempt.number), **rows._asdict(),
     }  # fmt: skip

@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
         parser.error("--plan is held against a run, and --dry-run starts none; leave one out")
     # Only now: `--help` and wrong arguments should not wait for torch.
     from trainer.config.config import load_config
+    from trainer.run.skips import parse_skips
 
     config = load_config(given.config, given.overrides)
     if given.dry_run:
@@ -49,13 +50,15 @@ def main(argv: list[str]) -> int:
 
     summary = train(
         config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,
+        skip_steps=parse_skips(given.skip_steps),
         on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
     )  # fmt: skip
     if summary.rank == 0:
         done = "trained" if summary.finished else f"stopped by {summary.stopped_by} after"
         print(
             f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
-            f"{summary.num_replicas} replicas{_result_words(summary.last)}; "
+            f"{summary.num_replicas} replicas{_skipped_words(summary.progress.skipped)}"
+            f"{_result_words(summary.last)}; "
             f"results in {config.run.directory}"
             + ("" if summary.finished else "; the same command goes on from here")
         )
@@ -79,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", default="auto", metavar="auto|never|PATH",
         help="auto (the default): go on from the newest checkpoint of run.directory, if there is "
         "one; never: start anew; PATH: go on from this checkpoint",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip-steps", action="append", default=[], metavar="A:B",
+        help="pass over the rows of optimizer steps A up to and without B, as metrics.jsonl counts "
+        "them: go on from the newest checkpoint before A, or from --resume PATH, and train no row "
+        "of these steps in their epoch. They count as steps, so all later ones have the rows and "
+        "the learning rate that they would have had. May be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--metrics", type=Path, metavar="FILE",
@@ -117,6 +127,11 @@ def _epoch_words(line: "Line", num_epochs: int) -> str:
         f"epoch {line['epoch']} of {num_epochs}: {line['epoch_s']:.1f} s, of it waiting for data "
         f"{wait_s:.1f} s{_result_words(line)}, {hidden:.0%} hidden{off_words(line)}"
     )
+
+
+def _skipped_words(skipped: list[list[int]]) -> str:
+    number = sum(stop - first for first, stop in skipped)
+    return f", {number} of the steps skipped" if number else ""
 
 
 def _result_words(line: "Line | None") -> str:

@@ -29,11 +29,14 @@ class Progress:
         epochs: Those that are done.
         steps: Those that are done.
         so_far: Figures of the running epoch, from `Meter.so_far`.
+        skipped: Of the steps, those whose rows were passed over: pairs of a first one, and the one
+            behind the last.
     """
 
     epochs: int = 0
     steps: int = 0
     so_far: dict[str, float] = field(default_factory=dict)
+    skipped: list[list[int]] = field(default_factory=list)
 
 
 def read_progress(path: Path) -> Progress:

@@ -1,6 +1,6 @@
 """Choose the checkpoint that a run goes on from, check all its files, and load it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,7 +30,9 @@ from trainer.checkpoint.sums import check_sums
 from trainer.errors import CheckpointError, ConfigError
 
 
-def find(directory: Path, resume: str) -> Path | None:
+def find(
+    directory: Path, resume: str, *, fits: Callable[[Path], bool] = lambda _: True
+) -> Path | None:
     """Choose the checkpoint to go on from, and read all of it: each rank a part. Collective.
 
     A damaged one is ignored, with a warning, and renamed, as the run comes to its step again.
@@ -38,9 +40,11 @@ def find(directory: Path, resume: str) -> Path | None:
     Args:
         directory: Of all checkpoints of the run.
         resume: ``"auto"`` for the newest that is sound, ``"never"`` for none, or its directory.
+        fits: Whether one may be gone on from, asked on rank 0; without it any may.
 
     Raises:
-        ConfigError: If a run is to start anew in a directory that holds another's checkpoints.
+        ConfigError: If a run is to start anew in a directory that holds another's checkpoints, or
+            there are some and none fits.
         CheckpointError: If the one that was named is damaged, or all are.
     """
     # Rank 0's view decides: a shared filesystem may show the others an older one.
@@ -48,10 +52,9 @@ def find(directory: Path, resume: str) -> Path | None:
         path = Path(from_rank_0(resume))
         verify(path)
         return path
-    found = [
-        Path(line)
-        for line in from_rank_0("\n".join(map(str, whole_checkpoints(directory)))).splitlines()
-    ]
+    whole = whole_checkpoints(directory)
+    lines = from_rank_0("\n".join(f"{fits(path):d}{path}" for path in whole)).splitlines()
+    found = [Path(line[1:]) for line in lines]
     if resume == "never":
         if found:
             raise ConfigError(
@@ -59,6 +62,13 @@ def find(directory: Path, resume: str) -> Path | None:
                 "with --resume never; give another run.directory, or remove this one"
             )
         return None
+    if lines and not any(line.startswith("1") for line in lines):
+        raise ConfigError(
+            f"{directory}: all {len(lines)} checkpoints have trained steps of --skip-steps, the "
+            f"oldest is {found[0].name}, expected one before them; give later steps, or another "
+            "run.directory to start anew"
+        )
+    found = [Path(line[1:]) for line in lines if line.startswith("1")]
     damaged: list[tuple[Path, CheckpointError]] = []
     while found:
         try:

@@ -150,6 +150,14 @@ class ReplicaLoader:
         """Yield the rest of the epoch's batches."""
         return self._batches(self._loader, trains=True)
 
+    def skip(self, num_batches: int) -> None:
+        """Pass over the next batches of the epoch; see `dataio.Loader.skip`."""
+        self._complete_scores()
+        self._stream.break_off()
+        if self._loader is not None:
+            self._loader.skip(num_batches)
+        self._step += num_batches
+
     def refresh(self) -> Iterator[Batch]:
         """Yield hidden rows that are due for a new score, to be passed forward and reported."""
         hidden = self._loader.refresh() if self._loader is not None else None

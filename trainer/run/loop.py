@@ -1,8 +1,10 @@
 """The loop: epochs of steps, new scores, evaluation, metrics and checkpoints."""
 
 import contextlib
+import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from dataio import Field
 from dataio.batch.values import Batch
 from trainer.checkpoint.checkpoint import Checkpoints
-from trainer.checkpoint.directory import Progress, set_aside_later
+from trainer.checkpoint.directory import Progress, read_progress, set_aside_later
 from trainer.checkpoint.restore import find, restore
 from trainer.config.config import Config
 from trainer.deliver.deliver import ReplicaLoader
@@ -28,6 +30,7 @@ from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from trainer.run.pace import in_steps
 from trainer.run.pretrained import start_from_weights
+from trainer.run.skips import Skips
 from trainer.run.step import evaluate, grouped, rescore, train_step
 from trainer.run.tasks import Task
 from trainer.watch.launch import Job, join
@@ -40,6 +43,8 @@ from trainer.watch.profile import StepTrace
 from trainer.watch.stop import StopRequest
 
 Listener = Callable[[Line], None]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,7 @@ def train(
     resume: str = "auto",
     metrics_path: Path | None = None,
     plan: Path | None = None,
+    skip_steps: Sequence[range] = (),
     on_epoch: Listener | None = None,
 ) -> Summary:
     """Train by the settings, in one process or in each of a job's. Collective.
@@ -96,11 +102,14 @@ def train(
             ``"never"`` starts anew; else the checkpoint's directory.
         metrics_path: Instead of ``metrics.jsonl`` in the run directory.
         plan: What ``tonari plan --json`` printed, to be put beside each epoch.
+        skip_steps: Optimizer steps, the run's first being 1, whose rows are passed over, each range
+            within one epoch: the run goes on from a checkpoint before them, and counts them as
+            steps. A checkpoint that has them behind it is gone on from as it is.
         on_epoch: Called on rank 0 with each epoch's line.
 
     Raises:
-        ConfigError: If the settings do not fit this world, there is nothing to resume, or the plan
-            is of another run.
+        ConfigError: If the settings do not fit this world, there is nothing to resume, the plan is
+            of another run, or steps cannot be skipped.
         DataioError: If the data or the cache cannot be used.
     """
     own = Own(
@@ -120,7 +129,10 @@ def train(
         parallel = build_parallel(config, job, own)
         place = parallel.pipeline.place
         job.watchdog.set_mesh(place.sizes)
-        found = find(directory / "checkpoints", resume)
+        skips = Skips(tuple(skip_steps))
+        found = find(directory / "checkpoints", resume, fits=skips.fits)
+        if found:
+            skips = skips.after(read_progress(found), path=found)
         if not found:
             start_from_weights(config, parallel.pipeline, own)
         if job.world.rank == 0:
@@ -140,7 +152,7 @@ def train(
         run = Run(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
             loader=loader, evaluation=evaluation, opened=opened, logs=logs, stop=stop,
-            parts=parts, on_epoch=on_epoch, own=own,
+            parts=parts, on_epoch=on_epoch, own=own, skips=skips,
         )  # fmt: skip
         if found:
             run.restore(found)
@@ -167,6 +179,7 @@ class Run:
         parts: Times the parts of epochs.
         on_epoch: Called on rank 0 with each epoch's line.
         own: What the caller brings.
+        skips: Steps to pass over.
 
     Attributes:
         progress: What is done.
@@ -187,6 +200,7 @@ class Run:
         parts: EpochParts,
         on_epoch: Listener | None,
         own: Own,
+        skips: Skips,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
@@ -205,7 +219,7 @@ class Run:
         self._ema: WeightAverage | None = None
         if config.optimizer.ema:
             self._ema = WeightAverage(self._pipeline.parts, decay=config.optimizer.ema)
-        self._on_epoch = on_epoch
+        self._on_epoch, self._skips = on_epoch, skips
         run, rank = config.run, job.world.rank
         directory = Path(run.directory)
         checkpoints = Checkpoints(
@@ -233,6 +247,7 @@ class Run:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
         before: Mapping[str, float] = {}
         began = self.progress.steps
+        self._skips.check(last=self._most_steps(), run_ends=True)
         epochs = self._loader.epochs(self._config.run.epochs)
         while True:
             # The end of the epoch before is inside next: its time belongs to the epoch it opens.
@@ -264,7 +279,7 @@ class Run:
         """Train the rest of an epoch; say whether neither a signal nor the run's length cut it."""
         config = self._config
         lr = self._set_learning_rate(epoch)
-        for batches in grouped(iter(self._loader), config.optimizer.accumulate):
+        for batches in self._groups(epoch):
             if self._pace.by_step:
                 # The loader counts a batch as it delivers it.
                 lr = self._set_learning_rate(epoch, done=self._loader.step - len(batches))
@@ -300,6 +315,44 @@ class Run:
             if every and self.progress.steps % every == 0:
                 self._save(meter)
         return True
+
+    def _groups(self, epoch: int) -> Iterator[list[Batch]]:
+        """Yield the batches of each step of the rest of an epoch, but for those to pass over."""
+        size, loader = self._config.optimizer.accumulate, self._loader
+        last = self.progress.steps + math.ceil((len(loader) - loader.step) / size)
+        ends = epoch + 1 == self._config.run.epochs
+        self._skips.check(last=self._pace.cut(last), run_ends=ends or self._pace.is_over(last))
+        while True:
+            if loader.step < len(loader):
+                self._skip(epoch)
+            for batches in grouped(iter(loader), size):
+                yield batches
+                if loader.step < len(loader) and self._skips.from_step(self.progress.steps + 1):
+                    break
+            else:
+                return
+
+    def _skip(self, epoch: int) -> None:
+        """Pass over the next steps, if they are to be: they count, and nothing else is done."""
+        while number := self._skips.from_step(first := self.progress.steps + 1):
+            left = len(self._loader) - self._loader.step
+            if not left:
+                return
+            self._loader.skip(min(number * self._config.optimizer.accumulate, left))
+            skipped = [*self.progress.skipped, [first, first + number]]
+            self.progress = replace(
+                self.progress, steps=self.progress.steps + number, skipped=skipped
+            )
+            self._write({"kind": "skip", **self._place(epoch), "skipped_steps": number})
+            if self._job.world.rank == 0:
+                logger.info("[rank 0] steps %d:%d are skipped", first, first + number)
+
+    def _most_steps(self) -> int:
+        """Bound the steps of the run, those that are done included."""
+        done, loader = self.progress, self._loader
+        begun = loader.step // self._config.optimizer.accumulate
+        left = (self._config.run.epochs - done.epochs) * self._pace.epoch_steps
+        return self._pace.cut(done.steps + left - begun * (loader.epoch == done.epochs))
 
     def _write_step(self, epoch: int, meter: Meter, figures: Figures) -> None:
         loss = self._loader.mean_loss() or 0.0

@@ -37,6 +37,9 @@ class Pace:
         max_steps: Most steps of the run, from `find_max_steps`; None: there is no such limit.
         epoch_steps: Steps of the run's first epoch.
 
+    Attributes:
+        epoch_steps: As given.
+
     Raises:
         ConfigError: If the epochs are too few for the steps.
     """
@@ -51,7 +54,7 @@ class Pace:
                 f"run.epochs={math.ceil(max_steps / epoch_steps)} or more"
             )
         self._optimizer, self._epochs, self._max_steps = optimizer, epochs, max_steps
-        self._epoch_steps = epoch_steps
+        self.epoch_steps = epoch_steps
 
     @property
     def by_step(self) -> bool:
@@ -61,6 +64,10 @@ class Pace:
     def is_over(self, steps: int) -> bool:
         """Whether the run has its last step behind it."""
         return self._max_steps is not None and steps >= self._max_steps
+
+    def cut(self, steps: int) -> int:
+        """Return as many steps as the run makes of some."""
+        return steps if self._max_steps is None else min(steps, self._max_steps)
 
     def rate(self, epoch: int, *, steps: int, done: float = 0, epoch_batches: float = 1) -> float:
         """Compute the learning rate of the next step, before the policy's factor.
@@ -79,7 +86,7 @@ class Pace:
             return build_schedule(config, length=self._epochs)(epoch)
         warmup = config.warmup_epochs
         if config.warmup_steps:
-            warmup = config.warmup_steps / self._epoch_steps
+            warmup = config.warmup_steps / self.epoch_steps
         tick = config.accumulate / epoch_batches
         schedule = build_schedule(config, length=self._epochs, warmup=warmup, tick=tick)
         return schedule(epoch + done / epoch_batches)

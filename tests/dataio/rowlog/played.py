@@ -1,6 +1,7 @@
 """Random histories of a run, played for real: what was trained, and what its log answers."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dataio import Loader, NodeCache, Reports, Staging
+from dataio.batch.values import Batch
 from dataio.rowlog.answers import Answers, TrainedRows
-from dataio.rowlog.attempts import find_course
+from dataio.rowlog.attempts import Piece, find_course
 from dataio.rowlog.log import read_log
 from dataio.world import World, run_threads, thread_worlds
 from importance import Weighted
@@ -45,6 +47,7 @@ class Leg:
         exclude: Samples that are left out.
         steps: Batches until it saves.
         unsaved: Batches that it trains beyond, and throws away.
+        skip: Batches that it passes over after the first that it trains, as far as there are.
     """
 
     layout: tuple[int, ...]
@@ -52,6 +55,7 @@ class Leg:
     exclude: tuple[int, ...]
     steps: int
     unsaved: int
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class History:
 
 def draw(seed: int) -> History:
     """Draw a history."""
-    rng = np.random.default_rng(seed)
+    rng, skips = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     policy = str(rng.choice(list(ALL_POLICIES)))
     first = LAYOUTS[rng.integers(len(LAYOUTS))], int(rng.integers(3, 7))
     excluded: tuple[int, ...] = ()
@@ -79,7 +83,8 @@ def draw(seed: int) -> History:
         if rng.random() < 0.5:
             first = LAYOUTS[rng.integers(len(LAYOUTS))], int(rng.integers(3, 7))
         steps, unsaved = int(rng.integers(1, 25)), int(rng.choice([0, 0, 1, 5, 14]))
-        legs.append(Leg(*first, excluded, steps, unsaved))
+        skip = int(skips.choice([0, 0, 1, 4, 99]))
+        legs.append(Leg(*first, excluded, steps, unsaved, skip))
     whole = policy != "keep_agreed"  # which goes by a field, so all rows are in the caches
     overlap = bool(whole and rng.random() < 0.3)
     return History(
@@ -111,7 +116,7 @@ def play(root: Path, history: History) -> tuple[Counter[Row], Counter[Row]]:
             with make(world, root, source=source, **options) as loader:
                 if number:
                     loader.restore(root / f"saved{number - 1}")
-                before = _train(loader, None if is_last else leg.steps)
+                before = _train(loader, None if is_last else leg.steps, skip=leg.skip)
                 if is_last:
                     return before, []
                 loader.save(root / f"saved{number}")
@@ -123,12 +128,12 @@ def play(root: Path, history: History) -> tuple[Counter[Row], Counter[Row]]:
     return Counter(kept), Counter(discarded)
 
 
-def _train(loader: Loader, steps: int | None) -> list[Row]:
+def _train(loader: Loader, steps: int | None, *, skip: int = 0) -> list[Row]:
     rows: list[Row] = []
     if steps == 0:
         return rows
     for epoch in loader.epochs(EPOCHS):
-        for batch in loader:
+        for batch in _but_for(loader, skip if not rows else 0):
             loader.report(batch, *losses(batch["sample_id"], epoch))
             step = loader._run.position.num_steps - 1
             slots, ids = batch["slot"].tolist(), batch["sample_id"].tolist()
@@ -147,6 +152,18 @@ def _train(loader: Loader, steps: int | None) -> list[Row]:
     return rows
 
 
+def _but_for(loader: Loader, skip: int) -> Iterator[Batch]:
+    """Yield an epoch's batches, but for some behind the first."""
+    for batch in loader:
+        yield batch
+        if skip:
+            break
+    else:
+        return
+    loader.skip(min(skip, len(loader) - loader.step))
+    yield from loader
+
+
 def answers(root: Path, history: History) -> Answers:
     """Read the log."""
     logged = read_log(root / "rows")
@@ -158,7 +175,7 @@ def forward(found: Answers) -> tuple[Counter[Row], Counter[Row]]:
     kept, discarded = Counter[Row](), Counter[Row]()
     for pieces, total in ((found.course.kept, kept), (found.course.discarded, discarded)):
         for piece in pieces:
-            total.update(as_rows(piece.attempt.epoch, found.at(piece, piece.steps)))
+            total.update(_trained(piece, found.at(piece, piece.steps)))
     return kept, discarded
 
 
@@ -167,8 +184,15 @@ def inverse(found: Answers, sample_id: np.ndarray) -> tuple[Counter[Row], Counte
     kept, discarded = Counter[Row](), Counter[Row]()
     for pieces, total in ((found.course.kept, kept), (found.course.discarded, discarded)):
         for piece in pieces:
-            total.update(as_rows(piece.attempt.epoch, found.of(piece, sample_id).rows))
+            total.update(_trained(piece, found.of(piece, sample_id).rows))
     return kept, discarded
+
+
+def _trained(piece: Piece, rows: TrainedRows) -> list[Row]:
+    """List the rows that were not skipped."""
+    since = rows.step - piece.epoch_steps.start + piece.steps.start
+    is_trained = ~piece.attempt.skips(since)
+    return as_rows(piece.attempt.epoch, TrainedRows._make(c[is_trained] for c in rows))
 
 
 def as_rows(epoch: int, rows: TrainedRows) -> list[Row]:
