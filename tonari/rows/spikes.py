@@ -148,7 +148,9 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
         risen: dict[int, float] = {}
         for spike in found:
             for step in spike.logged.steps:
-                for sample in pc.unique(run.at(step=step)["sample_id"]).to_pylist():
+                rows = run.at(step=step)
+                rows = rows.filter(pc.equal(rows["what"], "trained"))
+                for sample in pc.unique(rows["sample_id"]).to_pylist():
                     risen[sample] = max(spike.excess, risen.get(sample, 0.0))
         hits.update(risen.keys())
         excess.update(risen)
@@ -161,13 +163,13 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
             pc.is_in(table["epoch"], pa.array(list(by_epoch))),
         )
         trained.update(table.filter(is_one)["sample_id"].to_pylist())
-    rows = [
+    listed = [
         (sample, hits[sample], trained[sample], excess[sample] / hits[sample])
         for sample in often
         if hits[sample] >= trained[sample]
     ]
-    rows.sort(key=lambda row: (-row[1], -row[3], row[0]))
-    columns = zip(*rows, strict=True) if rows else ((), (), (), ())
+    listed.sort(key=lambda row: (-row[1], -row[3], row[0]))
+    columns = zip(*listed, strict=True) if listed else ((), (), (), ())
     return pa.Table.from_arrays(
         [
             pa.array(np.array(list(values)), field.type)
