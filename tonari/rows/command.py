@@ -2,7 +2,9 @@
 
 import json as json_module
 import math
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,7 @@ from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output
 from tonari.rows.run import RunRows, open
-from tonari.rows.settings import find_data, find_fields, find_settings
+from tonari.rows.settings import find_fields, find_settings, open_dataset
 from tonari.rows.show import write_batch, write_page
 
 SHOWN = 40
@@ -40,7 +42,8 @@ class RowsOptions:
     epoch: int | None = None
     """Rows of an epoch, from 0 on; with --steps of some of its batches."""
     steps: str | None = None
-    """With --epoch: the batches A:B, from 0 on and without B; or one."""
+    """With --epoch: its batches from A up to and without B, as A:B, A: or :B, the first being 0; or
+    one batch."""
     step: int | None = None
     """Rows of an optimizer step of the run, from 1 on, as metrics.jsonl has it."""
     sample: int | None = None
@@ -101,8 +104,8 @@ def main(argv: list[str]) -> int:
         config = find_settings(options.run)
         given = options.source[0] if len(options.source) == 1 else [*options.source] or None
         run = open(options.run, source=given, log=options.log)
-        if given is None and config is not None and run.setup.made_as:
-            run.given = find_data(config)
+        if given is None and config is not None:
+            run.given = partial(open_dataset, config)
         table = _ask(run, options)
         table, why = _named(run, table, asked=bool(options.source))
         if options.show is not None:
@@ -139,17 +142,18 @@ def _ask(run: RunRows, options: RowsOptions) -> pa.Table:
     return run.of(sample_id=options.sample, key=options.key, shard=options.shard)
 
 
-def _parse_steps(text: str | None) -> range | None:
+def _parse_steps(text: str | None) -> slice | range | None:
     if text is None:
         return None
-    first, _, stop = text.partition(":")
-    try:
-        return range(int(first), int(stop) if stop else int(first) + 1)
-    except ValueError:
+    found = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)
+    if found is None:
         raise ValueError(
-            f"--steps {text}: expected A:B, two numbers of which B is left out, or one; give for "
-            "example --steps 100:110"
-        ) from None
+            f"--steps {text}: expected A:B, of which either may be left out, or one batch, from 0 "
+            "on; give for example --steps 100:110"
+        )
+    if found[3]:
+        return range(int(found[3]), int(found[3]) + 1)
+    return slice(*(int(part) if part else None for part in found.groups()[:2]))
 
 
 def _named(run: RunRows, table: pa.Table, *, asked: bool) -> tuple[pa.Table, str]:
