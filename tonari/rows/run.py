@@ -26,7 +26,7 @@ STATES: tuple[State, ...] = get_args(State)
 Columns = dict[str, NDArray[Any]]
 """Of `SCHEMA`; ``what`` by its place in `STATES`, -1 where a sample was not trained."""
 
-Steps = int | range | tuple[int, int] | slice
+Steps = int | np.integer[Any] | range | tuple[int, int] | slice
 """A step, or those from the first up to and without the second."""
 
 SCHEMA = pa.schema(
@@ -165,7 +165,7 @@ class RunRows:
     def of(
         self,
         *,
-        sample_id: int | Iterable[int] | None = None,
+        sample_id: int | np.integer[Any] | Iterable[int] | None = None,
         key: str | None = None,
         shard: str | None = None,
     ) -> pa.Table:
@@ -275,7 +275,10 @@ class RunRows:
         return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
 
     def _find(
-        self, sample_id: int | Iterable[int] | None, key: str | None, shard: str | None
+        self,
+        sample_id: int | np.integer[Any] | Iterable[int] | None,
+        key: str | None,
+        shard: str | None,
     ) -> NDArray[np.int64]:
         if sample_id is not None:
             given = [sample_id] if isinstance(sample_id, int | np.integer) else [*sample_id]
