@@ -144,7 +144,9 @@ def test_the_command_makes_a_batch_again_and_shows_its_pictures(trained, tmp_pat
                 np.testing.assert_array_equal(again[name], value)
     page = tmp_path / "page.html"
     printed(capsys, trained[0], "--epoch", 0, "--steps", "0", "--show", page)
-    assert page.read_text().count("data:image/png") == 8
+    shown = page.read_text()
+    assert shown.count("data:image/png") == 8
+    assert len(re.findall(r'"label": \d, "class"', shown)) == 8
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ class RowsOptions:
     """List which rows a run trained when: of an epoch's steps, of an optimizer step, of a sample.
 
     From the run's seed and its log, not from the data. Rows of steps that were thrown away, as the
-    run went on from an earlier checkpoint, have kept = no. Give one of --epoch, --step, --sample,
-    --key and --shard.
+    run went on from an earlier checkpoint, have kept = no. One of --epoch, --step, --sample, --key
+    and --shard is to be given.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]

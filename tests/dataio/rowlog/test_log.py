@@ -245,6 +245,8 @@ def test_a_log_that_cannot_be_opened_is_refused(tmp_path):
     (tmp_path / "rows").write_text("")
     with pytest.raises(StateError, match=r"reports.rows: .* cannot be written .*; give a"):
         make_logged(tmp_path)
+    with pytest.raises(ValueError, match=r"Reports: rows is empty, expected a path; give one"):
+        Reports(rows="")
 
 
 def test_a_log_that_can_no_longer_be_written_costs_a_warning(tmp_path, monkeypatch, caplog):
