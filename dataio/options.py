@@ -139,6 +139,9 @@ class Reports:
 
     def __post_init__(self) -> None:
         check_least("Reports", accumulate=(self.accumulate, 1))
+        for name, path in (("metrics", self.metrics), ("rows", self.rows)):
+            if path == "":
+                raise ValueError(f"Reports: {name} is empty, expected a path; give one, or None")
 
 
 def check_least(where: str, **numbers: tuple[float | None, float]) -> None:

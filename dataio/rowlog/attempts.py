@@ -163,11 +163,16 @@ class Course:
         for piece in reversed(of_epoch):
             if step in piece.epoch_steps:
                 return piece, step
-        count = max((piece.epoch_steps.stop for piece in of_epoch), default=0)
+        if not of_epoch:
+            known = [piece.attempt.epoch for piece in self.kept] or [0]
+            raise ValueError(
+                f"epoch {epoch} was never begun, expected one in [{min(known)}, {max(known)}]; "
+                "give one of these"
+            )
+        count = max(piece.epoch_steps.stop for piece in of_epoch)
         raise ValueError(
-            f"step {step} of epoch {epoch} was never reached, expected one in [0, {count}) of an "
-            f"epoch in [0, {max((p.attempt.epoch for p in self.kept), default=-1)}]; give such a "
-            "one"
+            f"step {step} of epoch {epoch} was never reached, expected one in [0, {count}); give "
+            "such a one"
         )
 
 

@@ -12,6 +12,7 @@ Rank 0 writes all but ``node-K.bin``, which the first rank of node K appends to.
 import json
 import logging
 import os
+import re
 import secrets
 import struct
 import zlib
@@ -41,6 +42,8 @@ HEAD = struct.Struct("<4sqqQ")
 """Of a selection: MAGIC, attempt, bytes that follow, their checksum."""
 MAGIC = b"TRL1"
 PLACE = struct.Struct("<qq")
+WHOLE = re.compile(rb'"checksum": ".{18,19}$|checksum.{4}[0-9a-f]{16}"}$', re.DOTALL)
+"""Matches the end of a line that was written to its end, though some byte of it has changed."""
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,8 @@ class RowLog:
             after: What it goes on from; None: it begins the run, or goes on from what is in no log.
             begins: Whether the run begins.
         """
+        if after is not None and after[0] == self.name:  # whose own line may be in a gap
+            self._next = max(self._next, after[1] + 1)
         number, self._next = self._next, self._next + 1
         self._has_begun = True
         world = self._world
@@ -121,11 +126,11 @@ class RowLog:
         }
 
         def write() -> None:
+            if exclusion.name:
+                _write_once(self._directory / f"excluded-{exclusion.name}.bin", exclusion.bits)
             self._append()
             os.fsync(self._file)
             self._note(position.running.steps)
-            if exclusion.name:
-                _write_once(self._directory / f"excluded-{exclusion.name}.bin", exclusion.bits)
 
         self._end(self._noted)
         self._pending.append(line)
@@ -226,8 +231,9 @@ class RowLog:
         path = self._directory / f"node-{sampling.mine}.bin"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            # Over what a kill left half written
-            end = max((stop for *_, stop in _heads(descriptor)), default=0)
+            # Over what a kill left half written, or whole and without its attempt's line
+            known = (stop for attempt, *_, stop in _heads(descriptor) if attempt < number)
+            end = max(known, default=0)
             os.ftruncate(descriptor, end)
             whole = HEAD.pack(MAGIC, number, len(data), xxh3_64_intdigest(data)) + data
             done = 0
@@ -366,15 +372,17 @@ def _sharing_layout(attempt: Attempt, last: Attempt) -> Attempt:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the whole lines; a last one that a kill cut off is none."""
+    """Read the whole lines; what a kill or a full disk cut off is none."""
     for number, text in enumerate(path.read_bytes().split(b"\n"), 1):
         if not text.strip():
             continue
         try:
             line = dict(json.loads(text))
             checksum = line.pop("checksum")
-        except (ValueError, KeyError, TypeError):
-            continue
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, ValueError) and text.startswith(b"{") and not WHOLE.search(text):
+                continue
+            raise _damaged(path, f"line {number} cannot be read ({error})") from error
         if checksum != digest(json.dumps(line, sort_keys=True)):
             raise _damaged(path, f"line {number} does not match its checksum")
         yield line

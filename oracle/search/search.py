@@ -61,6 +61,7 @@ class Plans:
     Attributes:
         candidates: The best, the fastest first.
         choices: The best of each choice of exchange, hidden rows and quota; empty: there is one.
+        unfit_choices: Words of those of which nothing fits.
         global_batch_size: Rows of an optimizer step, of each of them.
         legal: Configurations that the trainer would start.
         unfit: Those of them that were found not to fit into a rank's memory, or whose cache does
@@ -72,6 +73,7 @@ class Plans:
 
     candidates: tuple[Candidate, ...]
     choices: tuple[Candidate, ...] = ()
+    unfit_choices: tuple[tuple[str, ...], ...] = ()
     global_batch_size: int
     legal: int
     unfit: int
@@ -113,6 +115,7 @@ class _Found:
         # The worst of them first: all but the configuration are negated
         self._heap: list[tuple[float, float, int, int, Chosen]] = []
         self.legal = self.unfit = self.pruned = self.priced = 0
+        self.without_disk = 0  # of unfit
 
     @property
     def limit_s(self) -> float:
@@ -191,6 +194,9 @@ def search(
     return Plans(
         candidates=candidates(best[:top]),
         choices=candidates(of_choices),
+        unfit_choices=tuple(
+            each.words for each, found in zip(epochs, every, strict=False) if not found.priced
+        ),
         global_batch_size=rows,
         legal=sum(found.legal for found in every),
         unfit=sum(found.unfit for found in every),
@@ -215,6 +221,7 @@ def _search_one(
         found.legal += len(variants)
         if epochs and fed is None:
             found.unfit += len(variants)
+            found.without_disk += len(variants)
         elif prunes and floor_s > found.limit_s:
             found.pruned += len(variants)
         else:
@@ -386,6 +393,13 @@ def _nothing(
         return OracleError(
             f"no configuration on {world_size} ranks divides {rows} rows a step; give another "
             "global batch size, such as a multiple of the number of ranks"
+        )
+    if found.without_disk == found.legal:
+        return OracleError(
+            f"of {found.legal} configurations none has a cache that fits on a node's disk: "
+            f'disk_gbyte of "{cluster.name}" is {cluster.storage.disk_gbyte:g}, expected room for '
+            "data.cache.quota, or without one for the rows of a few steps; give it more room, the "
+            "job another quota, or more ranks"
         )
     least_bytes, group, variant = _least(choices, memory_of, offloads=offloads)
     return OracleError(

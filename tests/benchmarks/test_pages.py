@@ -80,7 +80,7 @@ REPORTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "storage": (write_storage, 8, "as long from DIR as from the node&#39;s disk"),
     "study": (write_study, 3, "every control at its own cost"),
     "demo": (write_demo, 3, "Gained: later epochs are 3.0 times shorter"),
-    "search": (write_search, 1, "The fastest step takes 1.000 s"),
+    "search": (write_search, 1, "The fastest step takes 1.00 s"),
 }
 """Each with how many plots it has, and what its first sentence has in it."""
 

@@ -7,6 +7,7 @@ import pytest
 from tests.multirank import ROOT
 from tests.oracle.test_trace import GPT
 from tonari.cli import main
+from tonari.plan.search import format_s
 
 H100 = ROOT / "examples" / "clusters" / "h100.toml"
 
@@ -37,9 +38,19 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
     assert "the first, in parts of its epoch: " in shown
     assert "the best of each choice:" in shown
     assert "data.workers.threads=1 shuffle.exchange=0" in shown
-    assert picture.read_text().count("dp_replicate=") == 10
+    drawn = picture.read_text()
+    assert drawn.count("dp_replicate=") == 10
+    assert drawn.count("shuffle.exchange=0") + drawn.count("shuffle.exchange=1") == 10
     assert "configurations are legal for 16 samples a step" in shown
     assert "mesh.pp=" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (3.3e-6, "0.00330 ms"), (0.0222, "22.2 ms"), (1, "1.00 s"), (4321.6, "4,321.6 s")],
+)
+def test_a_time_is_shown_by_its_size(seconds, words):
+    assert format_s(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,7 @@ def test_the_fastest_meshes_of_a_machine_are_listed(settings, tmp_path, capsys):
         ((), "give --probe FILE, as tonari probe wrote it, or --search"),
         (("--search", "--world", "4"), "--search needs --cluster FILE and --world N"),
         (("--search", "--explain"), "--explain is for --probe"),
+        (("--search", "--timeline", "a.json"), "--timeline is for --probe"),
         (("--search", "--cluster", str(H100)), "--search needs --cluster FILE and --world N"),
         ((*SEARCH, "--hidden", "0.3"), "--try and --hidden choose for epochs; with --search give"),
         ((*SEARCH, "--data", "1", "--probe", "a"), "--data and --probe both describe the data"),

@@ -144,7 +144,9 @@ def test_the_command_makes_a_batch_again_and_shows_its_pictures(trained, tmp_pat
                 np.testing.assert_array_equal(again[name], value)
     page = tmp_path / "page.html"
     printed(capsys, trained[0], "--epoch", 0, "--steps", "0", "--show", page)
-    assert page.read_text().count("data:image/png") == 8
+    shown = page.read_text()
+    assert shown.count("data:image/png") == 8
+    assert len(re.findall(r'"label": \d, "class"', shown)) == 8
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,51 @@ def test_what_is_not_there_is_one_message(trained, tmp_path, capsys, argv, messa
     found = printed(capsys, trained[0], *argv, status=1)
     assert re.search(message, found)
     assert found.count("\n") == 1
+
+
+def test_steps_have_open_ends_and_ids_come_as_arrays(trained, capsys) -> None:
+    run = rows.open(trained[0])
+    whole = run.at(epoch=0)
+    for steps, wanted in (
+        ("4:", whole["step"].to_numpy() >= 4),
+        (":4", whole["step"].to_numpy() < 4),
+    ):
+        printed_rows = printed(capsys, trained[0], "--epoch", 0, "--steps", steps, "--json")
+        expected = whole.filter(pa.array(wanted))["sample_id"].to_pylist()
+        assert [row["sample_id"] for row in json.loads(printed_rows)["rows"]] == expected
+    assert "--steps -2:4: expected A:B" in printed(
+        capsys, trained[0], "--epoch", 0, "--steps=-2:4", status=1
+    )
+    assert run.at(epoch=0, steps=np.int64(2)) == run.at(epoch=0, steps=2)
+    assert run.of(sample_id=np.array([3, 5])) == run.of(sample_id=[3, 5])
+    assert run.of(sample_id=np.int64(3)) == run.of(sample_id=3)
+    with pytest.raises(TypeError, match=r"steps is 2.5, expected a number, a range"):
+        run.at(epoch=0, steps=2.5)  # type: ignore[arg-type]
+
+
+def test_a_run_on_a_list_of_shards_knows_its_keys(tmp_path, capsys) -> None:
+    names = [str(tmp_path / f"{number}.tar") for number in range(2)]
+    for name in names:
+        write_shard(Path(name), num_samples=20)
+    train(
+        load_config(
+            write_config(tmp_path),
+            (
+                f"data.train={json.dumps(names)}", f"run.directory={tmp_path / 'run'}",
+                "run.epochs=1", "run.max_steps=1",
+            ),
+        )
+    )  # fmt: skip
+    found = printed(capsys, tmp_path / "run", "--shard", "1.tar", "--json")
+    assert {row["sample_id"] for row in json.loads(found)["rows"]} == set(range(20, 40))
+    run = rows.open(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"0.tar and 1 more, .* cannot be opened by its name .*"):
+        run.source()
+    for name in names:
+        Path(name).unlink()
+    found = printed(capsys, tmp_path / "run", "--step", 1)
+    assert "rows trained" in found, "without the dataset"
+    assert "without shards and keys: " in found
 
 
 def test_no_log_is_one_message(tmp_path, capsys) -> None:

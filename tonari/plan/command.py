@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
             parser.error("--explain is for --probe; leave it out of a search")
         if given.run:
             parser.error("--from is for --probe; leave it out of a search")
+        if given.timeline:
+            parser.error("--timeline is for --probe; leave it out of a search")
         if not given.cluster or not given.world:
             parser.error("--search needs --cluster FILE and --world N")
         if not (given.data or given.probe) and (given.tries or given.hidden):

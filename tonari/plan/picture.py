@@ -123,7 +123,7 @@ def search_bars(found: "Plans") -> Drawing:
     """Lay out a step, or an epoch, of each of the fastest configurations."""
     bars = []
     for number, each in enumerate(found.candidates, 1):
-        settings = " ".join(each.settings).replace("mesh.", "")
+        settings = " ".join((*each.settings, *each.choice)).replace("mesh.", "")
         label = f"{number}. {each.epoch_s or each.step_s:.4g} s: {settings}"
         bars.append(Bar(label, each.parts_s))
     whole = "an epoch" if found.candidates[0].epoch_s else "a step"

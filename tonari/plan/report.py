@@ -9,10 +9,12 @@ from tonari.plan.choice import HEAD, choice_notes, choice_rows
 from tonari.plan.picture import Drawing, part_name, plan_bars, search_bars
 from tonari.plan.search import (
     HEAD_OF_CHOICES,
+    format_s,
     rows_of_choices,
     search_head,
     search_notes,
     search_rows,
+    unfit_words,
     what_next,
 )
 from tonari.sizes import format_bytes
@@ -80,17 +82,19 @@ def search_page(found: "Plans", command: str) -> str:
         command: That made it.
     """
     best, (settings, _) = found.candidates[0], search_notes(found)[0]
-    what = f"step takes {best.step_s:.3f} s, {best.samples_per_s:,.1f} samples a second"
+    what = f"step takes {format_s(best.step_s)}, {best.samples_per_s:,.1f} samples a second"
     if best.epoch_s:
-        what = f"epoch takes {best.epoch_s:,.1f} s"
+        what = f"epoch takes {format_s(best.epoch_s)}"
+    hides = "".join(f", with {word}" for word in best.choice if "=" not in word)
     return lay_out(
         TEMPLATE,
         heading="Which settings are the fastest",
         subtitle=f"{found.legal:,} configurations are legal for {found.global_batch_size:,} samples"
         f" a step: {found.priced:,} were priced",
         findings=[
-            f"The fastest {what}, in {format_bytes(best.memory_bytes)} a rank: {settings}.",
-            f"{found.unfit:,} configurations do not fit.",
+            f"The fastest {what}, in {format_bytes(best.memory_bytes)} a rank: {settings}{hides}.",
+            *([f"{found.unfit:,} configurations do not fit."] if found.unfit else []),
+            *(f"{words}." for words in unfit_words(found)),
         ],
         pictures=[_picture(search_bars(found))],
         choices=(search_head(found), search_rows(found), search_notes(found)),

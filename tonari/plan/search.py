@@ -103,6 +103,7 @@ def search_words(found: "Plans") -> list[str]:
     if found.choices:
         lines += ["", "the best of each choice:", ""]
         lines += lay_table(HEAD_OF_CHOICES, rows_of_choices(found.choices))
+    lines += unfit_words(found)
     return [*lines, "", what_next(found)]
 
 
@@ -141,12 +142,23 @@ def what_next(found: "Plans") -> str:
     return NEXT.format(without=f"without {without}")
 
 
+def format_s(seconds: float) -> str:
+    """Format a time by its size, with three digits at least."""
+    if 0 < seconds < 0.1:
+        return f"{_short(seconds * 1e3)} ms"
+    return f"{_short(seconds)} s"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.1f}" if number >= 10 else f"{number:#.3g}" if number else "0"
+
+
 def _row(number: int, each: "Candidate") -> list[str]:
     settings = dict(setting.removeprefix("mesh.").split("=") for setting in each.settings)
     virtual = settings.get("virtual")
     of_step = [
-        f"{each.step_s:.3f} s", f"{each.samples_per_s:,.1f}",
-        format_bytes(each.memory_bytes), f"{each.node_hours:,.1f}", settings["pp"],
+        format_s(each.step_s), f"{each.samples_per_s:,.1f}",
+        format_bytes(each.memory_bytes), _short(each.node_hours), settings["pp"],
         settings["dp_replicate"], settings["dp_shard"], settings["cp"], settings["tp"],
         settings["microbatches"], settings["schedule"] + (f" {virtual}" if virtual else ""),
         _recomputes(settings), "yes" if settings["sequence_parallel"] == "true" else "-",
@@ -155,8 +167,8 @@ def _row(number: int, each: "Candidate") -> list[str]:
         return [str(number), *of_step]
     quota = settings.get("data.cache.quota")
     return [
-        str(number), f"{each.epoch_s:,.1f} s", f"{_waits_s(each):,.1f} s",
-        f"{each.staging_s:,.1f} s", *of_step, format_bytes(int(quota)) if quota else "-",
+        str(number), format_s(each.epoch_s), format_s(_waits_s(each)),
+        format_s(each.staging_s), *of_step, format_bytes(int(quota)) if quota else "-",
         settings.get("data.workers.threads", "-"), _choice(each),
     ]  # fmt: skip
 
@@ -186,11 +198,19 @@ def rows_of_choices(choices: Sequence["Candidate"]) -> list[list[str]]:
     best_s = ordered[0].epoch_s
     return [
         [
-            _choice(each), f"{each.epoch_s:,.1f} s", f"{each.epoch_s / best_s - 1:+.1%}",
-            f"{_waits_s(each):,.1f} s", each.why_slower or "-",
+            _choice(each), format_s(each.epoch_s), f"{each.epoch_s / best_s - 1:+.1%}",
+            format_s(_waits_s(each)), each.why_slower or "-",
         ]
         for each in ordered
     ]  # fmt: skip
+
+
+def unfit_words(found: "Plans") -> list[str]:
+    """Name the choices of which nothing fits."""
+    return [
+        f"{' '.join(words) or 'the settings'}: does not fit into memory or on a disk, on any mesh"
+        for words in found.unfit_choices
+    ]
 
 
 def _parts(each: "Candidate") -> str:

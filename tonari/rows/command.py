@@ -2,8 +2,9 @@
 
 import json as json_module
 import math
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,15 +17,13 @@ from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output
 from tonari.rows.run import RunRows, open
-from tonari.rows.settings import find_data, find_fields, find_settings
+from tonari.rows.settings import find_fields, find_settings, open_dataset
 from tonari.rows.show import write_batch, write_page
-from tonari.rows.spikes import Spike, find_spikes, find_suspects, read_losses
+from tonari.rows.spike_words import spike_document, spike_words, suspect_words
+from tonari.rows.spikes import find_spikes, find_suspects, read_losses
 
 SHOWN = 40
 """Rows of a table on the terminal."""
-
-SPIKES_SHOWN = 10
-"""Of the steps whose loss rose, the highest ones on the terminal."""
 
 MOST_NAMED = 10_000
 """Samples whose keys are read without being asked for."""
@@ -35,8 +34,8 @@ class RowsOptions:
     """List which rows a run trained when: of an epoch's steps, of an optimizer step, of a sample.
 
     From the run's seed and its log, not from the data. Rows of steps that were thrown away, as the
-    run went on from an earlier checkpoint, have kept = no. Give one of --epoch, --step, --sample,
-    --key, --shard and --spikes.
+    run went on from an earlier checkpoint, have kept = no. One of --epoch, --step, --sample,
+    --key, --shard and --spikes is to be given.
     """
 
     run: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
@@ -45,7 +44,8 @@ class RowsOptions:
     epoch: int | None = None
     """Rows of an epoch, from 0 on; with --steps of some of its batches."""
     steps: str | None = None
-    """With --epoch: the batches A:B, from 0 on and without B; or one."""
+    """With --epoch: its batches from A up to and without B, as A:B, A: or :B, the first being 0; or
+    one batch."""
     step: int | None = None
     """Rows of an optimizer step of the run, from 1 on, as metrics.jsonl has it."""
     sample: int | None = None
@@ -111,8 +111,8 @@ def main(argv: list[str]) -> int:
         config = find_settings(options.run)
         given = options.source[0] if len(options.source) == 1 else [*options.source] or None
         run = open(options.run, source=given, log=options.log)
-        if given is None and config is not None and run.setup.made_as:
-            run.given = find_data(config)
+        if given is None and config is not None:
+            run.given = partial(open_dataset, config)
         spikes = None
         if options.spikes is not None:
             spikes = find_spikes(read_losses(options.run), times=options.spikes)
@@ -134,13 +134,13 @@ def main(argv: list[str]) -> int:
                 f"--parquet {options.parquet}: cannot be written ({error}); give a file with room"
             ) from error
     if options.json:
-        document = _document(run, table) if spikes is None else _spike_document(spikes, table)
+        document = _document(run, table) if spikes is None else spike_document(spikes, table)
         print(json_module.dumps(document))
         return 0
     if spikes is not None:
-        print("\n".join(_spike_words(spikes)))
+        print("\n".join(spike_words(spikes)))
     print(_shown(table))
-    summary = _summary(run, table) if spikes is None else _suspect_words(spikes, table)
+    summary = _summary(run, table) if spikes is None else suspect_words(spikes, table)
     for line in (summary, why, *_written(options, table)):
         if line:
             print(line)
@@ -163,52 +163,18 @@ def _each(run: RunRows, table: pa.Table) -> pa.Table:
     return run.named(run.of(sample_id=table["sample_id"].to_pylist()))
 
 
-def _spike_words(spikes: Sequence[Spike]) -> list[str]:
-    lines = [
-        f"step{'s' * (len(s.logged.steps) > 1)} "
-        f"{'-'.join(dict.fromkeys(str(n) for n in (s.logged.steps[0], s.logged.steps[-1])))}, "
-        f"epoch {s.logged.epoch}: loss {s.logged.loss:.6g}, usually {s.usual:.6g}"
-        for s in sorted(spikes, key=lambda spike: -spike.excess)[:SPIKES_SHOWN]
-    ]
-    more = len(spikes) - len(lines)
-    return [*lines, *([f"... {more:,} more: --json has all"] if more else []), ""]
-
-
-def _suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
-    epochs = len({spike.logged.epoch for spike in spikes})
-    if not spikes:
-        return "no step's loss rose so far; a smaller --spikes finds more"
-    words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
-    if epochs == 1:
-        return f"{words}; rows of one epoch cannot be told apart: look at them, or train another"
-    return f"{words}, {len(table):,} rows that were in one each time that they were trained"
-
-
-def _spike_document(spikes: Sequence[Spike], table: pa.Table) -> dict[str, object]:
-    return {
-        "spikes": [
-            {
-                "epoch": s.logged.epoch, "first_step": s.logged.steps[0],
-                "last_step": s.logged.steps[-1], "usual_loss": s.usual,
-                "loss": s.logged.loss if math.isfinite(s.logged.loss) else None,
-            }
-            for s in spikes
-        ],
-        "rows": table.to_pylist(),
-    }  # fmt: skip
-
-
-def _parse_steps(text: str | None) -> range | None:
+def _parse_steps(text: str | None) -> slice | range | None:
     if text is None:
         return None
-    first, _, stop = text.partition(":")
-    try:
-        return range(int(first), int(stop) if stop else int(first) + 1)
-    except ValueError:
+    found = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)
+    if found is None:
         raise ValueError(
-            f"--steps {text}: expected A:B, two numbers of which B is left out, or one; give for "
-            "example --steps 100:110"
-        ) from None
+            f"--steps {text}: expected A:B, of which either may be left out, or one batch, from 0 "
+            "on; give for example --steps 100:110"
+        )
+    if found[3]:
+        return range(int(found[3]), int(found[3]) + 1)
+    return slice(*(int(part) if part else None for part in found.groups()[:2]))
 
 
 def _named(run: RunRows, table: pa.Table, *, asked: bool) -> tuple[pa.Table, str]:

@@ -58,7 +58,7 @@ def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
     if name != logged.name:
         raise StateError(
             f"{run}: was saved by a loader with the log {name or 'of none'}, found "
-            f"{logged.directory} with {logged.name}; give the log of that run as log="
+            f"{logged.directory} with {logged.name or 'none'}; give the log of that run as log="
         )
     return find_course(logged.attempts, tip=(attempt, step))
 

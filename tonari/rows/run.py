@@ -1,7 +1,7 @@
 """A run, asked for its rows: `open(run).at(...)` and `.of(...)`, as Arrow tables."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio import Field, Source, open_source
+from dataio import DataioError, Field, Source, open_source
 from dataio.batch.values import Batch, BatchTransform, Collate, Transform
 from dataio.plan.policies import Shuffle
 from dataio.replaying import replay_batch
@@ -28,7 +28,7 @@ LISTED = ("trained", "skipped")
 Columns = dict[str, NDArray[Any]]
 """Of `SCHEMA`; ``what`` by its place in `STATES`, -1 where a sample was not trained."""
 
-Steps = int | range | tuple[int, int] | slice
+Steps = int | np.integer[Any] | range | tuple[int, int] | slice
 """A step, or those from the first up to and without the second."""
 
 SCHEMA = pa.schema(
@@ -80,12 +80,12 @@ class RunRows:
     Attributes:
         name: Of the run, for messages.
         answers: Computes what was trained.
-        given: The dataset as it was given.
+        given: The dataset as it was given, or what opens it.
     """
 
     name: str
     answers: Answers
-    given: Source | str | Sequence[str] | None = None
+    given: Source | Callable[[], Source] | str | Sequence[str] | None = None
     _source: Source | None = None
 
     @property
@@ -173,7 +173,7 @@ class RunRows:
     def of(
         self,
         *,
-        sample_id: int | Iterable[int] | None = None,
+        sample_id: int | np.integer[Any] | Iterable[int] | None = None,
         key: str | None = None,
         shard: str | None = None,
     ) -> pa.Table:
@@ -191,7 +191,7 @@ class RunRows:
         Raises:
             ValueError: If there is no such sample, key or shard.
         """
-        if [sample_id, key, shard].count(None) != 2:
+        if sum(given is not None for given in (sample_id, key, shard)) != 1:
             raise ValueError("rows: give one of sample_id=, key= and shard=")
         ids = self._find(sample_id, key, shard)
         course, epochs = self.answers.course, dict[int, list[Piece]]()
@@ -283,10 +283,13 @@ class RunRows:
         return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
 
     def _find(
-        self, sample_id: int | Iterable[int] | None, key: str | None, shard: str | None
+        self,
+        sample_id: int | np.integer[Any] | Iterable[int] | None,
+        key: str | None,
+        shard: str | None,
     ) -> NDArray[np.int64]:
         if sample_id is not None:
-            given = [sample_id] if isinstance(sample_id, int) else [*sample_id]
+            given = [sample_id] if isinstance(sample_id, int | np.integer) else [*sample_id]
             ids = np.unique(np.array(given, np.int64))
             count = self.num_samples
             if len(ids) and (ids[0] < 0 or ids[-1] >= count):
@@ -303,10 +306,14 @@ class RunRows:
         for one in shards:
             if one.path == shard or (shard and os.path.basename(one.path) == shard):  # noqa: PTH119
                 return np.arange(one.first, one.first + one.num_samples)
-        shown = f", such as {shards[0].path!r}" if shards else ", which has no shards"
+        if not shards:
+            raise ValueError(
+                f"{self.name}: found no shard {shard!r}, as {source.name} has none, expected "
+                "a dataset of shards; give a sample_id, or a key"
+            )
         raise ValueError(
             f"{self.name}: found no shard {shard!r} in {source.name}, expected one of its "
-            f"{len(shards)}{shown}; give its path, or its file's name"
+            f"{len(shards)}, such as {shards[0].path!r}; give its path, or its file's name"
         )
 
     def _find_key(self, source: Source, key: str) -> int:
@@ -332,13 +339,11 @@ class RunRows:
     def _open(self) -> Source:
         setup, given = self.setup, self.given
         if given is None:
-            if setup.made_as:
-                raise ValueError(
-                    f"{self.name}: was trained on {setup.source}, a {setup.made_as}, which cannot "
-                    "be opened by its name; give the dataset as source"
-                )
-            given = setup.source
-        found = open_source(given) if isinstance(given, str | Sequence) else given
+            found = self._open_by_name()
+        elif isinstance(given, str | Sequence):
+            found = open_source(given)
+        else:
+            found = given() if callable(given) else given
         same = found.fingerprint == setup.fingerprint
         if setup.made_as in ("Growing", "TransformedSource"):
             same = found.num_samples >= setup.num_samples
@@ -350,6 +355,19 @@ class RunRows:
                 "on"
             )
         return found
+
+    def _open_by_name(self) -> Source:
+        setup = self.setup
+        why = f"a {setup.made_as}"
+        if setup.made_as in ("", "ImageFolderSource"):
+            try:
+                return open_source(setup.source)
+            except DataioError as error:
+                why = str(error)
+        raise ValueError(
+            f"{self.name}: was trained on {setup.source}, which cannot be opened by its name "
+            f"({why}); give the dataset as source"
+        )
 
     def _never(self, epoch: int | None, steps: Steps | None, step: int | None) -> ValueError:
         if step is not None:
@@ -363,8 +381,11 @@ class RunRows:
             (p.epoch_steps.stop for p in course.kept if p.attempt.epoch == epoch), default=0
         )
         if count:
+            asked = str(steps)
+            if isinstance(steps, range | slice):
+                asked = f"{steps.start}:{'' if steps.stop is None else steps.stop}"
             return ValueError(
-                f"{self.name}: steps {steps} of epoch {epoch} were never reached, expected some in "
+                f"{self.name}: steps {asked} of epoch {epoch} were never reached, expected some in "
                 f"[0, {count}); give such ones"
             )
         known = [piece.attempt.epoch for piece in course.kept]
@@ -375,12 +396,17 @@ class RunRows:
 
 
 def _as_range(steps: Steps, end: int) -> range:
-    if isinstance(steps, int):
-        return range(steps, steps + 1)
+    if isinstance(steps, int | np.integer):
+        return range(int(steps), int(steps) + 1)
     if isinstance(steps, tuple):
         return range(*steps)
     if isinstance(steps, slice):
         return range(*steps.indices(end))
+    if not isinstance(steps, range):
+        raise TypeError(
+            f"rows: steps is {steps!r}, expected a number, a range, a slice or two numbers; give "
+            "one of these"
+        )
     return steps
 
 

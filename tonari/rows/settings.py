@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from dataio import Field, Shards, Source
+from dataio import Field, Source
 from tonari.errors import CommandError
 from trainer.config.config import Config
 from trainer.config.saved import read_settings
 from trainer.errors import ConfigError
-from trainer.run.build import make_fields, open_data
+from trainer.run.build import make_fields, training_source
 from trainer.run.own import Own
 
 SETTINGS = "config.json"
@@ -25,10 +25,17 @@ def find_settings(run: Path) -> Config | None:
     return None
 
 
-def find_data(config: Config) -> Source | None:
-    """Open what a run trained on, where that cannot be opened by a name alone."""
-    train, _ = open_data(config)
-    return None if isinstance(train, list | Shards) else train
+def open_dataset(config: Config) -> Source:
+    """Open what a run trained on.
+
+    Raises:
+        ValueError: If the settings name none that is there.
+        DataioError: If it cannot be read.
+    """
+    try:
+        return training_source(config)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def find_fields(config: Config | None, run: Path) -> Mapping[str, Field]:

@@ -11,7 +11,7 @@ from dataio.base.atomic import write_file
 from dataio.batch.values import Batch
 from tonari.errors import CommandError
 from tonari.hardest.page import rows_page
-from tonari.hardest.samples import find_image, find_name, read_field
+from tonari.hardest.samples import find_image, find_label, find_name, read_field
 from tonari.rows.run import RunRows
 
 MOST_PICTURES = 500
@@ -39,9 +39,11 @@ def write_page(path: Path, run: RunRows, table: pa.Table, *, image: str | None) 
     ids = np.array([row["sample_id"] for row in rows], np.int64)
     name, field = find_name(source), find_image(source, image)
     keys = read_field(source, ids, name).tolist() if name else [None] * len(ids)
-    for row, key in zip(rows, keys, strict=True):
+    labelled = find_label(source, None)
+    labels = [None] * len(ids) if labelled is None else read_field(source, ids, labelled).tolist()
+    for row, key, label in zip(rows, keys, labels, strict=True):
         where = "" if row["step"] is None else f", step {row['step']}, weight {row['weight']:.4g}"
-        row |= {"key": key, "words": f"epoch {row['epoch']}: {row['what']}{where}"}
+        row |= {"key": key, "label": label, "words": f"epoch {row['epoch']}: {row['what']}{where}"}
     images = None if field is None else read_field(source, ids, field).tolist()
     title = f"{run.name}: {len(rows):,} of {len(table):,} rows"
     write_file(path, rows_page(rows, images, title=title).encode())

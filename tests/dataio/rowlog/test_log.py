@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 import shuffle
 from dataio import Loader, Mixture, Reports, StateError
@@ -16,10 +17,10 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import Local, Selection
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import find_course
-from dataio.rowlog.log import read_log
+from dataio.rowlog.log import HEAD, MAGIC, read_log
 from dataio.rowlog.packed import pack_selection, unpack_selection
 from dataio.world import single_world
-from importance import Kakurenbo
+from importance import Kakurenbo, RandomPrune
 from tests.dataio.exclude_run import make, some
 from tests.dataio.growing import shards as growing
 from tests.dataio.rowlog.played import as_rows
@@ -195,6 +196,18 @@ def test_every_changed_byte_of_what_was_hidden_or_left_out_is_found(logged):
         path.write_bytes(data)
 
 
+def test_what_a_kill_left_of_an_attempt_without_a_line_is_written_over(tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    data = pack_selection(Selection(np.arange(7)), 100)
+    head = HEAD.pack(MAGIC, 0, len(data), xxh3_64_intdigest(data))
+    (rows / "node-0.bin").write_bytes(head + data)
+    with make_logged(tmp_path, importance=RandomPrune(0.3, delta=1.0)) as loader:
+        trained = [i for batch in loader for i in batch["sample_id"].tolist() if i >= 0]
+    found = open_answers(tmp_path)
+    assert ids_of(found, found.course.kept) == [trained]
+
+
 def test_a_line_that_is_missing_is_found(logged):
     log = logged / "rows" / "log.jsonl"
     lines = log.read_text().splitlines()
@@ -215,10 +228,25 @@ def test_a_changed_line_is_found(logged):
             read_log(log.parent)
 
 
+def test_every_changed_byte_of_a_line_is_found(logged):
+    log = logged / "rows" / "log.jsonl"
+    data = log.read_bytes()
+    first = data.index(b'{"attempt": 1')
+    for place in range(0, len(data), 2):
+        log.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(StateError, match="the log of rows is damaged"):
+            read_log(log.parent)
+    for stop in range(first + 1, len(data) - 1):
+        log.write_bytes(data[:stop] + b"\n" + data[first:])
+        assert [attempt.number for attempt in read_log(log.parent).attempts] == [0, 1]
+
+
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path):
     (tmp_path / "rows").write_text("")
     with pytest.raises(StateError, match=r"reports.rows: .* cannot be written .*; give a"):
         make_logged(tmp_path)
+    with pytest.raises(ValueError, match=r"Reports: rows is empty, expected a path; give one"):
+        Reports(rows="")
 
 
 def test_a_log_that_can_no_longer_be_written_costs_a_warning(tmp_path, monkeypatch, caplog):
@@ -252,8 +280,9 @@ def test_lines_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, m
     monkeypatch.setattr(os, "write", write)
     with make_logged(tmp_path) as loader:
         loader.restore(tmp_path / "saved")
-        loader.set_epoch(4)
-        trained.append([i for batch in loader for i in batch["sample_id"].tolist() if i >= 0])
+        for epoch in range(4, 8):  # as many attempts as have no line
+            loader.set_epoch(epoch)
+            trained.append([i for batch in loader for i in batch["sample_id"].tolist() if i >= 0])
     found = open_answers(tmp_path)
     assert found.course.is_whole == helps
     assert ids_of(found, found.course.kept) == (trained if helps else trained[4:])

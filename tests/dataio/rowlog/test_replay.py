@@ -46,6 +46,8 @@ def test_a_batch_is_made_again_on_one_rank(tmp_path, drawn):
                 assert torch.equal(value, again[name]), (name, epoch, step, replica)
         with pytest.raises(ValueError, match=r"step 99 of epoch 0 was never reached, expected one"):
             loader.replay(0, 99)
+        with pytest.raises(ValueError, match=r"epoch 9 was never begun, expected one in \[0, "):
+            loader.replay(9, 0)
         with pytest.raises(ValueError, match=r"replica is 3, expected one in \[0, 3\)"):
             loader.replay(0, 0, replica=3)
 

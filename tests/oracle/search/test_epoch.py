@@ -17,6 +17,7 @@ from oracle.search.search import _prepare, search
 from tests.oracle.search.planning import load
 from tests.oracle.search.test_search import CLUSTER
 from tests.oracle.test_feeds import DATA
+from tonari.plan.search import search_words
 from trainer.config.config import Config
 
 FACTS = DataFacts(num_rows=1600, row_bytes=1000.0)
@@ -128,6 +129,7 @@ def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path)
     assert (fed.quota, fed.shares, fed.staging_s) == (0, (), 0.0)
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_a_quota_of_the_user_s_that_no_disk_has_room_for_does_not_fit(tmp_path):
     config = load(
         tmp_path, "shuffle.kind=local", "data.cache={path='auto', quota='2GB'}", text=IMAGES
@@ -139,6 +141,15 @@ def test_a_quota_of_the_user_s_that_no_disk_has_room_for_does_not_fit(tmp_path):
         load(tmp_path, text=IMAGES), machine(storage=Storage(disk_gbyte=1e-6)), ROWS, world_size=4
     )
     assert tiny.fed(GROUP) is None
+    small, model = machine(storage=Storage(disk_gbyte=1e-6)), load(tmp_path, "model.depth=1")
+    with pytest.raises(OracleError, match=r"none has a cache that fits .* is 1e-06, expected room"):
+        search(model, small, world_size=1, epochs=[tiny])
+    roomy = Epochs(model, machine(), ROWS, world_size=1, words=("roomy",))
+    full = Epochs(model, small, ROWS, world_size=1, words=("full",))
+    found = search(model, small, world_size=1, epochs=[roomy, full])
+    assert [each.choice for each in found.choices] == [("roomy",)]
+    assert found.unfit_choices == (("full",),)
+    assert "full: does not fit" in "\n".join(search_words(found))
 
 
 def test_hidden_rows_are_scored_anew_where_their_policy_does(tmp_path):

@@ -1,0 +1,49 @@
+"""What `tonari rows --spikes` prints."""
+
+import math
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from tonari.rows.spikes import Spike
+
+SHOWN = 10
+"""Of the steps whose loss rose, the highest ones on the terminal."""
+
+
+def spike_words(spikes: Sequence[Spike]) -> list[str]:
+    """Name the steps whose loss rose most, in lines."""
+    lines = [
+        f"step{'s' * (len(s.logged.steps) > 1)} "
+        f"{'-'.join(dict.fromkeys(str(n) for n in (s.logged.steps[0], s.logged.steps[-1])))}, "
+        f"epoch {s.logged.epoch}: loss {s.logged.loss:.6g}, usually {s.usual:.6g}"
+        for s in sorted(spikes, key=lambda spike: -spike.excess)[:SHOWN]
+    ]
+    more = len(spikes) - len(lines)
+    return [*lines, *([f"... {more:,} more: --json has all"] if more else []), ""]
+
+
+def suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
+    """Sum up what was found."""
+    epochs = len({spike.logged.epoch for spike in spikes})
+    if not spikes:
+        return "no step's loss rose so far; a smaller --spikes finds more"
+    words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
+    if epochs == 1:
+        return f"{words}; rows of one epoch cannot be told apart: look at them, or train another"
+    return f"{words}, {len(table):,} rows that were in one each time that they were trained"
+
+
+def spike_document(spikes: Sequence[Spike], table: pa.Table) -> dict[str, object]:
+    """Put it into a JSON document."""
+    return {
+        "spikes": [
+            {
+                "epoch": s.logged.epoch, "first_step": s.logged.steps[0],
+                "last_step": s.logged.steps[-1], "usual_loss": s.usual,
+                "loss": s.logged.loss if math.isfinite(s.logged.loss) else None,
+            }
+            for s in spikes
+        ],
+        "rows": table.to_pylist(),
+    }  # fmt: skip
