@@ -15,8 +15,7 @@ from tonari.certify.facts import code_facts, run_facts
 from tonari.certify.seal import FORMAT, Document, differences, open_seal, read_key, seal
 from tonari.errors import CommandError
 from tonari.outputs import check_output
-from tonari.rows.run import RunRows, open
-from tonari.rows.settings import find_data, find_settings
+from tonari.rows.settings import open_run
 
 BESIDE = ("made", "code", "path", "log_path")
 """Of a certificate: what is not recomputed."""
@@ -154,7 +153,7 @@ def _facts(
     once: bool,
     contents: bool,
 ) -> Document:
-    run = _open(path, options, log)
+    run = open_run(path, options.source, log=log)
     claims: dict[str, Any] = {}
     facts = run_facts(path, run, log=log, contents=contents)
     if names is not None:
@@ -164,15 +163,6 @@ def _facts(
     # As it is read back: lists for tuples
     body: Document = json_module.loads(json_module.dumps({**facts, "claims": claims}))
     return body
-
-
-def _open(path: Path, options: CertifyOptions, log: Path | None) -> RunRows:
-    config = find_settings(path)
-    given = options.source[0] if len(options.source) == 1 else [*options.source] or None
-    run = open(path, source=given, log=log)
-    if given is None and config is not None and run.setup.made_as:
-        run.given = find_data(config)
-    return run
 
 
 def _words(body: Document) -> list[str]:

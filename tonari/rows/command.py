@@ -4,7 +4,6 @@ import json as json_module
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +15,8 @@ import tyro
 from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output
-from tonari.rows.run import RunRows, open
-from tonari.rows.settings import find_fields, find_settings, open_dataset
+from tonari.rows.run import RunRows
+from tonari.rows.settings import find_fields, find_settings, open_run
 from tonari.rows.show import write_batch, write_page
 from tonari.rows.spike_words import spike_document, spike_words, suspect_words
 from tonari.rows.spikes import find_spikes, find_suspects, read_losses
@@ -109,10 +108,7 @@ def main(argv: list[str]) -> int:
         check_output(flag, path)
     try:
         config = find_settings(options.run)
-        given = options.source[0] if len(options.source) == 1 else [*options.source] or None
-        run = open(options.run, source=given, log=options.log)
-        if given is None and config is not None:
-            run.given = partial(open_dataset, config)
+        run = open_run(options.run, options.source, log=options.log)
         spikes = None
         if options.spikes is not None:
             spikes = find_spikes(read_losses(options.run), times=options.spikes)

@@ -1,10 +1,12 @@
 """What a run of `tonari train` was made with, by the settings in its directory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from dataio import Field, Source
 from tonari.errors import CommandError
+from tonari.rows.run import RunRows, open
 from trainer.config.config import Config
 from trainer.config.saved import read_settings
 from trainer.errors import ConfigError
@@ -23,6 +25,25 @@ def find_settings(run: Path) -> Config | None:
             except ConfigError:
                 return None
     return None
+
+
+def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows:
+    """Open a run as commands do: on the dataset that is named, or else on the one it trained on.
+
+    Args:
+        path: The run, as of `tonari.rows.run.open`.
+        sources: The dataset's names; none: that of the run's own settings, where it has some.
+        log: Likewise.
+
+    Raises:
+        StateError: If there is no log, or it is damaged.
+        ValueError: If the shuffle is not the run's.
+    """
+    given = sources[0] if len(sources) == 1 else [*sources] or None
+    run, config = open(path, source=given, log=log), find_settings(path)
+    if given is None and config is not None:
+        run.given = partial(open_dataset, config)
+    return run
 
 
 def open_dataset(config: Config) -> Source:
