@@ -1,13 +1,15 @@
 """`tonari plan --search`, as a user runs it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from oracle.cluster.cluster import load_cluster
 from tests.multirank import ROOT
 from tests.oracle.test_trace import GPT
 from tonari.cli import main
-from tonari.plan.search import format_s
+from tonari.plan.search import data_choices, format_s
 
 H100 = ROOT / "examples" / "clusters" / "h100.toml"
 
@@ -70,6 +72,18 @@ def test_a_time_is_shown_by_its_size(seconds, words):
 def test_what_a_search_needs_is_asked_for(settings, capsys, given, words):
     assert main(["plan", settings, *given]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_choice_names_what_it_hides(settings):
+    def words(*hidden_fractions):
+        return [each.words for each in data_choices(
+            Path(settings), (), load_cluster(H100), world_size=4, words="1000", probe=None,
+            tries=[()], hidden_fractions=hidden_fractions,
+        )]  # fmt: skip
+
+    assert words(0.0) == [()]
+    assert words(0.3) == [("30% hidden",)]
+    assert words(0.0, 0.3) == [("0% hidden",), ("30% hidden",)]
 
 
 def test_what_computes_a_step_is_not_for_the_user_to_try(settings, capsys):

@@ -72,7 +72,8 @@ def data_choices(
     return [
         Epochs(
             load_config(settings, [*overrides, *choice]), cluster, facts, world_size=world_size,
-            hidden_fraction=hidden, words=(*choice, *([f"{hidden:.0%} hidden"] * several)),
+            hidden_fraction=hidden,
+            words=(*choice, f"{hidden:.0%} hidden") if several or hidden else choice,
         )
         for choice in tries
         for hidden in hidden_fractions
