@@ -335,15 +335,16 @@ def test_100_million_rows_open_in_2_seconds_and_resume_in_50_milliseconds(tmp_pa
 
 def test_importing_takes_little_beyond_torch():
     code = (
-        "import time, torch, numpy; started = time.process_time(); import dataio, shuffle, "
-        "importance; dataio.Loader; print(time.process_time() - started); import sys; "
+        "import time; started = time.process_time(); import torch, numpy; ours = "
+        "time.process_time(); import dataio, shuffle, importance; dataio.Loader; "
+        "print((time.process_time() - ours) / (ours - started)); import sys; "
         "assert not {'mpi4py', 'pyarrow.compute', 'fsspec', 'webdataset'} & sys.modules.keys()"
     )
     done = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         for _ in range(2)
     ]
-    assert min(float(run.stdout) for run in done) < 0.6, "0.3 s on a machine that is idle"
+    assert min(float(run.stdout) for run in done) < 0.7, "of torch's own time, usually 0.45"
 
 
 def count_s(*, calls=20_000):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks import pages
 from benchmarks.pictures import DARK, LIGHT, darkened, render
 from tests.tonari.ablate.study_cells import (
     EPOCHS_CONTROL,
@@ -21,7 +22,6 @@ from tests.tonari.ablate.study_cells import (
     make_cell,
     make_study,
 )
-from tonari.ablate import html as ablate_html
 from tonari.ablate import report as ablate_report
 from tonari.ablate.controls import CONTROLS, AgainstControl, against_controls, control_verdict
 from tonari.ablate.findings import findings
@@ -48,7 +48,7 @@ OWN = (0.05, -0.05, 0.0, 0.1, -0.1)
 @pytest.fixture
 def undrawn(monkeypatch):
     """Reports with empty plots, where only words are looked at: drawing takes seconds."""
-    for module in (ablate_html, ablate_report):
+    for module in (pages, ablate_report):
         monkeypatch.setattr(module, "render", lambda draw, inches, kind: b"")
 
 
