@@ -1,6 +1,7 @@
 """`tonari plan`: the time and memory of a job's step, before the job runs."""
 
 import argparse
+import gc
 import json
 import shlex
 from dataclasses import asdict
@@ -131,6 +132,7 @@ def _document(choice: "Choice") -> dict[str, Any]:
 
 
 def _search(given: argparse.Namespace, command: str) -> int:
+    gc.disable()  # a tenth of the time or more, for 3 % of the memory: what is made here stays
     from oracle.cluster.cluster import load_cluster
     from oracle.search.search import search
     from tonari.plan.search import data_choices, search_words
