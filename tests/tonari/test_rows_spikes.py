@@ -12,6 +12,7 @@ import pytest
 
 from tests.trainer.digits import write_config
 from tonari import cli
+from tonari.rows.spike_words import spike_document
 from tonari.rows.spikes import NEAR, Logged, find_spikes, read_losses
 from trainer.config.config import load_config
 from trainer.run.loop import train
@@ -113,6 +114,15 @@ def test_two_commands_find_wrong_rows_and_go_on_without_them(trained, tmp_path, 
     assert cli.main(["rows", str(trained.directory), "--sample", one, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["epoch"] for row in rows if row["what"] == "excluded"} >= {EPOCHS, EPOCHS + 1}
+
+
+def test_losses_that_are_no_numbers_are_null_in_json() -> None:
+    spikes = find_spikes([Logged(0, range(1, 2), math.inf)], times=10)
+    table = pa.table({"sample_id": [3], "excess": [math.inf]})
+    document = spike_document(spikes, table)
+    assert json.loads(json.dumps(document, allow_nan=False))["rows"] == [
+        {"sample_id": 3, "excess": None}
+    ]
 
 
 def test_a_quiet_run_has_no_suspects(trained, capsys) -> None:

@@ -140,16 +140,6 @@ def _report(
     options: Demo, packed: Packed, runs: Runs, swept: dict[float, Runs], seeds: list[Runs]
 ) -> None:
     settings = {k: v for k, v in asdict(options).items() if k not in ("json", "output", "keep")}
-    if options.output.suffix == ".png":
-        write_png(options.output, runs)
-    else:
-        data = (
-            f"{options.data or 'handwritten digits'}: {packed.num_train:,} rows to train on, "
-            f"{packed.tar_bytes / 1e6:.1f} MB of tar shards; {options.ranks} ranks on "
-            f"{options.nodes} nodes that share this machine"
-        )
-        words = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
-        write_page(options.output, seeds, swept, data, words)
     if not options.json:
         out = Console()
         print_report(out, runs, packed.tar_bytes)
@@ -157,6 +147,7 @@ def _report(
             print_sweep(out, swept)
         if options.seeds > 1:
             out.print("\n".join(seed_sentences(seeds)))
+        _write(options, packed, swept, seeds, settings)
         out.print(f"report: {options.output}")
         return
     document: dict[str, object] = {
@@ -176,6 +167,24 @@ def _report(
             kind: asdict(paired_difference(seeds, kind)) for kind in KINDS if kind != "dataloader"
         }
     print(json.dumps(document))
+    _write(options, packed, swept, seeds, settings)
+
+
+def _write(
+    options: Demo, packed: Packed, swept: dict[float, Runs], seeds: list[Runs],
+    settings: dict[str, object],
+) -> None:  # fmt: skip
+    """Write the report, once the figures are on the terminal: a disk may be full."""
+    if options.output.suffix == ".png":
+        write_png(options.output, seeds[0])
+    else:
+        data = (
+            f"{options.data or 'handwritten digits'}: {packed.num_train:,} rows to train on, "
+            f"{packed.tar_bytes / 1e6:.1f} MB of tar shards; {options.ranks} ranks on "
+            f"{options.nodes} nodes that share this machine"
+        )
+        words = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
+        write_page(options.output, seeds, swept, data, words)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
         return "no step's loss rose so far; a smaller --spikes finds more"
     words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
     if epochs == 1:
-        return f"{words}; rows of one epoch cannot be told apart: look at them, or train another"
+        return f"{words}, which does not separate rows that share a step: look, or train another"
     return f"{words}, {len(table):,} rows that were in one each time that they were trained"
 
 
@@ -40,10 +40,19 @@ def spike_document(spikes: Sequence[Spike], table: pa.Table) -> dict[str, object
         "spikes": [
             {
                 "epoch": s.logged.epoch, "first_step": s.logged.steps[0],
-                "last_step": s.logged.steps[-1], "usual_loss": s.usual,
+                "last_step": s.logged.steps[-1],
+                "usual_loss": s.usual if math.isfinite(s.usual) else None,
                 "loss": s.logged.loss if math.isfinite(s.logged.loss) else None,
             }
             for s in spikes
         ],
-        "rows": table.to_pylist(),
+        "rows": [
+            {name: value if _is_number(value) else None for name, value in row.items()}
+            for row in table.to_pylist()
+        ],
     }  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    """Say whether JSON has a word for a value: it has none for infinity."""
+    return not isinstance(value, float) or math.isfinite(value)

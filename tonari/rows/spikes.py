@@ -87,8 +87,10 @@ def read_losses(run: Path) -> list[Logged]:
             continue  # cut off by a kill
         kind, step = line.get("kind"), line.get("step", 0)
         # Where the run went on from an earlier checkpoint, what came behind is trained again
-        ends = [end for end in ends if end <= step]
-        found = [one for one in found if one.steps[-1] <= step - (kind == "step")]
+        while ends[-1] > step:
+            ends.pop()
+        while found and found[-1].steps[-1] > step - (kind == "step"):
+            found.pop()
         if kind == "epoch":
             ends.append(step)
         elif kind == "step":
@@ -143,17 +145,14 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
     by_epoch: dict[int, list[Spike]] = defaultdict(list)
     for spike in spikes:
         by_epoch[spike.logged.epoch].append(spike)
-    hits, excess = Counter[int](), Counter[int]()
-    for found in by_epoch.values():
-        risen: dict[int, float] = {}
-        for spike in found:
-            for step in spike.logged.steps:
-                rows = run.at(step=step)
-                rows = rows.filter(pc.equal(rows["what"], "trained"))
-                for sample in pc.unique(rows["sample_id"]).to_pylist():
-                    risen[sample] = max(spike.excess, risen.get(sample, 0.0))
-        hits.update(risen.keys())
-        excess.update(risen)
+    hits, excess = Counter[int](), defaultdict[int, float](float)
+    for spike in (spike for found in by_epoch.values() for spike in found):
+        for step in spike.logged.steps:
+            rows = run.at(step=step)
+            rows = rows.filter(pc.equal(rows["what"], "trained"))
+            for sample in rows["sample_id"].to_pylist():
+                hits[sample] += 1
+                excess[sample] += spike.excess
     often = [sample for sample, count in hits.items() if count >= min(len(by_epoch), 2)]
     trained = Counter[int]()
     if often:
