@@ -49,7 +49,7 @@ class Shards:
     made_as = "Shards"
     total_bytes = 0
 
-    def __init__(self, *, told=True, spread=3, shard=SHARD, gate=None):
+    def __init__(self, *, counted=True, spread=3, shard=SHARD, gate=None):
         self.name = "shards"
         self.num_samples = SAMPLES
         self.fingerprint = f"shards-{spread}"
@@ -58,7 +58,7 @@ class Shards:
         self.bytes_read = 0
         self.rows_read = []
         self.spread = spread
-        if told:
+        if counted:
             self.total_bytes = SAMPLES * 4000
         self.watch = lambda: None
         self.lock = threading.Lock()
@@ -175,11 +175,11 @@ def test_batches_are_those_of_a_run_without_a_quota(tmp_path, nodes, kind, quota
         assert all(0 <= stats["resident_fraction"] < 1 for _, stats in limited)
 
 
-@diagonal(nodes=NODES, kind=KINDS, told=[True, False])
+@diagonal(nodes=NODES, kind=KINDS, counted=[True, False])
 def test_batches_under_importance_are_the_same_and_hidden_rows_are_not_read(
-    tmp_path, nodes, kind, told
+    tmp_path, nodes, kind, counted
 ):
-    options = {"importance": POLICY, "source": lambda: Shards(told=told)}
+    options = {"importance": POLICY, "source": lambda: Shards(counted=counted)}
     options |= {"workers": Workers(threads=2)}
     whole = run(NODES[nodes], tmp_path / "whole", kind, **options)
     limited = run(NODES[nodes], tmp_path / "limited", kind, quota=750_000, **options)
@@ -249,7 +249,7 @@ def test_one_shard_of_quota_finishes_and_less_is_an_error_before_anything_is_rea
     shard_bytes = 150 * row_bytes
 
     def shards():
-        return Shards(told=bool(schema.variable), shard=150)
+        return Shards(counted=bool(schema.variable), shard=150)
 
     options = {"source": shards, "importance": POLICY}
     whole = run([1], tmp_path / "whole", kind, **options)
