@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _foreach_utils
@@ -24,6 +24,7 @@ from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.place import Place
+from trainer.models.fake import fake_tensors
 from trainer.run.build import (
     build_place,
     lay_out,
@@ -90,7 +91,7 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
         parts = spread(config, model, mesh, place)
         device, recorder = torch.device("cpu"), Imagined()
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+            with fake_tensors(), recorder:
                 for part in parts:
                     part.to_empty(device=device)
                 pipeline = make_pipeline(

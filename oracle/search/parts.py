@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import Self
 
 from oracle.errors import OracleError
@@ -35,6 +34,7 @@ from trainer.mesh.recompute import (
     worths,
 )
 from trainer.models import StagedModel
+from trainer.models.fake import fake_tensors
 from trainer.models.trace import leaves
 from trainer.run.build import Layout
 
@@ -327,7 +327,7 @@ class _Traced:
                     )
             self.shapes = [_local(parameter) for parameter in own.parameters()]
             self._kept: list[int] = []
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with fake_tensors():
                 own.to_empty(device="cpu")
                 # The first time, gradients are not added to those of another microbatch; and of
                 # what is split, torch works out how to place it, of sums and new shapes as well
@@ -379,7 +379,7 @@ def _first_bytes(operator: Operator) -> int:
 
 def _kept(part: StagedModel, *, recomputes: bool = False) -> tuple[int, int]:
     own = copy.deepcopy(part)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         own.to_empty(device="cpu")
         if recomputes:
             for block in own.blocks.values():

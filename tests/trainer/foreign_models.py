@@ -51,6 +51,49 @@ class _Layer(nn.Module):
         return hidden + changed
 
 
+class Experts(nn.Module):
+    """Layers whose tokens are dealt to experts, sorted, by torch's products by groups."""
+
+    layers_path = "layers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(_Routed(num_experts=4, chosen=2) for _ in range(4))
+        self.out = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits of each place."""
+        hidden = self.tokens(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        logits: Tensor = self.out(hidden)
+        return logits
+
+
+class _Routed(nn.Module):
+    def __init__(self, *, num_experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.router = nn.Linear(WIDTH, num_experts)
+        self.up = nn.Parameter(torch.zeros(num_experts, WIDTH, 2 * WIDTH))
+        self.down = nn.Parameter(torch.zeros(num_experts, 2 * WIDTH, WIDTH))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Add what the experts of each token make of it; products are in float32, as torch's."""
+        tokens = hidden.flatten(0, -2)
+        share, expert = self.router(tokens).softmax(-1).topk(self.chosen)
+        ordered, order = expert.flatten().sort()
+        counts = torch.histc(ordered.float(), len(self.up), 0, len(self.up) - 1)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        given = tokens[order // self.chosen].float()
+        inner = nn.functional.grouped_mm(given, self.up.float(), offs=ends).relu()
+        made = nn.functional.grouped_mm(inner, self.down.float(), offs=ends)
+        shared = made.to(tokens.dtype) * share.flatten()[order, None]
+        added = torch.zeros_like(tokens).index_add(0, order // self.chosen, shared)
+        return hidden + added.view_as(hidden)
+
+
 class Masked(NextToken):
     """Gives the model a mask and positions beside the tokens."""
 
@@ -78,6 +121,11 @@ def unruly() -> StagedModel:
     """Adapt `Unruly`: its own attribute says where its layers are."""
     plan = {"body.*.up": ColwiseParallel(), "body.*.down": RowwiseParallel()}
     return Adapted(Unruly(), tp_plan=plan)
+
+
+def experts() -> StagedModel:
+    """Adapt `Experts`."""
+    return Adapted(Experts())
 
 
 def gpt2() -> StagedModel:
@@ -150,7 +198,8 @@ def resnet() -> StagedModel:
 
 
 MAKERS: dict[str, Callable[[], StagedModel]] = {
-    "unruly": unruly, "gpt2": gpt2, "llama": llama, "qwen3": qwen3, "glm": glm, "resnet": resnet,
+    "unruly": unruly, "experts": experts, "gpt2": gpt2, "llama": llama, "qwen3": qwen3,
+    "glm": glm, "resnet": resnet,
 }  # fmt: skip
 
 

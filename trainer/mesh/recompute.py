@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
+from trainer.models.fake import fake_tensors
 from trainer.models.staged import StagedModel, without_data
 from trainer.models.trace import leaves
 
@@ -68,7 +68,7 @@ def _worth(model: StagedModel, number: int) -> float:
     part = without_data(model)
     part.keep(range(number, number + 1), first=False, last=False)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with fake_tensors():
             part.to_empty(device="cpu")
             values = [
                 torch.empty(shape.shape, dtype=shape.dtype, requires_grad=shape.requires_grad)

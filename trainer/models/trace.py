@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
+from trainer.models.fake import fake_tensors
 
 STEM = -1
 """The phase before the first block; a block's is its number, the head's that of all blocks."""
@@ -141,34 +141,14 @@ class _Pass(TorchFunctionMode):
         self._beside: dict[int, tuple[Tensor, int]] = {}
         self._given: Tensor | None = None
         self._kind = type(module).__name__
-        # Not meta tensors: libraries know those without data by this, and do not ask for values.
-        without_data = FakeTensorMode(allow_non_fake_inputs=True)
-        with without_data:
+        with fake_tensors():
             held = dict([*module.named_parameters(), *module.named_buffers()])
             weights = {id(value): _empty(value) for value in held.values()}
-            inputs = tree_map(_empty, inputs)
-        self.phases: dict[str, set[int]] = {name: set() for name in held}
-        self._names = {id(weights[id(value)]): name for name, value in held.items()}
-        counter = FlopCounterMode(display=False)
-        with (
-            self._followed(blocks),
-            _replaced(module, weights),
-            without_data,
-            counter,
-            self,
-            torch.enable_grad(),
-        ):
-            try:
-                called = call(module, inputs)
-            except ConfigError:
-                raise
-            except Exception as error:
-                raise ConfigError(
-                    f"{self._kind} cannot be run on tensors without data, which shows where to cut "
-                    f"it: {type(error).__name__}: {error}; let its forward make tensors on its "
-                    "input's device, register constants as buffers, and not decide by values; or "
-                    "leave mesh.pp out"
-                ) from error
+            self.phases: dict[str, set[int]] = {name: set() for name in held}
+            self._names = {id(weights[id(value)]): name for name, value in held.items()}
+            counter = FlopCounterMode(display=False)
+            with self._followed(blocks), _replaced(module, weights), counter, self:
+                called = self._called(module, tree_map(_empty, inputs))
         if blocks and self.phase != len(blocks):
             raise ConfigError(
                 f"{self._kind}.forward called {self.phase + 1} of the {len(blocks)} layers named, "
@@ -176,6 +156,20 @@ class _Pass(TorchFunctionMode):
             )
         self.logits = output(called)
         self.flops = int(counter.get_total_flops())
+
+    def _called(self, module: nn.Module, inputs: Inputs) -> Any:
+        try:
+            with torch.enable_grad():
+                return call(module, inputs)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self._kind} cannot be run on tensors without data, which shows where to cut "
+                f"it: {type(error).__name__}: {error}; let its forward make tensors on its "
+                "input's device, register constants as buffers, and not decide by values; or "
+                "leave mesh.pp out"
+            ) from error
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
@@ -31,6 +30,7 @@ from trainer.mesh.parallelize import parallelize, stage_blocks
 from trainer.mesh.place import stages_of
 from trainer.mesh.recompute import choose_blocks, module_kind, recompute, saved_bytes, worths
 from trainer.models import StagedModel
+from trainer.models.fake import fake_tensors
 from trainer.models.trace import leaves
 from trainer.run.build import Layout, lay_out, make_without_data
 from trainer.run.crossings import Crossing, crossings
@@ -229,7 +229,7 @@ def _activations_bytes(
     blocks = stage_blocks(stage, layout.num_stages, num_blocks=part.num_blocks)
     part.keep(blocks, first=stage == 0, last=stage == layout.num_stages - 1)
     # Tensors without data: attention chooses its kernel as on the device.
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         part.to_empty(device="cpu")
         if config.mesh.checkpointing == "full":
             for number, block in part.blocks.items():

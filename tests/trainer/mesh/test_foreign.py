@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
     },
     "2, more": {
         "unruly": [*PLAIN, *EVERY],
+        "experts": [*PLAIN[:2], *EVERY],
         "gpt2": [*PLAIN, *EVERY],
         "llama": [*PLAIN[1:], *EVERY],
         "resnet": [("1f1b", PP, {})],
@@ -47,6 +48,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "gpt2": [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})],
         "llama": [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})],
         "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})],
+        "experts": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
     },
 }
 """By ranks, whose number a name begins with, and model: schedules, sizes of the mesh, options."""
@@ -94,7 +96,7 @@ def near(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool((found - expected).norm() <= 1e-9 * scale)
 
 
-@pytest.mark.parametrize("kind", ["unruly", "gpt2", "llama", "resnet"])
+@pytest.mark.parametrize("kind", ["unruly", "experts", "gpt2", "llama", "resnet"])
 def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
     needs(kind)
     expected, model, task = alone(kind), make(kind), task_of(kind)
