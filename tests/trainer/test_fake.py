@@ -1,5 +1,6 @@
 """Tensors without data have the shapes that torch computes, and nothing is written of failures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def test_a_product_by_groups_is_known_in_any_dtype(
     # Its way back has the product of two matrices whose inner dimension lies in groups.
     given = [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in (left, right)]
 
-    def seen(given: list[Tensor], groups: Tensor | None) -> list[Any]:
+    def seen(given: Sequence[Tensor], groups: Tensor | None) -> list[Any]:
         with FlopCounterMode(display=False) as counter:
             made = torch.nn.functional.grouped_mm(*given, offs=groups)
             results = [made, *torch.autograd.grad((made * made).sum(), given)]

@@ -28,13 +28,13 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     level = _LOG.level
     _LOG.setLevel(logging.CRITICAL)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _Products():
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _Products():  # type: ignore[no-untyped-call]
             yield mode
     finally:
         _LOG.setLevel(level)
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The shape of a product by groups in any dtype; torch's own knows that of bfloat16 alone.
 
     Models with experts compute such products, in float32 too, of which CPUs are capable.
@@ -61,7 +61,9 @@ def _product_shape(left: Tensor, right: Tensor, groups: Tensor | None) -> tuple[
     return None
 
 
-def _product_flops(left: Any, right: Any, *args: Any, out_shape: Any, **kwargs: Any) -> int:
+def _product_flops(
+    left: tuple[int, ...], right: tuple[int, ...], *args: Any, out_shape: Any, **kwargs: Any
+) -> int:
     # Where the right one's columns lie in groups, each row of the left meets those of its own
     groups = left[0] if len(left) == 3 and len(right) == 2 else 1
     return 2 * math.prod(left) * right[-1] // groups
