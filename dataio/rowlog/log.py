@@ -3,10 +3,12 @@
     log.jsonl           a line of JSON for each loader and each attempt, with its checksum
     steps               attempt and step that rank 0 was delivered last, written over at each step
     node-K.bin          what an epoch hides, and weights, of the sampling group of node K
+    padded-R.jsonl      a line for each batch of rank R of which some rows could not be read
     excluded-NAME.bin   samples that were left out for good
     costs-NAME.bin      what rows cost, where batches are made to cost alike
 
-Rank 0 writes all but ``node-K.bin``, which the first rank of node K appends to.
+Rank 0 writes all but ``node-K.bin``, which the first rank of node K appends to, and
+``padded-R.jsonl``, which rank R does.
 """
 
 import json
@@ -16,7 +18,8 @@ import re
 import secrets
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +149,27 @@ class RowLog:
         if self._world.rank == 0:
             self._try(lambda: self._note(step))
 
+    def pad(self, step: int, places: Sequence[int]) -> None:
+        """Note which rows of this rank's batch could not be read and became padding.
+
+        Args:
+            step: Of the attempt's segment.
+            places: In the batch.
+        """
+        rank, replica = self._world.rank, self._world.replica
+        line = {"padded": self._next - 1, "step": step, "replica": replica, "places": [*places]}
+
+        def write() -> None:
+            path = self._directory / f"padded-{rank}.jsonl"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                # What a kill or a full disk has cut off before stands alone
+                _write_line(descriptor, line, is_apart=True)
+            finally:
+                os.close(descriptor)
+
+        self._try(write)
+
     def skip(self, steps: range) -> None:
         """Note that steps of the attempt's segment are passed over, the next ones."""
         if self._world.rank:
@@ -208,12 +232,8 @@ class RowLog:
     def _append(self) -> None:
         """Write the lines that wait, each whole or to be written again."""
         while self._pending:
-            line = self._pending[0]
-            text = json.dumps({**line, "checksum": digest(json.dumps(line, sort_keys=True))})
             # After what a full disk has cut off, the line stands alone
-            whole = (b"\n" if self._has_warned else b"") + text.encode() + b"\n"
-            if os.write(self._file, whole) < len(whole):
-                raise OSError(f"no room for {len(whole)} bytes")
+            _write_line(self._file, self._pending[0], is_apart=self._has_warned)
             del self._pending[0]
 
     def _note(self, step: int) -> None:
@@ -242,6 +262,14 @@ class RowLog:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _write_line(descriptor: int, line: Mapping[str, object], *, is_apart: bool) -> None:
+    """Append a line with its checksum, behind an empty one where it is to stand apart."""
+    text = json.dumps({**line, "checksum": digest(json.dumps(line, sort_keys=True))})
+    whole = (b"\n" if is_apart else b"") + text.encode() + b"\n"
+    if os.write(descriptor, whole) < len(whole):
+        raise OSError(f"no room for {len(whole)} bytes")
 
 
 @dataclass(frozen=True)
@@ -342,15 +370,27 @@ def read_log(directory: Path) -> Logged:
         if place[0] not in attempts:
             raise _damaged(path, f"attempt {place[0]} is missing")
         stops[place[0]] = max(place[1], stops.get(place[0], 0))
+    padded = _read_padded(directory)
     ordered = [
         replace(
             attempt,
             stop=max(stops.get(number, 0), attempt.stop),
             skipped=tuple(skipped.get(number, ())),
+            padded=tuple(padded.get(number, ())),
         )
         for number, attempt in sorted(attempts.items())
     ]
     return Logged(directory, name, tuple(ordered))
+
+
+def _read_padded(directory: Path) -> Mapping[int, list[tuple[int, int, int]]]:
+    """Read which rows became padding, by attempt: step, replica, place."""
+    found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for path in sorted(directory.glob("padded-*.jsonl")):
+        for line in _read_lines(path):
+            rows = [(line["step"], line["replica"], place) for place in line["places"]]
+            found[line["padded"]].extend(rows)
+    return found
 
 
 def _attempt_of(line: dict[str, Any], setup: Setup) -> Attempt:

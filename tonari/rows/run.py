@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -17,12 +18,13 @@ from dataio.rowlog.answers import Answers, State, TrainedRows
 from dataio.rowlog.attempts import Piece, Setup
 from dataio.source.base import ShardedSource
 from dataio.source.names import find_name, find_named, read_names
-from dataio.source.place import place_of
 from dataio.source.transformed import StageTransform
+from tonari.hardest.samples import find_places
 from tonari.rows.find import find_log, find_run_course, find_shuffle
+from tonari.rows.losses import with_losses
 
 STATES: tuple[State, ...] = get_args(State)
-LISTED = ("trained", "skipped")
+LISTED = ("trained", "skipped", "unreadable")
 """Of these a sample has a row for each step."""
 
 Columns = dict[str, NDArray[Any]]
@@ -39,11 +41,12 @@ SCHEMA = pa.schema(
         ("sample_id", pa.int64()), ("weight", pa.float32()),
     ]
 )  # fmt: skip
-"""Of an answer. ``what``: "trained", or "skipped": its step was passed over; of a sample that an
-epoch did not train "hidden", "excluded", "left out" (drop_last) or "not reached". ``kept``: whether
-the step is in the weights; false: it was thrown away when the run went on from an earlier save.
-``step``: batch of the epoch, from 0 on. ``run_step``: optimizer step of the run, from 1 on.
-``position``: in the replica's batch."""
+"""Of an answer. ``what``: "trained", "skipped": its step was passed over, or "unreadable": it did
+not decode and was padding, by on_error="skip"; of a sample that an epoch did not train "hidden",
+"excluded", "left out" (drop_last) or "not reached". ``kept``: whether the step is in the weights;
+false: it was thrown away when the run went on from an earlier save. ``step``: batch of the epoch,
+from 0 on. ``run_step``: optimizer step of the run, from 1 on. ``position``: in the replica's
+batch."""
 
 
 def open(
@@ -246,7 +249,7 @@ class RunRows:
         )  # fmt: skip
 
     def named(self, table: pa.Table) -> pa.Table:
-        """Add the columns ``shard`` and ``key``, null where the dataset has none.
+        """Add the columns ``shard``, a path, and ``key``, null where the dataset has none.
 
         Raises:
             ValueError: If the dataset is not at hand.
@@ -254,13 +257,26 @@ class RunRows:
         """
         source, ids = self.source(), table.column("sample_id").to_numpy()
         each, which = np.unique(ids, return_inverse=True)
-        places = [place_of(source, one) for one in each.tolist()]
+        places: list[str | None] = [None] * len(each)
+        if isinstance(source, ShardedSource):
+            places = [path for path, _ in find_places(source, each)]
         field = find_name(source)
         keys = [None] * len(each) if field is None else [*read_names(source, field, each)]
         for name, values in (("shard", places), ("key", keys)):
             column = pa.array(values, pa.string()).take(pa.array(which))
             table = table.append_column(name, column)
         return table
+
+    def losses(self, table: pa.Table) -> pa.Table:
+        """Add the column ``loss``, of the run's newest save; see the score column ``history``.
+
+        It is null of steps behind that save, of steps that were thrown away, and of epochs too long
+        ago; without the column the table stays as it is.
+
+        Raises:
+            StateError: If the save is damaged.
+        """
+        return with_losses(table, Path(self.name), self.answers.course)
 
     def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[Columns]:
         """List what became of samples in an epoch that the weights have seen."""
@@ -412,11 +428,12 @@ def _as_range(steps: Steps, end: int) -> range:
 
 def _trained(piece: Piece, rows: TrainedRows) -> Columns:
     count, attempt = len(rows.step), piece.attempt
-    since = rows.step - piece.epoch_steps.start
-    into = since // attempt.setup.accumulate
-    skipped = attempt.skips(since + piece.steps.start)
+    since = piece.since(rows.step)
+    into = (since - piece.steps.start) // attempt.setup.accumulate
+    what = np.where(attempt.pads(since, rows.replica, rows.position), STATES.index("unreadable"), 0)
     return {
-        "what": np.where(skipped, STATES.index("skipped"), 0), "kept": np.full(count, piece.kept),
+        "what": np.where(attempt.skips(since), STATES.index("skipped"), what),
+        "kept": np.full(count, piece.kept),
         "epoch": np.full(count, attempt.epoch), "run_step": piece.run_steps.start + into,
         "attempt": np.full(count, attempt.number), **rows._asdict(),
     }  # fmt: skip
