@@ -213,7 +213,8 @@ def shares_of(rows: pa.Table, *, usual: float) -> list[float]:
     """
     if "loss" not in rows.column_names or rows["loss"].null_count == len(rows):
         return []
-    above = np.nan_to_num(rows["loss"].to_numpy() - usual, nan=0.0, posinf=np.inf, neginf=0.0)
+    losses = rows["loss"].to_numpy().astype(np.float64)
+    above = np.nan_to_num(losses - usual, nan=0.0, posinf=np.inf, neginf=0.0)
     rises = np.maximum(above, 0.0)
     if np.isinf(rises).any():  # what is infinite has all of it
         rises = np.isinf(rises).astype(np.float64)
