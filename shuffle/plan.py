@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,7 +50,12 @@ def num_leaving(layout: Layout, exchange: float) -> int:
     if layout.num_nodes == 1:
         return 0
     # Not exchange * rows: in floating point 0.29 * 100 falls short of 29
-    return math.floor(Fraction(str(exchange)) * (layout.num_samples // layout.num_replicas))
+    return math.floor(_exact(exchange) * (layout.num_samples // layout.num_replicas))
+
+
+@lru_cache(maxsize=16)
+def _exact(exchange: float) -> Fraction:
+    return Fraction(str(exchange))
 
 
 def num_chunks(num_leaving: int) -> int:

@@ -21,7 +21,7 @@ from dataio.plan.epoch import (
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
-from dataio.plan.order import Block, deal_all
+from dataio.plan.order import Block, deal_all, num_steps
 from dataio.plan.policies import Following, Selection, Shuffle
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Segment
@@ -100,6 +100,7 @@ class Answers:
         self._attempts = {attempt.number: attempt for attempt in course.attempts}
         self._last_layout: tuple[Segment, Layout] | None = None
         self._last_dealt: tuple[Layout, str | None, NDArray[np.int64], int] | None = None
+        self._last_steps: tuple[NDArray[np.int64], int, bool, int] | None = None
         self._scales: dict[tuple[int, int], np.float32] = {}
         self._found: _Found | None = None
         self._exclusion = lru_cache(4)(kept.exclusion)
@@ -212,8 +213,10 @@ class Answers:
         sampling = find_sampling_groups(layout, replica=leader, holds_all=setup.holds_all)
         selection = self._kept.selection(attempt, node)
         shown = self._shown(attempt.shown) if attempt.shown is not None else sampling.sizes
-        unseen = shown.copy()
-        unseen[node] += len(selection.hidden)
+        unseen = shown
+        if len(selection.hidden):
+            unseen = shown.copy()
+            unseen[node] += len(selection.hidden)
         ids = None
         seen = excluded = costs = None
         if attempt.position.ended or segment.excluded or setup.costs:
@@ -226,12 +229,13 @@ class Answers:
         if ids is not None and setup.costs and (known := self._costs(setup.costs)) is not None:
             costs = known[ids]
         dealt, fewest = self._dealt(layout, attempt.shown, shown, sampling.replicas)
+        steps = self._num_steps(dealt, segment.batch_size, drop_last=setup.drop_last)
         plan = plan_epoch(
             sampling, selection, Counts(unseen, shown),
             stream=sampling.stream(setup.seed, "order", epoch=attempt.epoch),
             batch_size=segment.batch_size, seen=seen, drop_last=setup.drop_last,
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
-            costs=costs, excluded=excluded, dealt=dealt,
+            costs=costs, excluded=excluded, dealt=(dealt, steps),
         )  # fmt: skip
         return Group(attempt, layout, sampling, plan, fewest, self._scales)
 
@@ -245,6 +249,13 @@ class Answers:
             known = self._last_dealt = layout, name, dealt, int(dealt.min())
             self._scales = {}
         return known[2], known[3]
+
+    def _num_steps(self, dealt: NDArray[np.int64], batch_size: int, *, drop_last: bool) -> int:
+        known = self._last_steps
+        if known is None or known[0] is not dealt or known[1:3] != (batch_size, drop_last):
+            steps = num_steps(dealt, batch_size, drop_last=drop_last)
+            known = self._last_steps = dealt, batch_size, drop_last, steps
+        return known[3]
 
     def _find_seen(self, number: int) -> NDArray[np.int64]:
         """int64[num_samples]: How often the ended segments of an attempt's epoch trained each."""

@@ -100,5 +100,8 @@ class Group:
 
 def joined(parts: Iterable[TrainedRows]) -> TrainedRows:
     """Put rows one behind the other."""
+    parts = [*parts]
+    if len(parts) == 1:
+        return parts[0]
     columns = zip(_NONE, *parts, strict=True)
     return TrainedRows._make(np.concatenate(column) for column in columns)

@@ -405,10 +405,11 @@ def _array(values: NDArray[np.generic]) -> NDArray[np.generic] | pa.Array:
 
 def _column(table: pa.Table, name: str) -> NDArray[np.generic]:
     """Read a column of scores; the inverse of `_array`."""
-    column = table.column(name)
-    if not pa.types.is_fixed_size_list(column.type):
-        return column.to_numpy()
-    return column.combine_chunks().flatten().to_numpy().reshape(len(column), column.type.list_size)
+    column, width = table.column(name), -1
+    if pa.types.is_fixed_size_list(column.type):
+        column, width = column.combine_chunks().flatten(), column.type.list_size
+    values: NDArray[np.generic] = column.to_numpy()
+    return values if width < 0 else values.reshape(-1, width)
 
 
 def _node_file(path: Path, node: int) -> Path:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.excluding import LISTS, read_list
-from dataio.rowlog.answers import TrainedRows
 from dataio.rowlog.attempts import Piece
+from dataio.rowlog.trained import TrainedRows
 from dataio.source.names import find_name, find_named
 from tonari.errors import CommandError
 from tonari.rows.run import RunRows

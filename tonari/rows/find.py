@@ -9,7 +9,8 @@ from dataio import StateError
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.policies import Local, Shuffle
 from dataio.rowlog.attempts import Course, find_course
-from dataio.rowlog.log import LOG, Logged, read_log
+from dataio.rowlog.files import LOG
+from dataio.rowlog.reading import Logged, read_log
 from dataio.state.snapshot import STATE, find_snapshot, load_state
 from shuffle import Global, Partial
 
