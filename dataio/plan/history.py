@@ -164,7 +164,8 @@ def _remember(
     for ago in range(1, int(since.max(initial=0))):
         history[slots[since > ago], (epoch - ago) % HISTORY_EPOCHS] = np.nan
     with np.errstate(over="ignore"):  # what float16 does not hold is infinite
-        history[slots, epoch % HISTORY_EPOCHS] = loss.astype(np.float16)
+        # The sum makes -0.0 a plain 0
+        history[slots, epoch % HISTORY_EPOCHS] = loss.astype(np.float16) + np.float16(0)
 
 
 def _counted(times: NDArray[np.uint16], again: NDArray[np.bool_]) -> NDArray[np.uint16]:

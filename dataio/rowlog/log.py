@@ -68,6 +68,7 @@ class RowLog:
     ) -> None:
         self._directory, self._setup, self._world = directory, setup, world
         self._file = self._steps = -1
+        self._leads = world.rank == 0
         self._noted: tuple[int, int] | None = None
         # Lines that could not be written yet
         self._pending: list[dict[str, object]] = []
@@ -140,8 +141,11 @@ class RowLog:
 
     def progress(self, step: int) -> None:
         """Note that a batch was delivered: as many of the attempt's segment were."""
-        if self._world.rank == 0:
-            self._try(lambda: self._note(step))
+        if self._leads:  # between steps all code is cold: as little of it as there can be
+            try:
+                self._note(step)
+            except OSError as error:
+                self._warn(error)
 
     def pad(self, step: int, places: Sequence[int]) -> None:
         """Note which rows of this rank's batch could not be read and became padding.
@@ -217,13 +221,16 @@ class RowLog:
         try:
             write()
         except OSError as error:
-            if not self._has_warned:
-                log.warning(
-                    "[rank %d] %s: the log of rows cannot be written (%s); it is tried again as "
-                    "each epoch begins, and has a gap unless that helps: free some space",
-                    self._world.rank, self._directory, error,
-                )  # fmt: skip
-            self._has_warned = True
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            log.warning(
+                "[rank %d] %s: the log of rows cannot be written (%s); it is tried again as "
+                "each epoch begins, and has a gap unless that helps: free some space",
+                self._world.rank, self._directory, error,
+            )  # fmt: skip
+        self._has_warned = True
 
     def _flush(self, descriptor: int) -> None:
         """Bring a file to the disk beside training, as one that others use may take long over it.

@@ -178,8 +178,8 @@ class RunRows:
         if sum(given is not None for given in (sample_id, key, shard)) != 1:
             raise ValueError("rows: give one of sample_id=, key= and shard=")
         if sample_id is not None:
-            one = isinstance(sample_id, int | np.integer)
-            ids = check_ids(self.name, [sample_id] if one else sample_id, self.num_samples)
+            given = [int(sample_id)] if isinstance(sample_id, int | np.integer) else sample_id
+            ids = check_ids(self.name, given, self.num_samples)
         elif key is not None:
             ids = np.array([find_key(self.name, self.source(), key)])
         else:

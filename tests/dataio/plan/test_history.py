@@ -183,7 +183,8 @@ def test_earlier_losses_are_those_of_the_last_five_reports_of_each_row():
 @given(st.integers(0, 2**32), st.floats(0.02, 1))
 def test_the_history_holds_each_loss_of_the_last_epochs_and_nothing_older(seed, share):
     rng = np.random.default_rng(seed)
-    scores, losses = unscored(5, score_dtype(["history"])), {}
+    scores = unscored(5, score_dtype(["history"]))
+    losses: dict[tuple[int, int], float] = {}
     for epoch in range(3 * HISTORY_EPOCHS):
         slots = np.flatnonzero(rng.random(5) < share)
         loss = rng.exponential(size=len(slots)).astype(np.float16)
