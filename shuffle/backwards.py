@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 BLOCK = 1 << 15
 """Rows traced at once: what stays in a core's cache."""
 
-MOST_ROWS = 1 << 29
-"""Of a share: twice as many, and an offset, are numbers of 32 bits."""
+MOST_ROWS = 1 << 28
+"""Of a share: four times as many are numbers of 32 bits."""
 
 
 @dataclass(frozen=True)
