@@ -32,6 +32,9 @@ LISTS = (".csv", ".parquet", ".pq")
 COMPARED = 256
 """Keys of a list that also has ids are compared with the source's, so many of them."""
 
+ROWS_AT_ONCE = 1 << 20
+"""Of a Parquet file: many, as ids are marked part by part."""
+
 CURE = "give a list that was made of this source"
 
 
@@ -163,8 +166,8 @@ def read_list(path: Path) -> dict[str, list[NDArray[Any]]]:
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     if path.suffix.lower() in LISTS[1:]:
-        file = pq.ParquetFile(path)
-        yield from file.iter_batches(columns=_columns(path, file.schema_arrow.names))
+        file = pq.ParquetFile(path, pre_buffer=False)
+        yield from file.iter_batches(ROWS_AT_ONCE, columns=_columns(path, file.schema_arrow.names))
         return
     with pa.csv.open_csv(path) as reader:
         wanted = _columns(path, reader.schema.names)

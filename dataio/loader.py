@@ -27,7 +27,7 @@ from dataio.plan.policies import Importance, Shuffle
 from dataio.replaying import replay_batch
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import find_course
-from dataio.rowlog.log import read_log
+from dataio.rowlog.reading import read_log
 from dataio.rows.fields import Field
 from dataio.state.report import check_report
 from dataio.state.resume import check_excluded, find_num_hidden, warn_without_scores

@@ -414,6 +414,9 @@ class RunState:
 
     def count_step(self) -> None:
         """Count a batch of the running epoch that is delivered."""
+        padded = self.parts.gather.take_padded(self.epoch, self.step)
+        if self.parts.rowlog is not None and padded:
+            self.parts.rowlog.pad(self.step, padded)
         self.step += 1
         if self.parts.rowlog is not None:
             self.parts.rowlog.progress(self.step)

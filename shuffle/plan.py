@@ -8,10 +8,10 @@ was resumed, or whose batches changed, traces to the same samples.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from dataio.base.permutation import permute, unpermute
 from dataio.base.seeding import Key, key
 from dataio.plan.layout import Layout
+from shuffle.backwards import MOST_ROWS, BackTables, move_back
 from shuffle.ring import make_ring
 
 MAX_CHUNKS = 16
@@ -49,7 +50,12 @@ def num_leaving(layout: Layout, exchange: float) -> int:
     if layout.num_nodes == 1:
         return 0
     # Not exchange * rows: in floating point 0.29 * 100 falls short of 29
-    return math.floor(Fraction(str(exchange)) * (layout.num_samples // layout.num_replicas))
+    return math.floor(_exact(exchange) * (layout.num_samples // layout.num_replicas))
+
+
+@lru_cache(maxsize=16)
+def _exact(exchange: float) -> Fraction:
+    return Fraction(str(exchange))
 
 
 def num_chunks(num_leaving: int) -> int:
@@ -184,9 +190,26 @@ def trace_homes(
 ) -> NDArray[np.int64]:
     """Name the samples in some homes, of any nodes, at the start of an epoch; see ``trace``."""
     leaving = num_leaving(layout, exchange)
-    for past in reversed(range(first_epoch, epoch) if leaving else range(0)):
+    epochs = reversed(range(first_epoch, epoch) if leaving else range(0))
+    share = layout.num_samples // layout.num_replicas
+    if len(homes) > max(layout.num_replicas, share) and share < MOST_ROWS:
+        return _trace_many(layout, homes, epochs, num_leaving=leaving, seed=seed)
+    for past in epochs:
         homes = homes_before(layout, homes, num_leaving=leaving, seed=seed, epoch=past)
     return homes
+
+
+def _trace_many(
+    layout: Layout, homes: NDArray[np.int64], epochs: Iterable[int], *, num_leaving: int, seed: int
+) -> NDArray[np.int64]:
+    """Do as `homes_before` does after each of some epochs, the last one first."""
+    replicas = replica_of_home(layout, homes)
+    rows = (homes - _share_starts(layout, replicas)).astype(np.int32)
+    held_by = replicas.astype(np.int32)
+    for epoch in epochs:
+        order = _LeavingOrder(layout, num_leaving, seed, epoch, is_table=True)
+        move_back(order.back_tables(), held_by, rows)
+    return _share_starts(layout, held_by.astype(np.int64)) + rows
 
 
 def homes_before(
@@ -297,6 +320,18 @@ class _LeavingOrder:
             if len(alike):
                 result[alike] = function(index[alike], size, self._stream)
         return result
+
+    def back_tables(self) -> BackTables:
+        """Lay out what `move_back` goes by."""
+        leaving, places = self._tables
+        ring = make_ring(self.layout, seed=self.seed, epoch=self.epoch)
+        standing, positions = ring.tables
+        bounds = chunk_bounds(self.num_leaving)
+        shifts = np.repeat(ring.shifts(len(bounds) - 1), np.diff(bounds))
+        larger = self.layout.num_samples % self.layout.num_replicas
+        return BackTables(
+            self._smallest, larger, places, leaving, self._all_turns, shifts, standing, positions
+        )
 
     @cached_property
     def _tables(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -58,7 +58,7 @@ class Ring:
     def destinations(self, replicas: ArrayLike, shifts: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[...]: Replicas that stand ``shifts`` places on; negative shifts find the source."""
         if np.size(replicas) > self.layout.num_replicas:
-            standing, positions = self._tables
+            standing, positions = self.tables
             places = positions[np.asarray(replicas, np.int64)] + shifts
             return np.asarray(standing[places % self.layout.num_replicas], np.int64)
         places = self.position_of(replicas) + shifts
@@ -79,9 +79,15 @@ class Ring:
         return key(self.seed, "ring", epoch=self.epoch)
 
     @cached_property
-    def _tables(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        everyone = np.arange(self.layout.num_replicas)
-        return self.replica_at(everyone), self.position_of(everyone)
+    def tables(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """int64[num_replicas], twice: the replica at each position, and each replica's position."""
+        nodes, starts = self._standing
+        places = np.arange(self.layout.num_replicas)
+        firsts = self.layout.first_replica[nodes] - starts
+        standing = places + np.repeat(firsts, np.diff(self.layout.first_replica)[nodes])
+        positions = np.empty_like(places)
+        positions[standing] = places
+        return standing, positions
 
     @cached_property
     def _standing(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -31,8 +31,9 @@ from dataio.plan.policies import Selection, Shuffle
 from dataio.plan.segment import Position, Segment
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import Setup, find_course
-from dataio.rowlog.log import RowLog, read_log
+from dataio.rowlog.log import RowLog
 from dataio.rowlog.packed import pack_selection
+from dataio.rowlog.reading import read_log
 from dataio.world import single_world
 
 SHUFFLES: Mapping[str, Shuffle] = {

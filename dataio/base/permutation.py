@@ -8,6 +8,7 @@ Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, s
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -46,6 +47,38 @@ def permute(index: ArrayLike, n: int, stream: Key) -> NDArray[np.int64]:
     return _walk(index, n, stream, inverse=False)
 
 
+def permute_each(index: ArrayLike, n: int, streams: Sequence[Key]) -> NDArray[np.int64]:
+    """Map the same places of many permutations of [0, n): row k is ``permute(index, n, k-th)``.
+
+    For few places each, where a call of its own would cost each permutation more than its numbers.
+
+    Returns:
+        int64[len(streams), len(index)].
+    """
+    places = np.asarray(index, np.int64)
+    if n <= SMALL_RANGE or not places.size:
+        rows = [permute(places, n, stream) for stream in streams]
+        return np.array(rows, np.int64).reshape(len(streams), places.size)
+    if places.min() < 0 or places.max() >= n:
+        raise ValueError(f"permutation: an index lies outside [0, {n})")
+    result = np.empty((len(streams), len(places)), np.int64)
+    at_once = max(BLOCK // len(places), 1)
+    for start in range(0, len(streams), at_once):
+        # uint64[ROUNDS, streams]
+        keys = _keys_of_each(streams[start : start + at_once])
+        network = _Network(n, keys[:, :, None])
+        values = network(
+            np.broadcast_to(places.astype(network.dtype), (keys.shape[1], len(places)))
+        )
+        outside = np.nonzero(values >= n)
+        while len(outside[0]):
+            again = _Network(n, keys[:, outside[0]])(values[outside])
+            values[outside] = again
+            outside = tuple(part[again >= n] for part in outside)
+        result[start : start + at_once] = values
+    return result
+
+
 def unpermute(value: ArrayLike, n: int, stream: Key) -> NDArray[np.int64]:
     """Map values of a keyed permutation back to their places: the inverse of ``permute``."""
     return _walk(value, n, stream, inverse=True)
@@ -61,7 +94,7 @@ def _walk(index: ArrayLike, n: int, stream: Key, *, inverse: bool) -> NDArray[np
     if places.size <= FEW:
         found = [_walk_one(place, n, stream, inverse=inverse) for place in places.ravel().tolist()]
         return np.array(found, np.int64).reshape(places.shape)
-    network = _Network(n, stream)
+    network = _Network(n, _round_keys(stream))
     flat = places.ravel()
     result = np.empty(flat.shape, np.int64)
     for start in range(0, len(flat), BLOCK):
@@ -82,9 +115,15 @@ def _small(n: int, stream: Key) -> NDArray[np.int64]:
 
 
 def _round_keys(stream: Key) -> NDArray[np.uint64]:
-    low, high = stream & (2**64 - 1), stream >> 64
-    counter = np.arange(1, ROUNDS + 1, dtype=np.uint64)
-    return mix(mix(counter ^ np.uint64(low)) ^ np.uint64(high))
+    return _keys_of_each([stream])[:, 0]
+
+
+def _keys_of_each(streams: Sequence[Key]) -> NDArray[np.uint64]:
+    """uint64[ROUNDS, len(streams)]: The keys of each round."""
+    low = np.array([stream & WORD for stream in streams], np.uint64)
+    high = np.array([stream >> 64 for stream in streams], np.uint64)
+    counter = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
+    return mix(mix(counter ^ low) ^ high)
 
 
 @lru_cache(maxsize=16)
@@ -126,21 +165,25 @@ class _Network:
 
     So few places lie outside [0, n) that hardly any is walked on: fewer than a of them. In words of
     32 bits where these are enough: NumPy handles more of them at a time.
+
+    Args:
+        n: Length of the range.
+        keys: uint64[ROUNDS, ...]: Of each round, for all places or for each.
     """
 
-    def __init__(self, n: int, stream: Key) -> None:
+    def __init__(self, n: int, keys: NDArray[np.uint64]) -> None:
         rows = math.isqrt(n - 1) + 1
         columns = -(-n // rows)
         narrow = rows <= 1 << 16
         self.dtype = np.dtype(np.uint32 if narrow else np.uint64)
         word = self.dtype.type
         self._sizes = (word(rows), word(columns))
-        self._keys = _round_keys(stream).astype(self.dtype)
+        self._keys = keys.astype(self.dtype)
         factors = FACTORS[narrow]
         self._factors = (word(factors[0]), word(factors[1]))
         self._shift, self._half = word(15 if narrow else 32), word(16 if narrow else 32)
 
-    def __call__(self, x: Words, *, inverse: bool) -> Words:
+    def __call__(self, x: Words, *, inverse: bool = False) -> Words:
         halves: list[Words] = list(np.divmod(x, self._sizes[1]))
         mixed, shifted = np.empty_like(x), np.empty_like(x)
         for number in reversed(range(ROUNDS)) if inverse else range(ROUNDS):

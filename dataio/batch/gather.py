@@ -230,6 +230,10 @@ class Gather:
         """Rows that became padding because they could not be repaired or decoded."""
         return self._shaper.num_skipped
 
+    def take_padded(self, epoch: int, step: int) -> list[int]:
+        """Return the places of a batch's rows that became padding so; of each batch once."""
+        return self._shaper.take_padded(epoch, step)
+
     @property
     def num_bytes(self) -> int:
         """Stored bytes of the rows of the batches begun."""

@@ -21,7 +21,7 @@ SAMPLES_NAMED = 3
 
 
 class Shaper:
-    """Makes batches of values; the lock guards its count.
+    """Makes batches of values; the lock guards what it notes of rows that became padding.
 
     Args:
         collate: Makes a batch of a list of samples; None stacks them.
@@ -53,7 +53,15 @@ class Shaper:
             speaks=replica == 0,
         )  # fmt: skip
         self._lock = threading.Lock()
+        self._padded: dict[tuple[int, int], list[int]] = {}
         self.num_skipped = 0
+
+    def take_padded(self, epoch: int, step: int) -> list[int]:
+        """Return the places of the rows of a batch that became padding; of each batch once."""
+        if not self._padded:
+            return []
+        with self._lock:
+            return self._padded.pop((epoch, step), [])
 
     def plan(self) -> How:
         """Decide how the next batch's ``collate`` and ``batch_transform`` are called."""
@@ -139,8 +147,13 @@ class Shaper:
 
     def _pad(self, pending: Pending, bad: list[int]) -> None:
         # Nobody would have trained on padding that is bad too.
+        rows = [place for place in bad if pending.slot[place] != PADDING]
+        epoch, step = pending.work.epoch, pending.work.step
         with self._lock:
-            self.num_skipped += int((pending.slot[bad] != PADDING).sum())
+            self.num_skipped += len(rows)
+            # Batches of an earlier epoch that nobody has asked of were not delivered
+            self._padded = {k: v for k, v in self._padded.items() if k[0] >= epoch}
+            self._padded[epoch, step] = rows
         pending.slot[bad] = PADDING
         pending.sample_id[bad] = PADDING
         pending.weight[bad] = 0

@@ -135,7 +135,7 @@ def plan_epoch(
     groups: Groups | None = None,
     costs: NDArray[np.uint8] | None = None,
     excluded: NDArray[np.bool_] | None = None,
-    dealt: NDArray[np.int64] | None = None,
+    dealt: tuple[NDArray[np.int64], int] | None = None,
 ) -> EpochPlan:
     """Order the visible rows of this replica's sampling group in as many steps as any needs.
 
@@ -152,7 +152,8 @@ def plan_epoch(
         costs: uint8[num_rows]: What each row costs, where batches are to cost alike.
         excluded: bool[num_rows]: Rows that no epoch shows, none of which is hidden, or comes by
             ``selection.counts``.
-        dealt: int64[num_replicas]: What `deal_all` makes of the rows shown, where that is known.
+        dealt: int64[num_replicas]: What `deal_all` makes of the rows shown, and `num_steps` of
+            that, where they are known.
     """
     shown = counts.visible
     if selection.top_up:
@@ -170,20 +171,22 @@ def plan_epoch(
     taken_out = None
     if excluded is not None and selection.counts is None:
         taken_out = excluded[np.asarray(visible)]
-    dealt = deal_all(shown, sampling.replicas) if dealt is None else dealt
+    if dealt is None:
+        rows = deal_all(shown, sampling.replicas)
+        dealt = rows, num_steps(rows, batch_size, drop_last=drop_last)
     order = Order(
         visible,
         stream,
         deal(mine, sampling.replicas[sampling.mine]),
         sampling.place,
         batch_size,
-        num_steps(dealt, batch_size, drop_last=drop_last),
+        dealt[1],
         groups,
         None if costs is None else costs[np.asarray(visible)],
         taken_out,
     )
-    num_hidden = int((counts.unseen - shown).sum())
-    return EpochPlan(replace(selection, hidden=hidden), order, dealt, num_hidden, excluded)
+    num_hidden = 0 if counts.unseen is shown else int((counts.unseen - shown).sum())
+    return EpochPlan(replace(selection, hidden=hidden), order, dealt[0], num_hidden, excluded)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ all; what a sampling group's replicas train in a step is one run of its shuffled
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
@@ -15,25 +15,26 @@ from numpy.typing import NDArray
 from dataio.base.errors import StateError
 from dataio.plan.epoch import (
     Counts,
-    EpochPlan,
-    SamplingGroups,
     find_sampling_groups,
     plan_epoch,
 )
 from dataio.plan.exclusion import Exclusion
 from dataio.plan.growth import samples_in
 from dataio.plan.layout import Layout
-from dataio.plan.order import Block, deal_all, valid_rows
+from dataio.plan.order import Block, deal_all, num_steps
 from dataio.plan.policies import Following, Selection, Shuffle
 from dataio.plan.replay import groups_of
 from dataio.plan.segment import Segment
+from dataio.rowlog.all_groups import is_plain, plain_rows
 from dataio.rowlog.attempts import Attempt, Course, Piece
 from dataio.rowlog.packed import unpack_shown
+from dataio.rowlog.trained import Group, TrainedRows, joined
 
-State = Literal["trained", "hidden", "excluded", "left out", "not reached", "skipped"]
-"""What became of a sample in an epoch: ``skipped``: its step was passed over; ``left out``: the
-epoch ended, and with drop_last its step was one that not every replica fills; ``not reached``: the
-epoch was left before its step."""
+State = Literal["trained", "hidden", "excluded", "left out", "not reached", "skipped", "unreadable"]
+"""What became of a sample in an epoch: ``skipped``: its step was passed over; ``unreadable``: its
+row did not decode and was padding, by ``on_error="skip"``; ``left out``: the epoch ended, and
+with drop_last its step was one that not every replica fills; ``not reached``: the epoch was left
+before its step."""
 
 
 class Kept(Protocol):
@@ -50,32 +51,6 @@ class Kept(Protocol):
     def costs(self, name: str) -> NDArray[np.uint8] | None:
         """Find what rows cost; None: alike."""
         ...
-
-
-class TrainedRows(NamedTuple):
-    """Rows that were trained, by column: one value a row in each.
-
-    Attributes:
-        step: int64: Of the epoch, from 0 on.
-        node: int64: Where that replica is.
-        replica: int64: Who trained it.
-        position: int64: Its place in the replica's batch.
-        slot: int64: In the node's pool.
-        sample_id: int64.
-        weight: float32: As delivered.
-    """
-
-    step: NDArray[np.int64]
-    node: NDArray[np.int64]
-    replica: NDArray[np.int64]
-    position: NDArray[np.int64]
-    slot: NDArray[np.int64]
-    sample_id: NDArray[np.int64]
-    weight: NDArray[np.float32]
-
-
-_NO_ID = np.empty(0, np.int64)
-_NONE = TrainedRows(_NO_ID, _NO_ID, _NO_ID, _NO_ID, _NO_ID, _NO_ID, np.empty(0, np.float32))
 
 
 class Fates(NamedTuple):
@@ -109,65 +84,6 @@ class BatchRows(NamedTuple):
     sample_id: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Group:
-    """The epoch of one sampling group, as an attempt trained it.
-
-    Attributes:
-        attempt: Which.
-        layout: Of its ranks.
-        sampling: All sampling groups; ``mine`` is this one.
-        plan: Its batches, as its first replica has them.
-        fewest: Rows of the replica that is dealt the fewest, of all.
-        scales: What weights are multiplied by, by batch size and step, as far as it was found.
-    """
-
-    attempt: Attempt
-    layout: Layout
-    sampling: SamplingGroups
-    plan: EpochPlan
-    fewest: int
-    scales: dict[tuple[int, int], np.float32]
-
-    def at(
-        self, places: NDArray[np.int64], sample_id: NDArray[np.int64] | None = None
-    ) -> TrainedRows:
-        """Describe what stands at places of the group's run; ``sample_id`` is to be filled in."""
-        order, width = self.plan.order, len(self.plan.order.dealt)
-        slots = order.slots_in_run(places) if len(places) else places
-        own, batch_size = places // width, order.batch_size
-        step = own // batch_size
-        weight = np.ones(len(places), np.float32)
-        if self.plan.selection.weights is not None:
-            weight = self.plan.selection.weights[slots].astype(np.float32)
-        # As `EpochPlan.block` scales them: by 1 where no replica pads
-        late = (step + 1) * batch_size > self.fewest
-        for each in np.unique(step[late]).tolist():
-            weight[step == each] *= self._scale(each)
-        before = self.attempt.position.num_steps - self.attempt.first
-        replica = self.sampling.leader + places % width
-        node = np.searchsorted(self.layout.first_replica, replica, side="right") - 1
-        return TrainedRows(
-            step + before, node, replica, own % batch_size, slots,
-            slots if sample_id is None else sample_id, weight,
-        )  # fmt: skip
-
-    def _scale(self, step: int) -> np.float32:
-        dealt, known = self.plan.dealt, (self.plan.order.batch_size, step)
-        if known not in self.scales:
-            valid = max(int(valid_rows(dealt, step, known[0])), 1)
-            self.scales[known] = np.float32(len(dealt) * known[0] / valid)
-        return self.scales[known]
-
-    def places(self, steps: range) -> NDArray[np.int64]:
-        """int64[n]: Places of the group's run that some steps of the segment train."""
-        order = self.plan.order
-        stop = min(steps.stop, order.steps)
-        per_step = len(order.dealt) * order.batch_size
-        last = min(stop * per_step, int(order.dealt.sum()))
-        return np.arange(min(steps.start * per_step, last), last)
-
-
 class Answers:
     """Answers what was trained when.
 
@@ -184,6 +100,7 @@ class Answers:
         self._attempts = {attempt.number: attempt for attempt in course.attempts}
         self._last_layout: tuple[Segment, Layout] | None = None
         self._last_dealt: tuple[Layout, str | None, NDArray[np.int64], int] | None = None
+        self._last_steps: tuple[NDArray[np.int64], int, bool, int] | None = None
         self._scales: dict[tuple[int, int], np.float32] = {}
         self._found: _Found | None = None
         self._exclusion = lru_cache(4)(kept.exclusion)
@@ -201,15 +118,20 @@ class Answers:
         """
         attempt = piece.attempt
         layout = self._layout(attempt)
+        if nodes is None and is_plain(attempt):
+            dealt, _ = self._dealt(layout, None, layout.pool_sizes, layout.replicas)
+            rows = plain_rows(attempt, layout, steps, dealt)
+            ids = self._samples(attempt, layout, rows.node, rows.slot)
+            return _as_delivered(piece, rows._replace(sample_id=ids))
         count = 1 if attempt.setup.holds_all else layout.num_nodes
         found = []
         for node in range(count) if nodes is None else nodes:
             group = self.group(attempt, node)
             found.append(group.at(group.places(steps)))
-        joined = _joined(found)
-        joined = joined._replace(sample_id=self._samples(attempt, layout, joined.node, joined.slot))
-        order = np.lexsort((joined.position, joined.replica, joined.step))
-        return TrainedRows._make(column[order] for column in joined)
+        rows = joined(found)
+        rows = rows._replace(sample_id=self._samples(attempt, layout, rows.node, rows.slot))
+        order = np.lexsort((rows.position, rows.replica, rows.step))
+        return _as_delivered(piece, TrainedRows._make(column[order] for column in rows))
 
     def of(self, piece: Piece, sample_id: NDArray[np.int64]) -> Fates:
         """Find what became of samples in a piece.
@@ -236,7 +158,8 @@ class Answers:
             places, which = order.places_of(slots[here])
             step = places // (len(order.dealt) * order.batch_size)
             inside = (step >= piece.steps.start) & (step < piece.steps.stop)
-            found.append(group.at(places[inside], sample_id[there[here[which[inside]]]]))
+            rows = group.at(places[inside], sample_id[there[here[which[inside]]]])
+            found.append(rows)
             ended = piece.steps.stop >= order.steps
             beyond: State = "left out" if ended else "not reached"
             for number in which[step >= piece.steps.stop].tolist():
@@ -246,11 +169,14 @@ class Answers:
                 states[there[here[number]]] = "skipped"
             for number in which[inside & ~skipped].tolist():
                 states[there[here[number]]] = "trained"
+            padded = attempt.pads(step[inside], rows.replica, rows.position)
+            for number in which[inside][padded & ~skipped[inside]].tolist():
+                states[there[here[number]]] = "unreadable"
             hidden = group.plan.selection.hidden
             if len(hidden):
                 for number in np.flatnonzero(np.isin(slots[here], hidden)).tolist():
                     states[there[here[number]]] = "hidden"
-        return Fates(states, _joined(found))
+        return Fates(states, _as_delivered(piece, joined(found)))
 
     def batch(self, piece: Piece, epoch_step: int, *, replica: int) -> BatchRows:
         """Find a replica's batch as it was, padding included.
@@ -287,8 +213,10 @@ class Answers:
         sampling = find_sampling_groups(layout, replica=leader, holds_all=setup.holds_all)
         selection = self._kept.selection(attempt, node)
         shown = self._shown(attempt.shown) if attempt.shown is not None else sampling.sizes
-        unseen = shown.copy()
-        unseen[node] += len(selection.hidden)
+        unseen = shown
+        if len(selection.hidden):
+            unseen = shown.copy()
+            unseen[node] += len(selection.hidden)
         ids = None
         seen = excluded = costs = None
         if attempt.position.ended or segment.excluded or setup.costs:
@@ -300,26 +228,34 @@ class Answers:
             excluded = self._exclusion(segment.excluded, layout.num_samples).flags(ids)
         if ids is not None and setup.costs and (known := self._costs(setup.costs)) is not None:
             costs = known[ids]
-        dealt, fewest = self._dealt(layout, attempt.shown, shown, sampling)
+        dealt, fewest = self._dealt(layout, attempt.shown, shown, sampling.replicas)
+        steps = self._num_steps(dealt, segment.batch_size, drop_last=setup.drop_last)
         plan = plan_epoch(
             sampling, selection, Counts(unseen, shown),
             stream=sampling.stream(setup.seed, "order", epoch=attempt.epoch),
             batch_size=segment.batch_size, seen=seen, drop_last=setup.drop_last,
             groups=groups_of(sampling, seed=setup.seed) if segment.grouped else None,
-            costs=costs, excluded=excluded, dealt=dealt,
+            costs=costs, excluded=excluded, dealt=(dealt, steps),
         )  # fmt: skip
         return Group(attempt, layout, sampling, plan, fewest, self._scales)
 
     def _dealt(
-        self, layout: Layout, name: str | None, shown: NDArray[np.int64], sampling: SamplingGroups
+        self, layout: Layout, name: str | None, shown: NDArray[np.int64], replicas: tuple[int, ...]
     ) -> tuple[NDArray[np.int64], int]:
         """int64[num_replicas]: Rows that each is dealt, one array while nothing changes; least."""
         known = self._last_dealt
         if known is None or known[0] is not layout or known[1] != name:
-            dealt = deal_all(shown, sampling.replicas)
+            dealt = deal_all(shown, replicas)
             known = self._last_dealt = layout, name, dealt, int(dealt.min())
             self._scales = {}
         return known[2], known[3]
+
+    def _num_steps(self, dealt: NDArray[np.int64], batch_size: int, *, drop_last: bool) -> int:
+        known = self._last_steps
+        if known is None or known[0] is not dealt or known[1:3] != (batch_size, drop_last):
+            steps = num_steps(dealt, batch_size, drop_last=drop_last)
+            known = self._last_steps = dealt, batch_size, drop_last, steps
+        return known[3]
 
     def _find_seen(self, number: int) -> NDArray[np.int64]:
         """int64[num_samples]: How often the ended segments of an attempt's epoch trained each."""
@@ -433,6 +369,9 @@ class _Found(NamedTuple):
     homes: NDArray[np.int64]
 
 
-def _joined(parts: Iterable[TrainedRows]) -> TrainedRows:
-    columns = zip(_NONE, *parts, strict=True)
-    return TrainedRows._make(np.concatenate(column) for column in columns)
+def _as_delivered(piece: Piece, rows: TrainedRows) -> TrainedRows:
+    """Give the rows that became padding the weight of padding."""
+    if not piece.attempt.padded:
+        return rows
+    pads = piece.attempt.pads(piece.since(rows.step), rows.replica, rows.position)
+    return rows._replace(weight=np.where(pads, np.float32(0), rows.weight))

@@ -73,6 +73,8 @@ class Attempt:
         shown: Rows that each sampling group shows; None: all of them.
         stop: Step of the running segment that it came to; rows of steps before that were trained.
         skipped: But for these steps: pairs of a first one and the one behind the last.
+        padded: And but for these rows, which could not be read and became padding: step of the
+            segment, replica, place in its batch.
     """
 
     number: int
@@ -83,6 +85,20 @@ class Attempt:
     shown: str | None
     stop: int
     skipped: tuple[tuple[int, int], ...] = ()
+    padded: tuple[tuple[int, int, int], ...] = ()
+
+    def pads(
+        self, step: NDArray[np.int64], replica: NDArray[np.int64], position: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """bool[n]: Whether each of some rows became padding; ``step`` is of the segment."""
+        found = np.zeros(len(step), np.bool_)
+        if self.padded:
+            known = np.array(self.padded, np.int64)
+            _, replicas, positions = (known.max(axis=0) + 1).tolist()
+            here = np.flatnonzero((replica < replicas) & (position < positions))
+            code = (step[here] * replicas + replica[here]) * positions + position[here]
+            found[here] = np.isin(code, known @ [replicas * positions, positions, 1])
+        return found
 
     def skips(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[n]: Whether each of some steps of the segment was passed over."""
@@ -129,6 +145,10 @@ class Piece:
         """Optimizer steps of the run that they are, the first of a run being 1."""
         count = -(-len(self.steps) // self.attempt.setup.accumulate)
         return range(self.run_step + 1, self.run_step + 1 + count)
+
+    def since(self, epoch_step: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: Steps of the segment that some steps of the epoch are."""
+        return epoch_step - self.epoch_steps.start + self.steps.start
 
     def steps_of(self, run_step: int) -> range:
         """Find the steps of the epoch that one of ``run_steps`` is made of."""

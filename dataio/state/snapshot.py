@@ -250,11 +250,39 @@ def load_scores(path: Path) -> Scores:
         if node == 0:
             names = [name for name in COLUMNS if name in table.column_names]
             scores = unscored(saved.state["num_samples"], score_dtype(names))
-        found = {name: table.column(name).to_numpy() for name in scores.dtype.names or ()}
+        found = {name: _column(table, name) for name in scores.dtype.names or ()}
         places = table.column("sample_id").to_numpy()
         newer = found["epoch"] >= scores["epoch"][places]
         for name, values in found.items():
             scores[name][places[newer]] = values[newer]
+    return scores
+
+
+def load_history(path: Path, sample_id: NDArray[np.int64]) -> Scores | None:
+    """Read the losses of some samples in the epochs that a save remembers.
+
+    Args:
+        path: What `find_snapshot` found.
+        sample_id: int64[n]: Distinct, ascending.
+
+    Returns:
+        scores[n], with the column ``history``; None: it was not kept.
+
+    Raises:
+        StateError: If a part is missing or damaged.
+    """
+    saved = load_state(path)
+    scores = unscored(len(sample_id), score_dtype(["history"]))
+    for node in range(len(saved.nodes)):
+        table = _read_table(saved, node)
+        if "history" not in table.column_names:
+            return None
+        held = table.column("sample_id").to_numpy()
+        rows = np.flatnonzero(np.isin(held, sample_id))
+        places = np.searchsorted(sample_id, held[rows])
+        newer = table.column("epoch").to_numpy()[rows] >= scores["epoch"][places]
+        for name in scores.dtype.names or ():
+            scores[name][places[newer]] = _column(table, name)[rows[newer]]
     return scores
 
 
@@ -300,7 +328,7 @@ def _read_rows(
         if name in table.column_names:
             rows[name] = table.column(name).to_numpy()
     for name in set(dtype.names or ()).intersection(table.column_names):
-        rows["scores"][name] = table.column(name).to_numpy()
+        rows["scores"][name] = _column(table, name)
     return rows, json.loads(table.schema.metadata[b"selection"])
 
 
@@ -347,9 +375,11 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     place = np.full(len(node.sample_id), -1, np.int64)
     place[node.selection.hidden] = np.arange(len(node.selection.hidden))
     weights = node.selection.weights
-    columns: dict[str, NDArray[np.generic]] = {"sample_id": node.sample_id, "hidden_place": place}
+    columns: dict[str, NDArray[np.generic] | pa.Array] = {
+        "sample_id": node.sample_id, "hidden_place": place,
+    }  # fmt: skip
     kept = node.scores.dtype.names or ()
-    columns |= {name: np.ascontiguousarray(node.scores[name]) for name in kept}
+    columns |= {name: _array(node.scores[name]) for name in kept}
     columns["weight"] = np.ones(len(place), np.float32) if weights is None else weights
     columns["trained"] = np.where(node.now > 0, 2, node.before > 0).astype(np.uint8)
     if node.selection.counts is not None:
@@ -363,6 +393,23 @@ def _to_table(node: NodeSnapshot) -> pa.Table:
     if node.selection.counts is not None:
         meta["counted"] = True
     return pa.table(columns).replace_schema_metadata({"selection": json.dumps(meta)})
+
+
+def _array(values: NDArray[np.generic]) -> NDArray[np.generic] | pa.Array:
+    """Lay out a column of scores for a table; of several values a row as lists."""
+    whole = np.ascontiguousarray(values)
+    if whole.ndim == 1:
+        return whole
+    return pa.FixedSizeListArray.from_arrays(pa.array(whole.reshape(-1)), whole.shape[1])
+
+
+def _column(table: pa.Table, name: str) -> NDArray[np.generic]:
+    """Read a column of scores; the inverse of `_array`."""
+    column, width = table.column(name), -1
+    if pa.types.is_fixed_size_list(column.type):
+        column, width = column.combine_chunks().flatten(), column.type.list_size
+    values: NDArray[np.generic] = column.to_numpy()
+    return values if width < 0 else values.reshape(-1, width)
 
 
 def _node_file(path: Path, node: int) -> Path:

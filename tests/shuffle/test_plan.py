@@ -21,6 +21,7 @@ from shuffle.plan import (
     parcel_bounds,
     placement,
     trace,
+    trace_homes,
 )
 from shuffle.ring import make_ring, partners
 from shuffle.schedule import plan_legs
@@ -269,6 +270,24 @@ def test_many_homes_are_followed_like_each_by_itself(
         one = np.array([home])
         alone = homes_before(layout, one, num_leaving=leaving, seed=seed, epoch=epoch)
         assert many[home] == many[home + layout.num_samples] == alone[0]
+
+
+@settings(deadline=None)
+@given(LAYOUTS, EXCHANGES, SEEDS, EPOCHS)
+def test_many_rows_are_traced_back_like_each_by_itself(
+    layout: Layout, exchange: float, seed: int, epoch: int
+) -> None:
+    homes = np.resize(np.arange(layout.num_samples), 3 * layout.num_samples + 1)
+    many = trace_homes(layout, homes, exchange=exchange, seed=seed, epoch=epoch)
+    leaving = num_leaving(layout, exchange)
+    few = np.arange(0, layout.num_samples, 1 + layout.num_samples // 5)
+    alone = [np.array([home]) for home in few.tolist()]
+    for past in reversed(range(epoch if leaving else 0)):
+        alone = [
+            homes_before(layout, one, num_leaving=leaving, seed=seed, epoch=past) for one in alone
+        ]
+    assert np.array_equal(many[few], np.concatenate(alone))
+    assert np.array_equal(many[few + layout.num_samples], np.concatenate(alone))
 
 
 # As laid out node by node, before points of a ring were looked up

@@ -20,7 +20,7 @@ from PIL import Image
 import dataio
 import importance
 from dataio.base.seeding import generator, key
-from dataio.plan.history import ScoreColumn, Scores, score_dtype, unscored
+from dataio.plan.history import ScoreColumn, Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.plan.segment import Position, Segment
 from dataio.state.snapshot import NodeSnapshot, save_snapshot
@@ -413,3 +413,20 @@ def test_changed_labels_are_the_hardest_rows_of_a_trained_model(tmp_path: Path) 
         assert out.run("--top", str(len(changed)), "--by", by) == 0
         precision = np.isin(ids(out.out), changed).mean()
         assert precision > least, f"{by}: {precision}, by chance {PART}"
+
+
+def test_losses_over_epochs_are_drawn_and_listed_where_they_were_kept(
+    small: Small, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = unscored(10, score_dtype(["history", "loss_mean"]))
+    for epoch in (0, 1, 3):
+        rows = np.arange(10 if epoch else 9)
+        loss = (rows + 4.0 - epoch).astype(np.float32)
+        record(scores, rows, loss=loss, correct=None, confidence=None, epoch=epoch)
+    write_saved(small.saved, [([*range(10)], scores)], 10)
+    assert small.run("--top", "2") == 0
+    assert "#2  sample 8  loss_mean 11.24  █▆·▁" in capsys.readouterr().out
+    assert [row["history"] for row in table(small.out)] == ["12 nan 10", "12 11 nan 9"]
+    assert json.dumps("█▆·▁")[1:-1] in (small.out / "hardest.html").read_text()
+    assert small.run("--top", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["losses"] == [[12, None, 10], [12, 11, None, 9]]

@@ -132,6 +132,8 @@ def test_the_command_lists_names_and_writes(trained, tmp_path, capsys) -> None:
     assert by_key == printed(capsys, directory, "--sample", "42", "--json")
     shard = json.loads(printed(capsys, directory, "--shard", "train-0.tar", "--json"))
     assert {row["sample_id"] for row in shard["rows"]} == set(range(100))
+    (path,) = {row["shard"] for row in shard["rows"]}
+    assert json.loads(printed(capsys, directory, "--shard", path, "--json")) == shard
 
 
 def test_the_command_makes_a_batch_again_and_shows_its_pictures(trained, tmp_path, capsys) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.excluding import LISTS, read_list
-from dataio.rowlog.answers import TrainedRows
 from dataio.rowlog.attempts import Piece
+from dataio.rowlog.trained import TrainedRows
 from dataio.source.names import find_name, find_named
 from tonari.errors import CommandError
 from tonari.rows.run import RunRows
@@ -106,8 +106,9 @@ def _count(run: RunRows, pieces: Sequence[Piece]) -> dict[str, Any]:
     counts, order = np.zeros(total, np.uint16), hashlib.sha256()
     for piece in pieces:
         for rows in _rows_of(run, piece):
-            since = rows.step - piece.epoch_steps.start + piece.steps.start
+            since = piece.since(rows.step)
             trained = ~piece.attempt.skips(since)
+            trained &= ~piece.attempt.pads(since, rows.replica, rows.position)
             np.add.at(counts, rows.sample_id[trained], 1)
             # int64[rows, 5]
             columns = (rows.step, rows.replica, rows.position, rows.sample_id, trained)
@@ -123,7 +124,7 @@ def _count(run: RunRows, pieces: Sequence[Piece]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-REASONS = ("hidden", "excluded", "left out", "skipped")
+REASONS = ("hidden", "excluded", "left out", "skipped", "unreadable")
 """For which a finished epoch may not train a sample."""
 
 
@@ -139,7 +140,7 @@ def _states(run: RunRows, pieces: Sequence[Piece], missing: NDArray[np.int64]) -
     states = ["unknown"] * len(missing)
     for piece in pieces if len(missing) else ():
         for number, state in enumerate(run.answers.of(piece, missing).states):
-            if state is not None and states[number] != "skipped":
+            if state is not None and states[number] not in ("skipped", "unreadable"):
                 states[number] = state
     return Counter(states)
 

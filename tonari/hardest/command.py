@@ -36,11 +36,14 @@ from tonari.hardest.samples import (
     read_field,
 )
 from tonari.hardest.saved import choose_measure, find_saved
-from tonari.hardest.table import Row, Told, make_table, to_csv, to_tiles
+from tonari.hardest.table import Row, Told, make_table, to_csv, to_tiles, words
 from tonari.outputs import make_directory
 
 MOST_PICTURES = 500
 """More make a picture that no viewer opens quickly; the table has them all."""
+
+MOST_DRAWN = 20
+"""Rows whose losses are drawn on the terminal, where the column history was kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +272,12 @@ def _headline(options: Hardest, found: Found) -> str:
     )
 
 
+def _numbers(history: str) -> list[float | None]:
+    """Read losses for JSON, which has neither nan nor infinity."""
+    losses = [float(loss) for loss in history.split()]
+    return [loss if math.isfinite(loss) else None for loss in losses]
+
+
 def _report(options: Hardest, found: Found, table: Sequence[Row], picture: Path | None) -> None:
     never = found.num_samples - found.num_reported
     written = options.out / "hardest.csv"
@@ -284,12 +293,16 @@ def _report(options: Hardest, found: Found, table: Sequence[Row], picture: Path 
             "png": str(picture) if picture else None,
             "sample_ids": found.sample_ids.tolist(),
         }
+        if any(row["history"] for row in table):
+            document["losses"] = [_numbers(str(row["history"])) for row in table]
         print(json_module.dumps(document))
         return
     left_out = f"; {never:,} never reported, left out" if never else ""
     shown = f"{picture}" if picture else "no picture, as the source has no images"
     if picture and len(table) > MOST_PICTURES:
         shown += f" (of the first {MOST_PICTURES:,})"
+    for row in table[:MOST_DRAWN] if any(row["history"] for row in table) else ():
+        print(f"#{row['rank']}  sample {row['sample_id']}  {words(row, found.by)}")
     print(
         f"{_headline(options, found)}{left_out}: {written}, {shown}; to look through them and mark "
         f"those to leave out, open {options.out / 'hardest.html'}"

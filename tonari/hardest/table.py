@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.plan.history import COLUMNS, Scores
+from dataio.plan.history import COLUMNS, HISTORY_EPOCHS, Scores, losses_in
 from tonari.hardest.picture import Tile
 from tonari.hardest.rank import Measure
+from tonari.sparkline import sparkline
 
 HEADER = ("rank", "sample_id", "key", "shard", "position", "label", "class", *COLUMNS)
 
@@ -53,7 +54,9 @@ def make_table(
     rows: list[Row] = []
     for i, (sample_id, rank) in enumerate(zip(sample_ids.tolist(), ranks, strict=True)):
         shard, position = told.places[i]
-        remembered = {name: scores[name][sample_id].item() for name in kept}
+        remembered = {name: scores[name][sample_id].item() for name in kept if name != "history"}
+        if "history" in kept:
+            remembered["history"] = _history(scores[sample_id : sample_id + 1])
         rows.append(
             dict.fromkeys(HEADER)
             | {"rank": rank, "sample_id": sample_id, "key": told.names[i], "shard": shard}
@@ -62,6 +65,20 @@ def make_table(
             | remembered
         )
     return rows
+
+
+def _history(row: Scores) -> str:
+    """Write the losses of a row, an epoch each, from the first one that is remembered."""
+    last = int(row["epoch"][0])
+    epochs = np.arange(max(last - HISTORY_EPOCHS + 1, 0), last + 1)
+    losses = losses_in(row, epochs[:, None])[:, 0]
+    known = np.flatnonzero(~np.isnan(losses))
+    return " ".join(f"{loss:.4g}" for loss in losses[known[0] :]) if len(known) else ""
+
+
+def drawn(row: Row) -> str:
+    """Draw the losses of a row; nothing where they were not kept."""
+    return sparkline([float(loss) for loss in str(row["history"] or "").split()])
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -90,7 +107,7 @@ def to_tiles(
         Tile(
             image,
             _title(row),
-            (f"#{row['rank']}  {words(row, by)}", f"sample {row['sample_id']}"),
+            (f"#{row['rank']}  {hardness_words(row, by)}", f"sample {row['sample_id']}"),
             begins=grouped and row["rank"] == 1,
         )
         for row, image in zip(rows, images, strict=True)
@@ -104,7 +121,12 @@ def _title(row: Row) -> str:
 
 
 def words(row: Row, by: Measure) -> str:
-    """Say how hard a row was, by what rows were ranked by."""
+    """Name how hard a row was, by what rows were ranked by, and draw its losses."""
+    return f"{hardness_words(row, by)}  {drawn(row)}".rstrip()
+
+
+def hardness_words(row: Row, by: Measure) -> str:
+    """Name how hard a row was, by what rows were ranked by."""
     value = row[by]
     if by == "forgotten" and not value and not row["correct"]:
         return "never right"

@@ -1,7 +1,6 @@
 """`tonari rows`: which rows a run trained at some steps, and when a sample was trained."""
 
 import json as json_module
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ import tyro
 from dataio import DataioError
 from tonari.errors import CommandError
 from tonari.outputs import check_output
+from tonari.rows.losses import loss_words
 from tonari.rows.run import RunRows
 from tonari.rows.settings import find_fields, find_settings, open_run
 from tonari.rows.show import write_batch, write_page
-from tonari.rows.spike_words import spike_document, spike_words, suspect_words
+from tonari.rows.spike_words import plain_rows, spike_document, spike_words, suspect_words
 from tonari.rows.spikes import find_spikes, find_suspects, read_losses
 
 SHOWN = 40
@@ -49,7 +49,7 @@ class RowsOptions:
     """Rows of an optimizer step of the run, from 1 on, as metrics.jsonl has it."""
     sample: int | None = None
     """Each time that a sample was trained, by its number in the dataset; or why an epoch did not
-    train it."""
+    train it. Its losses are drawn where importance kept the column history."""
     key: str | None = None
     """Likewise, by its key; reads all keys of the dataset."""
     shard: str | None = None
@@ -58,7 +58,8 @@ class RowsOptions:
     """Steps whose loss, in metrics.jsonl, is so many times the spread of those around above their
     median (10 is usual), and the rows that were in one each time that they were trained; --parquet
     writes these rows as a list that exclude takes. Metrics of each step (run.log_steps=1) know
-    best."""
+    best. Where importance kept the column history, each row's share of the rise is listed, and only
+    rows of more than an even share."""
     discarded: bool = False
     """With --epoch or --step: rows of steps that were thrown away too."""
     source: tuple[str, ...] = ()
@@ -68,7 +69,8 @@ class RowsOptions:
     parquet: Path | None = None
     """Write all rows into this file."""
     show: Path | None = None
-    """Write a page of the rows, with their pictures where the dataset has some: FILE.html."""
+    """Write a page of the rows, with their pictures or texts where the dataset has some:
+    FILE.html."""
     image: str | None = None
     """With --show: extension or column of the picture; by default a usual one."""
     replay: Path | None = None
@@ -91,6 +93,11 @@ class RowsOptions:
         if self.replay is not None and self.step is None:
             raise ValueError("--replay makes a step's batch again: give --step too")
 
+    @property
+    def is_of_samples(self) -> bool:
+        """Whether it is asked what became of samples, not of steps."""
+        return self.epoch is None and self.step is None and self.spikes is None
+
 
 def main(argv: list[str]) -> int:
     """Run the command.
@@ -112,10 +119,10 @@ def main(argv: list[str]) -> int:
         spikes = None
         if options.spikes is not None:
             spikes = find_spikes(read_losses(options.run), times=options.spikes)
-        table = _ask(run, options) if spikes is None else find_suspects(run, spikes)
+        table = run.losses(_ask(run, options)) if spikes is None else find_suspects(run, spikes)
         table, why = _named(run, table, asked=bool(options.source))
         if options.show is not None:
-            write_page(options.show, run, _each(run, table), image=options.image)
+            write_page(options.show, run, _each(run, table), image=options.image, config=config)
         if options.replay is not None and options.step is not None:
             fields = find_fields(config, options.run)
             batch = run.replay(step=options.step, replica=options.replica, fields=fields)
@@ -136,8 +143,9 @@ def main(argv: list[str]) -> int:
     if spikes is not None:
         print("\n".join(spike_words(spikes)))
     print(_shown(table))
+    drawn = loss_words(table) if options.is_of_samples else []
     summary = _summary(run, table) if spikes is None else suspect_words(spikes, table)
-    for line in (summary, why, *_written(options, table)):
+    for line in (*drawn, summary, why, *_written(options, table)):
         if line:
             print(line)
     return 0
@@ -187,13 +195,9 @@ def _named(run: RunRows, table: pa.Table, *, asked: bool) -> tuple[pa.Table, str
 
 
 def _document(run: RunRows, table: pa.Table) -> dict[str, object]:
-    rows = table.to_pylist()
-    for row in rows:
-        if row["weight"] is not None and not math.isfinite(row["weight"]):
-            row["weight"] = None
     return {
         "run": run.name, "steps": run.num_steps, "epochs": run.num_epochs,
-        "whole": run.is_whole, "rows": rows,
+        "whole": run.is_whole, "rows": plain_rows(table),
     }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from dataio import StateError
 from dataio.base.seeding import ORDER_VERSION
 from dataio.plan.policies import Local, Shuffle
 from dataio.rowlog.attempts import Course, find_course
-from dataio.rowlog.log import LOG, Logged, read_log
+from dataio.rowlog.files import LOG
+from dataio.rowlog.reading import Logged, read_log
 from dataio.state.snapshot import STATE, find_snapshot, load_state
 from shuffle import Global, Partial
 
@@ -51,7 +52,7 @@ def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
     Raises:
         StateError: If the save is of another log.
     """
-    place = _saved_place(Path(run))
+    place = saved_place(Path(run))
     if place is None:
         return find_course(logged.attempts)
     name, attempt, step = place
@@ -63,7 +64,7 @@ def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
     return find_course(logged.attempts, tip=(attempt, step))
 
 
-def _saved_place(path: Path) -> tuple[str, int, int] | None:
+def saved_place(path: Path) -> tuple[str, int, int] | None:
     """Read where a save stands in its log; None: it is no save, but a run or a log."""
     if (path / LOG).exists() or (path / ROWS / LOG).exists():
         return None

@@ -1,49 +1,33 @@
 """A run, asked for its rows: `open(run).at(...)` and `.of(...)`, as Arrow tables."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dataio import DataioError, Field, Source, open_source
+from dataio import Field, Source
 from dataio.batch.values import Batch, BatchTransform, Collate, Transform
 from dataio.plan.policies import Shuffle
 from dataio.replaying import replay_batch
-from dataio.rowlog.answers import Answers, State, TrainedRows
+from dataio.rowlog.answers import Answers, State
 from dataio.rowlog.attempts import Piece, Setup
+from dataio.rowlog.trained import TrainedRows
 from dataio.source.base import ShardedSource
-from dataio.source.names import find_name, find_named, read_names
-from dataio.source.place import place_of
+from dataio.source.names import find_name, read_names
 from dataio.source.transformed import StageTransform
+from tonari.hardest.samples import find_places
+from tonari.rows.dataset import Given, check_ids, find_key, find_shard, open_dataset
 from tonari.rows.find import find_log, find_run_course, find_shuffle
-
-STATES: tuple[State, ...] = get_args(State)
-LISTED = ("trained", "skipped")
-"""Of these a sample has a row for each step."""
-
-Columns = dict[str, NDArray[Any]]
-"""Of `SCHEMA`; ``what`` by its place in `STATES`, -1 where a sample was not trained."""
+from tonari.rows.losses import with_losses
+from tonari.rows.table import LISTED, STATES, Columns, make_table, missed_rows, trained_rows
 
 Steps = int | np.integer[Any] | range | tuple[int, int] | slice
 """A step, or those from the first up to and without the second."""
-
-SCHEMA = pa.schema(
-    [
-        ("what", pa.string()), ("kept", pa.bool_()), ("epoch", pa.int64()), ("step", pa.int64()),
-        ("run_step", pa.int64()), ("attempt", pa.int64()), ("node", pa.int64()),
-        ("replica", pa.int64()), ("position", pa.int64()), ("slot", pa.int64()),
-        ("sample_id", pa.int64()), ("weight", pa.float32()),
-    ]
-)  # fmt: skip
-"""Of an answer. ``what``: "trained", or "skipped": its step was passed over; of a sample that an
-epoch did not train "hidden", "excluded", "left out" (drop_last) or "not reached". ``kept``: whether
-the step is in the weights; false: it was thrown away when the run went on from an earlier save.
-``step``: batch of the epoch, from 0 on. ``run_step``: optimizer step of the run, from 1 on.
-``position``: in the replica's batch."""
 
 
 def open(
@@ -85,7 +69,7 @@ class RunRows:
 
     name: str
     answers: Answers
-    given: Source | Callable[[], Source] | str | Sequence[str] | None = None
+    given: Given = None
     _source: Source | None = None
 
     @property
@@ -122,7 +106,7 @@ class RunRows:
             DataioError: If it cannot be read.
         """
         if self._source is None:
-            self._source = self._open()
+            self._source = open_dataset(self.name, self.setup, self.given)
         return self._source
 
     def at(
@@ -142,7 +126,7 @@ class RunRows:
             discarded: Those that were thrown away too, when the run went on from an earlier save.
 
         Returns:
-            Columns of `SCHEMA`, a row for each row trained or skipped, step by step.
+            Columns of `table.SCHEMA`, a row for each row trained or skipped, step by step.
 
         Raises:
             ValueError: If neither or both are given, or a step was never reached.
@@ -168,7 +152,7 @@ class RunRows:
                 asked.append((piece, wanted))
         if not asked:
             raise self._never(epoch, steps, step)
-        return _table([_trained(piece, self._rows(piece, steps)) for piece, steps in asked])
+        return make_table([trained_rows(piece, self._rows(piece, steps)) for piece, steps in asked])
 
     def of(
         self,
@@ -185,22 +169,28 @@ class RunRows:
             shard: Path of a file of the dataset: all samples in it.
 
         Returns:
-            Columns of `SCHEMA`: a row for each time that a sample was trained, kept or not; and one
-            for each epoch of the run that did not train it.
+            Columns of `table.SCHEMA`: a row for each time that a sample was trained, kept or not;
+            and one for each epoch of the run that did not train it.
 
         Raises:
             ValueError: If there is no such sample, key or shard.
         """
         if sum(given is not None for given in (sample_id, key, shard)) != 1:
             raise ValueError("rows: give one of sample_id=, key= and shard=")
-        ids = self._find(sample_id, key, shard)
+        if sample_id is not None:
+            given = [int(sample_id)] if isinstance(sample_id, int | np.integer) else sample_id
+            ids = check_ids(self.name, given, self.num_samples)
+        elif key is not None:
+            ids = np.array([find_key(self.name, self.source(), key)])
+        else:
+            ids = find_shard(self.name, self.source(), str(shard))
         course, epochs = self.answers.course, dict[int, list[Piece]]()
         for piece in course.kept:
             epochs.setdefault(piece.attempt.epoch, []).append(piece)
         parts = [part for pieces in epochs.values() for part in self._of_epoch(pieces, ids)]
         for piece in course.discarded:
-            parts.append(_trained(piece, self.answers.of(piece, ids).rows))
-        return _table(parts)
+            parts.append(trained_rows(piece, self.answers.of(piece, ids).rows))
+        return make_table(parts)
 
     def replay(
         self,
@@ -246,7 +236,7 @@ class RunRows:
         )  # fmt: skip
 
     def named(self, table: pa.Table) -> pa.Table:
-        """Add the columns ``shard`` and ``key``, null where the dataset has none.
+        """Add the columns ``shard``, a path, and ``key``, null where the dataset has none.
 
         Raises:
             ValueError: If the dataset is not at hand.
@@ -254,7 +244,9 @@ class RunRows:
         """
         source, ids = self.source(), table.column("sample_id").to_numpy()
         each, which = np.unique(ids, return_inverse=True)
-        places = [place_of(source, one) for one in each.tolist()]
+        places: list[str | None] = [None] * len(each)
+        if isinstance(source, ShardedSource):
+            places = [path for path, _ in find_places(source, each)]
         field = find_name(source)
         keys = [None] * len(each) if field is None else [*read_names(source, field, each)]
         for name, values in (("shard", places), ("key", keys)):
@@ -262,112 +254,36 @@ class RunRows:
             table = table.append_column(name, column)
         return table
 
+    def losses(self, table: pa.Table) -> pa.Table:
+        """Add the column ``loss``, of the run's newest save; see the score column ``history``.
+
+        It is null of steps behind that save, of steps that were thrown away, and of epochs too long
+        ago; without the column the table stays as it is.
+
+        Raises:
+            StateError: If the save is damaged.
+        """
+        return with_losses(table, Path(self.name), self.answers.course)
+
     def _of_epoch(self, pieces: Sequence[Piece], ids: NDArray[np.int64]) -> list[Columns]:
         """List what became of samples in an epoch that the weights have seen."""
         parts: list[Columns] = []
         states: list[State | None] = [None] * len(ids)
         for piece in pieces:
             fates = self.answers.of(piece, ids)
-            parts.append(_trained(piece, fates.rows))
+            parts.append(trained_rows(piece, fates.rows))
             for number, state in enumerate(fates.states):
                 if state is not None and states[number] not in LISTED:
                     states[number] = state
         missed = [n for n, state in enumerate(states) if state not in (None, *LISTED)]
         if missed:
             what = [STATES.index(state) for n in missed if (state := states[n]) is not None]
-            parts.append(_missed(pieces[-1], np.array(what), ids[missed]))
+            parts.append(missed_rows(pieces[-1], np.array(what), ids[missed]))
         return parts
 
     def _rows(self, piece: Piece, epoch_steps: range) -> TrainedRows:
         back = piece.epoch_steps.start - piece.steps.start
         return self.answers.at(piece, range(epoch_steps.start - back, epoch_steps.stop - back))
-
-    def _find(
-        self,
-        sample_id: int | np.integer[Any] | Iterable[int] | None,
-        key: str | None,
-        shard: str | None,
-    ) -> NDArray[np.int64]:
-        if sample_id is not None:
-            given = [sample_id] if isinstance(sample_id, int | np.integer) else [*sample_id]
-            ids = np.unique(np.array(given, np.int64))
-            count = self.num_samples
-            if len(ids) and (ids[0] < 0 or ids[-1] >= count):
-                wrong = ids[0] if ids[0] < 0 else ids[-1]
-                raise ValueError(
-                    f"{self.name}: found sample_id {wrong}, expected one in [0, {count}), as the "
-                    "run's dataset has it; give such a one"
-                )
-            return ids
-        source = self.source()
-        if key is not None:
-            return np.array([self._find_key(source, key)])
-        shards = source.shards if isinstance(source, ShardedSource) else ()
-        for one in shards:
-            if one.path == shard or (shard and os.path.basename(one.path) == shard):  # noqa: PTH119
-                return np.arange(one.first, one.first + one.num_samples)
-        if not shards:
-            raise ValueError(
-                f"{self.name}: found no shard {shard!r}, as {source.name} has none, expected "
-                "a dataset of shards; give a sample_id, or a key"
-            )
-        raise ValueError(
-            f"{self.name}: found no shard {shard!r} in {source.name}, expected one of its "
-            f"{len(shards)}, such as {shards[0].path!r}; give its path, or its file's name"
-        )
-
-    def _find_key(self, source: Source, key: str) -> int:
-        field = find_name(source)
-        if field is None:
-            raise ValueError(
-                f"{self.name}: {source.name} has no keys, found {key!r}; give a sample_id"
-            )
-        found, several = find_named(source, field, {key})
-        if key in several:
-            one, other = several[key]
-            raise ValueError(
-                f"{self.name}: the key {key!r} is that of the samples {one} and {other}, expected "
-                "one; give a sample_id"
-            )
-        if key not in found:
-            raise ValueError(
-                f"{self.name}: the key {key!r} is of no sample of {source.name}, expected one as "
-                "the dataset has it; correct it, or give a sample_id"
-            )
-        return found[key]
-
-    def _open(self) -> Source:
-        setup, given = self.setup, self.given
-        if given is None:
-            found = self._open_by_name()
-        elif isinstance(given, str | Sequence):
-            found = open_source(given)
-        else:
-            found = given() if callable(given) else given
-        same = found.fingerprint == setup.fingerprint
-        if setup.made_as in ("Growing", "TransformedSource"):
-            same = found.num_samples >= setup.num_samples
-        if not same:
-            raise ValueError(
-                f"{self.name}: was trained on {setup.source} with {setup.num_samples} samples and "
-                f"the fingerprint {setup.fingerprint}, found {found.name} with "
-                f"{found.num_samples} and {found.fingerprint}; give the dataset as it was trained "
-                "on"
-            )
-        return found
-
-    def _open_by_name(self) -> Source:
-        setup = self.setup
-        why = f"a {setup.made_as}"
-        if setup.made_as in ("", "ImageFolderSource"):
-            try:
-                return open_source(setup.source)
-            except DataioError as error:
-                why = str(error)
-        raise ValueError(
-            f"{self.name}: was trained on {setup.source}, which cannot be opened by its name "
-            f"({why}); give the dataset as source"
-        )
 
     def _never(self, epoch: int | None, steps: Steps | None, step: int | None) -> ValueError:
         if step is not None:
@@ -408,41 +324,3 @@ def _as_range(steps: Steps, end: int) -> range:
             "one of these"
         )
     return steps
-
-
-def _trained(piece: Piece, rows: TrainedRows) -> Columns:
-    count, attempt = len(rows.step), piece.attempt
-    since = rows.step - piece.epoch_steps.start
-    into = since // attempt.setup.accumulate
-    skipped = attempt.skips(since + piece.steps.start)
-    return {
-        "what": np.where(skipped, STATES.index("skipped"), 0), "kept": np.full(count, piece.kept),
-        "epoch": np.full(count, attempt.epoch), "run_step": piece.run_steps.start + into,
-        "attempt": np.full(count, attempt.number), **rows._asdict(),
-    }  # fmt: skip
-
-
-def _missed(piece: Piece, what: NDArray[np.int64], ids: NDArray[np.int64]) -> Columns:
-    unknown = np.full(len(ids), -1)
-    return {
-        **{field.name: unknown for field in SCHEMA}, "what": what,
-        "kept": np.ones(len(ids), np.bool_), "epoch": np.full(len(ids), piece.attempt.epoch),
-        "attempt": np.full(len(ids), piece.attempt.number), "sample_id": ids,
-        "weight": np.zeros(len(ids), np.float32),
-    }  # fmt: skip
-
-
-def _table(parts: Sequence[Columns]) -> pa.Table:
-    """Make one table; what is -1 is not known."""
-    whole = {field.name: np.concatenate([part[field.name] for part in parts]) for field in SCHEMA}
-    is_known = whole["slot"] >= 0
-    mask = None if is_known.all() else ~is_known
-    arrays = []
-    for field in SCHEMA:
-        values = whole[field.name]
-        if field.name == "what":
-            arrays.append(pa.array(STATES, pa.string()).take(pa.array(values)))
-        else:
-            always = field.name in ("kept", "epoch", "attempt", "sample_id")
-            arrays.append(pa.array(values, field.type, mask=None if always else mask))
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)

@@ -42,11 +42,11 @@ def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows
     given = sources[0] if len(sources) == 1 else [*sources] or None
     run, config = open(path, source=given, log=log), find_settings(path)
     if given is None and config is not None:
-        run.given = partial(open_dataset, config)
+        run.given = partial(open_trained_on, config)
     return run
 
 
-def open_dataset(config: Config) -> Source:
+def open_trained_on(config: Config) -> Source:
     """Open what a run trained on.
 
     Raises:

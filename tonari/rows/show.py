@@ -13,18 +13,23 @@ from tonari.errors import CommandError
 from tonari.hardest.page import rows_page
 from tonari.hardest.samples import find_image, find_label, find_name, read_field
 from tonari.rows.run import RunRows
+from tonari.rows.texts import read_texts
+from trainer.config.config import Config
 
 MOST_PICTURES = 500
 
 
-def write_page(path: Path, run: RunRows, table: pa.Table, *, image: str | None) -> None:
-    """Write a page of the rows, each sample once: its picture, or what is known of it.
+def write_page(
+    path: Path, run: RunRows, table: pa.Table, *, image: str | None, config: Config | None
+) -> None:
+    """Write a page of the rows, each sample once: its picture or text, and what is known of it.
 
     Args:
         path: Of the page.
         run: Opens the dataset.
         table: Of `RunRows`.
         image: Extension or column of the picture; None: a usual one.
+        config: Settings of the run, by which its tokens are read; None: not known.
 
     Raises:
         ValueError: If the dataset is not at hand.
@@ -41,6 +46,9 @@ def write_page(path: Path, run: RunRows, table: pa.Table, *, image: str | None) 
     keys = read_field(source, ids, name).tolist() if name else [None] * len(ids)
     labelled = find_label(source, None)
     labels = [None] * len(ids) if labelled is None else read_field(source, ids, labelled).tolist()
+    texts = read_texts(source, ids, config) if field is None else None
+    for row, text in zip(rows, texts or (), strict=texts is not None):
+        row["text"] = text
     for row, key, label in zip(rows, keys, labels, strict=True):
         where = "" if row["step"] is None else f", step {row['step']}, weight {row['weight']:.4g}"
         row |= {"key": key, "label": label, "words": f"epoch {row['epoch']}: {row['what']}{where}"}

@@ -29,6 +29,11 @@ def suspect_words(spikes: Sequence[Spike], table: pa.Table) -> str:
     if not spikes:
         return "no step's loss rose so far; a smaller --spikes finds more"
     words = f"{len(spikes):,} spikes in {epochs} epoch{'s' * (epochs != 1)}"
+    if len(table) and table["share"].null_count == 0:
+        return (
+            f"{words}, {len(table):,} rows that were in one each time that they were trained and "
+            "had more than an even share of its rise"
+        )
     if epochs == 1:
         return f"{words}, which does not separate rows that share a step: look, or train another"
     return f"{words}, {len(table):,} rows that were in one each time that they were trained"
@@ -46,11 +51,16 @@ def spike_document(spikes: Sequence[Spike], table: pa.Table) -> dict[str, object
             }
             for s in spikes
         ],
-        "rows": [
-            {name: value if _is_number(value) else None for name, value in row.items()}
-            for row in table.to_pylist()
-        ],
+        "rows": plain_rows(table),
     }  # fmt: skip
+
+
+def plain_rows(table: pa.Table) -> list[dict[str, object]]:
+    """List a table's rows for JSON, which has no infinity: null stands for it."""
+    return [
+        {name: value if _is_number(value) else None for name, value in row.items()}
+        for row in table.to_pylist()
+    ]
 
 
 def _is_number(value: object) -> bool:

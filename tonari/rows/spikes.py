@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,18 @@ NEAR = 50
 LEAST_SPREAD = 0.01
 """Of the median: what the spread of the losses around is taken for at least."""
 
+ROUNDING = 1e-9
+"""Of shares: what an even one may differ by."""
+
 SCHEMA = pa.schema(
     [
         ("sample_id", pa.int64()), ("spikes", pa.int64()), ("trained", pa.int64()),
-        ("excess", pa.float64()),
+        ("excess", pa.float64()), ("share", pa.float64()),
     ]
 )  # fmt: skip
 """Of an answer. ``trained``: how often in the epochs that have a spike; ``spikes``: how often of
-these in one; ``excess``: by how much these rose, mean."""
+these in one; ``excess``: by how much these rose, mean; ``share``: the row's part of that rise, mean
+of the spikes whose rows' losses are known, null if none are."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
     """List the rows that were in a spike each time that they were trained, the worst first.
 
     Counted are the epochs that have a spike. With one such epoch all rows of its spikes are listed.
+    Where the losses of rows are known, those with no more than an even share of the rise are not.
 
     Args:
         run: Whose rows.
@@ -142,37 +147,82 @@ def find_suspects(run: RunRows, spikes: Iterable[Spike]) -> pa.Table:
     Raises:
         ValueError: If the log of rows has no such step.
     """
-    by_epoch: dict[int, list[Spike]] = defaultdict(list)
-    for spike in spikes:
-        by_epoch[spike.logged.epoch].append(spike)
+    found = [*spikes]
+    epochs = pa.array({spike.logged.epoch for spike in found}, pa.int64())
     hits, excess = Counter[int](), defaultdict[int, float](float)
-    for spike in (spike for found in by_epoch.values() for spike in found):
-        for step in spike.logged.steps:
-            rows = run.at(step=step)
-            rows = rows.filter(pc.equal(rows["what"], "trained"))
-            for sample in rows["sample_id"].to_pylist():
-                hits[sample] += 1
-                excess[sample] += spike.excess
-    often = [sample for sample, count in hits.items() if count >= min(len(by_epoch), 2)]
+    shares: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for spike, rows in zip(found, _rows_of(run, found), strict=True):
+        samples = rows["sample_id"].to_pylist()
+        for sample in samples:
+            hits[sample] += 1
+            excess[sample] += spike.excess
+        for sample, share in zip(samples, shares_of(rows, usual=spike.usual), strict=False):
+            shares[sample].append((share, 1 / len(samples)))
+    often = [
+        sample
+        for sample, count in hits.items()
+        if count >= min(len(epochs), 2) and _has_more(shares[sample])
+    ]
     trained = Counter[int]()
     if often:
         table = run.of(sample_id=often)
         is_one = pc.and_(
             pc.and_(table["kept"], pc.equal(table["what"], "trained")),
-            pc.is_in(table["epoch"], pa.array(list(by_epoch))),
+            pc.is_in(table["epoch"], epochs),
         )
         trained.update(table.filter(is_one)["sample_id"].to_pylist())
     listed = [
-        (sample, hits[sample], trained[sample], excess[sample] / hits[sample])
+        (
+            sample, hits[sample], trained[sample], excess[sample] / hits[sample],
+            statistics.fmean(share for share, _ in known) if (known := shares[sample]) else None,
+        )
         for sample in often
         if hits[sample] >= trained[sample]
-    ]
-    listed.sort(key=lambda row: (-row[1], -row[3], row[0]))
-    columns = zip(*listed, strict=True) if listed else ((), (), (), ())
-    return pa.Table.from_arrays(
-        [
-            pa.array(np.array(list(values)), field.type)
-            for values, field in zip(columns, SCHEMA, strict=True)
-        ],
-        schema=SCHEMA,
-    )
+    ]  # fmt: skip
+    listed.sort(key=lambda row: (-row[1], -(row[4] or 0), -row[3], row[0]))
+    columns = zip(*listed, strict=True) if listed else ((),) * len(SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _rows_of(run: RunRows, spikes: Sequence[Spike]) -> Iterator[pa.Table]:
+    """List the rows that each spike trained, with their losses where these are known."""
+    tables = []
+    for spike in spikes:
+        rows = pa.concat_tables([run.at(step=step) for step in spike.logged.steps])
+        tables.append(rows.filter(pc.equal(rows["what"], "trained")))
+    if not tables:
+        return
+    # Of all at once, as each time a save is read
+    whole, start = run.losses(pa.concat_tables(tables)), 0
+    for table in tables:
+        yield whole.slice(start, len(table))
+        start += len(table)
+
+
+def shares_of(rows: pa.Table, *, usual: float) -> list[float]:
+    """Divide the rise of steps among their rows, by how far each row's loss was above the usual.
+
+    Args:
+        rows: Of the steps, perhaps with the column ``loss``; a row whose loss is not known has no
+            part.
+        usual: What steps around lost.
+
+    Returns:
+        One a row, 1 in all; none where no loss is known or none is above the usual.
+    """
+    if "loss" not in rows.column_names or rows["loss"].null_count == len(rows):
+        return []
+    losses = rows["loss"].to_numpy().astype(np.float64)
+    above = np.nan_to_num(losses - usual, nan=0.0, posinf=np.inf, neginf=0.0)
+    rises = np.maximum(above, 0.0)
+    if np.isinf(rises).any():  # what is infinite has all of it
+        rises = np.isinf(rises).astype(np.float64)
+    total = rises.sum()
+    return (rises / total).tolist() if total else []
+
+
+def _has_more(shares: list[tuple[float, float]]) -> bool:
+    """Return whether a row had more than even shares of what rose, as far as that is known."""
+    even = sum(even for _, even in shares)
+    return not shares or sum(share for share, _ in shares) > even + ROUNDING

@@ -45,6 +45,10 @@ class Tokenizer(Protocol):
         """Turn each text into its tokens, int64[num_tokens], on all cores where it can."""
         ...
 
+    def decode(self, tokens: NDArray[np.int64]) -> str:
+        """Turn tokens back into text, to look at."""
+        ...
+
     def token(self, name: str) -> int:
         """Find the number of a special token.
 
@@ -68,6 +72,10 @@ class ByteTokenizer:
             np.frombuffer(text.encode(errors="replace"), np.uint8).astype(np.int64)
             for text in texts
         ]
+
+    def decode(self, tokens: NDArray[np.int64]) -> str:
+        """Read the bytes as UTF-8; what is none of it is replaced."""
+        return tokens.astype(np.uint8).tobytes().decode(errors="replace")
 
     def token(self, name: str) -> int:
         """Refuse: all bytes stand for text."""
@@ -120,6 +128,10 @@ class FileTokenizer:
         """Turn each text into its tokens, on all cores; other Python threads run meanwhile."""
         encoded = self._library.encode_batch_fast(texts)
         return [np.array(each.ids, np.int64) for each in encoded]
+
+    def decode(self, tokens: NDArray[np.int64]) -> str:
+        """Turn tokens back into text, special ones included."""
+        return str(self._library.decode(tokens.tolist(), skip_special_tokens=False))
 
     def token(self, name: str) -> int:
         """Find the number of a special token."""

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.base.permutation import FEW, SMALL_RANGE, permute, unpermute
+from dataio.base.permutation import FEW, SMALL_RANGE, permute, permute_each, unpermute
 from dataio.base.seeding import Key, generator, key
 
 lengths = st.one_of(st.integers(1, 200), st.sampled_from([1023, 1024, 1025, 4097, 70_000]))
@@ -26,6 +26,15 @@ def test_unpermute_undoes_permute(n, stream):
 def test_one_place_alone_gets_the_same_value(n, stream, data):
     place = data.draw(st.integers(0, n - 1))
     assert permute(place, n, stream) == permute(np.arange(n), n, stream)[place]
+
+
+@given(lengths, st.lists(streams, max_size=5), st.data())
+def test_many_permutations_at_once_are_each_as_by_itself(n, each, data):
+    places = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    found = permute_each(places, n, each)
+    assert found.shape == (len(each), len(places))
+    for row, stream in zip(found, each, strict=True):
+        assert np.array_equal(row, permute(np.array(places, np.int64), n, stream))
 
 
 def test_ranges_beyond_memory_are_functions_too():

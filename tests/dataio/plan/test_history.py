@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 import shuffle
 from dataio import Loader, Reports, Workers
-from dataio.plan.history import COLUMNS, EARLIER, QUANTUM, record, score_dtype, unscored
+from dataio.plan.history import (
+    COLUMNS,
+    EARLIER,
+    HISTORY_EPOCHS,
+    QUANTUM,
+    losses_in,
+    record,
+    score_dtype,
+    unscored,
+)
 from dataio.plan.policies import Importance
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, InfoBatch, Kakurenbo, RandomPrune
@@ -33,6 +42,7 @@ def report(scores, slots, loss, correct=None, confidence=None, *, epoch=0):
 def test_a_column_is_kept_only_where_it_is_asked_for_or_needed(columns):
     kept = set(score_dtype(columns).names or ())
     needed = {"epoch"} | ({"correct"} if "forgotten" in columns else set())
+    needed |= {"loss"} if "history" in columns else set()
     oldest = max((ago for ago, name in enumerate(EARLIER) if name in columns), default=0)
     assert kept == columns | needed | set(EARLIER[:oldest])
 
@@ -62,7 +72,8 @@ def test_integers_stay_integers_and_a_row_is_small():
     assert (kinds["epoch"], *(kinds[name] for name in counts)) == ("<i4", "<u2", "<u2")
     assert kinds["correct"] == "|b1"
     assert kinds["bytes"] == "<u4"
-    assert dtype.itemsize == 5 * 4 + 4 + 4 + 4 + 1 + 2 + 2 + 4 + 4
+    assert dtype.itemsize == 5 * 4 + 4 + 4 + 4 + 1 + 2 + 2 + 4 + 4 + 2 * HISTORY_EPOCHS
+    assert score_dtype(["history"]).itemsize - score_dtype(["loss"]).itemsize == 64
 
 
 def test_before_its_first_report_a_row_is_unknown():
@@ -169,6 +180,32 @@ def test_earlier_losses_are_those_of_the_last_five_reports_of_each_row():
     assert scores[list(EARLIER)].tolist() == [(0.5, *[np.inf] * 4), (6.0, 5.0, 4.0, 3.0, 2.0)]
 
 
+@given(st.integers(0, 2**32), st.floats(0.02, 1))
+def test_the_history_holds_each_loss_of_the_last_epochs_and_nothing_older(seed, share):
+    rng = np.random.default_rng(seed)
+    scores = unscored(5, score_dtype(["history"]))
+    losses: dict[tuple[int, int], float] = {}
+    for epoch in range(3 * HISTORY_EPOCHS):
+        slots = np.flatnonzero(rng.random(5) < share)
+        loss = rng.exponential(size=len(slots)).astype(np.float16)
+        report(scores, slots, loss, epoch=epoch)
+        losses |= {(epoch, slot): float(one) for slot, one in zip(slots, loss, strict=True)}
+    for slot, last in enumerate(scores["epoch"].tolist()):
+        for epoch in range(-1, 3 * HISTORY_EPOCHS + 1):
+            (found,) = losses_in(scores[slot : slot + 1], np.array([epoch]))
+            is_kept = last - HISTORY_EPOCHS < epoch <= last
+            expected = losses.get((epoch, slot), np.nan) if is_kept else np.nan
+            assert found == expected or np.isnan([found, expected]).all()
+
+
+def test_a_loss_beyond_float16_is_infinite_in_the_history_and_a_second_report_replaces_it():
+    scores = unscored(1, score_dtype(["history"]))
+    report(scores, [0], [1e6], epoch=2)
+    assert losses_in(scores, np.array([[1], [2], [3]])).ravel().tolist()[1] == np.inf
+    report(scores, [0], [1.5], epoch=2)
+    assert losses_in(scores, np.array([2])) == 1.5
+
+
 def test_a_report_changes_its_rows_alone_each_by_its_own_values():
     scores = unscored(6, score_dtype(COLUMNS))
     before = scores.copy()
@@ -231,7 +268,7 @@ def train(loader, num_epochs):
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_policy_that_goes_by_outcomes_says_so(tmp_path, column):
     """Else a trainer would report losses alone, and each row would count as wrong."""
-    by_loss = {*EARLIER, "loss_second", "loss_mean", "epoch", "bytes"}
+    by_loss = {*EARLIER, "loss_second", "loss_mean", "epoch", "bytes", "history"}
     with make(tmp_path, single_world(), Full(columns=(column,))) as loader:
         assert loader.needs_outcome == (column not in by_loss)
 

@@ -17,8 +17,9 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import Local, Selection
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import find_course
-from dataio.rowlog.log import HEAD, MAGIC, read_log
+from dataio.rowlog.files import HEAD, MAGIC
 from dataio.rowlog.packed import pack_selection, unpack_selection
+from dataio.rowlog.reading import read_log
 from dataio.world import single_world
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.exclude_run import make, some

@@ -1,0 +1,167 @@
+"""A log of rows as it lies on disk, read."""
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from dataio.base.errors import StateError
+from dataio.plan.exclusion import Exclusion, exclude_ids
+from dataio.plan.policies import Selection
+from dataio.plan.segment import Position
+from dataio.rowlog.attempts import Attempt, Setup
+from dataio.rowlog.files import (
+    LOG,
+    STEPS,
+    damaged,
+    heads,
+    read_lines,
+    read_once,
+    read_place,
+)
+from dataio.rowlog.packed import unpack_selection
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A log as it lies on disk.
+
+    Attributes:
+        directory: Where.
+        name: Of the log.
+        attempts: By number.
+    """
+
+    directory: Path
+    name: str
+    attempts: tuple[Attempt, ...]
+
+    def selection(self, attempt: Attempt, node: int) -> Selection:
+        """Read what an attempt's epoch selected of a node's sampling group.
+
+        Raises:
+            StateError: If it is damaged.
+        """
+        if not attempt.setup.importance:
+            return Selection()
+        path = self.directory / f"node-{node}.bin"
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise damaged(path, f"it cannot be read ({error})") from error
+        try:
+            for number, start, checksum, stop in heads(descriptor):
+                if number == attempt.number:
+                    data = os.pread(descriptor, stop - start, start)
+                    if xxh3_64_intdigest(data) == checksum:
+                        return unpack_selection(data)
+        finally:
+            os.close(descriptor)
+        raise damaged(
+            path, f"what epoch {attempt.epoch} hid (attempt {attempt.number}) is not there whole"
+        )
+
+    def exclusion(self, name: str, num_samples: int) -> Exclusion:
+        """Read a list of samples that were left out for good."""
+        if not name:
+            return Exclusion(num_samples)
+        bits = read_once(self.directory / f"excluded-{name}.bin")
+        ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        exclusion = exclude_ids([ids], max(num_samples, len(bits) * 8)).of(num_samples)
+        if exclusion.name != name:
+            raise damaged(
+                self.directory / f"excluded-{name}.bin", f"it is the list {exclusion.name}"
+            )
+        return exclusion
+
+    def costs(self, name: str) -> NDArray[np.uint8] | None:
+        """Read what rows cost; None: alike."""
+        return read_once(self.directory / f"costs-{name}.bin") if name else None
+
+
+def read_log(directory: Path) -> Logged:
+    """Read a log; one that is being written is read as far as it is.
+
+    Raises:
+        StateError: If there is none, or it is damaged.
+    """
+    path = directory / LOG
+    try:
+        lines = [*read_lines(path)]
+    except OSError as error:
+        raise StateError(
+            f"{path}: found no log of rows ({error}), expected what a loader with "
+            "reports=Reports(rows=DIRECTORY), or `tonari train`, writes; give that directory"
+        ) from error
+    name, setup, attempts = "", None, dict[int, Attempt]()
+    stops: dict[int, int] = {}
+    skipped: dict[int, list[tuple[int, int]]] = {}
+    last: Attempt | None = None
+    for line in lines:
+        if "log" in line:
+            name = name or str(line["log"])
+        elif "setup" in line:
+            setup = Setup.from_json(line["setup"])
+        elif "ended" in line:
+            stops[line["ended"]] = max(line["step"], stops.get(line["ended"], 0))
+        elif "skipped" in line:
+            first, stop = line["steps"]
+            skipped.setdefault(line["skipped"], []).append((first, stop))
+        elif setup is not None:
+            attempt = _attempt_of(line, setup)
+            if last is not None:
+                attempt = _sharing_layout(attempt, last)
+            last = attempts[attempt.number] = attempt
+            if attempt.after is not None:
+                number, step = attempt.after
+                stops[number] = max(step, stops.get(number, 0))
+    place = read_place(directory / STEPS)
+    if place is not None:
+        if place[0] not in attempts:
+            raise damaged(path, f"attempt {place[0]} is missing")
+        stops[place[0]] = max(place[1], stops.get(place[0], 0))
+    padded = _read_padded(directory)
+    ordered = [
+        replace(
+            attempt,
+            stop=max(stops.get(number, 0), attempt.stop),
+            skipped=tuple(skipped.get(number, ())),
+            padded=tuple(padded.get(number, ())),
+        )
+        for number, attempt in sorted(attempts.items())
+    ]
+    return Logged(directory, name, tuple(ordered))
+
+
+def _read_padded(directory: Path) -> Mapping[int, list[tuple[int, int, int]]]:
+    """Read which rows became padding, by attempt: step, replica, place."""
+    found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for path in sorted(directory.glob("padded-*.jsonl")):
+        for line in read_lines(path):
+            rows = [(line["step"], line["replica"], place) for place in line["places"]]
+            found[line["padded"]].extend(rows)
+    return found
+
+
+def _attempt_of(line: dict[str, Any], setup: Setup) -> Attempt:
+    position, after = Position.from_json(line["position"]), line["after"]
+    return Attempt(
+        number=line["attempt"], setup=setup, after=None if after is None else (after[0], after[1]),
+        begins=line["begins"], position=position, shown=line["shown"],
+        stop=position.running.steps,
+    )  # fmt: skip
+
+
+def _sharing_layout(attempt: Attempt, last: Attempt) -> Attempt:
+    """Let an attempt have the tuple of the one before it, if it is equal: compared at once."""
+    running, known = attempt.position.running, last.position.running.replicas
+    if running.replicas != known:
+        return attempt
+    segments = (*attempt.position.ended, replace(running, replicas=known))
+    return replace(attempt, position=replace(attempt.position, segments=segments))
