@@ -67,7 +67,9 @@ def _spack(project: dict[str, Any]) -> list[str]:
         for dependency in dependencies:
             name, bounds = parted(dependency)
             spack = "py-" + name.lower().replace("_", "-")
-            lines.append(run(spack + _spack_range(bounds), when))
+            below = re.search(r"python_version < '3\.(\d+)'", dependency)
+            only = f', when="^python@:3.{int(below[1]) - 1}"' if below else when
+            lines.append(run(spack + _spack_range(bounds), only))
     return [*lines, '    depends_on("py-setuptools@77:", type="build")']
 
 

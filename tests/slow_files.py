@@ -1,7 +1,8 @@
 """What runs behind one mount of `tests/slowfs.py`: passes all on to a directory, slowly, counting.
 
-Arguments: directory, mount point, state, number of the mount, cache mode, bytes/s, seconds a read,
-seconds a metadata operation, metadata operations/s.
+Arguments: directory, mount point, state, number of the mount, cache mode, seconds that names are
+remembered (0: as FUSE does by itself), bytes/s, seconds a read, seconds a metadata operation,
+metadata operations/s.
 """
 
 import ctypes.util
@@ -131,10 +132,12 @@ def end_with_the_pipe(mount: Path) -> None:
 
 
 def main() -> None:
-    root, mount, state, number, cache, *limits = sys.argv[1:]
+    root, mount, state, number, cache, remember_s, *limits = sys.argv[1:]
     threading.Thread(target=end_with_the_pipe, args=[Path(mount)], daemon=True).start()
     with Shared(Path(state), int(number)) as shared:
-        options: dict[str, bool | int] = {cache: True}
+        options: dict[str, bool | int | str] = {cache: True}
+        if float(remember_s):
+            options |= {f"{what}_timeout": remember_s for what in ("entry", "negative", "attr")}
         if mfusepy.fuse_version_major > 2:
             options["max_threads"] = THREADS
         files = SlowFiles(root, shared, *map(float, limits))

@@ -83,6 +83,7 @@ def slowfs(
     metadata_latency_s: float = 0.0,
     metadata_ops_per_s: float = 0.0,
     cache: Cache = "auto_cache",
+    remember_s: float | None = None,
     num_mounts: int = 1,
 ) -> Iterator[SlowDirectory]:
     """Mount a directory slowly, elsewhere; unmounted at the end, or when this process ends.
@@ -96,6 +97,8 @@ def slowfs(
         cache: ``"auto_cache"`` keeps a file's pages as long as it does not change,
             ``"kernel_cache"`` always, ``"direct_io"`` never, and every read comes as it was
             asked for.
+        remember_s: For how long a node does not ask again for a name, its attributes or that
+            there is none; by default for one second, and always again where there is none.
         num_mounts: "Nodes".
 
     Raises:
@@ -113,7 +116,7 @@ def slowfs(
         for number, path in enumerate(paths):
             path.mkdir()
             stack.callback(path.rmdir)
-            arguments = [source.resolve(), path, state, number, cache, *limits]
+            arguments = [source.resolve(), path, state, number, cache, remember_s or 0, *limits]
             stack.enter_context(_mounted(path, [str(argument) for argument in arguments]))
         yield SlowDirectory(paths, state)
 

@@ -137,7 +137,10 @@ def _stands_for(value: object, kind: type) -> bool:
 
 @functools.cache
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.get_origin(hint), typing.get_args(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hasattr(origin, "__value__"):  # NDArray is a named alias from NumPy 2.5 on
+        return _parts(origin.__value__[args])
+    return origin, args
 
 
 @functools.cache
@@ -194,7 +197,7 @@ def _listed(hint: object) -> list[str]:
 
 
 def _describe(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _parts(hint)
     if hint in _WORDS:
         return _WORDS[hint]
     if origin is Callable:

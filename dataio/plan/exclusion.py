@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.bits import count_ones
 from dataio.base.digest import digest
 from dataio.plan.layout import Layout
 
@@ -54,7 +55,7 @@ class Exclusion:
         byte = sample_id >> 3
         before, within = self._running
         part = self.bits[byte] & ((1 << (sample_id & 7)) - 1).astype(np.uint8)
-        return np.asarray(before[byte // COUNTED_BYTES] + within[byte] + np.bitwise_count(part))
+        return np.asarray(before[byte // COUNTED_BYTES] + within[byte] + count_ones(part))
 
     def numbers(self, sample_id: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[...]: Number samples that are not left out among those: each in [0, num_left)."""
@@ -81,7 +82,7 @@ class Exclusion:
     @cached_property
     def _running(self) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
         """Samples left out before each run of bytes, and before each byte within its run."""
-        counts = np.bitwise_count(self.bits).reshape(-1, COUNTED_BYTES)
+        counts = count_ones(self.bits).reshape(-1, COUNTED_BYTES)
         within = np.cumsum(counts, axis=1, dtype=np.uint16)
         wholes = within[:, -1].astype(np.int64)
         within -= counts
@@ -128,7 +129,7 @@ def _num_bytes(num_samples: int) -> int:
 
 def _count(bits: NDArray[np.uint8]) -> int:
     return sum(
-        int(np.bitwise_count(bits[start : start + BLOCK]).sum(dtype=np.int64))
+        int(count_ones(bits[start : start + BLOCK]).sum(dtype=np.int64))
         for start in range(0, len(bits), BLOCK)
     )
 

@@ -23,7 +23,7 @@ class PyTonari(PythonPackage):
     depends_on("py-torch@2.4:", type=("build", "run"))
     depends_on("py-numpy@1.26:2", type=("build", "run"))
     depends_on("py-typing-extensions@4.8:", type=("build", "run"))
-    depends_on("py-tomli@2:", type=("build", "run"))
+    depends_on("py-tomli@2:", type=("build", "run"), when="^python@:3.10")
     depends_on("py-pyarrow@17:", type=("build", "run"))
     depends_on("py-webdataset@0.2.100:", type=("build", "run"))
     depends_on("py-braceexpand@0.1.7:", type=("build", "run"))

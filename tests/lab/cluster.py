@@ -221,6 +221,17 @@ class Lab:
         found = json.loads(self.run(node, "ip", "-j", "-s", "link", "show", "eth0"))
         return int(found[0]["stats64"]["tx"]["bytes"])
 
+    def held_back(self, name: str, *, sending: bool = False) -> int:
+        """Count how often a link with a rate had to keep packets waiting for it.
+
+        Args:
+            name: Of a machine whose link `shape` gave a rate.
+            sending: Of the way from it, not to it.
+        """
+        where, device = (name, "eth0") if sending else (SWITCH, f"to-{name}")
+        found = json.loads(self.run(where, "tc", "-s", "-j", "qdisc", "show", "dev", device))
+        return int(found[0]["overlimits"])
+
     def close(self) -> None:
         """End what runs on the nodes, and the nodes. Touches nothing else."""
         deadline = time.monotonic() + UP_TIMEOUT_S

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.lab import parallel_fs
@@ -105,17 +106,24 @@ def bytes_per_s(reports: list[dict[str, Any]], num_bytes: int) -> float:
     return len(reports) * num_bytes / seconds
 
 
-def best_rate(fs: ParallelFs, nodes: Sequence[str], path: Path, expected: float) -> float:
-    """Read on some nodes at once until that is as fast as expected, three times at most.
+def held_back(fs: ParallelFs, nodes: Sequence[str], path: Path, most_bytes_per_s: float) -> bool:
+    """Read on some nodes at once; returns whether it was the servers' link that held packets back.
 
-    A busy machine takes longer, and so does a link whose queue has just overflowed.
+    The links' own counters judge: a busy machine makes every read slower than its link.
     """
-    rates: list[float] = []
-    while len(rates) < 3 and max(rates, default=0) < 0.92 * expected:
-        reports = read(fs, nodes, path, "evict")
-        assert {report["state"] for report in reports} == {"cold"}
-        rates.append(bytes_per_s(reports, path_bytes(fs, path)))
-    return max(rates)
+
+    def counts() -> list[int]:
+        of_nodes = [fs.lab.held_back(node) for node in fs.lab.nodes]
+        return [fs.lab.held_back(SERVER, sending=True), sum(of_nodes)]
+
+    before = counts()
+    reports = read(fs, nodes, path, "evict")
+    by_servers, by_nodes = np.subtract(counts(), before).tolist()
+    assert {report["state"] for report in reports} == {"cold"}
+    # What a bucket lets pass at once is a thirtieth of the bytes.
+    assert bytes_per_s(reports, path_bytes(fs, path)) < 1.05 * most_bytes_per_s
+    assert max(by_servers, by_nodes) > 100, "a link limits, not what is behind it"
+    return bool(by_servers > by_nodes)
 
 
 def path_bytes(fs: ParallelFs, path: Path) -> int:
@@ -123,7 +131,7 @@ def path_bytes(fs: ParallelFs, path: Path) -> int:
 
 
 @pytest.mark.lab
-def test_each_node_reads_what_one_wrote_once_over_links_that_keep_their_rates(make_fs) -> None:
+def test_each_node_reads_what_one_wrote_once_over_the_link_that_limits(make_fs) -> None:
     fs, num_bytes = make_fs(4), 8 * MIB
     path, digest = write(fs, "file", num_bytes)
     fs.lab.shape("80mbit")
@@ -144,9 +152,9 @@ def test_each_node_reads_what_one_wrote_once_over_links_that_keep_their_rates(ma
     # One file by its content, though nodes call the filesystem by numbers of their own.
     assert len({report["device"] for report in reports}) == 3
     assert len({report["inode"] for report in reports}) == 1
-    assert best_rate(fs, ["node3"], path, 10e6) == pytest.approx(10e6, rel=0.1)
+    assert not held_back(fs, ["node3"], path, 10e6)
     # All at once, through the servers' link: half of what their own four could take.
-    assert best_rate(fs, fs.lab.nodes, path, 20e6) == pytest.approx(20e6, rel=0.1)
+    assert held_back(fs, fs.lab.nodes, path, 20e6)
 
 
 def witnessed(fs: ParallelFs, node: str, path: Path, mode: str) -> tuple[str, float]:

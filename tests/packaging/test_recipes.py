@@ -56,6 +56,13 @@ def test_a_recipe_in_python_compiles(path: str) -> None:
     compile((RECIPES / path).read_text(), path, "exec")
 
 
+def test_spack_takes_what_only_an_older_python_needs_with_that_alone() -> None:
+    recipe = (RECIPES / "spack" / "package.py").read_text()
+    assert [line.split('"')[1] for line in recipe.splitlines() if '"^python@:3.10"' in line] == [
+        "py-tomli@2:"
+    ]
+
+
 def test_spack_takes_the_versions_that_pyproject_takes() -> None:
     tree = ast.parse((RECIPES / "spack" / "package.py").read_text())
     given = {}

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.bits import count_ones
 from dataio.base.seeding import generator, key
 
 NUM_ORDERS = 32
@@ -73,7 +74,7 @@ def near_hashes(hashes: NDArray[np.uint64]) -> tuple[Ints, Ints]:
         order = np.argsort(permuted.view(">u8")[:, 0].astype(np.uint64), kind="stable")
         ordered = hashes[order]
         for apart in range(1, min(NEIGHBOURS + 1, len(hashes))):
-            differ = np.bitwise_count(ordered[apart:] ^ ordered[:-apart])
+            differ = count_ones(ordered[apart:] ^ ordered[:-apart])
             near = np.flatnonzero(differ <= MOST_BITS)
             one, other = order[near], order[near + apart]
             found.append(np.minimum(one, other) * len(hashes) + np.maximum(one, other))

@@ -54,9 +54,16 @@ def table_rows(
     else:
         table = table.take(pa.array(rows))
     ids = first + rows
-    num_rows = max(1, int(BLOCK_BYTES * len(ids) // max(table.nbytes, 1)))
+    num_rows = max(1, int(BLOCK_BYTES * len(ids) // max(_num_bytes(table), 1)))
     for at in range(0, len(ids), num_rows):
         yield _rows(table.slice(at, num_rows), ids[at : at + num_rows], fields, path)
+
+
+def _num_bytes(table: pa.Table) -> int:
+    try:
+        return int(table.nbytes)
+    except pa.ArrowTypeError:  # Arrow 17, of string views
+        return int(table.get_total_buffer_size())
 
 
 def one_line(error: Exception) -> str:
@@ -112,6 +119,8 @@ def _plain(values: pa.Array, where: _Where) -> pa.Array:
         if values.type.get_field_index("path") >= 0:
             paths = _member(values, "path")
         values = _member(values, "bytes")
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        values = _without_views(values)
     if values.null_count:
         row = _first(values.is_null())
         held = paths[row].as_py() if paths is not None else None
@@ -119,6 +128,14 @@ def _plain(values: pa.Array, where: _Where) -> pa.Array:
             where.refuse(f"only the path {held!r}", "the bytes of the file in the column", row=row)
         where.refuse("null", "a value", row=row)
     return values
+
+
+def _without_views(values: pa.Array) -> pa.Array:
+    kind = pa.large_string() if pa.types.is_string_view(values.type) else pa.large_binary()
+    try:
+        return values.cast(kind)
+    except pa.ArrowNotImplementedError:  # Arrow 17
+        return pa.array(values.to_pylist(), kind)
 
 
 def _variable(values: pa.Array, field: Field, where: _Where) -> VaryingColumn:

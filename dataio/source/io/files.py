@@ -22,6 +22,7 @@ from typing_extensions import Self
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import SourceError
 from dataio.base.filesystem import filesystem_of
+from dataio.source.io.kept import Kept
 from dataio.source.io.local import LocalFile
 from dataio.source.io.medium import Medium, Status
 from dataio.source.io.retry import GaveUpError, Retry, TransientError
@@ -176,6 +177,7 @@ class Storage:
         bytes_read: Bytes so far.
         num_opens: Files opened so far.
         buffers: Memory for what is read; it goes when no file is open.
+        kept: What formats keep of files that they open again.
         checks_hashes: Whether shards are checked.
         checked: Paths of those that were, and are as they should be.
     """
@@ -200,6 +202,7 @@ class Storage:
         self.bytes_read = 0
         self.num_opens = 0
         self.buffers = BufferRing(max_idle=MAX_IDLE)
+        self.kept = Kept()
         self._num_open = 0
 
     @property

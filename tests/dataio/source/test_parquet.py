@@ -1,5 +1,6 @@
 """Parquet shards: a row is a sample, read one row group at a time."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int
 from dataio.source import open_source
 from dataio.source.base import ShardedSource
+from dataio.source.columns.parquet import FOOTER_GROWTH, ParquetFormat
+from dataio.source.io.files import Storage
+from dataio.source.io.kept import Kept
 from tests.dataio.source.shards import damage, ids, read_all, rows_of
 
 FIELDS: dict[str, Field] = {
@@ -83,6 +87,62 @@ def test_only_the_row_groups_and_columns_needed_are_read(tmp_path: Path) -> None
     list(source.read(ids(20, 39), {"data": Bytes("a"), "label": Int("cls")}))
     assert 200_000 < source.bytes_read - before < 270_000
     assert source.storage.num_opens == opens + 1
+
+
+def write_groups(path: Path, num_groups: int) -> ShardedSource:
+    """Open a shard of so many row groups of 64 bytes, whose footer is longer than Arrow's guess."""
+    texts = pa.array([bytes(64)] * num_groups, pa.binary())
+    source = open_source(write(path, {f"column{i:02d}": texts for i in range(8)}, rows=1))
+    assert isinstance(source, ShardedSource)
+    return source
+
+
+def test_a_footer_is_read_once_however_often_a_shard_is_opened(tmp_path: Path) -> None:
+    source = write_groups(tmp_path / "a.parquet", 200)
+    footer_bytes = pq.read_metadata(tmp_path / "a.parquet").serialized_size
+    assert footer_bytes > 64 << 10
+    before, opens = source.bytes_read, source.storage.num_opens
+    for number in range(200):
+        list(source.read(ids(number), {"data": Bytes("column03")}))
+    assert source.storage.num_opens == opens + 200
+    assert source.bytes_read - before < 200 * 200, "values and their headers"
+
+
+def test_many_threads_read_one_shard_by_one_footer(tmp_path: Path) -> None:
+    source = write_groups(tmp_path / "a.parquet", 60)
+    before = source.bytes_read
+
+    def read(number: int) -> int:
+        return sum(len(rows) for rows in source.read(ids(number), {"data": Bytes("column03")}))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(read, range(60))) == 60
+    assert source.bytes_read - before < 60 * 200
+
+
+def test_of_many_shards_the_footers_last_used_are_kept_and_no_more(tmp_path: Path) -> None:
+    sources = [write_groups(tmp_path / f"{number}.parquet", 20) for number in range(3)]
+    storage = Storage()
+    (one,) = {int(pq.read_metadata(path).serialized_size) for path in tmp_path.iterdir()}
+    storage.kept = Kept(2 * one * FOOTER_GROWTH)
+
+    def read(number: int) -> int:
+        before, shard = storage.bytes_read, sources[number].shards[0]
+        list(ParquetFormat().read(storage, shard, np.zeros(1, np.int64), {"d": Bytes("column00")}))
+        return storage.bytes_read - before
+
+    read_bytes = [read(number) for number in (0, 1, 0, 2, 0, 1)]
+    assert [num_bytes > one for num_bytes in read_bytes] == [True, True, False, True, False, True]
+    assert storage.kept.num_bytes == 2 * one * FOOTER_GROWTH
+
+
+def test_a_footer_of_a_shard_that_was_written_again_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    storage, fields = Storage(), {"data": Bytes("column00")}
+    for num_groups in (20, 30):
+        shard = write_groups(path, num_groups).shards[0]
+        rows = ParquetFormat().read(storage, shard, np.arange(num_groups), fields)
+        assert sum(len(block) for block in rows) == num_groups
 
 
 def test_blocks_are_of_about_eight_mebibytes(tmp_path: Path) -> None:
