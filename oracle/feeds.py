@@ -195,6 +195,7 @@ def make_feeds(
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
 
     Rows that a quota leaves no room for come in windows, not with batches: see `oracle.windows`.
+    What a window takes of processors is spread over the batches.
 
     Args:
         config: The settings.
@@ -206,11 +207,16 @@ def make_feeds(
         staged: Whether caches hold rows; else every row is read from the source with its batch.
         hidden_fraction: Of the rows: as many leave, beside fewer steps.
     """
+    num_steps = rows.num_steps(config, hidden_fraction=hidden_fraction)
+    windows_s = 0.0
+    if rows.quota is not None and staged:
+        windows_s = rows.quota.reading_s(visible_fraction=1 - hidden_fraction)
+        windows_s /= num_steps * config.optimizer.accumulate
     read_bytes = 0.0 if staged else config.data.batch_size * rows.source_row_bytes
     accumulate = config.optimizer.accumulate
     per_step = 0.0
     if exchanges:
-        per_step = rows.leaving_bytes / rows.num_steps(config, hidden_fraction=hidden_fraction)
+        per_step = rows.leaving_bytes / num_steps
     feeds = {}
     for number, rank in enumerate(rows.readers):
         cores = machine.cores(rank)
@@ -223,9 +229,10 @@ def make_feeds(
             sends = (machine.message("send", (rank, partner), round(per_step)),)
         busy_s, node_s = data.batch_s / crowd, read_bytes / source.of_node
         all_s = read_bytes / source.of_all if source.of_all else 0.0
-        one_s = max(busy_s, node_s, all_s)  # read, and made, one beside the other
+        # Read, and made, one beside the other
+        one_s = max(busy_s + windows_s, node_s, all_s)
         demands = (
-            (cores, data.batch_cores * busy_s / one_s),
+            (cores, (data.batch_cores * busy_s + windows_s) / one_s),
             (("source of node", *cores[1:]), node_s / one_s),
             (("source",), all_s / one_s),
         )

@@ -58,7 +58,7 @@ image = "png"
 threads = 1
 [model]
 kind = "resnet"
-depth = 14
+depth = 8
 num_classes = 10
 [optimizer]
 lr = 0.05
@@ -186,7 +186,8 @@ class Study:
                 {
                     "kind": "train" if case else "probe", "case": case.name if case else "probe",
                     "round": number, "number": at, "ranks": RANKS, "out": str(probed),
-                    "settings": str(self.settings), "scratch": str(here), "pretends": not mbit_s,
+                    "settings": str(self.settings), "caches": str(here), "results": str(scratch),
+                    "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={directories[case.source_mb_s if case else 0.0]}/*.parquet",
                         *(case.settings if case else []),
