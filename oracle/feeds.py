@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
 from dataio.rows.fields import row_schema
 from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
-from oracle.windows import Quota, share_quota
+from oracle.windows import Pieces, Quota, share_quota
 from shuffle.plan import num_leaving
 from shuffle.ring import crossing_fraction
 from trainer.config.config import Config
@@ -71,7 +73,8 @@ class Dataset(Protocol):
 
 def lay_rows(
     config: Config, data: Dataset, *, readers: Sequence[int], node_of: Sequence[int],
-    own: Own | None = None,
+    own: Own | None = None, pieces: Pieces | None = None,
+    guessed_row_bytes: float | None = None,
 ) -> Rows:  # fmt: skip
     """Deal a job's rows out to its nodes.
 
@@ -81,6 +84,8 @@ def lay_rows(
         readers: Ranks that read, ascending.
         node_of: Of each rank.
         own: What the caller of `trainer.train` would bring.
+        pieces: That the source reads whole; None: nobody looked, or there are none.
+        guessed_row_bytes: See `DataTimes`; None: the loader guesses right.
 
     Raises:
         QuotaError: If no epoch could be trained within the cache's quota.
@@ -102,15 +107,21 @@ def lay_rows(
     quota = None
     if config.data.cache.quota_bytes is not None:
         schema = row_schema(make_fields(config, own or Own()))
-        own_bytes = round(data.row_bytes) - schema.position_bytes
+        own_bytes = max(round(data.row_bytes) - schema.position_bytes, 1)
+        guess_bytes = own_bytes
+        if guessed_row_bytes is not None:
+            guess_bytes = max(int(guessed_row_bytes) - schema.fixed_bytes, 0)
         need = Need(
             schema, layout.num_samples, pool_rows,
             2 * math.ceil(leaving) * layout.widest, layout.widest, config.data.batch_size,
-            scored=True, variable_bytes=max(own_bytes, 1) if schema.variable else 0, shard_bytes=0,
+            scored=True, variable_bytes=guess_bytes if schema.variable else 0, shard_bytes=0,
         )  # fmt: skip
         quota = share_quota(
-            config.data.cache.quota_bytes, need, row_bytes=data.row_bytes,
+            config.data.cache.quota_bytes, need,
+            variable_bytes=own_bytes if schema.variable else 0, row_bytes=data.row_bytes,
             source_row_bytes=data.source_row_bytes,
+            first_row=0 if holds_all else int(layout.pool_starts[np.argmax(layout.pool_sizes)]),
+            pieces=pieces,
         )  # fmt: skip
     return Rows(
         layout=layout,
@@ -184,6 +195,7 @@ def make_feeds(
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
 
     Rows that a quota leaves no room for come in windows, not with batches: see `oracle.windows`.
+    What a window takes of processors is spread over the batches.
 
     Args:
         config: The settings.
@@ -195,11 +207,16 @@ def make_feeds(
         staged: Whether caches hold rows; else every row is read from the source with its batch.
         hidden_fraction: Of the rows: as many leave, beside fewer steps.
     """
+    num_steps = rows.num_steps(config, hidden_fraction=hidden_fraction)
+    windows_s = 0.0
+    if rows.quota is not None and staged:
+        windows_s = rows.quota.reading_s(visible_fraction=1 - hidden_fraction)
+        windows_s /= num_steps * config.optimizer.accumulate
     read_bytes = 0.0 if staged else config.data.batch_size * rows.source_row_bytes
     accumulate = config.optimizer.accumulate
     per_step = 0.0
     if exchanges:
-        per_step = rows.leaving_bytes / rows.num_steps(config, hidden_fraction=hidden_fraction)
+        per_step = rows.leaving_bytes / num_steps
     feeds = {}
     for number, rank in enumerate(rows.readers):
         cores = machine.cores(rank)
@@ -212,9 +229,10 @@ def make_feeds(
             sends = (machine.message("send", (rank, partner), round(per_step)),)
         busy_s, node_s = data.batch_s / crowd, read_bytes / source.of_node
         all_s = read_bytes / source.of_all if source.of_all else 0.0
-        one_s = max(busy_s, node_s, all_s)  # read, and made, one beside the other
+        # Read, and made, one beside the other
+        one_s = max(busy_s + windows_s, node_s, all_s)
         demands = (
-            (cores, data.batch_cores * busy_s / one_s),
+            (cores, (data.batch_cores * busy_s + windows_s) / one_s),
             (("source of node", *cores[1:]), node_s / one_s),
             (("source",), all_s / one_s),
         )

@@ -13,7 +13,7 @@ import torch
 from dataio.base.atomic import write_json
 from dataio.world import World, discover_world
 from oracle.errors import OracleError
-from oracle.probe.data import DataTimes, time_data
+from oracle.probe.data import DataTimes, data_times, time_data
 from oracle.probe.messages import SIZES, MessageTimes, group_sizes, time_messages
 from oracle.record import Message, Wait
 from oracle.stopwatch import Timed, time_step
@@ -251,7 +251,7 @@ def load_probe(path: Path) -> Probe:
         document["overrides"] = tuple(document["overrides"])
         for name in ("steps", "evaluations"):
             document[name] = tuple(_timed(each) for each in document[name])
-        document["data"] = document["data"] and DataTimes(**document["data"])
+        document["data"] = document["data"] and data_times(document["data"])
         document["slowdowns"] = tuple((count, value) for count, value in document["slowdowns"])
         found = Probe(**document)
     except (OSError, ValueError, KeyError, TypeError) as error:
