@@ -11,6 +11,7 @@ from dataio.rows.fields import row_schema
 from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
+from oracle.probe.messages import EXCHANGE
 from oracle.windows import Quota, share_quota
 from shuffle.plan import num_leaving
 from shuffle.ring import crossing_fraction
@@ -209,7 +210,7 @@ def make_feeds(
         if per_step:
             # As far along the ring as there are replicas on a node: to another one
             partner = rows.readers[(number + rows.layout.widest) % len(rows.readers)]
-            sends = (machine.message("send", (rank, partner), round(per_step)),)
+            sends = (machine.message(EXCHANGE, (rank, partner), round(per_step)),)
         busy_s, node_s = data.batch_s / crowd, read_bytes / source.of_node
         all_s = read_bytes / source.of_all if source.of_all else 0.0
         one_s = max(busy_s, node_s, all_s)  # read, and made, one beside the other

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from oracle.cluster.cluster import Cluster, Storage
 from oracle.cluster.machine import Nodes
+from oracle.cluster.probed import cluster_of
 from oracle.costs import Machine
 from oracle.errors import OracleError
 from oracle.feeds import Rows, Source, find_source, lay_rows, make_feeds, stage_s
@@ -130,16 +131,17 @@ class EpochPlan:
 
 
 def plan_step(
-    config: Config, found: Probe, *, cluster: Cluster | None = None,
+    config: Config, found: Probe, *, cluster: Cluster | Probe | None = None,
     hidden_fraction: float = 0.0, own: Own | None = None, cores_of: tuple[int, ...] = (),
 ) -> StepPlan:  # fmt: skip
-    """Predict a job on the node that was probed for it, or on many such nodes.
+    """Predict a job on the node or nodes that were probed for it, or on many such nodes.
 
     Args:
         config: The settings that the probe was made with; what does not change a step's computation
             may differ, such as the exchange.
         found: Of as many ranks as the job has on a node.
-        cluster: The nodes; None: the one that was probed.
+        cluster: The nodes, or a probe of several that are joined as those of the job; None: those
+            that were probed.
         hidden_fraction: Of the rows, that an epoch leaves out.
         own: What the caller of `trainer.train` would bring.
         cores_of: See `Nodes`.
@@ -157,6 +159,7 @@ def plan_step(
             "file and the same SECTION.KEY=VALUE"
         )
     layout = lay_out(config, found.world_size)
+    cluster = cluster_of(found, cluster)
     machine, node_of = _place_on(found, cluster, cores_of)
     steps = programs(found.steps, found.world_size, layout.sizes)
     feeds, rows, source = {}, None, None
@@ -194,14 +197,14 @@ def _place_on(
     found: Probe, cluster: Cluster | None, cores_of: tuple[int, ...]
 ) -> tuple[Machine, list[int]]:
     """Find the machine of a job, and the node of each of its ranks."""
-    node = OneNode(found.messages, found.slowdowns, cores=found.cores)
+    node = OneNode(found.inside, found.slowdowns, cores=found.cores)
     ranks = range(found.world_size)
     if cluster is None:
         if found.ranks != found.world_size:
             raise OracleError(
                 f"the probe is of {found.ranks} ranks of a job of {found.world_size}; give "
-                "--cluster FILE, which says how nodes are joined, or start the probe with all "
-                f"{found.world_size} ranks on one"
+                "--cluster FILE, which says how nodes are joined, start the probe on two nodes, or "
+                f"with all {found.world_size} ranks on one"
             )
         return node, [0 for _ in ranks]
     cluster.num_nodes(found.world_size)

@@ -65,11 +65,11 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     # Two batches of half a second, which two readers on one core made in that time
     assert feeds[0].batch == Cost(0.5, ((("cores",), 1.0),))
     assert feeds[0].ahead == 1  # of two batches
-    assert bench.asked == [("send", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
+    assert bench.asked == [("exchange", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
     # As many leave beside half of the steps
     half = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, hidden_fraction=0.5)
     assert len(half[0].sends) == 1
-    assert bench.asked[-1] == ("send", (3, 1), 312)
+    assert bench.asked[-1] == ("exchange", (3, 1), 312)
     quiet = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, exchanges=False)
     assert quiet[0].sends == ()
     alone = replace(DATA, readers=1)
