@@ -309,9 +309,12 @@ class _Prices:
             if self._is_slower(pricing.variant_floor_s(group, variant) + added_s):
                 found.pruned += 1
                 continue
+            # What is computed again and offloaded adds to it; sums are rounded in another order
             parts_s = pricing.pipeline_s(group, variant)
-            # Sums are rounded in another order
-            if self._is_slower((sum(parts_s.values()) + added_s) * (1 - 1e-9)):
+            bound_s = sum(parts_s.values()) + added_s
+            if self._is_slower(bound_s * (1 - 1e-9)) or self._is_slower(
+                (bound_s + pricing.messages_s(group, variant)) * (1 - 1e-9)
+            ):
                 found.pruned += 1
                 continue
             fitting = self._lighten(variant, whole=whole, offloads=light)
