@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
 from dataio.rows.fields import row_schema
@@ -12,7 +14,7 @@ from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
 from oracle.probe.messages import EXCHANGE
-from oracle.windows import Quota, share_quota
+from oracle.windows import Pieces, Quota, share_quota
 from shuffle.plan import num_leaving
 from shuffle.ring import crossing_fraction
 from trainer.config.config import Config
@@ -72,7 +74,8 @@ class Dataset(Protocol):
 
 def lay_rows(
     config: Config, data: Dataset, *, readers: Sequence[int], node_of: Sequence[int],
-    own: Own | None = None,
+    own: Own | None = None, pieces: Pieces | None = None,
+    guessed_row_bytes: float | None = None,
 ) -> Rows:  # fmt: skip
     """Deal a job's rows out to its nodes.
 
@@ -82,6 +85,8 @@ def lay_rows(
         readers: Ranks that read, ascending.
         node_of: Of each rank.
         own: What the caller of `trainer.train` would bring.
+        pieces: That the source reads whole; None: nobody looked, or there are none.
+        guessed_row_bytes: See `DataTimes`; None: the loader guesses right.
 
     Raises:
         QuotaError: If no epoch could be trained within the cache's quota.
@@ -103,15 +108,21 @@ def lay_rows(
     quota = None
     if config.data.cache.quota_bytes is not None:
         schema = row_schema(make_fields(config, own or Own()))
-        own_bytes = round(data.row_bytes) - schema.position_bytes
+        own_bytes = max(round(data.row_bytes) - schema.position_bytes, 1)
+        guess_bytes = own_bytes
+        if guessed_row_bytes is not None:
+            guess_bytes = max(int(guessed_row_bytes) - schema.fixed_bytes, 0)
         need = Need(
             schema, layout.num_samples, pool_rows,
             2 * math.ceil(leaving) * layout.widest, layout.widest, config.data.batch_size,
-            scored=True, variable_bytes=max(own_bytes, 1) if schema.variable else 0, shard_bytes=0,
+            scored=True, variable_bytes=guess_bytes if schema.variable else 0, shard_bytes=0,
         )  # fmt: skip
         quota = share_quota(
-            config.data.cache.quota_bytes, need, row_bytes=data.row_bytes,
+            config.data.cache.quota_bytes, need,
+            variable_bytes=own_bytes if schema.variable else 0, row_bytes=data.row_bytes,
             source_row_bytes=data.source_row_bytes,
+            first_row=0 if holds_all else int(layout.pool_starts[np.argmax(layout.pool_sizes)]),
+            pieces=pieces,
         )  # fmt: skip
     return Rows(
         layout=layout,

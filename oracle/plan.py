@@ -166,7 +166,10 @@ def plan_step(
     if found.data is not None:
         ranks = range(found.world_size)
         readers = [rank for rank in ranks if build_place(config, layout, rank).reads]
-        rows = lay_rows(config, found.data, readers=readers, node_of=node_of, own=own)
+        rows = lay_rows(
+            config, found.data, readers=readers, node_of=node_of, own=own,
+            pieces=found.data.pieces, guessed_row_bytes=found.data.guessed_row_bytes,
+        )  # fmt: skip
         source = find_source(_storage(cluster), probed_bytes_per_s=found.data.staging_bytes_per_s)
         feeds = make_feeds(
             config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction

@@ -6,10 +6,48 @@ one before are trained.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+
+import numpy as np
 
 from dataio.cache.quota import DENSE_ROW_BYTES, Need, plan_budget
 from dataio.pool.streaming import FILL, FIRST_WINDOW_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """How a source's rows lie in pieces that are read whole, such as Parquet's row groups.
+
+    Attributes:
+        rows: Of a piece; mean.
+        read_bytes: Read for any row of one; mean.
+        of_shard: Pieces of a file; mean.
+        opening_bytes: Read beside, for each file that is opened.
+    """
+
+    rows: float
+    read_bytes: float
+    of_shard: float = 1.0
+    opening_bytes: float = 0.0
+
+    def bytes_of(self, share: float, *, first: int, num_rows: int) -> float:
+        """Compute what is read for a random share of rows that lie side by side.
+
+        Args:
+            share: Of them, in [0, 1].
+            first: Of the rows.
+            num_rows: How many they are.
+        """
+        stop = first + num_rows
+
+        def touched(rows: float) -> float:
+            bounds = np.append(np.arange(first // rows * rows, stop, rows), stop)
+            held = np.diff(np.maximum(bounds, first))
+            return float((1 - (1 - share) ** held).sum())
+
+        files = touched(self.rows * self.of_shard)
+        return touched(self.rows) * self.read_bytes + files * self.opening_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +62,9 @@ class Quota:
         row_bytes: Mean, as rows lie in the cache.
         source_row_bytes: Read from the source for one; mean.
         local_size: Replicas on the node.
+        batch_size: Rows of a replica's batch.
+        first_row: Of the node, by its number in the dataset.
+        pieces: That the source reads whole; None: it reads rows alone, or all that are missing.
     """
 
     resident_rows: int
@@ -32,58 +73,75 @@ class Quota:
     row_bytes: float
     source_row_bytes: float
     local_size: int
+    batch_size: int = 1
+    first_row: int = 0
+    pieces: Pieces | None = None
 
     def windows(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[float, float]]:
         """Yield an epoch's windows: the share of its missing rows, and bytes that the node reads.
 
-        A window of rows that are read with their neighbours is a pass over all that are missing,
-        of each replica.
+        A window is of whole batches. Of each replica, it takes every piece that holds one of its
+        rows. Where there are no pieces, one of rows that are read with their neighbours is a pass
+        over all that are missing.
 
         Args:
             visible_fraction: Of the rows.
         """
         total = round(self.missing_rows * visible_fraction / self.local_size)
-        most, left = max(int(FIRST_WINDOW_BYTES / max(self.row_bytes, 1.0)), 1), total
-        while left > 0:
-            rows = min(most, self.window_rows, left)
-            one = self.missing_rows if self.row_bytes < DENSE_ROW_BYTES else rows
-            yield rows / total, one * self.local_size * self.source_row_bytes
+        of_batch = self.batch_size * self.missing_rows / (self.missing_rows + self.resident_rows)
+        most, left = max(int(FIRST_WINDOW_BYTES / max(self.row_bytes, 1.0)), 1), float(total)
+        while left > 1e-6:
+            batches = max(min(most, self.window_rows) // of_batch, 1)
+            rows = min(batches * of_batch, left)
+            yield rows / total, self._read_bytes(rows) * self.local_size
             left, most = left - rows, 2 * most
+
+    def _read_bytes(self, rows: float) -> float:
+        """Price a window of one replica."""
+        if self.pieces is not None:
+            return self.pieces.bytes_of(
+                rows / self.missing_rows, first=self.first_row + self.resident_rows,
+                num_rows=self.missing_rows,
+            )  # fmt: skip
+        one = self.missing_rows if self.row_bytes < DENSE_ROW_BYTES else rows
+        return one * self.source_row_bytes
 
 
 def share_quota(
-    quota_bytes: int, need: Need, *, row_bytes: float, source_row_bytes: float
-) -> Quota:
+    quota_bytes: int, need: Need, *, variable_bytes: int, row_bytes: float,
+    source_row_bytes: float, first_row: int = 0, pieces: Pieces | None = None,
+) -> Quota:  # fmt: skip
     """Divide a quota between rows that stay and windows of the others.
 
     That an exchange has no room within it, so that rows come by the source instead, is not seen.
 
     Args:
         quota_bytes: Of the node.
-        need: Its rows.
+        need: Its rows, and what the loader guesses of them before it has seen any.
+        variable_bytes: Of a row's variable fields, in truth; 0: it has none.
         row_bytes: Mean, as rows lie in the cache.
         source_row_bytes: Read from the source for one; mean.
+        first_row: See `Quota`.
+        pieces: Likewise.
 
     Raises:
         QuotaError: If no epoch could be trained within it.
     """
     budget = plan_budget(quota_bytes, need)
-    slots, variable, local = need.num_slots, need.variable_bytes, need.local_size
+    slots, variable, local = need.num_slots, variable_bytes, need.local_size
+    made = partial(
+        Quota, row_bytes=row_bytes, source_row_bytes=source_row_bytes, local_size=local,
+        batch_size=need.batch_size, first_row=first_row, pieces=pieces,
+    )  # fmt: skip
     if budget.resident_rows >= slots and slots * variable <= budget.heap_bytes * local:
-        return Quota(
-            resident_rows=slots, missing_rows=0, window_rows=0, row_bytes=row_bytes,
-            source_row_bytes=source_row_bytes, local_size=local,
-        )  # fmt: skip
+        return made(resident_rows=slots, missing_rows=0, window_rows=0)
     resident = min(budget.resident_rows, slots)
     window = (budget.positions - resident) // local // 2
     if variable:
         resident = min(resident, budget.resident_heap_bytes * local // variable)
         beside = budget.heap_bytes - resident * variable / local
         window = min((budget.positions - resident) // local // 2, int(FILL * beside / 2 / variable))
-    return Quota(
-        resident_rows=resident, missing_rows=slots - resident, window_rows=max(window, 1),
-        row_bytes=row_bytes, source_row_bytes=source_row_bytes, local_size=local,
-    )  # fmt: skip
+    return made(resident_rows=resident, missing_rows=slots - resident, window_rows=max(window, 1))
 
 
 def wait_for_windows(shares: Sequence[float], reads_s: Sequence[float], *, steps_s: float) -> float:

@@ -3,21 +3,33 @@
 import contextlib
 import itertools
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dataio import NodeCache
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import parse_bytes
+from dataio.source.counts import own_directory
 from dataio.world import World
+from oracle.probe.pieces import count_pieces
+from oracle.windows import Pieces
 from trainer.config.config import Config, ImportanceConfig, MeshConfig
 from trainer.deliver.deliver import ReplicaLoader
-from trainer.run.build import build_loader, build_place, lay_out, make_task
+from trainer.run.build import (
+    build_loader,
+    build_place,
+    lay_out,
+    make_fields,
+    make_task,
+    training_source,
+)
 from trainer.run.images import evaluation_fields
 from trainer.run.own import Own
 from trainer.watch.launch import Job
@@ -27,6 +39,7 @@ QUOTA = "1GB"
 FIRST_BATCHES = 4
 """That are not counted: threads start."""
 MOST_BATCHES = 40
+TURNS = 3
 WRITTEN_BYTES = 64 << 20
 
 
@@ -44,8 +57,12 @@ class DataTimes:
         batch_s: From one batch to the next, where nobody trains on them.
         batch_cores: Processors that a rank uses for that.
         staging_bytes_per_s: Of the node, read from the source into its cache.
-        turn_s: Between two epochs in which nothing is exchanged.
+        turn_s: Between two epochs in which nothing is exchanged, where all ranks come to it at
+            once, as from the last step's messages; the median of some.
         write_bytes_per_s: Of a file, flushed, where checkpoints go.
+        pieces: Of the source, that are read whole; None: its rows can be read alone.
+        guessed_row_bytes: Of the source's files, for each row, headers and all: what a loader
+            takes a row for when it divides a quota; 0: nobody counted them; None: nobody looked.
     """
 
     readers: int
@@ -58,6 +75,14 @@ class DataTimes:
     staging_bytes_per_s: float
     turn_s: float
     write_bytes_per_s: float
+    pieces: Pieces | None = None
+    guessed_row_bytes: float | None = None
+
+
+def data_times(document: Mapping[str, Any]) -> DataTimes:
+    """Make them of what `dataclasses.asdict` made of them."""
+    pieces = document.get("pieces")
+    return DataTimes(**{**document, "pieces": pieces and Pieces(**pieces)})
 
 
 def time_data(
@@ -125,7 +150,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             fields = None if own.fields else evaluation_fields(config.data, config.augment)
             evaluation = loader.evaluation(test, fields=fields, transform=own.evaluation_transform)
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
-        batch_s, batch_cores = _time_batches(loader)
+        batch_s, batch_cores, turn_s = _time_epochs(loader, job.world)
         stats = loader.stats()
         # Each rank stages its part of the node's rows
         amounts = np.array([stats["disk_bytes_written"], stats["staging_bytes"]])
@@ -136,35 +161,53 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
         read_bytes = read_bytes or staged_bytes
         staged_rows = max(stats["resident_fraction"] * loader.num_samples, 1)
         staged_s = min(max(stats["staging_s"], 1e-6), opened_s)
+        source_row_bytes = read_bytes / staged_rows
+        pieces, guessed_row_bytes = None, None
+        if job.world.rank == 0:
+            index_cache = own_directory(Path(config.data.cache.path))
+            source = training_source(config, index_cache=index_cache)
+            pieces = count_pieces(
+                source, make_fields(config, own), source_row_bytes=source_row_bytes
+            )
+            guessed_row_bytes = source.total_bytes / source.num_samples
         return DataTimes(
             readers=job.world.world_size,
             num_rows=loader.num_samples,
             evaluated_rows=evaluated_rows,
             row_bytes=staged_bytes / staged_rows,
-            source_row_bytes=read_bytes / staged_rows,
+            source_row_bytes=source_row_bytes,
             batch_s=batch_s,
             batch_cores=batch_cores,
             staging_bytes_per_s=read_bytes / staged_s,
-            turn_s=stats["turn_s"],
+            turn_s=turn_s,
             write_bytes_per_s=_time_writing(Path(config.run.directory)),
+            pieces=pieces,
+            guessed_row_bytes=guessed_row_bytes,
         )
 
 
-def _time_batches(loader: ReplicaLoader) -> tuple[float, float]:
-    """Take batches of an epoch, and turn to the next: seconds of a batch, and processors."""
+def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, float]:
+    """Take batches of an epoch, and go to the next: seconds of a batch, processors, the turn."""
+    epochs = loader.epochs(1 + TURNS)
+    next(epochs)
     num_batches = min(len(loader), FIRST_BATCHES + MOST_BATCHES)
     first = min(FIRST_BATCHES, num_batches - 1)
     # Before each batch and after the last one: the clock, and processor time
-    at: list[tuple[float, float]] = []
-    for epoch in loader.epochs(2):
-        if epoch:
-            break
+    at = [(time.perf_counter(), time.process_time())]
+    for _ in itertools.islice(loader, num_batches):
         at.append((time.perf_counter(), time.process_time()))
-        for _ in itertools.islice(loader, num_batches):
-            at.append((time.perf_counter(), time.process_time()))
     (began_s, began_cpu_s), (ended_s, ended_cpu_s) = at[first], at[num_batches]
     took_s = max(ended_s - began_s, 1e-9)
-    return took_s / (num_batches - first), (ended_cpu_s - began_cpu_s) / took_s
+    turns_s = []
+    for _ in range(TURNS):
+        # In a run ranks meet in their last step; here one may be batches ahead of the other
+        world.barrier(doing="timing the end of an epoch")
+        started = time.perf_counter()
+        next(epochs)
+        turns_s.append(time.perf_counter() - started)
+        next(iter(loader))
+    batch_s, cores = took_s / (num_batches - first), (ended_cpu_s - began_cpu_s) / took_s
+    return batch_s, cores, statistics.median(turns_s)
 
 
 def _time_writing(directory: Path) -> float:

@@ -16,7 +16,7 @@ import torch
 from dataio.base.atomic import write_json
 from dataio.world import Topology, World, discover_world
 from oracle.errors import OracleError
-from oracle.probe.data import DataTimes, time_data
+from oracle.probe.data import DataTimes, data_times, time_data
 from oracle.probe.messages import (
     LINK_SIZES,
     SIZES,
@@ -298,7 +298,7 @@ def load_probe(path: Path) -> Probe:
         document["overrides"] = tuple(document["overrides"])
         for name in ("steps", "evaluations"):
             document[name] = tuple(_timed(each) for each in document[name])
-        document["data"] = document["data"] and DataTimes(**document["data"])
+        document["data"] = document["data"] and data_times(document["data"])
         document["slowdowns"] = tuple((count, value) for count, value in document["slowdowns"])
         found = Probe(**document)
     except (OSError, ValueError, KeyError, TypeError) as error:

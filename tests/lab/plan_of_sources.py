@@ -17,7 +17,6 @@ import time
 import unittest.mock
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,17 @@ import webdataset
 import dataio
 from dataio import Int, Loader, NodeCache, Reports, Workers
 from dataio.pool.streaming import Streaming
+from dataio.source import open_source
 from oracle.cluster.cluster import Cluster, Level, Storage
 from oracle.feeds import lay_rows
 from oracle.plan import EpochPlan, plan_step
 from oracle.probe.data import DataTimes
+from oracle.probe.pieces import count_pieces
 from oracle.probe.probe import Probe, step_settings
 from oracle.stopwatch import Timed
-from tests.lab.plan_of_epochs import PAUSE_S, ROWS, Study
-from tests.lab.train_cases import Waiting
+from tests.lab.plan_of_epochs import ROWS, Study
 from tests.slowfs import slowfs
 from trainer.config.config import load_config
-from trainer.run.own import Own
 
 BATCH = 64
 EPOCHS = 3
@@ -159,11 +158,14 @@ class Plans:
     def __init__(self, settings: Path, source: Path, base: Run) -> None:
         self._settings, self._source = settings, source
         step_s = min(base.epochs_s[1:]) / math.ceil(ROWS / BATCH)
+        opened = open_source([str(path) for path in sorted(source.iterdir())])
         timed = Timed(rank=0, events=(), laps_s=((step_s,),), step_s=(step_s,))
         self.data = DataTimes(
             readers=1, num_rows=ROWS, evaluated_rows=0, row_bytes=base.row_bytes,
             source_row_bytes=base.source_row_bytes, batch_s=1e-3, batch_cores=1.0,
             staging_bytes_per_s=1e12, turn_s=0.0, write_bytes_per_s=0.0,
+            pieces=count_pieces(opened, FIELDS, source_row_bytes=base.source_row_bytes),
+            guessed_row_bytes=opened.total_bytes / opened.num_samples,
         )  # fmt: skip
         self._probe = Probe(
             torch=torch.__version__, cores=2, ranks=1, world_size=1, settings={}, messages=(),
@@ -176,7 +178,10 @@ class Plans:
 
     def rows(self, quota: int) -> Any:
         """Lay out rows under a quota."""
-        return lay_rows(self._config(quota), self.data, readers=(0,), node_of=(0,))
+        return lay_rows(
+            self._config(quota), self.data, readers=(0,), node_of=(0,), pieces=self.data.pieces,
+            guessed_row_bytes=self.data.guessed_row_bytes,
+        )  # fmt: skip
 
     def epoch(self, rate: float, *, quota: int | None = None) -> EpochPlan:
         """Plan an epoch by the source's rate, in 1e6 bytes/s."""
@@ -184,8 +189,7 @@ class Plans:
         storage = Storage(read_gbyte_s=rate / 1e3)
         cluster = Cluster(name="slow", level=(Level(name="node", units=1),), storage=storage)
         probe = replace(self._probe, settings=step_settings(config))
-        own = Own(model=partial(Waiting, PAUSE_S))
-        epoch = plan_step(config, probe, cluster=cluster, own=own).epoch
+        epoch = plan_step(config, probe, cluster=cluster).epoch
         assert epoch is not None
         return epoch
 

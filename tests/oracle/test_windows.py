@@ -1,5 +1,8 @@
 """Rows beyond a quota: what the plan takes the loader to read, and what the loader reads."""
 
+import io
+import tarfile
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,24 +13,64 @@ from hypothesis import strategies as st
 from dataio import Bytes, Field, Int, Loader, NodeCache, Reports, Workers
 from dataio.base.errors import QuotaError
 from dataio.cache.quota import DENSE_ROW_BYTES, Need
+from dataio.pool.source_sizes import guess_variable_bytes
 from dataio.pool.streaming import Streaming
 from dataio.rows.fields import row_schema
+from dataio.source import open_source
+from oracle.probe.pieces import count_pieces
 from oracle.windows import Quota, share_quota, wait_for_windows
 
 FIELDS: dict[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 NUM_ROWS, ROW_BYTES = 2000, 1500
 
 
-def share(quota_bytes):
+def share(quota_bytes, pieces=None, *, guess_bytes=ROW_BYTES, source_row_bytes=ROW_BYTES):
     need = Need(
         row_schema(FIELDS), NUM_ROWS, NUM_ROWS, 0, 1, 16, scored=True,
-        variable_bytes=ROW_BYTES, shard_bytes=0,
+        variable_bytes=guess_bytes, shard_bytes=0,
     )  # fmt: skip
-    return share_quota(quota_bytes, need, row_bytes=ROW_BYTES + 66, source_row_bytes=ROW_BYTES)
+    return share_quota(
+        quota_bytes, need, variable_bytes=ROW_BYTES, row_bytes=ROW_BYTES + 66,
+        source_row_bytes=source_row_bytes, pieces=pieces,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("quota_bytes", [1_000_000, 2_000_000, 3_000_000, 6_000_000])
-def test_the_loader_keeps_and_reads_what_was_planned(tmp_path, monkeypatch, quota_bytes):
+GROUPS = {"whole": 500, "groups": 50, "small groups": 16}
+
+
+def write_shards(directory, kind):
+    """Write rows in four files: of Parquet, with row groups of a size; or tar, read row by row."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    per_file = NUM_ROWS // 4
+    for number in range(4):
+        data = [rng.bytes(ROW_BYTES) for _ in range(per_file)]
+        if kind == "tar":
+            with tarfile.open(directory / f"{number}.tar", "w") as file:
+                for row, one in enumerate(data):
+                    for key, value in (("cls", b"1"), ("bin", one)):
+                        member = tarfile.TarInfo(f"{row:04}.{key}")
+                        member.size = len(value)
+                        file.addfile(member, io.BytesIO(value))
+            continue
+        table = pa.table(
+            {"cls": np.arange(per_file) % 10, "bin": data, "unread": [bytes(99)] * per_file}
+        )
+        path = directory / f"{number}.parquet"
+        pq.write_table(table, path, row_group_size=GROUPS[kind])
+    return [str(path) for path in sorted(directory.iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "quota_bytes"),
+    [
+        ("whole", 1_000_000), ("whole", 3_000_000), ("whole", 6_000_000), ("groups", 2_000_000),
+        ("groups", 3_000_000), ("small groups", 3_000_000),
+        ("tar", 3_000_000), ("tar", 6_000_000),
+    ],
+)  # fmt: skip
+def test_the_loader_keeps_and_reads_what_was_planned(tmp_path, monkeypatch, kind, quota_bytes):
+    shards = write_shards(tmp_path / "shards", kind)
     windows = []
     read = Streaming._read
 
@@ -36,23 +79,57 @@ def test_the_loader_keeps_and_reads_what_was_planned(tmp_path, monkeypatch, quot
         return read(self, needed, half, window)
 
     monkeypatch.setattr(Streaming, "_read", counted)
-    rng = np.random.default_rng(0)
-    table = pa.table(
-        {"cls": np.arange(NUM_ROWS) % 10, "bin": [rng.bytes(ROW_BYTES) for _ in range(NUM_ROWS)]}
-    )
-    pq.write_table(table, tmp_path / "rows.parquet")
     cache = NodeCache(tmp_path / "cache", quota=quota_bytes)
     with Loader(
-        str(tmp_path / "rows.parquet"), fields=FIELDS, batch_size=16, cache=cache,
+        shards, fields=FIELDS, batch_size=16, cache=cache,
         workers=Workers(threads=0), reports=Reports(progress=False),
     ) as loader:  # fmt: skip
-        kept = loader.stats()["resident_fraction"]
+        kept = loader.stats()["resident_fraction"] * NUM_ROWS
         for _ in loader.epochs(1):
+            before = loader.stats()["source_bytes"]
             assert sum(1 for _ in loader) == NUM_ROWS / 16
-    planned = share(quota_bytes)
-    assert planned.resident_rows / NUM_ROWS == pytest.approx(kept, abs=0.02)
-    assert len(list(planned.windows())) == pytest.approx(len(windows), abs=1)
-    assert bool(windows) == (quota_bytes < 6_000_000)
+            read_bytes = loader.stats()["source_bytes"] - before
+    source = open_source(shards)
+    source_row_bytes = bytes_of(source, np.arange(NUM_ROWS)) / NUM_ROWS
+    planned = share(
+        quota_bytes, count_pieces(source, FIELDS, source_row_bytes=source_row_bytes),
+        guess_bytes=guess_variable_bytes(source, row_schema(FIELDS)),
+        source_row_bytes=source_row_bytes,
+    )  # fmt: skip
+    passes = list(planned.windows())
+    assert planned.resident_rows == pytest.approx(kept, abs=2)
+    assert len(passes) == len(windows)
+    assert sum(num_bytes for _, num_bytes in passes) == pytest.approx(read_bytes, rel=0.05)
+    assert bool(windows) == ((kind, quota_bytes) != ("whole", 6_000_000))
+
+
+def bytes_of(source, rows):
+    before = source.bytes_read
+    for _ in source.read(rows, FIELDS):
+        pass
+    return source.bytes_read - before
+
+
+@pytest.mark.parametrize("rows", [16, 60, 2000])
+def test_pieces_cost_what_the_reader_counts(tmp_path, rows):
+    source = open_source(write_shards(tmp_path / "shards", "groups"))
+    pieces = count_pieces(source, FIELDS, source_row_bytes=ROW_BYTES)
+    assert pieces is not None
+    assert (pieces.rows, pieces.of_shard) == (50, 10)
+    rng = np.random.default_rng(1)
+    first, num_rows = NUM_ROWS - max(rows, 990), max(rows, 990)
+    counted = [
+        bytes_of(source, np.sort(first + rng.permutation(num_rows)[:rows])) for _ in range(10)
+    ]
+    priced = pieces.bytes_of(rows / num_rows, first=first, num_rows=num_rows)
+    assert priced == pytest.approx(np.mean(counted), rel=0.06)
+
+
+def test_rows_that_are_read_alone_have_no_pieces(tmp_path):
+    source = open_source(write_shards(tmp_path / "shards", "tar"))
+    assert count_pieces(source, FIELDS, source_row_bytes=ROW_BYTES + 1536) is None
+    arrays = open_source({"bin": np.zeros((8, 99), np.uint8)})
+    assert count_pieces(arrays, FIELDS, source_row_bytes=99) is None
 
 
 @given(quota_bytes=st.integers(600_000, 6_000_000), visible=st.floats(0.1, 1.0))
@@ -67,7 +144,7 @@ def test_windows_hold_each_missing_row_once(quota_bytes, visible):
 
 def test_large_rows_are_read_alone_and_once():
     quota = Quota(
-        resident_rows=10,
+        resident_rows=0,
         missing_rows=90,
         window_rows=40,
         row_bytes=DENSE_ROW_BYTES,

@@ -368,8 +368,12 @@ def build_pace(config: Config, *, num_replicas: int, epoch_batches: int) -> Pace
     )
 
 
-def training_source(config: Config) -> dataio.Source:
+def training_source(config: Config, *, index_cache: Path | None = None) -> dataio.Source:
     """Open the training data in this process alone, as a loader would.
+
+    Args:
+        config: The settings.
+        index_cache: See `dataio.open_source`.
 
     Raises:
         ConfigError: If a text cannot be read.
@@ -377,8 +381,8 @@ def training_source(config: Config) -> dataio.Source:
     """
     data, _ = open_data(config)
     if isinstance(data, dataio.Shards):
-        return dataio.open_source(data.names, sequences=data.sequences)
-    return dataio.open_source(data) if isinstance(data, list) else data
+        return dataio.open_source(data.names, sequences=data.sequences, index_cache=index_cache)
+    return dataio.open_source(data, index_cache=index_cache) if isinstance(data, list) else data
 
 
 def _listed(patterns: str | tuple[str, ...]) -> list[str]:
