@@ -192,6 +192,7 @@ def stage_s(
 def make_feeds(
     config: Config, data: DataTimes, rows: Rows, machine: Machine, *, source: Source,
     exchanges: bool = True, staged: bool = True, hidden_fraction: float = 0.0,
+    disk_bytes_per_s: float | None = None,
 ) -> dict[int, Feed]:  # fmt: skip
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
 
@@ -206,6 +207,8 @@ def make_feeds(
         exchanges: Whether rows leave.
         staged: Whether caches hold rows; else every row is read from the source with its batch.
         hidden_fraction: Of the rows: as many leave, beside fewer steps.
+        disk_bytes_per_s: That all readers of a node read from its own disk, where staged rows lie;
+            None: as fast as what was timed.
     """
     read_bytes = 0.0 if staged else config.data.batch_size * rows.source_row_bytes
     accumulate = config.optimizer.accumulate
@@ -224,11 +227,15 @@ def make_feeds(
             sends = (machine.message(EXCHANGE, (rank, partner), round(per_step)),)
         busy_s, node_s = data.batch_s / crowd, read_bytes / source.of_node
         all_s = read_bytes / source.of_all if source.of_all else 0.0
-        one_s = max(busy_s, node_s, all_s)  # read, and made, one beside the other
+        disk_s = 0.0
+        if staged and disk_bytes_per_s is not None:
+            disk_s = config.data.batch_size * rows.row_bytes / disk_bytes_per_s
+        one_s = max(busy_s, node_s, all_s, disk_s)  # read, and made, one beside the other
         demands = (
             (cores, data.batch_cores * busy_s / one_s),
             (("source of node", *cores[1:]), node_s / one_s),
             (("source",), all_s / one_s),
+            (("disk of node", *cores[1:]), disk_s / one_s),
         )
         feeds[rank] = Feed(
             batch=Cost(one_s * accumulate, tuple(each for each in demands if each[1])),

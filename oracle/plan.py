@@ -3,7 +3,8 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import mul
 
 from oracle.cluster.cluster import Cluster, Storage
 from oracle.cluster.machine import Nodes
@@ -172,8 +173,9 @@ def plan_step(
         )  # fmt: skip
         source = find_source(_storage(cluster), probed_bytes_per_s=found.data.staging_bytes_per_s)
         feeds = make_feeds(
-            config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction
-        )
+            config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction,
+            disk_bytes_per_s=_disk_bytes_per_s(cluster),
+        )  # fmt: skip
     simulation = simulate(steps, machine, feeds=feeds, steps=STEPS)
     traces, untraced = _trace(config, found, own)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
@@ -271,9 +273,11 @@ class _Epoch:
             return 0.0
         share = num_rows / self.rows.layout.num_replicas
         batches = math.ceil(share / self.config.data.batch_size)
+        one_by_one = replace(self.config, optimizer=replace(self.config.optimizer, accumulate=1))
         feeds = make_feeds(
-            self.config, self.data, self.rows, self.machine, source=self.source, exchanges=False
-        )
+            one_by_one, self.data, self.rows, self.machine, source=self.source, exchanges=False,
+            disk_bytes_per_s=_disk_bytes_per_s(self.cluster),
+        )  # fmt: skip
         steps = programs(self.found.evaluations, self.found.world_size, self.layout.sizes)
         shown = min(batches, STEPS)
         passes = simulate(steps, self.machine, feeds=feeds, steps=shown)
@@ -284,12 +288,12 @@ class _Epoch:
         quota = self.rows.quota
         if quota is None or not quota.missing_rows:
             return 0.0, 0.0
-        windows = list(quota.windows(visible_fraction=1 - hidden_fraction))
+        runs = list(quota.runs(visible_fraction=1 - hidden_fraction))
         num_nodes = self.rows.layout.num_nodes
-        reads_s = [self.source.seconds(num_bytes, num_nodes) for _, num_bytes in windows]
-        shares = [share for share, _ in windows]
-        waits_s = wait_for_windows(shares, reads_s, steps_s=steps_s)
-        return waits_s, sum(num_bytes for _, num_bytes in windows)
+        counts, shares, num_bytes = zip(*runs, strict=True) if runs else ((), (), ())
+        reads_s = [self.source.seconds(one, num_nodes) for one in num_bytes]
+        waits_s = wait_for_windows(shares, reads_s, steps_s=steps_s, counts=counts)
+        return waits_s, sum(map(mul, counts, num_bytes))
 
     def _staging_s(self) -> float:
         return stage_s(
@@ -321,6 +325,11 @@ class _Epoch:
 
 def _storage(cluster: Cluster | None) -> Storage:
     return Storage() if cluster is None else cluster.storage
+
+
+def _disk_bytes_per_s(cluster: Cluster | None) -> float | None:
+    rate = _storage(cluster).disk_read_gbyte_s
+    return None if rate is None else rate * 1e9
 
 
 def _spread(steps_s: Sequence[float]) -> tuple[float, float]:
