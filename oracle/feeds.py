@@ -9,6 +9,7 @@ import numpy as np
 
 from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
+from dataio.plan.order import NUM_GROUPS
 from dataio.rows.fields import row_schema
 from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
@@ -187,6 +188,22 @@ def stage_s(
     read_bytes = rows.staged_bytes / rows.row_bytes * rows.source_row_bytes
     read_s = source.seconds(read_bytes, rows.layout.num_nodes)
     return max(read_s, *(rows.staged_bytes / rate for rate in rates), 0.0)
+
+
+def stage_beside(staging_s: float, *, steps_s: float) -> tuple[float, float]:
+    """Split staging where training begins with the first group of rows.
+
+    What readers take of cores and links meanwhile is not counted.
+
+    Args:
+        staging_s: Of all rows.
+        steps_s: Of the first epoch, where nobody waits.
+
+    Returns:
+        Seconds before the first step, and for which later ones wait for the other groups.
+    """
+    first_s = staging_s / NUM_GROUPS
+    return first_s, (1 - 1 / NUM_GROUPS) * max(staging_s - steps_s, 0.0)
 
 
 def make_feeds(

@@ -11,7 +11,7 @@ from oracle.cluster.machine import Nodes
 from oracle.cluster.probed import cluster_of
 from oracle.costs import Machine
 from oracle.errors import OracleError
-from oracle.feeds import Rows, Source, find_source, lay_rows, make_feeds, stage_s
+from oracle.feeds import Rows, Source, find_source, lay_rows, make_feeds, stage_beside, stage_s
 from oracle.machine import OneNode
 from oracle.probe.data import DataTimes
 from oracle.probe.probe import Probe, step_settings
@@ -78,6 +78,7 @@ class EpochPlan:
         checkpoint_every: Epochs from one to the next; 0: none is written.
         spread: Of steps that were timed: the tenth and the ninetieth of a hundred, over the median.
         staging_s: Before the first epoch.
+        late_rows_s: For which the first epoch waits for rows that are staged beside it.
         unstaged_s: What the steps would take, were no row staged and each read from the source in
             every epoch; 0: none is staged.
         link_bytes: That leave the busiest node in an epoch with the exchange.
@@ -98,6 +99,7 @@ class EpochPlan:
     checkpoint_every: int
     spread: tuple[float, float]
     staging_s: float
+    late_rows_s: float = 0.0
     unstaged_s: float
     link_bytes: float
     hidden_fraction: float
@@ -124,11 +126,11 @@ class EpochPlan:
     def pays_after(self) -> int | None:
         """Epochs after which staging has cost less than reading from the source; None: never."""
         saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.turn_s
-        return math.ceil(self.staging_s / saved_s) if saved_s > 0 else None
+        return math.ceil((self.staging_s + self.late_rows_s) / saved_s) if saved_s > 0 else None
 
     def run_s(self, epochs: int) -> float:
         """Seconds of a run, staging included."""
-        return self.staging_s + epochs * self.epoch_s
+        return self.staging_s + self.late_rows_s + epochs * self.epoch_s
 
 
 def plan_step(
@@ -247,6 +249,9 @@ class _Epoch:
         timed = max(self.found.steps, key=lambda each: each.computing_s).step_s
         steps_s = steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0)
         windows_s, read_bytes = self._windows(steps_s, hidden_fraction)
+        staging_s, late_rows_s = self._staging_s(), 0.0
+        if self.config.data.staging.when == "overlap":
+            staging_s, late_rows_s = stage_beside(staging_s, steps_s=steps_s)
         return EpochPlan(
             steps=steps,
             train_s=steps_s + windows_s,
@@ -260,7 +265,8 @@ class _Epoch:
             checkpoint_s=self._checkpoint_s(traces),
             checkpoint_every=self.config.run.checkpoint_epochs,
             spread=_spread(timed),
-            staging_s=self._staging_s(),
+            staging_s=staging_s,
+            late_rows_s=late_rows_s,
             unstaged_s=steps * self._unstaged_step_s() if self.rows.staged_bytes else 0.0,
             link_bytes=self.rows.leaving_bytes * self.rows.layout.widest,
             hidden_fraction=hidden_fraction,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dataio.base.errors import QuotaError
 from oracle.cluster.cluster import Cluster
-from oracle.feeds import Rows, find_source, lay_rows, stage_s
+from oracle.feeds import Rows, find_source, lay_rows, stage_beside, stage_s
 from oracle.search.choices import Group
 from oracle.search.data import DataFacts
 from oracle.windows import wait_for_windows
@@ -43,7 +43,7 @@ class Fed(NamedTuple):
         reads_s: What each takes to be read.
         counts: How many of each come one after another.
         scorings: Batches of hidden rows that are scored anew, of a replica, on average.
-        staging_s: Before the first epoch.
+        staging_s: Of all rows; see `Epochs.staging_s`.
         quota: As `NodeCache` takes it; 0: all rows lie in the cache, or the settings have one.
         batch_core_s: Of a step's batches on one core.
         most_threads: Of a reader; 0: nobody counts them.
@@ -147,6 +147,17 @@ class Epochs:
             "turn": self._data.turn_s,
             "refresh": self._refresh_s(fed, forward_s),
         }
+
+    def staging_s(self, fed: Fed, steps_s: float) -> float:
+        """Price what staging adds to a run, before its first epoch or in it.
+
+        Args:
+            fed: Of the group.
+            steps_s: Of an epoch.
+        """
+        if self._config.data.staging.when == "overlap":
+            return sum(stage_beside(fed.staging_s, steps_s=steps_s))
+        return fed.staging_s
 
     def _windows_s(self, fed: Fed, steps_s: float) -> float:
         if not fed.shares:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from oracle.costs import Cost
-from oracle.feeds import Source, lay_rows, make_feeds
+from oracle.feeds import Source, lay_rows, make_feeds, stage_beside
 from oracle.probe.data import DataTimes
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
@@ -96,3 +96,10 @@ def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_p
     assert dict(slow.demands)["source",] == 1.0
     assert Source(of_node=1e3).seconds(2000, 10) == 2.0
     assert SOURCE.seconds(2000, 10) == 5.0
+
+
+def test_staging_beside_training_is_hidden_by_steps_but_for_the_first_group():
+    assert stage_beside(16.0, steps_s=100.0) == (1.0, 0.0)
+    first_s, late_s = stage_beside(160.0, steps_s=16.0)
+    # The last group is there after 160 s, and a sixteenth of the steps is left then
+    assert first_s + late_s + 16.0 == pytest.approx(160.0 + 1.0)

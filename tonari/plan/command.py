@@ -217,8 +217,15 @@ def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
     return [
         *lines,
         f"{epochs} epochs: {run_s / 3600:.2f} h, {run_s * epoch.num_nodes / 3600:.2f} node hours; "
-        f"staging, before the first, {epoch.staging_s:.1f} s{_paying_words(epoch)}",
+        f"staging, before the first, {epoch.staging_s:.1f} s{_late_words(epoch)}"
+        f"{_paying_words(epoch)}",
     ]
+
+
+def _late_words(epoch: "EpochPlan") -> str:
+    if not epoch.late_rows_s:
+        return ""
+    return f", and {epoch.late_rows_s:.1f} s for which the first waits for rows staged beside it"
 
 
 def _paying_words(epoch: "EpochPlan") -> str:

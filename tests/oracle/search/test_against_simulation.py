@@ -123,3 +123,26 @@ def test_an_epoch_is_priced_as_it_is_simulated(
     assert price_s == pytest.approx(planned.epoch_s, rel=0.02, abs=meets_s + first_s)
     if not meets_s and quota:
         assert waits_s["windows"] == pytest.approx(planned.windows_s, rel=0.02, abs=first_s)
+
+
+def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory):
+    for computing_s in (0.001, 1.0):
+        config = load(directory, "data.staging.when=overlap", "mesh.dp_replicate=2", text=IMAGES)
+        cluster = Cluster(
+            name="both", level=(Level(name="node", units=2),), host=Host(cores=CORES),
+            storage=Storage(node_read_gbyte_s=0.001),
+        )  # fmt: skip
+        data = DataTimes(
+            readers=2, num_rows=1600, evaluated_rows=0, row_bytes=1e5, source_row_bytes=1e5,
+            batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, turn_s=0.0,
+            write_bytes_per_s=0.0,
+        )  # fmt: skip
+        planned, epochs, fed, _ = both(
+            config, cluster, data, ranks=2, computing_s=computing_s, hidden=0.0
+        )
+        added_s = planned.staging_s + planned.late_rows_s
+        assert planned.staging_s == pytest.approx(160 / 16)
+        expected_s = 160.0 - 100 * computing_s * 15 / 16
+        assert added_s == pytest.approx(expected_s, rel=0.01)
+        assert epochs.staging_s(fed, 100 * computing_s) == pytest.approx(added_s, rel=0.01)
+        assert planned.run_s(3) == pytest.approx(3 * planned.epoch_s + added_s)
