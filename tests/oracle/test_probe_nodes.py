@@ -74,9 +74,12 @@ def test_a_group_that_lies_as_one_that_was_timed_takes_what_was_timed(tmp_path):
 def test_a_job_of_more_nodes_or_other_ranks_has_the_links_that_were_probed(tmp_path):
     network = of_nodes(tmp_path, between("send"))
     more = replace(network, world_size=16)
-    assert [level.units for level in cluster_of(more, None).level] == [2, 8]
+    wider = cluster_of(more, None)
+    assert wider is not None
+    assert [level.units for level in wider.level] == [2, 8]
     job = replace(network, ranks=4, nodes=1, world_size=8, messages=())
     machine = cluster_of(job, network)
+    assert machine is not None
     assert [level.units for level in machine.level] == [4, 2]
     assert machine.level[1].gbyte_s == pytest.approx(GBYTE_S)
     file = Cluster(name="file", level=(Level(name="node", units=4),))

@@ -26,7 +26,7 @@ def main() -> None:
     clock = SimpleNamespace(
         perf_counter=lambda: time.perf_counter() + node * APART_S, process_time=time.process_time
     )
-    messages.time = clock  # type: ignore[attr-defined]
+    messages.time = clock  # type: ignore[assignment, attr-defined]
     messages.MOST_MESSAGES = messages.LEAST_MESSAGES
     found = probe(
         load_config(settings), world_size=world_size, steps=1, sizes=SIZES, link_sizes=SIZES
