@@ -5,11 +5,12 @@ what to evict can beat keeping the same ones) and the others share the rest of t
 after window.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dataio.base.errors import QuotaError
 from dataio.base.sizes import format_bytes
-from dataio.plan.history import COLUMNS, score_dtype
+from dataio.plan.history import COLUMNS, ScoreColumn, score_dtype
 from dataio.rows.rows import RowSchema
 
 MANIFEST_COPIES = 3
@@ -27,8 +28,12 @@ BLOCK_BYTES = 4096
 SMALL_FILE_BYTES = 2 * BLOCK_BYTES
 UNKNOWN_HEADERS = 8
 """A row of variable fields alone, of which nothing is known, is guessed as so many headers."""
-SCORE_BYTES = score_dtype(COLUMNS).itemsize
-"""Of a row at most: another job on the same cache may go by more columns than this one."""
+SCORE_BYTES = score_dtype(name for name in COLUMNS if name != "history").itemsize
+"""Of a row at most, but for its ``history``: another job on the same cache may go by more columns
+than this one."""
+
+HISTORY_BYTES = score_dtype(COLUMNS).itemsize - SCORE_BYTES
+"""Of a row beside its other scores, where a job keeps it."""
 
 DELTA_FILES = 18
 """Of each local rank, where rows are exchanged: see `commit_log.DELTAS_PER_BASE`."""
@@ -60,6 +65,11 @@ class Budget:
     has_room_to_move: bool
     num_seals: int
     spare_bytes: int
+
+
+def without_history(quota_bytes: int, columns: Iterable[ScoreColumn], num_slots: int) -> int:
+    """Take off a quota what only jobs that keep ``history`` need beside a cache."""
+    return quota_bytes - (num_slots * HISTORY_BYTES if "history" in columns else 0)
 
 
 @dataclass(frozen=True)

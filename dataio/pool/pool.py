@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.cache.choice import scores_directory
+from dataio.cache.quota import without_history
 from dataio.plan.history import ScoreColumn, Scores, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
@@ -89,6 +90,8 @@ class Pool:
         self._streaming: Streaming | None = None
         self._placement: Placement | None = None
         self._sample_ids: NDArray[np.int64] | None = None
+        if quota_bytes is not None:
+            quota_bytes = without_history(quota_bytes, columns, num_slots)
         # Whoever catches an error may try again in this process: nothing may stay locked.
         with contextlib.ExitStack() as undo:
             self.cache, budget = open_node_cache(

@@ -6,7 +6,8 @@ from dataio import (
     QuotaError,
 )
 from dataio.cache.files.store import HeapFile
-from dataio.cache.quota import Need, plan_budget
+from dataio.cache.quota import SCORE_BYTES, Need, plan_budget, without_history
+from dataio.plan.history import COLUMNS, score_dtype
 from dataio.rows.rows import FixedColumn, RowSchema
 
 
@@ -17,6 +18,12 @@ def test_a_heap_with_a_limit_never_grows_past_it(tmp_path):
     with pytest.raises(QuotaError, match="would grow to 100001 bytes, expected at most 100000"):
         heap.reserve(100_001)
     assert heap.path.stat().st_size == 100_000
+
+
+def test_a_history_of_losses_is_counted_only_where_a_job_keeps_it():
+    assert without_history(10**6, ("loss", "loss_mean"), 1000) == 10**6
+    left = without_history(10**6, ("history",), 1000)
+    assert 10**6 - left + 1000 * SCORE_BYTES == 1000 * score_dtype(COLUMNS).itemsize
 
 
 def test_a_budget_gives_out_no_more_than_the_quota():

@@ -189,7 +189,10 @@ def test_the_history_holds_each_loss_of_the_last_epochs_and_nothing_older(seed, 
         slots = np.flatnonzero(rng.random(5) < share)
         loss = rng.exponential(size=len(slots)).astype(np.float16)
         report(scores, slots, loss, epoch=epoch)
-        losses |= {(epoch, slot): float(one) for slot, one in zip(slots, loss, strict=True)}
+        losses |= {
+            (epoch, slot): float(one)
+            for slot, one in zip(slots.tolist(), loss.tolist(), strict=True)
+        }
     for slot, last in enumerate(scores["epoch"].tolist()):
         for epoch in range(-1, 3 * HISTORY_EPOCHS + 1):
             (found,) = losses_in(scores[slot : slot + 1], np.array([epoch]))
