@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oracle.cluster.cluster import Cluster
+from oracle.cluster.probed import cluster_of
 from oracle.paradl import Link, Terms, link_across, name_of, price, probed_link
 from oracle.probe.probe import Probe
 from oracle.simulate import Simulation
@@ -34,25 +35,27 @@ class Explanation:
 
 
 def explain(
-    config: Config, found: Probe, simulation: Simulation, *, cluster: Cluster | None = None
-) -> Explanation:
+    config: Config, found: Probe, simulation: Simulation, *,
+    cluster: Cluster | Probe | None = None,
+) -> Explanation:  # fmt: skip
     """Price a step by ParaDL's equations, from what a probe timed and a machine's links.
 
     Args:
         config: The settings of the probe.
         found: Of as many ranks as the job has on a node.
         simulation: Of the job, as `oracle.plan.plan_step` makes it.
-        cluster: The nodes; None: the one that was probed.
+        cluster: As of `oracle.plan.plan_step`.
 
     Raises:
         OracleError: If the probe timed no sends on a node of several ranks.
     """
     layout = lay_out(config, found.world_size)
-    inside = probed_link(found.messages) if found.ranks > 1 else None
+    inside = probed_link(found.inside) if found.ranks > 1 else None
+    machine = cluster_of(found, cluster)
 
     def link_of(ranks: tuple[int, ...]) -> Link:
-        if cluster is not None:
-            return link_across(cluster, ranks, inside=inside)
+        if machine is not None:
+            return link_across(machine, ranks, inside=inside)
         assert inside is not None, "a group of several ranks on a node that has one"
         return inside
 

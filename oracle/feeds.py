@@ -9,10 +9,12 @@ import numpy as np
 
 from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
+from dataio.plan.order import NUM_GROUPS
 from dataio.rows.fields import row_schema
 from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
+from oracle.probe.messages import EXCHANGE
 from oracle.windows import Pieces, Quota, share_quota
 from shuffle.plan import num_leaving
 from shuffle.ring import crossing_fraction
@@ -188,9 +190,26 @@ def stage_s(
     return max(read_s, *(rows.staged_bytes / rate for rate in rates), 0.0)
 
 
+def stage_beside(staging_s: float, *, steps_s: float) -> tuple[float, float]:
+    """Split staging where training begins with the first group of rows.
+
+    What readers take of cores and links meanwhile is not counted.
+
+    Args:
+        staging_s: Of all rows.
+        steps_s: Of the first epoch, where nobody waits.
+
+    Returns:
+        Seconds before the first step, and for which later ones wait for the other groups.
+    """
+    first_s = staging_s / NUM_GROUPS
+    return first_s, (1 - 1 / NUM_GROUPS) * max(staging_s - steps_s, 0.0)
+
+
 def make_feeds(
     config: Config, data: DataTimes, rows: Rows, machine: Machine, *, source: Source,
     exchanges: bool = True, staged: bool = True, hidden_fraction: float = 0.0,
+    disk_bytes_per_s: float | None = None,
 ) -> dict[int, Feed]:  # fmt: skip
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
 
@@ -206,6 +225,8 @@ def make_feeds(
         exchanges: Whether rows leave.
         staged: Whether caches hold rows; else every row is read from the source with its batch.
         hidden_fraction: Of the rows: as many leave, beside fewer steps.
+        disk_bytes_per_s: That all readers of a node read from its own disk, where staged rows lie;
+            None: as fast as what was timed.
     """
     num_steps = rows.num_steps(config, hidden_fraction=hidden_fraction)
     windows_s = 0.0
@@ -226,15 +247,19 @@ def make_feeds(
         if per_step:
             # As far along the ring as there are replicas on a node: to another one
             partner = rows.readers[(number + rows.layout.widest) % len(rows.readers)]
-            sends = (machine.message("send", (rank, partner), round(per_step)),)
+            sends = (machine.message(EXCHANGE, (rank, partner), round(per_step)),)
         busy_s, node_s = data.batch_s / crowd, read_bytes / source.of_node
         all_s = read_bytes / source.of_all if source.of_all else 0.0
+        disk_s = 0.0
+        if staged and disk_bytes_per_s is not None:
+            disk_s = config.data.batch_size * rows.row_bytes / disk_bytes_per_s
         # Read, and made, one beside the other
-        one_s = max(busy_s + windows_s, node_s, all_s)
+        one_s = max(busy_s + windows_s, node_s, all_s, disk_s)
         demands = (
             (cores, (data.batch_cores * busy_s + windows_s) / one_s),
             (("source of node", *cores[1:]), node_s / one_s),
             (("source",), all_s / one_s),
+            (("disk of node", *cores[1:]), disk_s / one_s),
         )
         feeds[rank] = Feed(
             batch=Cost(one_s * accumulate, tuple(each for each in demands if each[1])),

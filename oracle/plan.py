@@ -3,13 +3,15 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import mul
 
 from oracle.cluster.cluster import Cluster, Storage
 from oracle.cluster.machine import Nodes
+from oracle.cluster.probed import cluster_of
 from oracle.costs import Machine
 from oracle.errors import OracleError
-from oracle.feeds import Rows, Source, find_source, lay_rows, make_feeds, stage_s
+from oracle.feeds import Rows, Source, find_source, lay_rows, make_feeds, stage_beside, stage_s
 from oracle.machine import OneNode
 from oracle.probe.data import DataTimes
 from oracle.probe.probe import Probe, step_settings
@@ -76,6 +78,7 @@ class EpochPlan:
         checkpoint_every: Epochs from one to the next; 0: none is written.
         spread: Of steps that were timed: the tenth and the ninetieth of a hundred, over the median.
         staging_s: Before the first epoch.
+        late_rows_s: For which the first epoch waits for rows that are staged beside it.
         unstaged_s: What the steps would take, were no row staged and each read from the source in
             every epoch; 0: none is staged.
         link_bytes: That leave the busiest node in an epoch with the exchange.
@@ -96,6 +99,7 @@ class EpochPlan:
     checkpoint_every: int
     spread: tuple[float, float]
     staging_s: float
+    late_rows_s: float = 0.0
     unstaged_s: float
     link_bytes: float
     hidden_fraction: float
@@ -122,24 +126,25 @@ class EpochPlan:
     def pays_after(self) -> int | None:
         """Epochs after which staging has cost less than reading from the source; None: never."""
         saved_s = self.unstaged_s - self.train_s - self.exchange_s - self.turn_s
-        return math.ceil(self.staging_s / saved_s) if saved_s > 0 else None
+        return math.ceil((self.staging_s + self.late_rows_s) / saved_s) if saved_s > 0 else None
 
     def run_s(self, epochs: int) -> float:
         """Seconds of a run, staging included."""
-        return self.staging_s + epochs * self.epoch_s
+        return self.staging_s + self.late_rows_s + epochs * self.epoch_s
 
 
 def plan_step(
-    config: Config, found: Probe, *, cluster: Cluster | None = None,
+    config: Config, found: Probe, *, cluster: Cluster | Probe | None = None,
     hidden_fraction: float = 0.0, own: Own | None = None, cores_of: tuple[int, ...] = (),
 ) -> StepPlan:  # fmt: skip
-    """Predict a job on the node that was probed for it, or on many such nodes.
+    """Predict a job on the node or nodes that were probed for it, or on many such nodes.
 
     Args:
         config: The settings that the probe was made with; what does not change a step's computation
             may differ, such as the exchange.
         found: Of as many ranks as the job has on a node.
-        cluster: The nodes; None: the one that was probed.
+        cluster: The nodes, or a probe of several that are joined as those of the job; None: those
+            that were probed.
         hidden_fraction: Of the rows, that an epoch leaves out.
         own: What the caller of `trainer.train` would bring.
         cores_of: See `Nodes`.
@@ -157,6 +162,7 @@ def plan_step(
             "file and the same SECTION.KEY=VALUE"
         )
     layout = lay_out(config, found.world_size)
+    cluster = cluster_of(found, cluster)
     machine, node_of = _place_on(found, cluster, cores_of)
     steps = programs(found.steps, found.world_size, layout.sizes)
     feeds, rows, source = {}, None, None
@@ -169,8 +175,9 @@ def plan_step(
         )  # fmt: skip
         source = find_source(_storage(cluster), probed_bytes_per_s=found.data.staging_bytes_per_s)
         feeds = make_feeds(
-            config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction
-        )
+            config, found.data, rows, machine, source=source, hidden_fraction=hidden_fraction,
+            disk_bytes_per_s=_disk_bytes_per_s(cluster),
+        )  # fmt: skip
     simulation = simulate(steps, machine, feeds=feeds, steps=STEPS)
     traces, untraced = _trace(config, found, own)
     _, dp_replicate, dp_shard, _, _ = layout.sizes
@@ -197,14 +204,14 @@ def _place_on(
     found: Probe, cluster: Cluster | None, cores_of: tuple[int, ...]
 ) -> tuple[Machine, list[int]]:
     """Find the machine of a job, and the node of each of its ranks."""
-    node = OneNode(found.messages, found.slowdowns, cores=found.cores)
+    node = OneNode(found.inside, found.slowdowns, cores=found.cores)
     ranks = range(found.world_size)
     if cluster is None:
         if found.ranks != found.world_size:
             raise OracleError(
                 f"the probe is of {found.ranks} ranks of a job of {found.world_size}; give "
-                "--cluster FILE, which says how nodes are joined, or start the probe with all "
-                f"{found.world_size} ranks on one"
+                "--cluster FILE, which says how nodes are joined, start the probe on two nodes, or "
+                f"with all {found.world_size} ranks on one"
             )
         return node, [0 for _ in ranks]
     cluster.num_nodes(found.world_size)
@@ -242,6 +249,9 @@ class _Epoch:
         timed = max(self.found.steps, key=lambda each: each.computing_s).step_s
         steps_s = steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0)
         windows_s, read_bytes = self._windows(steps_s, hidden_fraction)
+        staging_s, late_rows_s = self._staging_s(), 0.0
+        if self.config.data.staging.when == "overlap":
+            staging_s, late_rows_s = stage_beside(staging_s, steps_s=steps_s)
         return EpochPlan(
             steps=steps,
             train_s=steps_s + windows_s,
@@ -255,7 +265,8 @@ class _Epoch:
             checkpoint_s=self._checkpoint_s(traces),
             checkpoint_every=self.config.run.checkpoint_epochs,
             spread=_spread(timed),
-            staging_s=self._staging_s(),
+            staging_s=staging_s,
+            late_rows_s=late_rows_s,
             unstaged_s=steps * self._unstaged_step_s() if self.rows.staged_bytes else 0.0,
             link_bytes=self.rows.leaving_bytes * self.rows.layout.widest,
             hidden_fraction=hidden_fraction,
@@ -268,9 +279,11 @@ class _Epoch:
             return 0.0
         share = num_rows / self.rows.layout.num_replicas
         batches = math.ceil(share / self.config.data.batch_size)
+        one_by_one = replace(self.config, optimizer=replace(self.config.optimizer, accumulate=1))
         feeds = make_feeds(
-            self.config, self.data, self.rows, self.machine, source=self.source, exchanges=False
-        )
+            one_by_one, self.data, self.rows, self.machine, source=self.source, exchanges=False,
+            disk_bytes_per_s=_disk_bytes_per_s(self.cluster),
+        )  # fmt: skip
         steps = programs(self.found.evaluations, self.found.world_size, self.layout.sizes)
         shown = min(batches, STEPS)
         passes = simulate(steps, self.machine, feeds=feeds, steps=shown)
@@ -281,12 +294,12 @@ class _Epoch:
         quota = self.rows.quota
         if quota is None or not quota.missing_rows:
             return 0.0, 0.0
-        windows = list(quota.windows(visible_fraction=1 - hidden_fraction))
+        runs = list(quota.runs(visible_fraction=1 - hidden_fraction))
         num_nodes = self.rows.layout.num_nodes
-        reads_s = [self.source.seconds(num_bytes, num_nodes) for _, num_bytes in windows]
-        shares = [share for share, _ in windows]
-        waits_s = wait_for_windows(shares, reads_s, steps_s=steps_s)
-        return waits_s, sum(num_bytes for _, num_bytes in windows)
+        counts, shares, num_bytes = zip(*runs, strict=True) if runs else ((), (), ())
+        reads_s = [self.source.seconds(one, num_nodes) for one in num_bytes]
+        waits_s = wait_for_windows(shares, reads_s, steps_s=steps_s, counts=counts)
+        return waits_s, sum(map(mul, counts, num_bytes))
 
     def _staging_s(self) -> float:
         return stage_s(
@@ -318,6 +331,11 @@ class _Epoch:
 
 def _storage(cluster: Cluster | None) -> Storage:
     return Storage() if cluster is None else cluster.storage
+
+
+def _disk_bytes_per_s(cluster: Cluster | None) -> float | None:
+    rate = _storage(cluster).disk_read_gbyte_s
+    return None if rate is None else rate * 1e9
 
 
 def _spread(steps_s: Sequence[float]) -> tuple[float, float]:

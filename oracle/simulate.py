@@ -47,8 +47,7 @@ class Simulation:
     Attributes:
         step_ends_s: Of each step, when the last rank was through.
         spans: What the ranks did, in the order of its end.
-        behind_s: Of what leaves beside the steps, how many seconds are left at their end, by
-            themselves; of the rank that is most behind.
+        behind_s: After the last step, until all has left that leaves beside the steps.
     """
 
     step_ends_s: tuple[float, ...]
@@ -181,12 +180,7 @@ class _Run:
         for number in range(len(self._ranks)):
             self._begin_step(number)
         while self._queue and self._left:
-            end_s, _, version, task = heapq.heappop(self._queue)
-            if version != task.version:
-                continue
-            self._now_s = end_s
-            self._end(task)
-            task.then()
+            self._go_on()
         if self._left:
             stuck = [number for number, rank in enumerate(self._ranks) if rank.step < self._steps]
             event = self._ranks[stuck[0]].event
@@ -195,11 +189,22 @@ class _Run:
                 f"{event} of its step; traces of one job's ranks are needed, all of the same "
                 "settings"
             )
-        behind_s = [self._behind_s(rank.loader) for rank in self._ranks if rank.loader is not None]
+        stepped_s = self._now_s
+        loaders = [rank.loader for rank in self._ranks if rank.loader is not None]
+        while self._queue and any(loader.sends for loader in loaders):
+            self._go_on()
         return Simulation(
             step_ends_s=tuple(self._ends_s), spans=tuple(self._spans),
-            behind_s=max(behind_s, default=0.0),
+            behind_s=self._now_s - stepped_s,
         )  # fmt: skip
+
+    def _go_on(self) -> None:
+        """Go to the next end of a task, and begin what comes after it."""
+        end_s, _, version, task = heapq.heappop(self._queue)
+        if version == task.version:
+            self._now_s = end_s
+            self._end(task)
+            task.then()
 
     # Loaders
 
@@ -240,13 +245,6 @@ class _Run:
         loader.sending = None
         del loader.sends[0]
         self._send(loader)
-
-    def _behind_s(self, loader: _Loader) -> float:
-        if loader.sending is None:
-            return 0.0
-        task = loader.sending
-        left_s = task.left_s - (self._now_s - task.since_s) / task.slowdown
-        return left_s + sum(cost.seconds for cost in loader.sends[1:])
 
     # Ranks
 

@@ -7,7 +7,7 @@ one before are trained.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 
@@ -86,15 +86,24 @@ class Quota:
     def windows(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[float, float]]:
         """Yield an epoch's windows: the share of its missing rows, and bytes that the node reads.
 
-        Each is of whole batches. Of each replica, it takes every piece that holds one of its rows.
-        Where there are no pieces, one of rows that are read with their neighbours is a pass over
-        all that are missing.
+        Args:
+            visible_fraction: Of the rows.
+        """
+        for count, share, num_bytes in self.runs(visible_fraction=visible_fraction):
+            yield from repeat((share, num_bytes), count)
+
+    def runs(self, *, visible_fraction: float = 1.0) -> Iterator[tuple[int, float, float]]:
+        """Yield the same as runs of equal windows, of which there are few: how many, and of each.
+
+        A window is of whole batches. Of each replica, it takes every piece that holds one of its
+        rows. Where there are no pieces, one of rows that are read with their neighbours is a pass
+        over all that are missing.
 
         Args:
             visible_fraction: Of the rows.
         """
-        for share in self._shares(visible_fraction):
-            yield share, self._cost_of(share * visible_fraction)[0] * self.local_size
+        for count, share in self._shares(visible_fraction):
+            yield count, share, self._cost_of(share * visible_fraction)[0] * self.local_size
 
     def reading_s(self, *, visible_fraction: float = 1.0) -> float:
         """Compute for how long a replica's windows of an epoch take a processor.
@@ -103,18 +112,20 @@ class Quota:
             visible_fraction: Of the rows.
         """
         shares = self._shares(visible_fraction)
-        return sum(self._cost_of(share * visible_fraction)[1] for share in shares)
+        return sum(count * self._cost_of(share * visible_fraction)[1] for count, share in shares)
 
-    def _shares(self, visible_fraction: float) -> Iterator[float]:
-        """Yield each window's part of the missing rows that are visible."""
+    def _shares(self, visible_fraction: float) -> Iterator[tuple[int, float]]:
+        """Yield runs of windows: how many, and each one's part of the missing rows to be seen."""
         total = round(self.missing_rows * visible_fraction / self.local_size)
         of_batch = self.batch_size * self.missing_rows / (self.missing_rows + self.resident_rows)
         most, left = max(int(FIRST_WINDOW_BYTES / max(self.row_bytes, 1.0)), 1), float(total)
-        while left > 1e-6:
+        while left > 1e-6 + 1e-12 * total:
             batches = max(min(most, self.window_rows) // of_batch, 1)
             rows = min(batches * of_batch, left)
-            yield rows / total
-            left, most = left - rows, 2 * most
+            # From here on none is larger
+            count = max(int(left // rows), 1) if most >= self.window_rows else 1
+            yield count, rows / total
+            left, most = left - count * rows, 2 * most
 
     def _cost_of(self, share: float) -> tuple[float, float]:
         """Price a window of one replica, by its part of its missing rows: bytes, processor time."""
@@ -165,15 +176,21 @@ def share_quota(
     return made(resident_rows=resident, missing_rows=slots - resident, window_rows=max(window, 1))
 
 
-def wait_for_windows(shares: Sequence[float], reads_s: Sequence[float], *, steps_s: float) -> float:
+def wait_for_windows(
+    shares: Sequence[float], reads_s: Sequence[float], *, steps_s: float,
+    counts: Sequence[int] | None = None,
+) -> float:  # fmt: skip
     """Compute for how long an epoch's steps wait for windows, the first of which nobody hides.
 
     Args:
         shares: Of the steps, that each window is for.
         reads_s: What each takes to be read.
         steps_s: Of all steps, where nobody waits.
+        counts: How many of each come one after another; None: one.
     """
     waits_s = sum(reads_s[:1])
     for (share, _), (_, read_s) in pairwise(zip(shares, reads_s, strict=True)):
         waits_s += max(read_s - share * steps_s, 0.0)
+    for share, read_s, count in zip(shares, reads_s, counts or (), strict=counts is not None):
+        waits_s += (count - 1) * max(read_s - share * steps_s, 0.0)
     return waits_s

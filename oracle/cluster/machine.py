@@ -1,11 +1,24 @@
 """What computation and messages take on a cluster: nodes that were probed, and links between."""
 
+from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 
 from oracle.cluster.cluster import Cluster
 from oracle.cluster.links import Route, lay_route
+from oracle.cluster.probed import ProbedCluster
 from oracle.costs import Cost, Resource
-from oracle.machine import OneNode
+from oracle.machine import Curve, OneNode
+from oracle.probe.messages import EXCHANGE
+
+
+@dataclass(frozen=True)
+class _Between:
+    """Messages between nodes, by their bytes: seconds, and processors of all ranks together."""
+
+    seconds: Curve
+    cores: Curve
+    nodes: int
 
 
 class Nodes:
@@ -13,7 +26,8 @@ class Nodes:
 
     A message takes what it takes among as many of a node's ranks, the work of processors, or what
     its links take, whichever is more; of a kind that was not timed, such as a send where a node has
-    one rank, the links alone.
+    one rank, the links alone. Of a group that lies on nodes as one that was timed between them, it
+    takes what was timed.
 
     Args:
         cluster: The nodes and links.
@@ -27,9 +41,23 @@ class Nodes:
     ) -> None:
         self.cluster, self._node, self._cores_of = cluster, node, cores_of
         self._route = lru_cache(maxsize=None)(self._lay)
+        self._timed_as = lru_cache(maxsize=None)(self._find)
+        between = cluster.messages if isinstance(cluster, ProbedCluster) else ()
+        self._between = {(each.kind, each.ranks, each.nodes): each for each in between}
 
     def _lay(self, kind: str, ranks: tuple[int, ...]) -> Route:
         return lay_route(self.cluster, kind, ranks)
+
+    def _find(self, kind: str, ranks: tuple[int, ...]) -> "_Between | None":
+        """Find messages that were timed between as many nodes, with as many ranks on each."""
+        counts = Counter(rank // self.cluster.ranks_per_node for rank in ranks)
+        if len(set(counts.values())) > 1:
+            return None
+        timed = self._between.get((kind, len(ranks), len(counts)))
+        if timed is None:
+            return None
+        at = tuple(map(float, timed.num_bytes))
+        return _Between(Curve(at, timed.seconds), Curve(at, timed.cores), len(counts))
 
     def cores(self, rank: int) -> Resource:
         """Name the processors that a rank computes on."""
@@ -41,16 +69,28 @@ class Nodes:
         return Cost(seconds, ((self.cores(rank), 1.0),))
 
     def message(self, kind: str, ranks: tuple[int, ...], num_bytes: int) -> Cost:
-        """Price a message: processors of the nodes, and links."""
+        """Price a message: processors of the nodes, and links.
+
+        One of kind `oracle.probe.messages.EXCHANGE` that was not timed is a send.
+        """
+        timed = self._timed_as(kind, ranks)
+        if timed is None and kind == EXCHANGE:
+            return self.message("send", ranks, num_bytes)
         route = self._route(kind, ranks)
-        busy = Cost(0.0)
-        if self._node is not None and self._node.knows(kind):
-            busy = self._node.message(kind, ranks, num_bytes)
-        seconds = max(busy.seconds, route.seconds(num_bytes))
-        if not seconds:
-            return Cost(0.0)
+        if timed is not None:
+            cores = timed.cores(num_bytes)
+            # What was timed includes what the message's own demand does to a node
+            slowdown = self.slowdown(("cores",), cores / timed.nodes)
+            seconds = timed.seconds(num_bytes) / slowdown
+        else:
+            busy = Cost(0.0)
+            if self._node is not None and self._node.knows(kind):
+                busy = self._node.message(kind, ranks, num_bytes)
+            seconds = max(busy.seconds, route.seconds(num_bytes))
+            if not seconds:
+                return Cost(0.0)
+            cores = sum(demand for _, demand in busy.demands) * busy.seconds / seconds
         shares: dict[Resource, float] = {}
-        cores = sum(demand for _, demand in busy.demands) * busy.seconds / seconds
         for rank in ranks if cores else ():
             shares[self.cores(rank)] = shares.get(self.cores(rank), 0.0) + cores / len(ranks)
         return Cost(seconds, (*shares.items(), *route.demands(num_bytes, seconds)))

@@ -1,4 +1,7 @@
-"""Measure what a prediction needs of a machine and of a model, and keep it as JSON."""
+"""Measure what a prediction needs of a machine and of a model, and keep it as JSON.
+
+A probe of several nodes is one of the first node, with the messages between nodes.
+"""
 
 import json
 import os
@@ -11,10 +14,17 @@ from typing import Any
 import torch
 
 from dataio.base.atomic import write_json
-from dataio.world import World, discover_world
+from dataio.world import Topology, World, discover_world
 from oracle.errors import OracleError
 from oracle.probe.data import DataTimes, data_times, time_data
-from oracle.probe.messages import SIZES, MessageTimes, group_sizes, time_messages
+from oracle.probe.messages import (
+    LINK_SIZES,
+    SIZES,
+    MessageTimes,
+    group_sizes,
+    time_links,
+    time_messages,
+)
 from oracle.record import Message, Wait
 from oracle.stopwatch import Timed, time_step
 from trainer.config.config import Config
@@ -31,10 +41,10 @@ class Probe:
 
     Attributes:
         torch: Its version.
-        cores: That the ranks may use together.
-        ranks: Of the node.
+        cores: That the ranks of a node may use together.
+        ranks: Of a node.
         world_size: Of the job whose steps were timed.
-        messages: Among the ranks of the node.
+        messages: Among the ranks of a node, and between nodes if there were several.
         settings: What of the job's settings decides what a step computes, by section.
         steps: By pp coordinate: what a rank there computes where nobody else does.
         slowdowns: So many ranks computing at a time, and how many times longer it took them; of
@@ -42,6 +52,7 @@ class Probe:
         evaluations: As ``steps``, of a batch that is evaluated; empty if ``data`` is None.
         data: What feeding the ranks takes; None: not measured.
         overrides: That were given with the settings' file, as ``SECTION.KEY=VALUE``.
+        nodes: That it was started on.
     """
 
     torch: str
@@ -55,30 +66,44 @@ class Probe:
     evaluations: tuple[Timed, ...] = ()
     data: DataTimes | None = None
     overrides: tuple[str, ...] = ()
+    nodes: int = 1
+
+    @property
+    def inside(self) -> tuple[MessageTimes, ...]:
+        """Messages among the ranks of a node."""
+        return tuple(each for each in self.messages if each.nodes == 1)
+
+    @property
+    def between(self) -> tuple[MessageTimes, ...]:
+        """Messages between nodes."""
+        return tuple(each for each in self.messages if each.nodes > 1)
 
 
 def probe(
     config: Config, *, world_size: int, own: Own | None = None, steps: int = 10,
-    sizes: Sequence[int] = SIZES, messages: Sequence[MessageTimes] = (), data: bool = False,
-    timeout_s: float = 300.0,
+    sizes: Sequence[int] = SIZES, link_sizes: Sequence[int] = LINK_SIZES,
+    messages: Sequence[MessageTimes] = (), data: bool = False, timeout_s: float = 300.0,
 ) -> Probe:  # fmt: skip
-    """Time messages among the ranks of this node, and steps of the job. Collective.
+    """Time messages among the ranks of a node and between nodes, and steps of the job. Collective.
 
-    Start as many ranks on one node as the job will have on each.
+    Start as many ranks on a node as the job will have on each; on two nodes or more, if what joins
+    them is to be timed too. What a rank computes, and its loader, are timed on the first of them.
 
     Args:
         config: The job's settings.
         world_size: Ranks of the whole job.
         own: What the caller of `trainer.train` would bring.
         steps: How many to time at once.
-        sizes: Of messages, in bytes.
+        sizes: Of messages in a node, in bytes.
+        link_sizes: Of those between nodes.
         messages: As they were timed before among these ranks; empty: time them.
         data: Whether to time the loader too, on the job's data.
         timeout_s: Longest wait for another rank.
 
     Raises:
         ConfigError: If the settings do not fit such a world.
-        OracleError: If the ranks are on several nodes, more than the job has, or train on GPUs.
+        OracleError: If nodes have different numbers of ranks, ranks do not lie node by node, are
+            more than the job has, or train on GPUs.
         DataioError: If the data cannot be read.
     """
     check_device(config)
@@ -88,23 +113,21 @@ def probe(
                 f"a probe was started with {world.world_size} ranks, more than the {world_size} of "
                 "the whole job; start as many as the job has on a node"
             )
-        if world.num_nodes > 1:
-            raise OracleError(
-                f"a probe is of one node, and was started on {world.num_nodes}; start its ranks on "
-                "one, as many as the job has on each"
-            )
+        nodes, ranks = world.num_nodes, count_ranks(world.topology)
     # Before the first message: what does not fit is not worth a wait.
     layout = lay_out(config, world_size)
     of_data: DataTimes | None = None
+    messages = list(messages)
     times_messages = bool(sizes) and not messages
     if times_messages or data:
         with join(device="cpu", timeout_s=timeout_s) as job:
             if data:
-                here = range(job.world.world_size)
-                readers = sum(build_place(config, layout, rank).reads for rank in here)
+                readers = sum(build_place(config, layout, rank).reads for rank in range(ranks))
                 of_data = time_data(config, job, readers=readers, own=own)
             if times_messages:
-                messages = time_messages(sizes=sizes)
+                messages = time_messages(sizes=sizes, ranks=ranks)
+                if nodes > 1:
+                    messages += time_links(job.world, ranks=ranks, sizes=link_sizes)
     with discover_world(timeout_s=timeout_s) as world:
         found = _time_steps(config, world, layout.sizes[0], world_size, own, steps, messages)
         if not data:
@@ -119,6 +142,29 @@ def probe(
             )  # fmt: skip
         world.barrier(doing="timing evaluations")
     return replace(found, evaluations=evaluations, data=of_data)
+
+
+def count_ranks(topology: Topology) -> int:
+    """Count the ranks of each node.
+
+    Raises:
+        OracleError: If nodes differ, or ranks do not lie in it node by node.
+    """
+    layout, nodes = topology.layout, topology.num_nodes
+    if len(set(layout)) > 1:
+        counts = ", ".join(map(str, layout))
+        raise OracleError(
+            f"the probe's {nodes} nodes have {counts} ranks, expected as many on each; start it "
+            f"with srun -N{nodes} --ntasks-per-node={max(layout)} or mpiexec -ppn {max(layout)}"
+        )
+    if list(topology.node_of_rank) != sorted(topology.node_of_rank):
+        numbers = ", ".join(map(str, topology.node_of_rank))
+        raise OracleError(
+            f"the probe's ranks lie on nodes {numbers}, expected one node's ranks side by side, as "
+            "a plan takes them to lie; start it with srun --distribution=block or mpiexec -ppn "
+            f"{layout[0]}"
+        )
+    return layout[0]
 
 
 def _time_steps(
@@ -144,7 +190,7 @@ def _time_steps(
     of = {rank: alone[firsts[rank * pp // world_size]] for rank in range(world_size)}
     slowdowns = [(1, 1.0)]
     steps_of: dict[int, Timed] = {}
-    for count in group_sizes(world.world_size)[1:]:
+    for count in group_sizes(count_ranks(world.topology))[1:]:
         ranks = [number * world_size // count for number in range(count)]
         timed = together(ranks)
         shares = [
@@ -155,7 +201,8 @@ def _time_steps(
     return Probe(
         torch=torch.__version__,
         cores=len(os.sched_getaffinity(0)),
-        ranks=world.world_size,
+        ranks=count_ranks(world.topology),
+        nodes=world.num_nodes,
         world_size=world_size,
         settings=step_settings(config),
         messages=tuple(messages),

@@ -8,6 +8,7 @@ from dataio.base.sizes import parse_bytes
 from dataio.rows.fields import row_schema
 from oracle.errors import OracleError
 from oracle.probe.data import DataTimes
+from oracle.windows import Pieces
 from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.run.build import make_fields, training_source
@@ -28,6 +29,8 @@ class DataFacts:
         core_s: That a core takes to decode and transform a row; None: by the machine's file.
         turn_s: To the next epoch.
         read_bytes_per_s: That one node reads from the source.
+        pieces: As of `DataTimes`.
+        guessed_row_bytes: Likewise.
     """
 
     num_rows: int
@@ -36,6 +39,8 @@ class DataFacts:
     core_s: float | None = None
     turn_s: float = 0.0
     read_bytes_per_s: float = math.inf
+    pieces: Pieces | None = None
+    guessed_row_bytes: float | None = None
 
     @property
     def source_row_bytes(self) -> float:
@@ -52,6 +57,8 @@ def facts_of_probe(data: DataTimes, *, batch_size: int) -> DataFacts:
         core_s=data.batch_s * data.batch_cores / batch_size,
         turn_s=data.turn_s,
         read_bytes_per_s=data.staging_bytes_per_s,
+        pieces=data.pieces,
+        guessed_row_bytes=data.guessed_row_bytes,
     )
 
 

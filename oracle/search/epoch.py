@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dataio.base.errors import QuotaError
 from oracle.cluster.cluster import Cluster
-from oracle.feeds import Rows, find_source, lay_rows, stage_s
+from oracle.feeds import Rows, find_source, lay_rows, stage_beside, stage_s
 from oracle.search.choices import Group
 from oracle.search.data import DataFacts
 from oracle.windows import wait_for_windows
@@ -41,8 +41,9 @@ class Fed(NamedTuple):
         exchange_s: For which a step's leaving rows keep the busiest link.
         shares: Of the steps that each window of rows beyond the quota is for.
         reads_s: What each takes to be read.
+        counts: How many of each come one after another.
         scorings: Batches of hidden rows that are scored anew, of a replica, on average.
-        staging_s: Before the first epoch.
+        staging_s: Of all rows; see `Epochs.staging_s`.
         quota: As `NodeCache` takes it; 0: all rows lie in the cache, or the settings have one.
         batch_core_s: Of a step's batches on one core.
         most_threads: Of a reader; 0: nobody counts them.
@@ -54,6 +55,7 @@ class Fed(NamedTuple):
     exchange_s: float
     shares: tuple[float, ...]
     reads_s: tuple[float, ...]
+    counts: tuple[int, ...]
     scorings: float
     staging_s: float
     quota: int
@@ -128,8 +130,8 @@ class Epochs:
         """
         shared_s = share_link(step_s, link_s, fed.exchange_s)
         steps_s = fed.num_steps * max(shared_s, fed.decode_s, fed.disk_s)
-        waits_s = wait_for_windows(fed.shares, fed.reads_s, steps_s=steps_s) if fed.shares else 0.0
-        return steps_s + waits_s + self._data.turn_s + fed.scorings * forward_s
+        waits_s = self._windows_s(fed, steps_s) + self._refresh_s(fed, forward_s)
+        return steps_s + waits_s + self._data.turn_s
 
     def waits_s(self, fed: Fed, step_s: float, link_s: float, forward_s: float) -> dict[str, float]:
         """Split what `epoch_s` has beside steps that wait for nobody, by its causes."""
@@ -141,10 +143,31 @@ class Epochs:
             "exchange": num * (shared_s - step_s),
             "decoding": late_s if fed.decode_s >= fed.disk_s else 0.0,
             "node disk": late_s if fed.decode_s < fed.disk_s else 0.0,
-            "windows": wait_for_windows(fed.shares, fed.reads_s, steps_s=steps_s),
+            "windows": self._windows_s(fed, steps_s),
             "turn": self._data.turn_s,
-            "refresh": fed.scorings * forward_s,
+            "refresh": self._refresh_s(fed, forward_s),
         }
+
+    def staging_s(self, fed: Fed, steps_s: float) -> float:
+        """Price what staging adds to a run, before its first epoch or in it.
+
+        Args:
+            fed: Of the group.
+            steps_s: Of an epoch.
+        """
+        if self._config.data.staging.when == "overlap":
+            return sum(stage_beside(fed.staging_s, steps_s=steps_s))
+        return fed.staging_s
+
+    def _windows_s(self, fed: Fed, steps_s: float) -> float:
+        if not fed.shares:
+            return 0.0
+        return wait_for_windows(fed.shares, fed.reads_s, steps_s=steps_s, counts=fed.counts)
+
+    def _refresh_s(self, fed: Fed, forward_s: float) -> float:
+        """Price the batches of hidden rows, each of which is made, and goes forward."""
+        fed_s = max(fed.decode_s, fed.disk_s) / self._config.optimizer.accumulate
+        return fed.scorings * max(forward_s, fed_s)
 
     def settings(self, fed: Fed, step_s: float) -> tuple[str, ...]:
         """List what is chosen freely: the cache's size, and threads that keep up with the steps."""
@@ -175,7 +198,7 @@ class Epochs:
             cores = min(cores, self._own_threads or cores)
         disk = storage.disk_read_gbyte_s
         windows = [] if rows.quota is None else list(
-            rows.quota.windows(visible_fraction=1 - self.hidden_fraction)
+            rows.quota.runs(visible_fraction=1 - self.hidden_fraction)
         )  # fmt: skip
         hidden = self.hidden_fraction * self._data.num_rows / replicas
         return Fed(
@@ -183,10 +206,12 @@ class Epochs:
             decode_s=step_rows * self._core_s / cores if cores else 0.0,
             disk_s=0.0 if disk is None else widest * step_rows * rows.row_bytes / disk / 1e9,
             exchange_s=self._exchange_s(rows, inner) / num_steps,
-            shares=tuple(share for share, _ in windows),
+            shares=tuple(share for _, share, _ in windows),
             reads_s=tuple(
-                self._source.seconds(num_bytes, rows.layout.num_nodes) for _, num_bytes in windows
+                self._source.seconds(num_bytes, rows.layout.num_nodes)
+                for _, _, num_bytes in windows
             ),
+            counts=tuple(count for count, _, _ in windows),
             scorings=math.ceil(hidden / batch_size) / self._every if self._every else 0.0,
             staging_s=stage_s(
                 storage, self._source, rows,
@@ -203,7 +228,7 @@ class Epochs:
         most = math.inf if disk is None else disk * 1e9
         node_of = [rank // self._here for rank in range(readers[-1] + 1)]
         try:
-            rows = lay_rows(config, self._data, readers=readers, node_of=node_of, own=self._own)
+            rows = self._rows(config, readers, node_of)
             if own is not None:
                 return (rows, 0) if own <= most else None
             arriving = 2 * rows.leaving_bytes * rows.layout.widest
@@ -211,10 +236,17 @@ class Epochs:
                 return rows, 0
             cache = replace(config.data.cache, quota=int(most))
             limited = replace(config, data=replace(config.data, cache=cache))
-            rows = lay_rows(limited, self._data, readers=readers, node_of=node_of, own=self._own)
+            rows = self._rows(limited, readers, node_of)
             return rows, int(most)
         except QuotaError:
             return None
+
+    def _rows(self, config: Config, readers: Sequence[int], node_of: Sequence[int]) -> Rows:
+        data = self._data
+        return lay_rows(
+            config, data, readers=readers, node_of=node_of, own=self._own, pieces=data.pieces,
+            guessed_row_bytes=data.guessed_row_bytes,
+        )  # fmt: skip
 
     def _exchange_s(self, rows: Rows, inner: int) -> float:
         """Price what leaves in an epoch on the busiest link."""

@@ -12,11 +12,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from typing_extensions import Self
 
 from oracle.errors import OracleError
@@ -109,7 +111,8 @@ class Part:
         parameters: All of them.
         whole: Its passes on one process.
         split: Its passes on one of `tp` ranks, by whether sequence_parallel is on.
-        apart: Its passes on one of `cp` ranks at one row; None: it was not traced so.
+        apart: Its passes on one of `cp` ranks at one row, of which only messages count; None: it
+            was not traced so.
         tp: Ranks of `split`.
         cp: Ranks of `apart`.
         kept_bytes: That autograd keeps of one row and of two, by the kind of recomputation.
@@ -165,7 +168,13 @@ class Part:
 
 
 def _at_rows(one: Work, two: Work, rows: float) -> Work:
-    return Work(*(max(a + (b - a) * (rows - 1), 0.0) for a, b in zip(one, two, strict=True)))
+    more = rows - 1
+    return Work(
+        max(one.flops + (two.flops - one.flops) * more, 0.0),
+        max(one.product_bytes + (two.product_bytes - one.product_bytes) * more, 0.0),
+        max(one.other_bytes + (two.other_bytes - one.other_bytes) * more, 0.0),
+        max(one.operators + (two.operators - one.operators) * more, 0.0),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +235,9 @@ class Parts:
             cuts[f"block {first}"] = (range(first, first + 1), False, False)
         found = []
         for name, (blocks, first, last) in cuts.items():
-            part = copy.deepcopy(model)
+            # Blocks that are dropped need no copy of their own
+            dropped = (block for number, block in model.blocks.items() if int(number) not in blocks)
+            part = copy.deepcopy(model, {id(block): block for block in dropped})
             part.keep(blocks, first=first, last=last)
             found.append(_trace_part(name, part, config, tp=tp, cp=cp, sequential=sequential))
         block_worths = worths(model)
@@ -329,12 +340,13 @@ class _Traced:
             self._kept: list[int] = []
             with FakeTensorMode(allow_non_fake_inputs=True):
                 own.to_empty(device="cpu")
-                # The first time, gradients are not added to those of another microbatch; and of
-                # what is split, torch works out how to place it, of sums and new shapes as well
-                times = 1 if tp * cp == 1 else 2
-                one = [self._run(own, 1) for _ in range(times + 1)]
-                two = [self._run(own, 2) for _ in range(times)] if cp == 1 else one
-                self.rows = Rows(one[-1], two[-1])
+                one = self._run(own, 1)
+                if cp > 1:
+                    self.rows = Rows(one, one)
+                    return
+                # The first time, gradients are not added to those of another microbatch
+                one = self._run(own, 1)
+                self.rows = Rows(one, self._run(own, 2))
 
     @property
     def selective(self) -> tuple[int, int]:
@@ -342,7 +354,7 @@ class _Traced:
         return self._kept[0], self._kept[-1]
 
     def _run(self, part: StagedModel, rows: int) -> Passes:
-        recorder = Imagined()
+        recorder = _Unplaced()
         values = _inputs(part, rows)
         with recorder:
             recorder.mark()
@@ -358,6 +370,37 @@ class _Traced:
         self._kept.append(given + sum(map(_first_bytes, results)))
         repeated = [e for e in forward if isinstance(e, Operator) and e.name not in dear]
         return Passes(_pass(forward), _pass(backward), _work(repeated))
+
+
+class _Unplaced(Imagined):  # type: ignore[no-untyped-call]
+    """A recorder that leaves out what torch runs to find how to place what is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places = False
+
+    def patches(self) -> list[Any]:
+        """Make what sees torch run an operator on no ranks' tensors, for their shapes."""
+        name = "_propagate_tensor_meta_non_cached"
+        plain = getattr(ShardingPropagator, name)
+
+        def find_shapes(propagator: ShardingPropagator, schema: object) -> Any:
+            self._places = True
+            try:
+                return plain(propagator, schema)
+            finally:
+                self._places = False
+
+        return [*super().patches(), mock.patch.object(ShardingPropagator, name, find_shapes)]
+
+    def compute(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Carry out an operator, and record it if it is one of the part's."""
+        if self._places:
+            return self.call(func, args, named)
+        return super().compute(func, args, named)
+
+    def _count(self, made: list[Tensor]) -> None:
+        """Leave memory out, which nobody asks for here."""
 
 
 def _local(parameter: Tensor) -> tuple[int, ...]:

@@ -210,6 +210,10 @@ class Pricing:
             "offload": self._offload_s(group, own),
         }
 
+    def messages_s(self, group: Group, variant: Variant) -> float:
+        """Price messages of dp and pp; with `pipeline_s`, never less where more is recomputed."""
+        return self._dp_s(group, variant, self._times(group, variant)) + self._pp_s(group, variant)
+
     def forward_s(self, group: Group, variant: Variant) -> float:
         """Price a batch's way past all stages, and no way back."""
         times = self._times(group, variant)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from oracle.costs import Cost
-from oracle.feeds import Source, lay_rows, make_feeds
+from oracle.feeds import Source, lay_rows, make_feeds, stage_beside
 from oracle.probe.data import DataTimes
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
@@ -65,11 +65,11 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     # Two batches of half a second, which two readers on one core made in that time
     assert feeds[0].batch == Cost(0.5, ((("cores",), 1.0),))
     assert feeds[0].ahead == 1  # of two batches
-    assert bench.asked == [("send", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
+    assert bench.asked == [("exchange", pair, 156) for pair in ((0, 2), (1, 3), (2, 0), (3, 1))]
     # As many leave beside half of the steps
     half = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, hidden_fraction=0.5)
     assert len(half[0].sends) == 1
-    assert bench.asked[-1] == ("send", (3, 1), 312)
+    assert bench.asked[-1] == ("exchange", (3, 1), 312)
     quiet = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, exchanges=False)
     assert quiet[0].sends == ()
     alone = replace(DATA, readers=1)
@@ -96,3 +96,10 @@ def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_p
     assert dict(slow.demands)["source",] == 1.0
     assert Source(of_node=1e3).seconds(2000, 10) == 2.0
     assert SOURCE.seconds(2000, 10) == 5.0
+
+
+def test_staging_beside_training_is_hidden_by_steps_but_for_the_first_group():
+    assert stage_beside(16.0, steps_s=100.0) == (1.0, 0.0)
+    first_s, late_s = stage_beside(160.0, steps_s=16.0)
+    # The last group is there after 160 s, and a sixteenth of the steps is left then
+    assert first_s + late_s + 16.0 == pytest.approx(160.0 + 1.0)

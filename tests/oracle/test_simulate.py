@@ -225,3 +225,11 @@ def test_what_cannot_leave_in_time_is_left_at_the_end():
     found = simulate([program(0, 2.0)], Bench(), feeds=feeds, steps=10)
     assert found.step_s == 2.0
     assert found.behind_s == pytest.approx(10 * 3.0 - 10 * 2.0)
+
+
+def test_what_two_leave_behind_shares_their_link():
+    feed = Feed(batch=Cost(0.0), ahead=1, sends=(Cost(3.0, LINK),))
+    pair = [program(rank, 2.0) for rank in (0, 1)]
+    found = simulate(pair, Bench(), feeds={0: feed, 1: feed}, steps=10)
+    assert found.step_s == 2.0
+    assert found.behind_s == pytest.approx(2 * 10 * 3.0 - 10 * 2.0)

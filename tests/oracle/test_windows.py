@@ -169,3 +169,35 @@ def test_steps_wait_for_the_first_window_and_for_what_a_slow_source_is_behind():
     assert wait_for_windows(halves, [8.0, 8.0], steps_s=10.0) == 8.0 + 3.0
     # A source that is infinitely slow leaves reading alone, but for the last steps
     assert wait_for_windows(halves, [1e6, 1e6], steps_s=10.0) + 10 == pytest.approx(2e6 + 5)
+
+
+@given(
+    missing=st.integers(1, 3000), window=st.integers(1, 300), resident=st.integers(0, 3000),
+    batch=st.integers(1, 64), steps_s=st.floats(0.0, 100.0),
+)  # fmt: skip
+def test_runs_of_equal_windows_are_waited_for_as_one_window_after_another(
+    missing, window, resident, batch, steps_s
+):
+    quota = Quota(
+        resident_rows=resident, missing_rows=missing, window_rows=window, row_bytes=1e6,
+        source_row_bytes=1e6, local_size=1, batch_size=batch,
+    )  # fmt: skip
+    shares, num_bytes = zip(*quota.windows(), strict=True)
+    assert sum(shares) == pytest.approx(1.0)
+    one_by_one_s = wait_for_windows(shares, [each / 1e7 for each in num_bytes], steps_s=steps_s)
+    counts, shares, num_bytes = zip(*quota.runs(), strict=True)
+    reads_s = [each / 1e7 for each in num_bytes]
+    together_s = wait_for_windows(shares, reads_s, steps_s=steps_s, counts=counts)
+    assert together_s == pytest.approx(one_by_one_s)
+
+
+def test_a_price_of_more_rows_takes_no_longer():
+    # Each step is a window of its own, of 1e12 rows
+    quota = Quota(
+        resident_rows=0, missing_rows=10**12, window_rows=1, row_bytes=1000.0,
+        source_row_bytes=1000.0, local_size=1, batch_size=8,
+    )  # fmt: skip
+    runs = list(quota.runs())
+    assert len(runs) < 50
+    assert sum(count * share for count, share, _ in runs) == pytest.approx(1.0)
+    assert sum(count for count, _, _ in runs) == pytest.approx(10**12 / 8, rel=1e-6)

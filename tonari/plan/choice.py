@@ -36,7 +36,8 @@ class Choice:
 
 def plan_choices(
     settings: Path, probes: Path, overrides: Sequence[str], *,
-    tries: Sequence[tuple[str, ...]] = ((),), cluster: "Cluster | None", hidden_fraction: float,
+    tries: Sequence[tuple[str, ...]] = ((),), cluster: "Cluster | Probe | None",
+    hidden_fraction: float,
 ) -> list[Choice]:  # fmt: skip
     """Plan one probe or all of a directory, the shortest epoch first.
 

@@ -47,6 +47,11 @@ def main(argv: list[str]) -> int:
             parser.error("--timeline is for --probe; leave it out of a search")
         if not given.cluster or not given.world:
             parser.error("--search needs --cluster FILE and --world N")
+        if given.cluster.suffix == ".json":
+            parser.error(
+                "--search prices computation by the [device] of a machine's file, and --cluster is "
+                f"a probe; give a file such as {EXAMPLES / 'clusters/h100.toml'}"
+            )
         if not (given.data or given.probe) and (given.tries or given.hidden):
             parser.error("--try and --hidden choose for epochs; with --search give --data too")
         if given.data and given.probe:
@@ -63,17 +68,21 @@ def main(argv: list[str]) -> int:
     if len(given.hidden) > 1:
         parser.error("several --hidden are for --search; give one")
     check_output("--timeline", given.timeline)
-    from oracle.cluster.cluster import load_cluster
+    from oracle.cluster.cluster import Cluster, load_cluster
     from oracle.errors import OracleError
     from oracle.explain import explain
     from oracle.learned import learn
     from oracle.plan import timeline
+    from oracle.probe.probe import Probe, load_probe
     from tonari.plan.choice import choice_words, plan_choices
     from tonari.plan.explain import explanation_rows, explanation_words
     from tonari.plan.learned import learned_document, learned_words
 
     learned = learn(given.run) if given.run else None
-    cluster = load_cluster(given.cluster) if given.cluster else None
+    cluster: Cluster | Probe | None = None
+    if given.cluster:
+        is_probe = given.cluster.suffix == ".json"
+        cluster = load_probe(given.cluster) if is_probe else load_cluster(given.cluster)
     choices = plan_choices(
         given.config, given.probe, given.overrides, cluster=cluster,
         hidden_fraction=sum(given.hidden),
@@ -208,8 +217,15 @@ def _epoch_words(epoch: "EpochPlan | None", epochs: int) -> list[str]:
     return [
         *lines,
         f"{epochs} epochs: {run_s / 3600:.2f} h, {run_s * epoch.num_nodes / 3600:.2f} node hours; "
-        f"staging, before the first, {epoch.staging_s:.1f} s{_paying_words(epoch)}",
+        f"staging, before the first, {epoch.staging_s:.1f} s{_late_words(epoch)}"
+        f"{_paying_words(epoch)}",
     ]
+
+
+def _late_words(epoch: "EpochPlan") -> str:
+    if not epoch.late_rows_s:
+        return ""
+    return f", and {epoch.late_rows_s:.1f} s for which the first waits for rows staged beside it"
 
 
 def _paying_words(epoch: "EpochPlan") -> str:
@@ -253,7 +269,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE",
         help="the nodes and what joins them, such as "
-        f"{EXAMPLES / 'clusters/gigabit.toml'} (default: the node that was probed)",
+        f"{EXAMPLES / 'clusters/gigabit.toml'}, or a probe of several nodes, whose links the job's "
+        "nodes have too (default: the node or nodes that were probed)",
     )  # fmt: skip
     parser.add_argument(
         "--search", action="store_true",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonari.errors import CommandError
 from tonari.outputs import check_output, make_directory
 from tonari.sizes import format_bytes
 
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> int:
     """
     parser = _parser()
     given = parser.parse_intermixed_args(argv)
+    if given.nodes < 0:
+        parser.error(f"--nodes is {given.nodes}, expected at least 1")
     for flag in ("steps", "rounds"):
         if getattr(given, flag) < 1:
             parser.error(f"--{flag} is {getattr(given, flag)}, expected at least 1")
@@ -51,8 +54,16 @@ def main(argv: list[str]) -> int:
     from trainer.run.build import lay_out
 
     with discover_world() as world:
-        rank, local = world.rank, world.world_size
-    world_size = given.world or local
+        rank, started, nodes = world.rank, world.world_size, world.num_nodes
+    if given.nodes and given.nodes != nodes:
+        per_node = max(started // given.nodes, 1)
+        raise CommandError(
+            f"--nodes {given.nodes}: {started} ranks were started on {nodes} "
+            f"node{'s' * (nodes > 1)}; start them by a launcher, as many on each of "
+            f"{given.nodes} nodes: srun -N{given.nodes} --ntasks-per-node={per_node} tonari probe "
+            f"..., or mpiexec -n {per_node * given.nodes} -ppn {per_node} tonari probe ..."
+        )
+    world_size = given.world or started
     overrides = [(*given.overrides, *words) for words in tries]
     configs = [load_config(given.config, each) for each in overrides]
     for config in configs:
@@ -90,10 +101,24 @@ def _words(found: "Probe") -> str:
         f", {factor:.2f} times as long where {count} compute"
         for count, factor in found.slowdowns[1:]
     )
+    return "\n".join([
+        f"{len(found.inside)} kinds of messages among up to {found.ranks} ranks; a step computes "
+        f"{alone_s:.3f} s on a rank alone{slowdowns}",
+        *([_link_words(found)] if found.between else []),
+        *([_data_words(found.data)] if found.data else []),
+    ])  # fmt: skip
+
+
+def _link_words(found: "Probe") -> str:
+    from oracle.cluster.probed import measure_link
+    from oracle.probe.messages import EXCHANGE
+
+    gbyte_s, latency_us = measure_link(found.between)
+    (rows,) = (each for each in found.between if each.kind == EXCHANGE)
     return (
-        f"{len(found.messages)} kinds of messages among up to {found.ranks} ranks; a step computes "
-        f"{alone_s:.3f} s on a rank alone{slowdowns}"
-        + (f"\n{_data_words(found.data)}" if found.data else "")
+        f"{found.nodes} nodes: the link of each carries {gbyte_s:.4g} GB/s each way, a message "
+        f"waits {latency_us:,.0f} us; rows are exchanged at "
+        f"{rows.num_bytes[-1] / rows.seconds[-1] / 1e9:.4g} GB/s by a rank each way"
     )
 
 
@@ -110,9 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="tonari probe",
         description="Time the messages of this node's ranks, and what the ranks of a job compute "
         "in a step: with the trainer's own step, real tensors, and nobody at the other end. Start "
-        "as many ranks as the job has on a node: `mpiexec -n 4 tonari probe TRAIN.toml`. The "
+        "as many ranks as the job has on a node: `mpiexec -n 4 tonari probe TRAIN.toml`; on two "
+        "nodes or more, `srun -N2 --ntasks-per-node=4 tonari probe TRAIN.toml`, messages between "
+        "nodes are timed too, and `tonari plan` needs no file of the machine. The "
         "loader stages at most 1 GB of the data in a directory of its own, and makes batches. The "
-        "node must be otherwise idle. Takes some 60 steps for each stage of a pipeline, and about "
+        "nodes must be otherwise idle. Takes some 60 steps for each stage of a pipeline, and about "
         "half a minute for messages.",
     )
     parser.add_argument("config", type=Path, metavar="CONFIG.toml", help="as of tonari train")
@@ -122,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--world", type=int, default=0, metavar="N",
         help="ranks of the whole job (default: as many as are started)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nodes", type=int, default=0, metavar="N",
+        help="nodes that the ranks must be on; refused on others (default: any)",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=int, default=10, metavar="N",

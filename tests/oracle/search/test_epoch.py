@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from operator import mul
 from typing import Any
 
 import msgspec
@@ -123,10 +124,22 @@ def test_a_cache_takes_what_the_disk_has_and_the_rest_comes_in_windows(tmp_path)
     epochs, fed = epochs_of(config, machine(storage=small), ROWS)
     assert fed.quota == 40_000_000
     assert epochs.settings(fed, 0.1) == ("data.cache.quota=40000000",)
-    assert sum(fed.shares) == pytest.approx(1.0)
+    assert sum(map(mul, fed.counts, fed.shares)) == pytest.approx(1.0)
     assert epochs.waits_s(fed, 0.1, 0.0, 0.0)["windows"] > 0
     epochs, fed = epochs_of(config, machine(storage=Storage(disk_gbyte=1)), ROWS)
     assert (fed.quota, fed.shares, fed.staging_s) == (0, (), 0.0)
+
+
+def test_an_epoch_of_a_million_million_rows_is_priced_by_a_few_windows(tmp_path):
+    rows = replace(FACTS, num_rows=10**12)
+    # Hardly more than what a node's rows are listed in: windows are small, and many
+    storage = Storage(disk_gbyte=22_502, node_read_gbyte_s=1)
+    epochs, fed = epochs_of(
+        load(tmp_path, "shuffle.kind=local", text=IMAGES), machine(storage=storage), rows
+    )
+    assert sum(fed.counts) > 10_000
+    assert len(fed.shares) < 60
+    assert epochs.waits_s(fed, 1e-6, 0.0, 0.0)["windows"] > 0
 
 
 @pytest.mark.usefixtures("traced_once")

@@ -1,0 +1,148 @@
+"""The search's price of an epoch is what the simulation finds of the same configuration.
+
+Both are given the same step, the same data and the same machine, so that what differs is how the
+data's part is worked out: by an equation, and event by event.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from oracle import plan as plan_module
+from oracle.cluster.cluster import Cluster, Host, Level, Storage
+from oracle.cluster.links import lay_route
+from oracle.plan import EpochPlan, plan_step
+from oracle.probe.data import DataTimes
+from oracle.probe.probe import Probe, step_settings
+from oracle.record import Message, Wait
+from oracle.search.choices import Group
+from oracle.search.data import facts_of_probe
+from oracle.search.epoch import Epochs, Fed
+from oracle.stopwatch import Timed
+from tests.oracle.search.planning import load
+from tests.oracle.search.test_epoch import IMAGES
+from trainer.config.config import Config
+
+BATCH, CORES = 8, 1000
+FORWARD_S = 0.02
+GRADIENT_BYTES = 1_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_memory():
+    """Leave traces out, which only say what memory a step takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_module, "_trace", lambda *_: ((), ""))
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("settings")
+
+
+def both(
+    config: Config, cluster: Cluster, data: DataTimes, *, ranks: int, computing_s: float,
+    hidden: float,
+) -> tuple[EpochPlan, Epochs, Fed, float]:  # fmt: skip
+    """Plan a job by simulation, and price it; the last is what its gradients keep the link for."""
+    world_size = cluster.world_size
+    message = Message("all_reduce", tuple(range(world_size)), GRADIENT_BYTES)
+    step = Timed(
+        rank=0, events=(message, Wait(0)), laps_s=((computing_s, 0.0, 0.0),), step_s=(computing_s,)
+    )
+    evaluated = Timed(rank=0, events=(), laps_s=((FORWARD_S,),), step_s=(FORWARD_S,))
+    found = Probe(
+        torch="", cores=CORES, ranks=ranks, world_size=world_size, settings=step_settings(config),
+        messages=(), steps=(step,), slowdowns=((1, 1.0), (CORES, 1.0)), evaluations=(evaluated,),
+        data=data,
+    )  # fmt: skip
+    planned = plan_step(config, found, cluster=cluster, hidden_fraction=hidden).epoch
+    assert planned is not None
+    facts = facts_of_probe(data, batch_size=BATCH)
+    epochs = Epochs(config, cluster, facts, world_size=world_size, hidden_fraction=hidden)
+    fed = epochs.fed(Group((1, world_size, 1, 1, 1), BATCH, 1))
+    assert fed is not None
+    link_s = lay_route(cluster, "all_reduce", message.ranks).seconds(GRADIENT_BYTES)
+    return planned, epochs, fed, link_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    nodes=st.integers(1, 3), ranks=st.integers(1, 2), rows=st.integers(2_000, 60_000),
+    row_bytes=st.sampled_from([2e3, 3e4, 2e5]), exchange=st.sampled_from([0, 0.3, 1]),
+    hidden=st.sampled_from([0.0, 0.4]), quota=st.sampled_from([None, 0.4, 0.9]),
+    computing_s=st.floats(0.005, 0.2), batch_s=st.floats(0.001, 0.3),
+    gbyte_s=st.sampled_from([0.002, 0.05, 10.0]), source_gbyte_s=st.sampled_from([0.001, 0.1]),
+    disk=st.sampled_from([None, 0.001, 0.1]), accumulate=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_an_epoch_is_priced_as_it_is_simulated(
+    directory, nodes, ranks, rows, row_bytes, exchange, hidden, quota, computing_s, batch_s,
+    gbyte_s, source_gbyte_s, disk, accumulate,
+):  # fmt: skip
+    assume(nodes * ranks > 1)
+    overrides = [
+        f"shuffle.exchange={exchange}", f"optimizer.accumulate={accumulate}",
+        f"mesh.dp_replicate={nodes * ranks}", "data.workers={threads=1}",
+    ]  # fmt: skip
+    if quota:
+        num_bytes = int(quota * rows / nodes * row_bytes)
+        overrides.append(f"data.cache={{path='auto', quota={num_bytes}}}")
+    if hidden:
+        overrides.append("importance.kind=kakurenbo")
+    config = load(directory, *overrides, text=IMAGES)
+    cluster = Cluster(
+        name="both",
+        level=(
+            Level(name="node", units=ranks),
+            Level(name="net", units=nodes, gbyte_s=gbyte_s),
+        ),
+        host=Host(cores=CORES),
+        storage=Storage(disk_read_gbyte_s=disk, node_read_gbyte_s=source_gbyte_s),
+    )
+    data = DataTimes(
+        readers=ranks, num_rows=rows, evaluated_rows=0, row_bytes=row_bytes,
+        source_row_bytes=row_bytes, batch_s=batch_s, batch_cores=1.0, staging_bytes_per_s=1e9,
+        turn_s=0.5, write_bytes_per_s=0.0,
+    )  # fmt: skip
+    planned, epochs, fed, link_s = both(
+        config, cluster, data, ranks=ranks, computing_s=computing_s, hidden=hidden
+    )
+    step_s = computing_s + link_s
+    price_s = epochs.epoch_s(fed, step_s, link_s, FORWARD_S)
+    waits_s = epochs.waits_s(fed, step_s, link_s, FORWARD_S)
+    assert fed.num_steps == planned.steps
+    assert fed.staging_s == pytest.approx(planned.staging_s)
+    assert waits_s["refresh"] == pytest.approx(planned.refresh_s, rel=0.25, abs=1.0)
+    # Rows on their way and gradients find each other on the link for at most the shorter of both
+    meets_s = fed.num_steps * min(link_s, fed.exchange_s)
+    # A loader's first batch, which the search leaves out
+    first_s = 2 * accumulate * max(batch_s, fed.disk_s) + step_s
+    assert price_s == pytest.approx(planned.epoch_s, rel=0.02, abs=meets_s + first_s)
+    if not meets_s and quota:
+        assert waits_s["windows"] == pytest.approx(planned.windows_s, rel=0.02, abs=first_s)
+
+
+def test_staging_beside_training_costs_as_much_in_a_price_as_in_a_plan(directory):
+    for computing_s in (0.001, 1.0):
+        config = load(directory, "data.staging.when=overlap", "mesh.dp_replicate=2", text=IMAGES)
+        cluster = Cluster(
+            name="both", level=(Level(name="node", units=2),), host=Host(cores=CORES),
+            storage=Storage(node_read_gbyte_s=0.001),
+        )  # fmt: skip
+        data = DataTimes(
+            readers=2, num_rows=1600, evaluated_rows=0, row_bytes=1e5, source_row_bytes=1e5,
+            batch_s=1e-4, batch_cores=1.0, staging_bytes_per_s=1e9, turn_s=0.0,
+            write_bytes_per_s=0.0,
+        )  # fmt: skip
+        planned, epochs, fed, _ = both(
+            config, cluster, data, ranks=2, computing_s=computing_s, hidden=0.0
+        )
+        added_s = planned.staging_s + planned.late_rows_s
+        assert planned.staging_s == pytest.approx(160 / 16)
+        expected_s = 160.0 - 100 * computing_s * 15 / 16
+        assert added_s == pytest.approx(expected_s, rel=0.01)
+        assert epochs.staging_s(fed, 100 * computing_s) == pytest.approx(added_s, rel=0.01)
+        assert planned.run_s(3) == pytest.approx(3 * planned.epoch_s + added_s)
