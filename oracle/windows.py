@@ -103,8 +103,7 @@ class Quota:
             visible_fraction: Of the rows.
         """
         for count, share in self._shares(visible_fraction):
-            num_bytes, _ = self._cost_of(share * visible_fraction)
-            yield count, share, num_bytes * self.local_size
+            yield count, share, self._cost_of(share * visible_fraction)[0] * self.local_size
 
     def reading_s(self, *, visible_fraction: float = 1.0) -> float:
         """Compute for how long a replica's windows of an epoch take a processor.
@@ -112,13 +111,11 @@ class Quota:
         Args:
             visible_fraction: Of the rows.
         """
-        return sum(
-            count * self._cost_of(share * visible_fraction)[1]
-            for count, share in self._shares(visible_fraction)
-        )
+        shares = self._shares(visible_fraction)
+        return sum(count * self._cost_of(share * visible_fraction)[1] for count, share in shares)
 
     def _shares(self, visible_fraction: float) -> Iterator[tuple[int, float]]:
-        """Yield runs of windows: how many, and the part of each of the missing, visible rows."""
+        """Yield runs of windows: how many, and each one's part of the missing rows to be seen."""
         total = round(self.missing_rows * visible_fraction / self.local_size)
         of_batch = self.batch_size * self.missing_rows / (self.missing_rows + self.resident_rows)
         most, left = max(int(FIRST_WINDOW_BYTES / max(self.row_bytes, 1.0)), 1), float(total)
