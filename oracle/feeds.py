@@ -214,6 +214,7 @@ def make_feeds(
     """Let each reader's loader make batches and send rows, an optimizer step at a time.
 
     Rows that a quota leaves no room for come in windows, not with batches: see `oracle.windows`.
+    What a window takes of processors is spread over the batches.
 
     Args:
         config: The settings.
@@ -227,11 +228,16 @@ def make_feeds(
         disk_bytes_per_s: That all readers of a node read from its own disk, where staged rows lie;
             None: as fast as what was timed.
     """
+    num_steps = rows.num_steps(config, hidden_fraction=hidden_fraction)
+    windows_s = 0.0
+    if rows.quota is not None and staged:
+        windows_s = rows.quota.reading_s(visible_fraction=1 - hidden_fraction)
+        windows_s /= num_steps * config.optimizer.accumulate
     read_bytes = 0.0 if staged else config.data.batch_size * rows.source_row_bytes
     accumulate = config.optimizer.accumulate
     per_step = 0.0
     if exchanges:
-        per_step = rows.leaving_bytes / rows.num_steps(config, hidden_fraction=hidden_fraction)
+        per_step = rows.leaving_bytes / num_steps
     feeds = {}
     for number, rank in enumerate(rows.readers):
         cores = machine.cores(rank)
@@ -247,9 +253,10 @@ def make_feeds(
         disk_s = 0.0
         if staged and disk_bytes_per_s is not None:
             disk_s = config.data.batch_size * rows.row_bytes / disk_bytes_per_s
-        one_s = max(busy_s, node_s, all_s, disk_s)  # read, and made, one beside the other
+        # Read, and made, one beside the other
+        one_s = max(busy_s + windows_s, node_s, all_s, disk_s)
         demands = (
-            (cores, data.batch_cores * busy_s / one_s),
+            (cores, (data.batch_cores * busy_s + windows_s) / one_s),
             (("source of node", *cores[1:]), node_s / one_s),
             (("source",), all_s / one_s),
             (("disk of node", *cores[1:]), disk_s / one_s),

@@ -24,20 +24,25 @@ class Pieces:
         read_bytes: Read for any row of one; mean.
         of_shard: Pieces of a file; mean.
         opening_bytes: Read beside, for each file that is opened.
+        core_s: Of a processor, to read one; mean.
     """
 
     rows: float
     read_bytes: float
     of_shard: float = 1.0
     opening_bytes: float = 0.0
+    core_s: float = 0.0
 
-    def bytes_of(self, share: float, *, first: int, num_rows: int) -> float:
+    def cost_of(self, share: float, *, first: int, num_rows: int) -> tuple[float, float]:
         """Compute what is read for a random share of rows that lie side by side.
 
         Args:
             share: Of them, in [0, 1].
             first: Of the rows.
             num_rows: How many they are.
+
+        Returns:
+            Bytes, and seconds of a processor.
         """
         stop = first + num_rows
 
@@ -46,8 +51,9 @@ class Pieces:
             held = np.diff(np.maximum(bounds, first))
             return float((1 - (1 - share) ** held).sum())
 
-        files = touched(self.rows * self.of_shard)
-        return touched(self.rows) * self.read_bytes + files * self.opening_bytes
+        pieces, files = touched(self.rows), touched(self.rows * self.of_shard)
+        num_bytes = pieces * self.read_bytes + files * self.opening_bytes
+        return num_bytes, pieces * self.core_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,20 @@ class Quota:
         Args:
             visible_fraction: Of the rows.
         """
+        for count, share in self._shares(visible_fraction):
+            yield count, share, self._cost_of(share * visible_fraction)[0] * self.local_size
+
+    def reading_s(self, *, visible_fraction: float = 1.0) -> float:
+        """Compute for how long a replica's windows of an epoch take a processor.
+
+        Args:
+            visible_fraction: Of the rows.
+        """
+        shares = self._shares(visible_fraction)
+        return sum(count * self._cost_of(share * visible_fraction)[1] for count, share in shares)
+
+    def _shares(self, visible_fraction: float) -> Iterator[tuple[int, float]]:
+        """Yield runs of windows: how many, and each one's part of the missing rows to be seen."""
         total = round(self.missing_rows * visible_fraction / self.local_size)
         of_batch = self.batch_size * self.missing_rows / (self.missing_rows + self.resident_rows)
         most, left = max(int(FIRST_WINDOW_BYTES / max(self.row_bytes, 1.0)), 1), float(total)
@@ -104,18 +124,19 @@ class Quota:
             rows = min(batches * of_batch, left)
             # From here on none is larger
             count = max(int(left // rows), 1) if most >= self.window_rows else 1
-            yield count, rows / total, self._read_bytes(rows) * self.local_size
+            yield count, rows / total
             left, most = left - count * rows, 2 * most
 
-    def _read_bytes(self, rows: float) -> float:
-        """Price a window of one replica."""
+    def _cost_of(self, share: float) -> tuple[float, float]:
+        """Price a window of one replica, by its part of its missing rows: bytes, processor time."""
+        rows = share * self.missing_rows / self.local_size
         if self.pieces is not None:
-            return self.pieces.bytes_of(
+            return self.pieces.cost_of(
                 rows / self.missing_rows, first=self.first_row + self.resident_rows,
                 num_rows=self.missing_rows,
             )  # fmt: skip
         one = self.missing_rows if self.row_bytes < DENSE_ROW_BYTES else rows
-        return one * self.source_row_bytes
+        return one * self.source_row_bytes, 0.0
 
 
 def share_quota(

@@ -1,5 +1,6 @@
 """How a source's rows lie in pieces that its reader takes whole: counted by that reader."""
 
+import time
 from bisect import bisect_right
 from collections.abc import Mapping
 
@@ -47,10 +48,12 @@ def count_pieces(
 
     sampled = np.linspace(0, num_pieces - 1, min(SAMPLED, num_pieces)).astype(int).tolist()
     read_bytes = {}
+    began_cpu_s = time.process_time()
     for piece in sampled:
         read_bytes[piece] = count(piece)
         if source.bytes_read - before > MOST_BYTES:
             break
+    cpu_s = time.process_time() - began_cpu_s
     of_pieces = sum(int(stops[piece] - starts[piece]) for piece in read_bytes)
     if rows < 2 or sum(read_bytes.values()) < WHOLE * of_pieces * source_row_bytes:
         return None
@@ -64,5 +67,5 @@ def count_pieces(
     row_bytes = sum(one - opening_bytes for one in read_bytes.values()) / of_pieces
     return Pieces(
         rows=rows, read_bytes=row_bytes * rows, of_shard=num_pieces / len(firsts),
-        opening_bytes=opening_bytes,
+        opening_bytes=opening_bytes, core_s=cpu_s / of_pieces * rows,
     )  # fmt: skip

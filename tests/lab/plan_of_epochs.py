@@ -33,7 +33,7 @@ from benchmarks.loader.launch import mpiexec
 from oracle.cluster.cluster import Cluster, Level, Storage
 from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import EpochPlan, plan_step
-from oracle.probe.probe import Probe, joined, load_probe
+from oracle.probe.probe import Probe, load_probe
 from tests.lab.cluster import Lab
 from tests.slowfs import slowfs
 from trainer.config.config import load_config
@@ -58,7 +58,7 @@ image = "png"
 threads = 1
 [model]
 kind = "resnet"
-depth = 14
+depth = 8
 num_classes = 10
 [optimizer]
 lr = 0.05
@@ -186,7 +186,8 @@ class Study:
                 {
                     "kind": "train" if case else "probe", "case": case.name if case else "probe",
                     "round": number, "number": at, "ranks": RANKS, "out": str(probed),
-                    "settings": str(self.settings), "scratch": str(here), "pretends": not mbit_s,
+                    "settings": str(self.settings), "caches": str(here), "results": str(scratch),
+                    "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={directories[case.source_mb_s if case else 0.0]}/*.parquet",
                         *(case.settings if case else []),
@@ -211,23 +212,23 @@ class Study:
         found = [json.loads(line) for line in self._runs.read_text().splitlines()]
         return [run for run in found if run["case"] == case.name]
 
-    def _found(self) -> Probe:
-        """Join the probes of all rounds."""
-        return joined([load_probe(path) for path in sorted(self._out.glob("probe-*.json"))])
+    def _found(self, number: int) -> Probe:
+        """Read the probe of a round."""
+        return load_probe(self._out / f"probe-{number}.json")
 
-    def plan(self, case: Case) -> EpochPlan:
-        """Predict a case."""
+    def plan(self, case: Case, number: int) -> EpochPlan:
+        """Predict a case by the probe of a round."""
         overrides = [f"data.train={self.shards}/*.parquet", *case.settings]
         epoch = plan_step(
-            load_config(self.settings, overrides), self._found(), cluster=case.cluster,
+            load_config(self.settings, overrides), self._found(number), cluster=case.cluster,
             hidden_fraction=case.hidden, cores_of=(0,) * RANKS,
         ).epoch  # fmt: skip
         assert epoch is not None
         return epoch
 
-    def paradl_s(self, case: Case, steps: int) -> float:
+    def paradl_s(self, case: Case, number: int, steps: int) -> float:
         """Price an epoch's steps by ParaDL's equations, which know of no data."""
-        found = self._found()
+        found = self._found(number)
         layout = lay_out(load_config(self.settings, [f"data.train={self.shards}"]), RANKS)
 
         def link_of(ranks: tuple[int, ...]) -> Link:
@@ -247,32 +248,37 @@ class Study:
         heads = ("measured, s", "again", "planned, s", "error", "ParaDL", "last epoch", "off most")
         yield f"| case | {' | '.join(heads)} |\n|---" + "|---:" * (len(heads) - 1) + "|---|"
         for case in CASES:
-            runs = [run["epochs"][1:] for run in self.runs(case)]
+            runs = {run["round"]: run["epochs"][1:] for run in self.runs(case)}
             if not runs:
                 continue
-            times = [statistics.mean(line["measured_s"] for line in lines) for lines in runs]
-            epoch = self.plan(case)
+            times = [statistics.mean(e["measured_s"] for e in lines) for lines in runs.values()]
+            plans = {number: self.plan(case, number) for number in runs}
             mean_s = statistics.mean(times)
+            planned_s = statistics.mean(plan.epoch_s for plan in plans.values())
+            paradl_s = [self.paradl_s(case, number, plans[number].steps) for number in runs]
             measured.append(mean_s)
-            planned.append(epoch.epoch_s)
+            planned.append(planned_s)
             row = {
-                "again": times[-1] / times[0] - 1,
-                "plan": epoch.epoch_s / mean_s - 1,
-                "ParaDL": self.paradl_s(case, epoch.steps) / mean_s - 1,
+                **({"again": times[-1] / times[0] - 1} if len(times) > 1 else {}),
+                "plan": planned_s / mean_s - 1,
+                "ParaDL": statistics.mean(paradl_s) / mean_s - 1,
                 "last epoch": statistics.mean(
-                    lines[-2]["measured_s"] / lines[-1]["measured_s"] - 1 for lines in runs
+                    lines[-2]["measured_s"] / lines[-1]["measured_s"] - 1 for lines in runs.values()
                 ),
             }
             for name, error in row.items():
                 errors.setdefault(name, []).append(error)
             differ = {
-                words: getattr(epoch, part)
-                - statistics.mean(line[part] for lines in runs for line in lines)
+                words: statistics.mean(
+                    getattr(plans[number], part) - line[part]
+                    for number, lines in runs.items() for line in lines
+                )
                 for part, words in PARTS.items()
-            }
+            }  # fmt: skip
             off = max(differ, key=lambda words: abs(differ[words]))
+            again = f"{row['again']:+.1%}" if "again" in row else "-"
             yield (
-                f"| {case.name} | {mean_s:.2f} | {row['again']:+.1%} | {epoch.epoch_s:.2f} | "
+                f"| {case.name} | {mean_s:.2f} | {again} | {planned_s:.2f} | "
                 f"{row['plan']:+.1%} | {row['ParaDL']:+.1%} | {row['last epoch']:+.1%} | "
                 f"{off} {differ[off]:+.2f} s |"
             )

@@ -6,7 +6,6 @@ Arguments: a JSON list of what to do, the file to which each answer is added.
 import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,23 @@ from trainer.config.config import load_config
 
 def do(job: dict[str, Any]) -> dict[str, Any]:
     """Do one thing; what rank 0 saw."""
-    with tempfile.TemporaryDirectory() as scratch:
-        cache = f"{job['scratch']}/{job['number']}"
-        overrides = [
-            *job["overrides"], f"run.directory={scratch}/run", f"data.cache.path={cache}"
-        ]  # fmt: skip
-        config = load_config(Path(job["settings"]), overrides)
-        if job["kind"] == "probe":
-            os.environ.pop("TONARI_RANKS_PER_NODE", None)
-            found = probe(config, world_size=job["ranks"], data=True)
-            if not int(os.environ.get("PMI_RANK", "0")):
-                save_probe(found, Path(job["out"]))
-            return {}
-        if job["pretends"]:
-            os.environ["TONARI_RANKS_PER_NODE"] = "1"
-        lines: list[dict[str, Any]] = []
-        train(config, resume="never", on_epoch=lambda line: lines.append(dict(line)))
-    return {"epochs": lines}
+    overrides = [
+        *job["overrides"], f"run.directory={job['results']}/{job['number']}",
+        f"data.cache.path={job['caches']}/{job['number']}",
+    ]  # fmt: skip
+    config = load_config(Path(job["settings"]), overrides)
+    if job["kind"] == "probe":
+        os.environ.pop("TONARI_RANKS_PER_NODE", None)
+        found = probe(config, world_size=job["ranks"], data=True)
+        if not int(os.environ.get("PMI_RANK", "0")):
+            save_probe(found, Path(job["out"]))
+        return {}
+    if job["pretends"]:
+        os.environ["TONARI_RANKS_PER_NODE"] = "1"
+    lines: list[dict[str, Any]] = []
+    train(config, resume="never", on_epoch=lambda line: lines.append(dict(line)))
+    # A job that was ended early is trained again
+    return {"epochs": lines} if len(lines) == config.run.epochs else {}
 
 
 def busy_s() -> float:
@@ -51,7 +50,7 @@ def main() -> None:
     for job in json.loads(Path(sys.argv[1]).read_text()):
         began_s, began_cpu_s = time.perf_counter(), busy_s()
         found = do(job)
-        if not int(os.environ.get("PMI_RANK", "0")):
+        if found and not int(os.environ.get("PMI_RANK", "0")):
             busy = (busy_s() - began_cpu_s) / (time.perf_counter() - began_s)
             line = {"case": job["case"], "round": job["round"], "busy": busy, **found}
             with out.open("a") as file:

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import asdict
+from typing import Any
 
 from oracle.probe.data import TURNS, DataTimes, _time_epochs, data_times
 from oracle.windows import Pieces
@@ -41,7 +42,7 @@ class Slow:
 
 
 def test_the_end_of_an_epoch_does_not_count_the_wait_for_ranks_that_are_behind(monkeypatch):
-    slow = Slow()
+    slow: Any = Slow()
     monkeypatch.setattr(time, "perf_counter", lambda: slow.now_s)
     monkeypatch.setattr(time, "process_time", lambda: slow.now_s / 2)
     assert _time_epochs(slow, slow) == (0.25, 0.5, 1.0)

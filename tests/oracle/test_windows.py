@@ -121,7 +121,7 @@ def test_pieces_cost_what_the_reader_counts(tmp_path, rows):
     counted = [
         bytes_of(source, np.sort(first + rng.permutation(num_rows)[:rows])) for _ in range(10)
     ]
-    priced = pieces.bytes_of(rows / num_rows, first=first, num_rows=num_rows)
+    priced, _ = pieces.cost_of(rows / num_rows, first=first, num_rows=num_rows)
     assert priced == pytest.approx(np.mean(counted), rel=0.06)
 
 
@@ -137,7 +137,7 @@ def test_windows_hold_each_missing_row_once(quota_bytes, visible):
     quota = share(quota_bytes)
     assert quota.resident_rows + quota.missing_rows == NUM_ROWS
     windows = list(quota.windows(visible_fraction=visible))
-    assert sum(part for part, _ in windows) == pytest.approx(1.0 if quota.missing_rows else 0.0)
+    assert sum(share for share, _ in windows) == pytest.approx(1.0 if quota.missing_rows else 0.0)
     # Small rows are read with their neighbours: each window is a pass over all that are missing
     assert {num_bytes for _, num_bytes in windows} <= {quota.missing_rows * ROW_BYTES}
 
@@ -152,7 +152,7 @@ def test_large_rows_are_read_alone_and_once():
         local_size=1,
     )
     windows = list(quota.windows())
-    assert [part for part, _ in windows] == pytest.approx([4 / 9, 4 / 9, 1 / 9])
+    assert [share for share, _ in windows] == pytest.approx([4 / 9, 4 / 9, 1 / 9])
     assert sum(num_bytes for _, num_bytes in windows) == 90 * DENSE_ROW_BYTES
 
 
