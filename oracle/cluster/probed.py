@@ -1,5 +1,6 @@
 """A machine whose links a probe of several nodes timed, in place of one from a file. Pure."""
 
+import math
 from collections.abc import Sequence
 
 from oracle.cluster.cluster import Cluster, Level
@@ -61,13 +62,16 @@ def measure_link(messages: Sequence[MessageTimes]) -> tuple[float, float]:
 
     By the sends of one rank and of all of a node, the faster of them: one alone may not fill a
     link. What a message of the largest size takes more than one of the size before it is the rate,
-    as what buffers hold passes at once.
+    as what buffers hold passes at once. What a message waits is that of a send, or of a round of an
+    all-reduce, if it is less: a thread that slept has to wake once, not in each round.
 
     Args:
         messages: Between nodes.
     """
     rates, latencies_us = [], []
     for each in messages:
+        if each.kind == "all_reduce":
+            latencies_us.append(each.seconds[0] * 1e6 / (2 * math.ceil(math.log2(each.ranks))))
         if each.kind == "send":
             at, seconds = (0, *each.num_bytes[-2:]), (0.0, *each.seconds[-2:])
             more_bytes, more_s = at[-1] - at[-2], seconds[-1] - seconds[-2]
