@@ -9,7 +9,9 @@ OLD_VENV := .venv-old
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_PYTHON ?= $(shell python3.10 -c "import sys; print(sys.executable)" 2>/dev/null || echo $(PYTHON))
 OLD_TESTS := tests/dataio tests/shuffle tests/importance tests/faults \
-  --ignore=tests/faults/test_kill.py --ignore=tests/faults/test_run_faults.py # of the trainer too
+  --ignore=tests/faults/test_kill.py --ignore=tests/faults/test_run_faults.py \
+  --deselect=tests/faults/test_bad_input.py::test_wrong_settings_are_refused \
+  --deselect=tests/faults/test_bad_input.py::test_launchers_that_disagree_are_refused # of the trainer too
 # Tests and the demo start ranks by the mpiexec that lies in there.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Several ranks share the cores of one machine: one thread each is the fastest.
