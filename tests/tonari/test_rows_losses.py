@@ -15,7 +15,7 @@ from dataio.world import World, run_threads, thread_worlds
 from importance import Full
 from tests.memory_source import FIELDS, MemorySource
 from tonari import cli, rows
-from tonari.rows.losses import loss_words
+from tonari.rows.losses import loss_words, read_history
 from tonari.rows.spikes import Logged, Spike, find_suspects, shares_of
 from tonari.sparkline import sparkline
 
@@ -96,6 +96,16 @@ def test_each_time_that_a_row_was_trained_has_its_loss_through_kills_on_other_ra
     assert {(row["sample_id"], 1): row["loss"] for row in at.to_pylist()} == {
         place: loss for place, loss in recorded.items() if place[1] == 1
     }
+
+
+def test_a_save_of_steps_that_were_thrown_away_is_not_read(tmp_path: Path) -> None:
+    train(tmp_path, [1], shuffle.Partial(0.4), steps=20, leg=0)
+    train(tmp_path, [1], shuffle.Partial(0.4), steps=12, leg=1)
+    (tmp_path / "saved1").rename(tmp_path / "thrown")
+    train(tmp_path, [1], shuffle.Partial(0.4), steps=9, leg=1)
+    course, ids = rows.open(tmp_path / "saved1").answers.course, np.arange(3)
+    assert read_history(tmp_path / "saved1", course, ids) is not None
+    assert read_history(tmp_path / "thrown", course, ids) is None
 
 
 def test_without_the_column_no_loss_is_listed(tmp_path: Path) -> None:

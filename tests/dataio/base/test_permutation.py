@@ -37,6 +37,12 @@ def test_many_permutations_at_once_are_each_as_by_itself(n, each, data):
         assert np.array_equal(row, permute(np.array(places, np.int64), n, stream))
 
 
+def test_places_that_are_walked_on_twice_stay_in_the_range():
+    n = 65  # of 72 pairs: of these many places some leave it twice
+    streams = [key(seed, "walk") for seed in range(300)]
+    assert (np.sort(permute_each(np.arange(n), n, streams)) == np.arange(n)).all()
+
+
 def test_ranges_beyond_memory_are_functions_too():
     n = 10**13 + 7
     places = np.array([0, 1, n // 2, n - 1])
