@@ -18,7 +18,7 @@ from dataio.pool.streaming import Streaming
 from dataio.rows.fields import row_schema
 from dataio.source import open_source
 from oracle.probe.pieces import count_pieces
-from oracle.windows import Quota, share_quota, wait_for_windows
+from oracle.windows import Pieces, Quota, share_quota, wait_for_windows
 
 FIELDS: dict[str, Field] = {"label": Int("cls"), "data": Bytes("bin")}
 NUM_ROWS, ROW_BYTES = 2000, 1500
@@ -203,3 +203,10 @@ def test_a_price_of_more_rows_takes_no_longer():
     assert len(runs) < 50
     assert sum(count * share for count, share, _ in runs) == pytest.approx(1.0)
     assert sum(count for count, _, _ in runs) == pytest.approx(10**12 / 8, rel=1e-6)
+
+
+def test_each_file_that_is_opened_costs_once_and_each_piece_its_bytes():
+    pieces = Pieces(rows=10.0, read_bytes=100.0, of_shard=2.0, opening_bytes=7.0, core_s=0.5)
+    assert pieces.cost_of(1.0, first=0, num_rows=40) == (4 * 100 + 2 * 7, 2.0)
+    assert pieces.cost_of(1.0, first=15, num_rows=10) == (2 * 100 + 2 * 7, 1.0)
+    assert pieces.cost_of(0.0, first=0, num_rows=40) == (0.0, 0.0)
