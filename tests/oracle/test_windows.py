@@ -210,3 +210,14 @@ def test_each_file_that_is_opened_costs_once_and_each_piece_its_bytes():
     assert pieces.cost_of(1.0, first=0, num_rows=40) == (4 * 100 + 2 * 7, 2.0)
     assert pieces.cost_of(1.0, first=15, num_rows=10) == (2 * 100 + 2 * 7, 1.0)
     assert pieces.cost_of(0.0, first=0, num_rows=40) == (0.0, 0.0)
+
+
+def test_processors_are_counted_of_each_window():
+    pieces = Pieces(rows=10.0, read_bytes=1.0, core_s=1.0)
+    quota = Quota(
+        resident_rows=100, missing_rows=900, window_rows=90, row_bytes=1e5, source_row_bytes=1.0,
+        local_size=2, batch_size=8, pieces=pieces,
+    )  # fmt: skip
+    windows = list(quota.windows())
+    assert len(windows) > len(list(quota.runs())) > 1
+    assert quota.reading_s() * quota.local_size == pytest.approx(sum(each for _, each in windows))
