@@ -363,8 +363,11 @@ class Pricing:
         num_bytes = COMPUTE_BYTES[self._config.mesh.dtype]
         for size in shape:
             num_bytes *= size
-        num_bytes //= cp * (tp if variant.sequence_parallel else 1)
-        one_s = self.route("send", self._world_size // pp, 2).seconds(num_bytes)
+        num_bytes //= cp
+        one_s = self.route("send", self._world_size // pp, 2).seconds(num_bytes // tp)
+        if tp > 1 and not variant.sequence_parallel:
+            # Each sends its part of what all of them hold, and has the others' from its peers
+            one_s += self.route("all_gather", 1, tp).seconds(num_bytes)
         stages = num_stages(pp, variant.schedule, variant.virtual) // pp
         # Forward and back, past each of the rank's stages, and until the first one has arrived
         return 2 * one_s * (self._passes(group) * stages + pp - 1)

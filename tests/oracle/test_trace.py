@@ -65,6 +65,7 @@ MESHES = {
     "zbv": (2, ("mesh.pp=2", "mesh.microbatches=4", "mesh.schedule=zbv")),
     "hsdp": (4, ("mesh.dp_shard=2",)),
     "pp, fsdp": (4, ("mesh.pp=2", "mesh.microbatches=2", "mesh.dp_shard=2")),
+    "pp, tp": (4, ("mesh.pp=2", "mesh.microbatches=2", "mesh.tp=2")),
     "fsdp, tp": (4, ("mesh.dp_shard=2", "mesh.tp=2")),
 }
 HARDEST = ("cp", "zbv", "pp, fsdp", "fsdp, tp")
@@ -120,6 +121,20 @@ def test_what_one_rank_sends_the_others_take_in_in_the_same_order(tmp_path, mesh
         assert sorted(each) == list(ranks)
         assert len({tuple(own) for own in each.values()}) == 1
     assert bool(together or sent) == (world_size > 1)
+
+
+def test_peers_of_tp_send_a_part_each_of_what_all_of_them_hold(tmp_path):
+    pp = ("mesh.pp=2", "mesh.microbatches=2")
+
+    def sent(world_size: int, *overrides: str) -> list[int]:
+        trace = trace_step(load(tmp_path, *pp, *overrides), world_size=world_size, rank=0)
+        return [each.num_bytes for each in messages(trace) if each.kind in ("send", "receive")]
+
+    whole = sent(2)
+    # Two microbatches of 4 rows, forward and back, in float32
+    assert whole == [4 * 16 * 32 * 4] * 4
+    assert sent(4, "mesh.tp=2") == [num // 2 for num in whole]
+    assert sent(4, "mesh.tp=2", "mesh.sequence_parallel=true") == [num // 2 for num in whole]
 
 
 @pytest.mark.thorough

@@ -178,6 +178,9 @@ class Pipeline:
         apart = mesh["cp"].get_local_rank()
         if sequence_parallel:
             apart = apart * mesh["tp"].size() + mesh["tp"].get_local_rank()
+        # Peers of tp that hold the same values between stages each send a part of them.
+        tp = mesh["tp"]
+        self._same = tp.get_group() if tp.size() > 1 and not sequence_parallel else None
         self._randomness = Randomness(
             seed=seed, replica=place.replica, microbatches=microbatches, apart=apart, device=device
         )
@@ -343,6 +346,7 @@ class Pipeline:
                 output_args=cast(Part, part).output_shape(num_rows),
                 group=self.mesh["pp"].get_group(),
                 randomness=self._randomness,
+                same=self._same,
             )
             for number, part in zip(self.place.stages, self.parts, strict=True)
         ]

@@ -1,19 +1,49 @@
 """A stage of a pipeline, as torch's schedules pass microbatches through it."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
+from trainer.errors import ConfigError
 from trainer.mesh.randomness import Randomness
+from trainer.models.trace import Inputs, leaves
+
+MOST_APART = 0.05
+"""Of the largest value: more than rounding in bfloat16 makes of what is the same."""
 
 
 class Stage(PipelineStage):
-    """A stage that averages its gradients over the replicas only when ``syncs``."""
+    """A stage that averages its gradients over the replicas only when ``syncs``.
+
+    Args:
+        given, named: As torch's own takes them; ``input_args`` and ``output_args`` as the module
+            takes and gives them.
+        randomness: Of the replica.
+        same: Ranks that hold the same values between stages, as those of tp do. Each sends its part
+            of them, and those who receive put the parts together again, forward and back: among
+            neighbours, where a pipeline's message leaves the node. None: there are none.
+
+    Source: scatter and gather around a pipeline's messages, Narayanan et al., Efficient large-scale
+    language model training on GPU clusters using Megatron-LM, SC 2021, section 4.1.
+    """
 
     syncs = True
 
-    def __init__(self, *given: Any, randomness: Randomness, **named: Any) -> None:
+    def __init__(
+        self, *given: Any, randomness: Randomness, same: dist.ProcessGroup | None = None,
+        **named: Any,
+    ) -> None:  # fmt: skip
+        self._same, self._whole = same, leaves(named["input_args"])
+        self._checked = False
+        _, stage, num_stages, *_ = given
+        if same is not None and stage > 0:
+            named["input_args"] = _parts(named["input_args"], same)
+        if same is not None and stage < num_stages - 1:
+            named["output_args"] = _parts(named["output_args"], same)
         super().__init__(*given, **named)
         self._randomness = randomness
 
@@ -21,6 +51,24 @@ class Stage(PipelineStage):
         """Pass a microbatch forward."""
         self._randomness.begin(fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *given, **named)
+
+    def forward_maybe_with_nosync(self, *given: Tensor, **named: Any) -> Any:
+        """Call the module with whole values, and keep this rank's part of what it gives."""
+        same = self._same
+        if same is not None and not self.is_first:
+            given = tuple(
+                _join_all(part, whole.shape, same) if _divides(whole, same) else part
+                for part, whole in zip(given, self._whole, strict=True)
+            )
+        result = super().forward_maybe_with_nosync(*given, **named)  # type: ignore[no-untyped-call]
+        if same is None or self.is_last:
+            return result
+        if not self._checked:
+            self._checked = True
+            check_same(leaves(result), same, self.stage_index)
+        return tuple(
+            _cut_own(value, same) if _divides(value, same) else value for value in leaves(result)
+        )
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""
@@ -41,3 +89,75 @@ class Stage(PipelineStage):
         """Take the output's gradient from the stage after, on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+class _Cut(torch.autograd.Function):
+    """This rank's part of a value that all ranks of a group hold, flat."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.shape, ctx.group = value.shape, group
+        return _cut(value, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _join(gradient, ctx.shape, ctx.group), None
+
+
+class _Join(torch.autograd.Function):
+    """The value of which each rank of a group holds a part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _join(part, shape, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _cut(gradient, ctx.group), None, None
+
+
+_cut_own, _join_all = cast(Any, _Cut).apply, cast(Any, _Join).apply
+
+
+def _cut(value: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = value.reshape(group.size(), -1)
+    # A copy: what is sent does not keep the whole of it.
+    return parts[group.rank()].clone()
+
+
+def _join(part: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
+    whole = part.new_empty(shape)
+    dist.all_gather_single(whole.view(-1), part.contiguous(), group=group)
+    return whole
+
+
+@torch.no_grad()
+def check_same(values: Iterable[Tensor], group: dist.ProcessGroup, stage: int) -> None:
+    """Refuse values that differ among the ranks, whose parts would make something else."""
+    for value in filter(Tensor.is_floating_point, values):
+        if _divides(value, group):
+            others = _join(_cut(value, group), value.shape, group)
+            # Their last bits may differ, where a device adds up in any order.
+            apart = (others - value).abs().max() / value.abs().max().clamp_min(1e-30)
+            if not bool((apart <= MOST_APART) | apart.isnan()):
+                raise ConfigError(
+                    f"mesh.tp: ranks of tp hold different values behind stage {stage} of the "
+                    f"pipeline ({float(apart):.2g} of the largest apart), where each sends a part "
+                    "of what all of them hold; end each block with a style that makes its output "
+                    "whole (Replicate), or give mesh.pp=1"
+                )
+
+
+def _divides(value: Tensor, group: dist.ProcessGroup) -> bool:
+    return value.numel() > 0 and value.numel() % group.size() == 0
+
+
+def _parts(whole: Inputs, group: dist.ProcessGroup) -> Inputs:
+    """Describe a rank's parts of values, as meta tensors."""
+    return tuple(
+        each.new_empty(each.numel() // group.size(), requires_grad=each.requires_grad)
+        if _divides(each, group)
+        else each
+        for each in leaves(whole)
+    )

@@ -10,12 +10,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from tests.trainer.toy import Places, gradients, make_batch, make_toy, spread
+from trainer.errors import ConfigError
 from trainer.mesh.clip import clip_gradients
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.pipeline import Pipeline, Scored
 from trainer.mesh.place import Schedule, place_of
+from trainer.mesh.stage import check_same
 from trainer.run.step import evaluate
 from trainer.watch.launch import join
 
@@ -52,7 +55,20 @@ def run_case(rank: int, case: str) -> dict[str, Any]:
     report["accumulated"] = gradients(parts)
     report["norm"] = float(clip_gradients(pipeline.parameters(), mesh, max_norm=0.01))
     report["clipped"] = gradients(parts)
+    if mesh["tp"].size() > 1:
+        report["differing"] = refusal(mesh["tp"])
     return report
+
+
+def refusal(tp: DeviceMesh) -> str:
+    """Say how a stage refuses values that the ranks of tp do not share."""
+    same, other = torch.ones(4), torch.full((4,), 1.0 + tp.get_local_rank())
+    check_same([same], tp.get_group(), 3)
+    try:
+        check_same([same, other], tp.get_group(), 3)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def drop(pipeline: Pipeline) -> None:
