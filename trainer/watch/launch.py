@@ -26,6 +26,7 @@ from dataio.world import (
 )
 from trainer.errors import CheckpointError, ConfigError
 from trainer.watch.faults import find_cause, is_of_a_peer
+from trainer.watch.memory import keep_freed_memory
 from trainer.watch.watchdog import Watchdog
 
 LATER_S = 30.0
@@ -64,6 +65,8 @@ def join(
     """
     keep_lines_whole()
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if not on_cuda:
+        keep_freed_memory()
     owned = not dist.is_initialized()
     if owned:
         _initialise("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout_s)
