@@ -6,7 +6,7 @@ Each case trains a small ResNet on two ranks, each of which is a node: one of th
 is named, else a pretended one. The source is a directory behind `tests/slowfs.py` where its rate is
 named. All cases train in rounds, each with a probe, which reads at full speed and knows no link:
 the plan gets these rates from a cluster's file alone. What is measured is kept in DIR, so that a
-study that was cut goes on where it was; `--report` measures nothing.
+study that was cut goes on where it was; `--report` measures nothing, `--only` some cases.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,10 +138,11 @@ class Study:
     Args:
         train: CIFAR-10 as Parquet.
         out: What was measured.
+        cases: To measure.
     """
 
-    def __init__(self, train: Path, out: Path) -> None:
-        self._out = out
+    def __init__(self, train: Path, out: Path, cases: Sequence[Case] = CASES) -> None:
+        self._out, self.cases = out, cases
         self.shards = out / "shards"
         self._runs = out / "runs.jsonl"
         self.settings = out / "run.toml"
@@ -159,7 +160,7 @@ class Study:
     def measure(self, mbit_s: float, number: int) -> None:
         """Probe, and train all cases of such links that are missing, in one start of the ranks."""
         cases = [
-            case for case in CASES
+            case for case in self.cases
             if case.mbit_s == mbit_s and number not in (run["round"] for run in self.runs(case))
         ]  # fmt: skip
         probed = self._out / f"probe-{number}.json"
@@ -247,7 +248,7 @@ class Study:
         planned: list[float] = []
         heads = ("measured, s", "again", "planned, s", "error", "ParaDL", "last epoch", "off most")
         yield f"| case | {' | '.join(heads)} |\n|---" + "|---:" * (len(heads) - 1) + "|---|"
-        for case in CASES:
+        for case in self.cases:
             runs = {run["round"]: run["epochs"][1:] for run in self.runs(case)}
             if not runs:
                 continue
@@ -305,11 +306,17 @@ def main() -> None:
     parser.add_argument("--train", type=Path, required=True, help="CIFAR-10 as Parquet")
     parser.add_argument("--out", type=Path, required=True, help="where figures are kept")
     parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--only", nargs="+", default=[case.name for case in CASES], metavar="CASE",
+        choices=[case.name for case in CASES], help="names of cases, as the table has them",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    study = Study(given.train, given.out.absolute())
-    for number in range(ROUNDS) if not given.report else ():
-        for mbit_s in dict.fromkeys(case.mbit_s for case in CASES):
+    cases = [case for case in CASES if case.name in given.only]
+    study = Study(given.train, given.out.absolute(), cases)
+    for number in range(given.rounds) if not given.report else ():
+        for mbit_s in dict.fromkeys([0.0, *(case.mbit_s for case in cases)]):
             study.measure(mbit_s, number)
     print("\n".join(study.report()))
 
