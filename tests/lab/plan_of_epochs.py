@@ -158,7 +158,7 @@ class Study:
                 pq.write_table(part, self.shards / f"{number:03}.parquet", compression="none")
 
     def measure(self, mbit_s: float, number: int) -> None:
-        """Probe, and train all cases of such links that are missing, in one start of the ranks."""
+        """Probe, and train all cases of such links that are missing."""
         cases = [
             case for case in self.cases
             if case.mbit_s == mbit_s and number not in (run["round"] for run in self.runs(case))
@@ -183,26 +183,22 @@ class Study:
             if mbit_s:
                 lab = stack.enter_context(Lab(scratch / "lab", RANKS, rate=f"{mbit_s:g}mbit"))
                 starter, here, env["GLOO_SOCKET_IFNAME"] = lab.mpiexec(RANKS), lab.scratch, "eth0"
-            jobs = [
-                {
-                    "kind": "train" if case else "probe", "case": case.name if case else "probe",
-                    "round": number, "number": at, "ranks": RANKS, "out": str(probed),
-                    "settings": str(self.settings), "caches": str(here), "results": str(scratch),
-                    "pretends": not mbit_s,
+            for at, case in enumerate(todo):
+                job = {
+                    "case": case.name if case else "", "round": number, "out": str(probed),
+                    "settings": str(self.settings), "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={directories[case.source_mb_s if case else 0.0]}/*.parquet",
+                        f"run.directory={scratch}/{at}", f"data.cache.path={here}/{at}",
                         *(case.settings if case else []),
                     ],
-                }
-                for at, case in enumerate(todo)
-            ]  # fmt: skip
-            listed = scratch / "jobs.json"
-            listed.write_text(json.dumps(jobs))
-            command = [
-                *starter, sys.executable, "-W", "ignore", "-m", "tests.lab.train_cases",
-                str(listed), str(self._runs),
-            ]  # fmt: skip
-            subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)
+                }  # fmt: skip
+                # Of its own processes, as a user starts each: what ran before leaves its traces
+                command = [
+                    *starter, sys.executable, "-W", "ignore", "-m", "tests.lab.train_case",
+                    json.dumps(job), str(self._runs),
+                ]  # fmt: skip
+                subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)
 
     # What was planned
 

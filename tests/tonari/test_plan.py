@@ -307,6 +307,24 @@ def test_settings_that_were_tried_are_compared_the_fastest_first(settings, tmp_p
     assert own == "  model.depth=8"
 
 
+def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
+    """What messages leave in the allocator makes steps faster than those of a run."""
+    timed: list[str] = []
+    for name in ("time_step", "time_messages"):
+
+        def note(*given, plain=getattr(probe, name), name=name, **named):
+            timed.append(name)
+            return plain(*given, **named)
+
+        monkeypatch.setattr(probe, name, note)
+    given = ["probe", str(settings), "--no-data", "--steps", "1", "--rounds", "2"]
+    given += ["--try", "model.depth=1", "--try", "model.depth=2"]
+    assert main([*given, "--out", str(tmp_path / "probes")]) == 0
+    assert timed == ["time_step"] * 4 + ["time_messages"]
+    for path in (tmp_path / "probes").iterdir():
+        assert load_probe(path).messages
+
+
 def test_settings_that_do_not_fit_are_refused_before_any_is_timed(settings, tmp_path, capsys):
     tried = tmp_path / "probes"
     given = ["probe", str(settings), "--no-data", "--try", "model.depth=1", "--try", "mesh.pp=3"]
