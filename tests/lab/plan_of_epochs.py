@@ -1,11 +1,15 @@
-r"""How right `tonari plan` is about an epoch: by exchange, hidden rows, links and slow sources.
+r"""How right `tonari plan` is about an epoch: by exchange, hidden rows, links, sources and disks.
 
     python -m tests.lab.plan_of_epochs --train cifar10-test.parquet --out DIR      # root, FUSE
 
 Each case trains a small ResNet on two ranks, each of which is a node: one of the lab where a link
 is named, else a pretended one. The source is a directory behind `tests/slowfs.py` where its rate is
-named. All cases train in rounds, each with a probe, which reads at full speed and knows no link:
-the plan gets these rates from a cluster's file alone. What is measured is kept in DIR, so that a
+named. Where a disk's rate is named, caches lie on a filesystem of their own, from which each node
+reads so fast, and nothing stays in memory: see `tests.lab.slow_disk`.
+
+All cases train in rounds, each with a probe, which reads at full speed and knows no link: the plan
+gets these rates from a cluster's file alone. Where a link is named, the nodes of the lab are probed
+too, and the case is planned by what this found as well. What is measured is kept in DIR, so that a
 study that was cut goes on where it was; `--report` measures nothing, `--only` some cases.
 """
 
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +35,12 @@ from scipy.stats import spearmanr
 
 from benchmarks.loader.launch import mpiexec
 from oracle.cluster.cluster import Cluster, Level, Storage
+from oracle.cluster.probed import cluster_of
 from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import EpochPlan, plan_step
 from oracle.probe.probe import Probe, load_probe
 from tests.lab.cluster import Lab
+from tests.lab.slow_disk import mounted_image
 from tests.slowfs import slowfs
 from trainer.config.config import load_config
 from trainer.run.build import lay_out
@@ -79,6 +85,7 @@ class Case:
         mbit_s: Of the link between two nodes of the lab; 0: the nodes are pretended.
         source_mb_s: That all nodes together read, in 1e6 bytes/s; 0: no limit.
         quota: Of a node's cache; empty: none.
+        disk_mb_s: That a node reads from its own disk, in 1e6 bytes/s; 0: no limit.
     """
 
     exchange: float = 0.0
@@ -86,6 +93,7 @@ class Case:
     mbit_s: float = 0.0
     source_mb_s: float = 0.0
     quota: str = ""
+    disk_mb_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -95,6 +103,7 @@ class Case:
         words += [f"link {self.mbit_s:g} Mbit/s"] if self.mbit_s else []
         words += [f"quota {self.quota}"] if self.quota else []
         words += [f"source {self.source_mb_s:g} MB/s"] if self.source_mb_s else []
+        words += [f"disk {self.disk_mb_s:g} MB/s"] if self.disk_mb_s else []
         return ", ".join(words)
 
     @property
@@ -117,7 +126,10 @@ class Case:
             Level(name="node", units=1),
             Level(name="switch", units=RANKS, gbyte_s=rate, latency_us=latency_us),
         )
-        storage = Storage(read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None)
+        storage = Storage(
+            read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None,
+            disk_read_gbyte_s=self.disk_mb_s / 1e3 if self.disk_mb_s else None,
+        )
         return Cluster(name="lab", level=levels, storage=storage)
 
 
@@ -129,6 +141,7 @@ CASES = [
     Case(mbit_s=100), Case(exchange=1.0, mbit_s=100), Case(exchange=0.5, mbit_s=100, hidden=0.3),
     Case(quota="5MB", source_mb_s=8, mbit_s=100),
     Case(mbit_s=300), Case(exchange=1.0, mbit_s=300),
+    Case(disk_mb_s=4), Case(disk_mb_s=2, hidden=0.3),
 ]  # fmt: skip
 
 
@@ -163,11 +176,10 @@ class Study:
             case for case in self.cases
             if case.mbit_s == mbit_s and number not in (run["round"] for run in self.runs(case))
         ]  # fmt: skip
-        probed = self._out / f"probe-{number}.json"
-        # Links are for jobs alone: a probe is of the machine
-        todo = [*([None] if not (mbit_s or probed.exists()) else []), *cases]
-        if not todo:
+        probed = self._probe_of(mbit_s, number)
+        if not cases and (mbit_s or probed.exists()):
             return
+        todo = [*([] if probed.exists() else [None]), *cases]
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             rates = {case.source_mb_s for case in cases if case.source_mb_s}
@@ -180,6 +192,9 @@ class Study:
             starter, env = [mpiexec(), "-n", str(RANKS)], {**os.environ, "OMP_NUM_THREADS": "1"}
             here = scratch / "caches"
             here.mkdir()
+            disk = None
+            if any(case.disk_mb_s for case in cases):
+                disk = stack.enter_context(mounted_image(scratch / "disk"))
             if mbit_s:
                 lab = stack.enter_context(Lab(scratch / "lab", RANKS, rate=f"{mbit_s:g}mbit"))
                 starter, here, env["GLOO_SOCKET_IFNAME"] = lab.mpiexec(RANKS), lab.scratch, "eth0"
@@ -189,9 +204,11 @@ class Study:
                     "settings": str(self.settings), "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={directories[case.source_mb_s if case else 0.0]}/*.parquet",
-                        f"run.directory={scratch}/{at}", f"data.cache.path={here}/{at}",
+                        f"run.directory={scratch}/{at}",
+                        f"data.cache.path={disk if case and case.disk_mb_s else here}/{at}",
                         *(case.settings if case else []),
                     ],
+                    "disk": str(disk), "disk_bytes_per_s": case.disk_mb_s * 1e6 if case else 0,
                 }  # fmt: skip
                 # Of its own processes, as a user starts each: what ran before leaves its traces
                 command = [
@@ -209,19 +226,40 @@ class Study:
         found = [json.loads(line) for line in self._runs.read_text().splitlines()]
         return [run for run in found if run["case"] == case.name]
 
-    def _found(self, number: int) -> Probe:
-        """Read the probe of a round."""
-        return load_probe(self._out / f"probe-{number}.json")
+    def _probe_of(self, mbit_s: float, number: int) -> Path:
+        return self._out / f"probe-{f'{mbit_s:g}-' if mbit_s else ''}{number}.json"
 
-    def plan(self, case: Case, number: int) -> EpochPlan:
-        """Predict a case by the probe of a round."""
+    def _found(self, number: int) -> Probe:
+        """Read the probe of the machine of a round."""
+        return load_probe(self._probe_of(0, number))
+
+    def plan(self, case: Case, number: int, *, probed: bool = False) -> EpochPlan:
+        """Predict a case by the probe of a round.
+
+        Args:
+            case: Which.
+            number: Of the round.
+            probed: By a probe on the nodes of the lab, which has timed its links, in place of one
+                on the machine, and a file that names their rate.
+        """
         overrides = [f"data.train={self.shards}/*.parquet", *case.settings]
+        found, cluster = self._found(number), case.cluster
+        if probed:
+            # A node's rank was probed alone, and the lab's nodes share their processors
+            slowdowns = found.slowdowns
+            found = replace(load_probe(self._probe_of(case.mbit_s, number)), slowdowns=slowdowns)
+            links = cluster_of(found, None)
+            assert links is not None
+            cluster = replace(links, storage=cluster.storage)
         epoch = plan_step(
-            load_config(self.settings, overrides), self._found(number), cluster=case.cluster,
+            load_config(self.settings, overrides), found, cluster=cluster,
             hidden_fraction=case.hidden, cores_of=(0,) * RANKS,
         ).epoch  # fmt: skip
         assert epoch is not None
         return epoch
+
+    def _probed_s(self, case: Case, numbers: Sequence[int]) -> float:
+        return statistics.mean(self.plan(case, number, probed=True).epoch_s for number in numbers)
 
     def paradl_s(self, case: Case, number: int, steps: int) -> float:
         """Price an epoch's steps by ParaDL's equations, which know of no data."""
@@ -242,7 +280,10 @@ class Study:
         errors: dict[str, list[float]] = {}
         measured: list[float] = []
         planned: list[float] = []
-        heads = ("measured, s", "again", "planned, s", "error", "ParaDL", "last epoch", "off most")
+        heads = (
+            "measured, s", "again", "planned, s", "error", "by probed links", "ParaDL",
+            "last epoch", "planned worst",
+        )  # fmt: skip
         yield f"| case | {' | '.join(heads)} |\n|---" + "|---:" * (len(heads) - 1) + "|---|"
         for case in self.cases:
             runs = {run["round"]: run["epochs"][1:] for run in self.runs(case)}
@@ -258,6 +299,11 @@ class Study:
             row = {
                 **({"again": times[-1] / times[0] - 1} if len(times) > 1 else {}),
                 "plan": planned_s / mean_s - 1,
+                **(
+                    {"by probed links": self._probed_s(case, list(runs)) / mean_s - 1}
+                    if case.mbit_s
+                    else {}
+                ),
                 "ParaDL": statistics.mean(paradl_s) / mean_s - 1,
                 "last epoch": statistics.mean(
                     lines[-2]["measured_s"] / lines[-1]["measured_s"] - 1 for lines in runs.values()
@@ -273,11 +319,11 @@ class Study:
                 for part, words in PARTS.items()
             }  # fmt: skip
             off = max(differ, key=lambda words: abs(differ[words]))
-            again = f"{row['again']:+.1%}" if "again" in row else "-"
+            shown = {name: f"{error:+.1%}" for name, error in row.items()}
             yield (
-                f"| {case.name} | {mean_s:.2f} | {again} | {planned_s:.2f} | "
-                f"{row['plan']:+.1%} | {row['ParaDL']:+.1%} | {row['last epoch']:+.1%} | "
-                f"{off} {differ[off]:+.2f} s |"
+                f"| {case.name} | {mean_s:.2f} | {shown.get('again', '')} | {planned_s:.2f} | "
+                f"{shown['plan']} | {shown.get('by probed links', '')} | {shown['ParaDL']} | "
+                f"{shown['last epoch']} | {off} {differ[off]:+.2f} s |"
             )
         for name, of_cases in errors.items():
             sizes = sorted(map(abs, of_cases))

@@ -311,8 +311,9 @@ def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
     """What messages leave in the allocator makes steps faster than those of a run."""
     timed: list[str] = []
     for name in ("time_step", "time_messages"):
+        plain = getattr(probe, name)
 
-        def note(*given, plain=getattr(probe, name), name=name, **named):
+        def note(*given, plain=plain, name=name, **named):
             timed.append(name)
             return plain(*given, **named)
 
