@@ -1,11 +1,10 @@
-r"""How right `tonari plan` is about an epoch: by exchange, hidden rows, links, sources and disks.
+r"""How right `tonari plan` is about an epoch: by exchange, hidden rows, links and slow sources.
 
     python -m tests.lab.plan_of_epochs --train cifar10-test.parquet --out DIR      # root, FUSE
 
 Each case trains a small ResNet on two ranks, each of which is a node: one of the lab where a link
 is named, else a pretended one. The source is a directory behind `tests/slowfs.py` where its rate is
-named. Where a disk's rate is named, caches lie on a filesystem of their own, from which each node
-reads so fast, and nothing stays in memory: see `tests.lab.slow_disk`.
+named.
 
 All cases train in rounds, each with a probe, which reads at full speed and knows no link: the plan
 gets these rates from a cluster's file alone. Where a link is named, the nodes of the lab are probed
@@ -40,7 +39,6 @@ from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import EpochPlan, plan_step
 from oracle.probe.probe import Probe, load_probe
 from tests.lab.cluster import Lab
-from tests.lab.slow_disk import mounted_image
 from tests.slowfs import slowfs
 from trainer.config.config import load_config
 from trainer.run.build import lay_out
@@ -85,7 +83,6 @@ class Case:
         mbit_s: Of the link between two nodes of the lab; 0: the nodes are pretended.
         source_mb_s: That all nodes together read, in 1e6 bytes/s; 0: no limit.
         quota: Of a node's cache; empty: none.
-        disk_mb_s: That a node reads from its own disk, in 1e6 bytes/s; 0: no limit.
     """
 
     exchange: float = 0.0
@@ -93,7 +90,6 @@ class Case:
     mbit_s: float = 0.0
     source_mb_s: float = 0.0
     quota: str = ""
-    disk_mb_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -103,7 +99,6 @@ class Case:
         words += [f"link {self.mbit_s:g} Mbit/s"] if self.mbit_s else []
         words += [f"quota {self.quota}"] if self.quota else []
         words += [f"source {self.source_mb_s:g} MB/s"] if self.source_mb_s else []
-        words += [f"disk {self.disk_mb_s:g} MB/s"] if self.disk_mb_s else []
         return ", ".join(words)
 
     @property
@@ -126,10 +121,7 @@ class Case:
             Level(name="node", units=1),
             Level(name="switch", units=RANKS, gbyte_s=rate, latency_us=latency_us),
         )
-        storage = Storage(
-            read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None,
-            disk_read_gbyte_s=self.disk_mb_s / 1e3 if self.disk_mb_s else None,
-        )
+        storage = Storage(read_gbyte_s=self.source_mb_s / 1e3 if self.source_mb_s else None)
         return Cluster(name="lab", level=levels, storage=storage)
 
 
@@ -141,7 +133,6 @@ CASES = [
     Case(mbit_s=100), Case(exchange=1.0, mbit_s=100), Case(exchange=0.5, mbit_s=100, hidden=0.3),
     Case(quota="5MB", source_mb_s=8, mbit_s=100),
     Case(mbit_s=300), Case(exchange=1.0, mbit_s=300),
-    Case(disk_mb_s=4), Case(disk_mb_s=2, hidden=0.3),
 ]  # fmt: skip
 
 
@@ -192,9 +183,6 @@ class Study:
             starter, env = [mpiexec(), "-n", str(RANKS)], {**os.environ, "OMP_NUM_THREADS": "1"}
             here = scratch / "caches"
             here.mkdir()
-            disk = None
-            if any(case.disk_mb_s for case in cases):
-                disk = stack.enter_context(mounted_image(scratch / "disk"))
             if mbit_s:
                 lab = stack.enter_context(Lab(scratch / "lab", RANKS, rate=f"{mbit_s:g}mbit"))
                 starter, here, env["GLOO_SOCKET_IFNAME"] = lab.mpiexec(RANKS), lab.scratch, "eth0"
@@ -204,11 +192,9 @@ class Study:
                     "settings": str(self.settings), "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={directories[case.source_mb_s if case else 0.0]}/*.parquet",
-                        f"run.directory={scratch}/{at}",
-                        f"data.cache.path={disk if case and case.disk_mb_s else here}/{at}",
+                        f"run.directory={scratch}/{at}", f"data.cache.path={here}/{at}",
                         *(case.settings if case else []),
                     ],
-                    "disk": str(disk), "disk_bytes_per_s": case.disk_mb_s * 1e6 if case else 0,
                 }  # fmt: skip
                 # Of its own processes, as a user starts each: what ran before leaves its traces
                 command = [

@@ -3,7 +3,6 @@
 Arguments: what to do, as JSON; the file to which the answer is added.
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from oracle.probe.probe import probe, save_probe
-from tests.lab.slow_disk import read_slowly
 from trainer import train
 from trainer.config.config import load_config
 
@@ -30,10 +28,7 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     if job["pretends"]:
         os.environ["TONARI_RANKS_PER_NODE"] = "1"
     lines: list[dict[str, Any]] = []
-    with contextlib.ExitStack() as stack:
-        if job.get("disk_bytes_per_s"):
-            stack.enter_context(read_slowly(Path(job["disk"]), job["disk_bytes_per_s"]))
-        train(config, resume="never", on_epoch=lambda line: lines.append(dict(line)))
+    train(config, resume="never", on_epoch=lambda line: lines.append(dict(line)))
     # A job that was ended early is trained again
     return {"epochs": lines} if len(lines) == config.run.epochs else {}
 
