@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -236,7 +237,7 @@ class Study:
             found = replace(load_probe(self._probe_of(case.mbit_s, number)), slowdowns=slowdowns)
             links = cluster_of(found, None)
             assert links is not None
-            cluster = replace(links, storage=cluster.storage)
+            cluster = msgspec.structs.replace(links, storage=cluster.storage)
         epoch = plan_step(
             load_config(self.settings, overrides), found, cluster=cluster,
             hidden_fraction=case.hidden, cores_of=(0,) * RANKS,
