@@ -82,7 +82,7 @@ class Probe:
 def probe(
     config: Config, *, world_size: int, own: Own | None = None, steps: int = 10,
     sizes: Sequence[int] = SIZES, link_sizes: Sequence[int] = LINK_SIZES,
-    messages: Sequence[MessageTimes] = (), data: bool = False, timeout_s: float = 300.0,
+    data: bool = False, timeout_s: float = 300.0,
 ) -> Probe:  # fmt: skip
     """Time messages among the ranks of a node and between nodes, and steps of the job. Collective.
 
@@ -94,9 +94,8 @@ def probe(
         world_size: Ranks of the whole job.
         own: What the caller of `trainer.train` would bring.
         steps: How many to time at once.
-        sizes: Of messages in a node, in bytes.
+        sizes: Of messages in a node, in bytes; empty: time no messages.
         link_sizes: Of those between nodes.
-        messages: As they were timed before among these ranks; empty: time them.
         data: Whether to time the loader too, on the job's data.
         timeout_s: Longest wait for another rank.
 
@@ -113,27 +112,18 @@ def probe(
                 f"a probe was started with {world.world_size} ranks, more than the {world_size} of "
                 "the whole job; start as many as the job has on a node"
             )
-        nodes, ranks = world.num_nodes, count_ranks(world.topology)
-    # Before the first message: what does not fit is not worth a wait.
+        ranks = count_ranks(world.topology)
+    # Before anything is timed: what does not fit is not worth a wait.
     layout = lay_out(config, world_size)
     of_data: DataTimes | None = None
-    messages = list(messages)
-    times_messages = bool(sizes) and not messages
-    if times_messages or data:
+    if data:
+        readers = sum(build_place(config, layout, rank).reads for rank in range(ranks))
         with join(device="cpu", timeout_s=timeout_s) as job:
-            if data:
-                readers = sum(build_place(config, layout, rank).reads for rank in range(ranks))
-                of_data = time_data(config, job, readers=readers, own=own)
-            if times_messages:
-                messages = time_messages(sizes=sizes, ranks=ranks)
-                if nodes > 1:
-                    messages += time_links(job.world, ranks=ranks, sizes=link_sizes)
+            of_data = time_data(config, job, readers=readers, own=own)
     with discover_world(timeout_s=timeout_s) as world:
-        found = _time_steps(config, world, layout.sizes[0], world_size, own, steps, messages)
-        if not data:
-            return found
+        found = _time_steps(config, world, layout.sizes[0], world_size, own, steps)
         evaluations: tuple[Timed, ...] = ()
-        if world.rank == 0:
+        if data and world.rank == 0:
             evaluations = tuple(
                 time_step(
                     config, world_size=world_size, rank=timed.rank, own=own, steps=steps,
@@ -141,7 +131,32 @@ def probe(
                 ) for timed in found.steps
             )  # fmt: skip
         world.barrier(doing="timing evaluations")
-    return replace(found, evaluations=evaluations, data=of_data)
+    messages = probe_messages(sizes=sizes, link_sizes=link_sizes, timeout_s=timeout_s)
+    return replace(found, messages=messages, evaluations=evaluations, data=of_data)
+
+
+def probe_messages(
+    *, sizes: Sequence[int] = SIZES, link_sizes: Sequence[int] = LINK_SIZES,
+    timeout_s: float = 300.0,
+) -> tuple[MessageTimes, ...]:  # fmt: skip
+    """Time messages among the ranks of the first node, and between nodes. Collective.
+
+    To be called after steps are timed, not before: once large messages were freed, glibc gives no
+    memory back to the system, and a step is faster than in a run, where it does so every time.
+
+    Args:
+        sizes: Of messages in a node, in bytes; empty: time none at all.
+        link_sizes: Of those between nodes.
+        timeout_s: Longest wait for another rank.
+    """
+    if not sizes:
+        return ()
+    with join(device="cpu", timeout_s=timeout_s) as job:
+        ranks = count_ranks(job.world.topology)
+        messages = time_messages(sizes=sizes, ranks=ranks)
+        if job.world.num_nodes > 1:
+            messages += time_links(job.world, ranks=ranks, sizes=link_sizes)
+    return tuple(messages)
 
 
 def count_ranks(topology: Topology) -> int:
@@ -168,9 +183,8 @@ def count_ranks(topology: Topology) -> int:
 
 
 def _time_steps(
-    config: Config, world: World, pp: int, world_size: int, own: Own | None, steps: int,
-    messages: Sequence[MessageTimes],
-) -> Probe:  # fmt: skip
+    config: Config, world: World, pp: int, world_size: int, own: Own | None, steps: int
+) -> Probe:
     def together(ranks: Sequence[int]) -> list[Timed]:
         """Let as many processes as there are ranks each be one, and hand out what all timed."""
         found = b""
@@ -205,7 +219,7 @@ def _time_steps(
         nodes=world.num_nodes,
         world_size=world_size,
         settings=step_settings(config),
-        messages=tuple(messages),
+        messages=(),
         steps=tuple(
             as_fast_as(alone[first], steps_of.get(coordinate, alone[first]))
             for coordinate, first in enumerate(firsts)

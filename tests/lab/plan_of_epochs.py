@@ -4,9 +4,12 @@ r"""How right `tonari plan` is about an epoch: by exchange, hidden rows, links a
 
 Each case trains a small ResNet on two ranks, each of which is a node: one of the lab where a link
 is named, else a pretended one. The source is a directory behind `tests/slowfs.py` where its rate is
-named. All cases train in rounds, each with a probe, which reads at full speed and knows no link:
-the plan gets these rates from a cluster's file alone. What is measured is kept in DIR, so that a
-study that was cut goes on where it was; `--report` measures nothing.
+named.
+
+All cases train in rounds, each with a probe, which reads at full speed and knows no link: the plan
+gets these rates from a cluster's file alone. Where a link is named, the nodes of the lab are probed
+too, and the case is planned by what this found as well. What is measured is kept in DIR, so that a
+study that was cut goes on where it was; `--report` measures nothing, `--only` some cases.
 """
 
 import argparse
@@ -18,11 +21,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +35,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.loader.launch import mpiexec
 from oracle.cluster.cluster import Cluster, Level, Storage
+from oracle.cluster.probed import cluster_of
 from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import EpochPlan, plan_step
 from oracle.probe.probe import Probe, load_probe
@@ -138,10 +143,11 @@ class Study:
     Args:
         train: CIFAR-10 as Parquet.
         out: What was measured.
+        cases: To measure.
     """
 
-    def __init__(self, train: Path, out: Path) -> None:
-        self._out = out
+    def __init__(self, train: Path, out: Path, cases: Sequence[Case] = CASES) -> None:
+        self._out, self.cases = out, cases
         self.shards = out / "shards"
         self._runs = out / "runs.jsonl"
         self.settings = out / "run.toml"
@@ -157,16 +163,15 @@ class Study:
                 pq.write_table(part, self.shards / f"{number:03}.parquet", compression="none")
 
     def measure(self, mbit_s: float, number: int) -> None:
-        """Probe, and train all cases of such links that are missing, in one start of the ranks."""
+        """Probe, and train all cases of such links that are missing."""
         cases = [
-            case for case in CASES
+            case for case in self.cases
             if case.mbit_s == mbit_s and number not in (run["round"] for run in self.runs(case))
         ]  # fmt: skip
-        probed = self._out / f"probe-{number}.json"
-        # Links are for jobs alone: a probe is of the machine
-        todo = [*([None] if not (mbit_s or probed.exists()) else []), *cases]
-        if not todo:
+        probed = self._probe_of(mbit_s, number)
+        if not cases and (mbit_s or probed.exists()):
             return
+        todo = [*([] if probed.exists() else [None]), *cases]
         with contextlib.ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             rates = {case.source_mb_s for case in cases if case.source_mb_s}
@@ -182,26 +187,22 @@ class Study:
             if mbit_s:
                 lab = stack.enter_context(Lab(scratch / "lab", RANKS, rate=f"{mbit_s:g}mbit"))
                 starter, here, env["GLOO_SOCKET_IFNAME"] = lab.mpiexec(RANKS), lab.scratch, "eth0"
-            jobs = [
-                {
-                    "kind": "train" if case else "probe", "case": case.name if case else "probe",
-                    "round": number, "number": at, "ranks": RANKS, "out": str(probed),
-                    "settings": str(self.settings), "caches": str(here), "results": str(scratch),
-                    "pretends": not mbit_s,
+            for at, case in enumerate(todo):
+                job = {
+                    "case": case.name if case else "", "round": number, "out": str(probed),
+                    "settings": str(self.settings), "pretends": not mbit_s,
                     "overrides": [
                         f"data.train={directories[case.source_mb_s if case else 0.0]}/*.parquet",
+                        f"run.directory={scratch}/{at}", f"data.cache.path={here}/{at}",
                         *(case.settings if case else []),
                     ],
-                }
-                for at, case in enumerate(todo)
-            ]  # fmt: skip
-            listed = scratch / "jobs.json"
-            listed.write_text(json.dumps(jobs))
-            command = [
-                *starter, sys.executable, "-W", "ignore", "-m", "tests.lab.train_cases",
-                str(listed), str(self._runs),
-            ]  # fmt: skip
-            subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)
+                }  # fmt: skip
+                # Of its own processes, as a user starts each: what ran before leaves its traces
+                command = [
+                    *starter, sys.executable, "-W", "ignore", "-m", "tests.lab.train_case",
+                    json.dumps(job), str(self._runs),
+                ]  # fmt: skip
+                subprocess.run(command, check=True, env=env, timeout=TIMEOUT_S)
 
     # What was planned
 
@@ -212,19 +213,40 @@ class Study:
         found = [json.loads(line) for line in self._runs.read_text().splitlines()]
         return [run for run in found if run["case"] == case.name]
 
-    def _found(self, number: int) -> Probe:
-        """Read the probe of a round."""
-        return load_probe(self._out / f"probe-{number}.json")
+    def _probe_of(self, mbit_s: float, number: int) -> Path:
+        return self._out / f"probe-{f'{mbit_s:g}-' if mbit_s else ''}{number}.json"
 
-    def plan(self, case: Case, number: int) -> EpochPlan:
-        """Predict a case by the probe of a round."""
+    def _found(self, number: int) -> Probe:
+        """Read the probe of the machine of a round."""
+        return load_probe(self._probe_of(0, number))
+
+    def plan(self, case: Case, number: int, *, probed: bool = False) -> EpochPlan:
+        """Predict a case by the probe of a round.
+
+        Args:
+            case: Which.
+            number: Of the round.
+            probed: By a probe on the nodes of the lab, which has timed its links, in place of one
+                on the machine, and a file that names their rate.
+        """
         overrides = [f"data.train={self.shards}/*.parquet", *case.settings]
+        found, cluster = self._found(number), case.cluster
+        if probed:
+            # A node's rank was probed alone, and the lab's nodes share their processors
+            slowdowns = found.slowdowns
+            found = replace(load_probe(self._probe_of(case.mbit_s, number)), slowdowns=slowdowns)
+            links = cluster_of(found, None)
+            assert links is not None
+            cluster = msgspec.structs.replace(links, storage=cluster.storage)
         epoch = plan_step(
-            load_config(self.settings, overrides), self._found(number), cluster=case.cluster,
+            load_config(self.settings, overrides), found, cluster=cluster,
             hidden_fraction=case.hidden, cores_of=(0,) * RANKS,
         ).epoch  # fmt: skip
         assert epoch is not None
         return epoch
+
+    def _probed_s(self, case: Case, numbers: Sequence[int]) -> float:
+        return statistics.mean(self.plan(case, number, probed=True).epoch_s for number in numbers)
 
     def paradl_s(self, case: Case, number: int, steps: int) -> float:
         """Price an epoch's steps by ParaDL's equations, which know of no data."""
@@ -245,9 +267,12 @@ class Study:
         errors: dict[str, list[float]] = {}
         measured: list[float] = []
         planned: list[float] = []
-        heads = ("measured, s", "again", "planned, s", "error", "ParaDL", "last epoch", "off most")
+        heads = (
+            "measured, s", "again", "planned, s", "error", "by probed links", "ParaDL",
+            "last epoch", "planned worst",
+        )  # fmt: skip
         yield f"| case | {' | '.join(heads)} |\n|---" + "|---:" * (len(heads) - 1) + "|---|"
-        for case in CASES:
+        for case in self.cases:
             runs = {run["round"]: run["epochs"][1:] for run in self.runs(case)}
             if not runs:
                 continue
@@ -261,6 +286,11 @@ class Study:
             row = {
                 **({"again": times[-1] / times[0] - 1} if len(times) > 1 else {}),
                 "plan": planned_s / mean_s - 1,
+                **(
+                    {"by probed links": self._probed_s(case, list(runs)) / mean_s - 1}
+                    if case.mbit_s
+                    else {}
+                ),
                 "ParaDL": statistics.mean(paradl_s) / mean_s - 1,
                 "last epoch": statistics.mean(
                     lines[-2]["measured_s"] / lines[-1]["measured_s"] - 1 for lines in runs.values()
@@ -276,11 +306,11 @@ class Study:
                 for part, words in PARTS.items()
             }  # fmt: skip
             off = max(differ, key=lambda words: abs(differ[words]))
-            again = f"{row['again']:+.1%}" if "again" in row else "-"
+            shown = {name: f"{error:+.1%}" for name, error in row.items()}
             yield (
-                f"| {case.name} | {mean_s:.2f} | {again} | {planned_s:.2f} | "
-                f"{row['plan']:+.1%} | {row['ParaDL']:+.1%} | {row['last epoch']:+.1%} | "
-                f"{off} {differ[off]:+.2f} s |"
+                f"| {case.name} | {mean_s:.2f} | {shown.get('again', '')} | {planned_s:.2f} | "
+                f"{shown['plan']} | {shown.get('by probed links', '')} | {shown['ParaDL']} | "
+                f"{shown['last epoch']} | {off} {differ[off]:+.2f} s |"
             )
         for name, of_cases in errors.items():
             sizes = sorted(map(abs, of_cases))
@@ -305,11 +335,17 @@ def main() -> None:
     parser.add_argument("--train", type=Path, required=True, help="CIFAR-10 as Parquet")
     parser.add_argument("--out", type=Path, required=True, help="where figures are kept")
     parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--only", nargs="+", default=[case.name for case in CASES], metavar="CASE",
+        choices=[case.name for case in CASES], help="names of cases, as the table has them",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    study = Study(given.train, given.out.absolute())
-    for number in range(ROUNDS) if not given.report else ():
-        for mbit_s in dict.fromkeys(case.mbit_s for case in CASES):
+    cases = [case for case in CASES if case.name in given.only]
+    study = Study(given.train, given.out.absolute(), cases)
+    for number in range(given.rounds) if not given.report else ():
+        for mbit_s in dict.fromkeys([0.0, *(case.mbit_s for case in cases)]):
             study.measure(mbit_s, number)
     print("\n".join(study.report()))
 

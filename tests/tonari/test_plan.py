@@ -14,6 +14,7 @@ from oracle.probe.messages import KINDS
 from oracle.probe.probe import load_probe, save_probe
 from tests.oracle.test_trace import GPT, OWN
 from tonari.cli import main
+from trainer.config.config import load_config
 
 TIMEOUT_S = 200
 
@@ -305,6 +306,32 @@ def test_settings_that_were_tried_are_compared_the_fastest_first(settings, tmp_p
     assert words.startswith("2. It takes ")
     assert "above all for computation" in words
     assert own == "  model.depth=8"
+
+
+def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
+    """What messages leave in the allocator makes steps faster than those of a run."""
+    timed: list[str] = []
+
+    def time_step(*given, **named):
+        timed.append("step")
+        return plain_step(*given, **named)
+
+    def time_messages(*, sizes, ranks):
+        timed.append("messages")
+        return plain_messages(sizes=sizes[:1], ranks=ranks)
+
+    plain_step, plain_messages = probe.time_step, probe.time_messages
+    monkeypatch.setattr(probe, "time_step", time_step)
+    monkeypatch.setattr(probe, "time_messages", time_messages)
+    given = ["probe", str(settings), "--no-data", "--steps", "1", "--rounds", "2"]
+    given += ["--try", "model.depth=1", "--try", "model.depth=2"]
+    assert main([*given, "--out", str(tmp_path / "probes")]) == 0
+    assert timed == ["step"] * 4 + ["messages"]
+    for path in (tmp_path / "probes").iterdir():
+        assert load_probe(path).messages
+    timed.clear()
+    assert probe.probe(load_config(settings), world_size=1, steps=1).messages
+    assert timed == ["step", "messages"]
 
 
 def test_settings_that_do_not_fit_are_refused_before_any_is_timed(settings, tmp_path, capsys):

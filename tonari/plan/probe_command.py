@@ -48,8 +48,7 @@ def main(argv: list[str]) -> int:
         outputs = [given.out]
         check_output("--out", given.out)
     from dataio.world import discover_world
-    from oracle.probe.messages import MessageTimes
-    from oracle.probe.probe import joined, probe, save_probe
+    from oracle.probe.probe import joined, probe, probe_messages, save_probe
     from trainer.config.config import load_config
     from trainer.run.build import lay_out
 
@@ -69,24 +68,25 @@ def main(argv: list[str]) -> int:
     for config in configs:
         # Before anything is timed
         lay_out(config, world_size)
-    messages: tuple[MessageTimes, ...] = ()
     rounds: list[list[Probe]] = [[] for _ in configs]
     for number in range(given.rounds):
         for config, words, out, found in zip(configs, overrides, outputs, rounds, strict=True):
             found.append(
                 probe(
-                    config, world_size=world_size, steps=given.steps, messages=messages,
+                    config, world_size=world_size, steps=given.steps, sizes=(),
                     data=given.data and not number,
                 )
             )  # fmt: skip
-            messages = found[0].messages
-            whole = replace(joined(found), overrides=words)
-            if not rank:
-                # After each round: one that is stopped leaves what the rounds before it timed
-                save_probe(whole, out)
-                is_last = number == given.rounds - 1
-                words_of = _words(whole) if is_last else f"round {number + 1} of {given.rounds}"
-                print(f"{out}: {words_of}", flush=True)
+            if not rank and number < given.rounds - 1:
+                # One that is stopped leaves what the rounds before it timed
+                save_probe(replace(joined(found), overrides=words), out)
+                print(f"{out}: round {number + 1} of {given.rounds}", flush=True)
+    messages = probe_messages()
+    for words, out, found in zip(overrides, outputs, rounds, strict=True):
+        whole = replace(joined(found), overrides=words, messages=messages)
+        if not rank:
+            save_probe(whole, out)
+            print(f"{out}: {_words(whole)}", flush=True)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Train cases of `tests.lab.plan_of_epochs` one after another, and probe; rank 0 writes figures.
+"""Train a case of `tests.lab.plan_of_epochs`, or probe; rank 0 writes figures.
 
-Arguments: a JSON list of what to do, the file to which each answer is added.
+Arguments: what to do, as JSON; the file to which the answer is added.
 """
 
 import json
@@ -14,17 +14,14 @@ from oracle.probe.probe import probe, save_probe
 from trainer import train
 from trainer.config.config import load_config
 
+RANKS = 2
+
 
 def do(job: dict[str, Any]) -> dict[str, Any]:
     """Do one thing; what rank 0 saw."""
-    overrides = [
-        *job["overrides"], f"run.directory={job['results']}/{job['number']}",
-        f"data.cache.path={job['caches']}/{job['number']}",
-    ]  # fmt: skip
-    config = load_config(Path(job["settings"]), overrides)
-    if job["kind"] == "probe":
-        os.environ.pop("TONARI_RANKS_PER_NODE", None)
-        found = probe(config, world_size=job["ranks"], data=True)
+    config = load_config(Path(job["settings"]), job["overrides"])
+    if not job["case"]:
+        found = probe(config, world_size=RANKS, data=True)
         if not int(os.environ.get("PMI_RANK", "0")):
             save_probe(found, Path(job["out"]))
         return {}
@@ -45,16 +42,15 @@ def busy_s() -> float:
 
 
 def main() -> None:
-    """Do it all."""
-    out = Path(sys.argv[2])
-    for job in json.loads(Path(sys.argv[1]).read_text()):
-        began_s, began_cpu_s = time.perf_counter(), busy_s()
-        found = do(job)
-        if found and not int(os.environ.get("PMI_RANK", "0")):
-            busy = (busy_s() - began_cpu_s) / (time.perf_counter() - began_s)
-            line = {"case": job["case"], "round": job["round"], "busy": busy, **found}
-            with out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+    """Do it."""
+    job, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+    began_s, began_cpu_s = time.perf_counter(), busy_s()
+    found = do(job)
+    if found and not int(os.environ.get("PMI_RANK", "0")):
+        busy = (busy_s() - began_cpu_s) / (time.perf_counter() - began_s)
+        line = {"case": job["case"], "round": job["round"], "busy": busy, **found}
+        with out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
