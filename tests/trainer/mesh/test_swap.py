@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -281,7 +282,7 @@ def test_blocks_that_swap_are_spread_evenly_from_the_first_on(num_blocks, count)
     assert len(chosen) == len(set(chosen)) == min(count, num_blocks)
     if chosen:
         ends = [*chosen, 7 + num_blocks]
-        gaps = {after - before for before, after in zip(ends, ends[1:], strict=False)}
+        gaps = {after - before for before, after in pairwise(ends)}
         assert chosen[0] == 7
         assert max(gaps) - min(gaps) <= 1
 
