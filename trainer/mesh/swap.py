@@ -243,7 +243,11 @@ class _Visit:
             tensor = tensor.trigger_wait()
         if is_traceable_wrapper_subclass(tensor):
             names, meaning = tensor.__tensor_flatten__()
-            inner = {name: self.pack(getattr(tensor, name)) for name in names}
+            inner = {name: getattr(tensor, name) for name in names}
+            inner = {
+                name: self.pack(each) if isinstance(each, Tensor) else each  # or a mesh
+                for name, each in inner.items()
+            }
             return _Wrapped(type(tensor), inner, meaning, tensor.size(), tensor.stride())
         storage = tensor.untyped_storage()
         if (
@@ -269,7 +273,10 @@ class _Visit:
     def unpack(self, packed: object) -> Tensor:
         """Give back what autograd kept, in memory that goes as autograd leaves it."""
         if isinstance(packed, _Wrapped):
-            inner = {name: self.unpack(each) for name, each in packed.inner.items()}
+            inner = {
+                name: self.unpack(each) if isinstance(each, _Wrapped | _View) else each
+                for name, each in packed.inner.items()
+            }
             wrapped: Tensor = packed.kind.__tensor_unflatten__(  # type: ignore[attr-defined]
                 inner, packed.meaning, packed.size, packed.stride
             )
@@ -336,7 +343,8 @@ def _staying(block: nn.Module, given: object) -> set[int]:
 def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        return [each for name in names for each in _storages(getattr(tensor, name))]
+        inner = [getattr(tensor, name) for name in names]
+        return [one for each in inner if isinstance(each, Tensor) for one in _storages(each)]
     return [tensor.untyped_storage()]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from oracle.record import Recorder
 from tests.trainer.mesh.tiny_models import SEQUENCE, VOCABULARY, batch_of, make, task_of
@@ -232,6 +233,26 @@ def test_weights_and_what_all_blocks_are_given_stay_where_they_are():
     assert not stored & {tensor.untyped_storage().data_ptr() for tensor in given}
     assert values.untyped_storage().data_ptr() in stored
     del result
+
+
+def test_weights_that_fsdp_gathers_stay_where_they_are(mesh):
+    swap = swapping(3, late=False)
+    (part,) = parallelize(make("gpt"), mesh, swap=swap, dtype="bfloat16")
+    assert isinstance(part, FSDPModule)
+    gathered: set[int] = set()
+
+    def note(module: nn.Module, given: object, result: object) -> None:
+        gathered.update(each.untyped_storage().data_ptr() for each in module.parameters())
+
+    for layer in part.blocks.modules():
+        layer.register_forward_hook(note)
+    result = part(task_of("gpt").input(batch_of("gpt")))
+    stored = [each.here for each in swap._stored if each.here is not None]
+    assert len(stored) > 10
+    assert gathered
+    assert not gathered & {each.untyped_storage().data_ptr() for each in stored}
+    result.sum().backward()
+    assert swap.host_bytes == swap.device_bytes == 0
 
 
 def test_the_memory_at_the_end_of_the_forward_pass_falls(mesh):
