@@ -131,14 +131,13 @@ class Swap:
         self._stored.add(stored)
 
     def begin_return(self, visit: "_Visit") -> bool:
-        """Note that a visit is wanted again; say whether it has left, and must be copied."""
+        """Note that a visit is wanted again, and report whether it has left the device."""
         # Memory that nobody took must not go to another while it is being filled
         self.wait_for_coming()
-        if visit in self._leaving:
+        self._coming, has_left = visit, visit not in self._leaving
+        if not has_left:
             self._leaving.remove(visit)
-            return False
-        self._coming = visit
-        return True
+        return has_left
 
     def wait_for_coming(self, visit: "_Visit | None" = None) -> None:
         """Have the computation wait for what comes back: for a visit, or else for any."""
@@ -159,8 +158,10 @@ class _Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
-        self._out = torch.cuda.Stream(device) if self.on_gpu else None
-        self._back = torch.cuda.Stream(device) if self.on_gpu else None
+        self._out, self._back = (
+            torch.cuda.Stream(device) if self.on_gpu else None  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
 
     def copy_out(self, source: Tensor) -> Tensor:
         """Copy bytes to the host, once they are computed."""
@@ -199,6 +200,17 @@ class _Stored:
 
     here: Tensor | None
     host: Tensor | None
+    source: Tensor | None
+    version: int
+    """Of the source, as it was kept."""
+    has_changed: bool = False
+    """In place, so that a copy may have met the change."""
+
+    def let_go(self) -> None:
+        """Note whether the source has changed; from now on it may."""
+        if self.source is not None:
+            self.has_changed = self.source._version != self.version
+        self.source = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +252,7 @@ class _Visit:
     def pack(self, tensor: Tensor) -> object:
         """Copy what autograd is about to keep, each storage once."""
         if isinstance(tensor, AsyncCollectiveTensor):
-            tensor = tensor.trigger_wait()
+            tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]
         if is_traceable_wrapper_subclass(tensor):
             names, meaning = tensor.__tensor_flatten__()
             inner = {name: getattr(tensor, name) for name in names}
@@ -258,15 +270,16 @@ class _Visit:
             or tensor.is_neg()
         ):
             return tensor
-        # As changed in place since, it is another; autograd refuses the one before elsewhere
+        # Changed in place since, it is another
         key = storage._cdata, tensor._version
         with torch.no_grad():
             if key not in self.stored:
                 here = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-                self.stored[key] = _Stored(here, self.lanes.copy_out(here))
+                host = self.lanes.copy_out(here)
+                self.stored[key] = _Stored(here, host, tensor.detach(), tensor._version)
                 self.swap.note(self.stored[key])
         return _View(
-            self.stored[key], tensor.dtype, tensor.storage_offset(), tuple(tensor.shape),
+            self.stored[key], tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape),
             tensor.stride(),
         )  # fmt: skip
 
@@ -286,6 +299,12 @@ class _Visit:
         assert isinstance(packed, _View)
         self.bring_back()
         self.swap.wait_for_coming(self)
+        if packed.stored.has_changed:
+            raise RuntimeError(
+                f"a block that swaps kept a tensor of {packed.size} for its backward pass, which "
+                "was changed in place since; autograd refuses that of any block: change a copy, "
+                "not the tensor"
+            )
         here = packed.stored.here
         assert here is not None, "it has come back"
         with torch.no_grad():
@@ -300,6 +319,7 @@ class _Visit:
         """Have the computation wait until all is copied, and leave the device."""
         self.lanes.wait(self.mark)
         for each in self.stored.values():
+            each.let_go()
             each.here = None
 
     def bring_back(self, *_: object) -> None:
@@ -307,18 +327,18 @@ class _Visit:
         if not self.stored:
             return
         stored, self.stored = [*self.stored.values()], {}
-        if self.swap.begin_return(self):
-            with torch.no_grad():
-                for each in stored:
-                    assert each.host is not None, "it has left"
-                    each.here = self.lanes.copy_back(each.host)
-            self.mark = self.lanes.mark_back()
-            self.arriving = [each.here for each in stored]
-        else:
+        if not self.swap.begin_return(self):
             # What has not left stays, and must not be written on before it is copied
             self.lanes.wait(self.mark)
-        for each in stored:
-            each.host = None  # torch keeps it until it is copied
+        with torch.no_grad():
+            for each in stored:
+                assert each.host is not None, "it comes back once"
+                each.let_go()
+                if each.here is None:
+                    each.here = self.lanes.copy_back(each.host)
+                each.host = None  # torch keeps it until it is copied
+        self.mark = self.lanes.mark_back()
+        self.arriving = [each.here for each in stored]
 
     def wait(self) -> None:
         """Have the computation wait until all is back."""

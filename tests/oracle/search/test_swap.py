@@ -46,7 +46,7 @@ def cluster(gbyte_s: float | None = RATE, *, gib: float = 1, **host: float) -> C
             Level(name="net", units=8, gbyte_s=0.05, latency_us=20),
         ),
         device=msgspec.structs.replace(DEVICE, memory_gib=gib),
-        host=Host(device_gbyte_s=gbyte_s, **host),
+        host=msgspec.structs.replace(Host(device_gbyte_s=gbyte_s), **host),
     )
 
 

@@ -1,8 +1,8 @@
 """Blocks that swap compute the same, keep little on the device, and leave nothing behind."""
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from trainer.watch.launch import join
 
 CPU = torch.device("cpu")
 Gradients = dict[str, Tensor]
+Lane = list[Callable[[], object]]
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ class LateLanes:
     on_gpu, device = False, CPU
 
     def __init__(self) -> None:
-        self._out: list[Callable[[], None]] = []
-        self._back: list[Callable[[], None]] = []
+        self._out: Lane = []
+        self._back: Lane = []
         self.num_back = 0
 
     def copy_out(self, source: Tensor) -> Tensor:
@@ -56,18 +57,18 @@ class LateLanes:
         self._back.append(lambda: _alive(kept).copy_(host))
         return target.fill_(255)
 
-    def _later(self, lane: list[Callable[[], None]], target: Tensor, source: Tensor) -> Tensor:
+    def _later(self, lane: Lane, target: Tensor, source: Tensor) -> Tensor:
         kept = weakref.ref(source)
         lane.append(lambda: target.copy_(_alive(kept)))
         return target.fill_(255)
 
-    def mark_out(self) -> tuple[list[Callable[[], None]], int]:
+    def mark_out(self) -> tuple[Lane, int]:
         return self._out, len(self._out)
 
-    def mark_back(self) -> tuple[list[Callable[[], None]], int]:
+    def mark_back(self) -> tuple[Lane, int]:
         return self._back, len(self._back)
 
-    def wait(self, mark: tuple[list[Callable[[], None]], int]) -> None:
+    def wait(self, mark: tuple[Lane, int]) -> None:
         lane, end = mark
         for number in range(end):
             lane[number]()
@@ -111,7 +112,10 @@ def test_gradients_are_those_without_swapping_bit_for_bit(kind, mesh):
             assert swap.host_bytes == swap.device_bytes == 0
     for checkpointing in ("full", "selective"):
         for blocks in (0, 1):
-            options = {"checkpointing": checkpointing, "checkpointing_blocks": blocks}
+            options: dict[str, Any] = {
+                "checkpointing": checkpointing,
+                "checkpointing_blocks": blocks,
+            }
             plain, found = step(kind, mesh, **options), step(kind, mesh, swapping(1), **options)
             assert same(found, plain)
 
@@ -203,6 +207,36 @@ def test_a_second_way_back_finds_what_the_first_one_found():
     assert swap.host_bytes == swap.device_bytes == 0
 
 
+class Changing(nn.Module):
+    """Changes in place what it has kept, and keeps it again."""
+
+    def forward(self, one: Tensor, two: Tensor) -> Tensor:
+        """Of the gradients autograd finds the second one alone."""
+        values = one.exp().detach()
+        first = values * one
+        values.add_(1)
+        return first + values * two
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_what_is_changed_in_place_is_refused_as_autograd_refuses_it(others):
+    one, two = (torch.full((4,), each, requires_grad=True) for each in (0.5, 2.0))
+    for number, swaps in itertools.product((0, 1), (False, True)):
+        blocks = [Changing(), *odd_blocks(others)]
+        if swaps:
+            swapping(9).attach(blocks)
+        result = blocks[0](one, two)
+        # Of passes that come later, those before leave
+        walk(blocks[1:], torch.ones(4, 16, dtype=torch.float64, requires_grad=True))
+        if number == 0:
+            words = "change a copy" if swaps else "modified by an inplace operation"
+            with pytest.raises(RuntimeError, match=words):
+                torch.autograd.grad(result.sum(), one)
+        else:
+            (found,) = torch.autograd.grad(result.sum(), two)
+            assert torch.equal(found, one.exp() + 1)
+
+
 def test_a_pass_that_nobody_goes_back_over_leaves_with_the_next_ones():
     blocks = odd_blocks(4)
     swap = swapping(4)
@@ -283,10 +317,10 @@ def test_the_memory_at_the_end_of_the_forward_pass_falls(mesh):
         def copy_back(self, host: Tensor) -> Tensor:
             return torch.from_numpy(self.host.pop(id(host)))
 
-    swaps = {0: None, NO_COPIES: Swap(6, CPU, least_bytes=NO_COPIES)}
+    swaps: dict[int, Swap | None] = {0: None, NO_COPIES: Swap(6, CPU, least_bytes=NO_COPIES)}
     for count in (3, 6):
-        swaps[count] = swapping(count)
-        swaps[count]._lanes = Elsewhere()
+        swap = swaps[count] = swapping(count)
+        swap._lanes = Elsewhere()  # type: ignore[assignment]
     found = {count: live_bytes(swap) for count, swap in swaps.items()}
     assert found[NO_COPIES] == found[0]
     (whole,) = parallelize(deep(), mesh)
@@ -303,7 +337,7 @@ def test_blocks_that_swap_are_spread_evenly_from_the_first_on(num_blocks, count)
     assert len(chosen) == len(set(chosen)) == min(count, num_blocks)
     if chosen:
         ends = [*chosen, 7 + num_blocks]
-        gaps = {after - before for before, after in pairwise(ends)}
+        gaps = {after - before for before, after in itertools.pairwise(ends)}
         assert chosen[0] == 7
         assert max(gaps) - min(gaps) <= 1
 
@@ -328,7 +362,7 @@ def test_on_a_gpu_gradients_are_the_same_and_the_most_memory_falls():
                 values = values + block(values)
             values.square().mean().backward()
         torch.cuda.synchronize()
-        gradients = [p.grad for block in blocks for p in block.parameters()]
+        gradients = [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
         return gradients, torch.cuda.max_memory_allocated()
 
     expected, whole_bytes = run(0)
