@@ -24,6 +24,7 @@ from trainer.config.config import Config
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.place import Place
+from trainer.mesh.swap import NO_COPIES, Swap
 from trainer.models.fake import fake_tensors
 from trainer.run.build import (
     build_place,
@@ -68,7 +69,8 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
     Nothing is read or sent. The process must not be part of a job, and leaves no process group.
 
     Args:
-        config: The settings; ``mesh.compile`` is left aside.
+        config: The settings; ``mesh.compile`` is left aside, and blocks that swap keep what they
+            have: the host is no other place here.
         world_size: Ranks of the job.
         rank: Which of them to be.
         own: What the caller of `trainer.train` would bring.
@@ -88,8 +90,10 @@ def trace_step(config: Config, *, world_size: int, rank: int, own: Own | None = 
     with alone(rank, world_size):
         mesh = make_mesh(layout.sizes, device_type="cpu")
         task = make_task(config, own, mesh=mesh, replica=place.replica)
-        parts = spread(config, model, mesh, place)
-        device, recorder = torch.device("cpu"), Imagined()
+        device = torch.device("cpu")
+        swap = Swap(config.mesh.swap_blocks, device, least_bytes=NO_COPIES)
+        parts = spread(config, model, mesh, place, swap=swap)
+        recorder = Imagined()
         try:
             with fake_tensors(), recorder:
                 for part in parts:

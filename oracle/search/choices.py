@@ -42,8 +42,9 @@ class Variant(NamedTuple):
         virtual: Stages a rank; of a schedule that is not looped, 1.
         checkpointing: What is computed again.
         sequence_parallel: Whether tp divides the sequence between layers.
-        blocks: Of each stage, that are computed again; 0: all.
+        blocks: Of each stage, that are computed again; 0: all that do not swap.
         offload: Whether parameters and the optimizer lie in the host's memory.
+        swaps: Blocks of each stage that swap; see `trainer.mesh.swap`.
     """
 
     schedule: Schedule
@@ -52,6 +53,7 @@ class Variant(NamedTuple):
     sequence_parallel: bool
     blocks: int = 0
     offload: bool = False
+    swaps: int = 0
 
     @property
     def cut(self) -> tuple[Schedule, int]:
@@ -71,7 +73,7 @@ def overrides(group: Group, variant: Variant) -> tuple[str, ...]:
         f"mesh.cp={cp}", f"mesh.tp={tp}", f"mesh.microbatches={group.microbatches}",
         f"mesh.schedule={variant.schedule}", *([f"mesh.virtual={variant.virtual}"] * looped),
         f"mesh.checkpointing={variant.checkpointing}",
-        f"mesh.checkpointing_blocks={variant.blocks}",
+        f"mesh.checkpointing_blocks={variant.blocks}", f"mesh.swap_blocks={variant.swaps}",
         f"mesh.offload={str(variant.offload).lower()}",
         f"mesh.sequence_parallel={str(variant.sequence_parallel).lower()}",
         f"data.batch_size={group.batch_size}",
@@ -114,6 +116,7 @@ class Choices:
         self._variants = lru_cache(maxsize=None)(self._list_variants)
         self._divides = lru_cache(maxsize=None)(self._can_divide)
         self.mesh = lru_cache(maxsize=None)(self._make_mesh)
+        self.swaps = lru_cache(maxsize=None)(self._can_swap)
         self.sequential = config.model.kind in TRANSFORMERS
         sizes = divisors(world_size)
         self.pps = [pp for pp in sizes if self._divides(pp, 1)]
@@ -175,10 +178,12 @@ class Choices:
     def lighter(self, pp: int, variant: Variant) -> list[list[Variant]]:
         """List what takes less memory than a variant: of each way, from the most memory on.
 
-        Ways are selective and full recomputation, of one block a stage, two, and so on to all.
+        Ways are selective and full recomputation, of one block a stage, two, and so on to all that
+        do not swap.
         """
-        stages = num_stages(pp, variant.schedule, variant.virtual)
-        most = -(-self._model.num_blocks // stages)
+        most = self.stage_blocks(pp, variant) - variant.swaps
+        if most < 1:
+            return []
         return [
             [
                 variant._replace(checkpointing=way, blocks=count if count < most else 0)
@@ -187,6 +192,20 @@ class Choices:
             for way in get_args(Checkpointing)
             if way != "none" and self.mesh(variant.schedule, way, False) is not None
         ]
+
+    def stage_blocks(self, pp: int, variant: Variant) -> int:
+        """Count the blocks of the largest stage."""
+        return -(-self._model.num_blocks // num_stages(pp, variant.schedule, variant.virtual))
+
+    def _can_swap(self, schedule: Schedule) -> bool:
+        """Report whether blocks may swap by the trainer's checks."""
+        config = self._config
+        return passes(
+            lambda: replace(
+                config, mesh=replace(config.mesh, schedule=schedule, checkpointing="none",
+                checkpointing_blocks=0, swap_blocks=1),
+            )
+        )  # fmt: skip
 
     def _shares(self, cp: int) -> bool:
         data = self._config.data
@@ -209,7 +228,7 @@ class Choices:
         try:
             return replace(
                 self._config.mesh, schedule=schedule, checkpointing=checkpointing,
-                checkpointing_blocks=0, sequence_parallel=sequential,
+                checkpointing_blocks=0, swap_blocks=0, sequence_parallel=sequential,
             )  # fmt: skip
         except ConfigError:
             return None

@@ -1,6 +1,7 @@
 """What the fullest rank of a configuration holds, by the dry run's arithmetic."""
 
 from functools import lru_cache
+from operator import mul
 
 from oracle.search.choices import Choices, Group, Variant
 from oracle.search.parts import Parts
@@ -9,7 +10,14 @@ from trainer.config.config import Config
 from trainer.mesh.place import num_stages
 from trainer.mesh.recompute import Checkpointing
 from trainer.run.build import Layout
-from trainer.run.memory import COMPUTE_BYTES, Counted, Memory, memory_of
+from trainer.run.memory import (
+    COMPUTE_BYTES,
+    Counted,
+    Memory,
+    memory_of,
+    share_of_tp,
+    under_way,
+)
 
 
 class MemoryOf:
@@ -28,6 +36,7 @@ class MemoryOf:
     def __init__(self, config: Config, parts: Parts, choices: Choices, pricing: Pricing) -> None:
         self._config, self.parts, self._choices = config, parts, choices
         self._pricing = pricing
+        self._swapped = lru_cache(maxsize=None)(self._swapped_bytes)
         self._counted = lru_cache(maxsize=None)(self._count)
         self._stored = lru_cache(maxsize=None)(self._stored_bytes)
         self._floor = lru_cache(maxsize=None)(self._floor_of_parameters)
@@ -48,9 +57,13 @@ class MemoryOf:
         most = 0
         for holder in self._pricing.holders(pp, *variant.cut):
             counted = self._counted(holder, tp, dp_shard * cp)
+            passing = self._swapped(holder, rows, cp, variant.swaps)[1] if variant.swaps else 0
             memory = memory_of(
                 counted,
-                self._stored(holder, rows, cp, variant.checkpointing, variant.blocks),
+                self._stored(
+                    holder, rows, cp, variant.checkpointing, variant.blocks, variant.swaps
+                ),
+                passing,
                 mesh=mesh,
                 layout=layout,
                 optimizer=self._config.optimizer,
@@ -73,6 +86,28 @@ class MemoryOf:
         pp, _, dp_shard, cp, tp = group.sizes
         kept = _kept_bytes(self._floor(pp, tp, dp_shard * cp))
         return limit is None or kept * here <= limit * (1 << 30)
+
+    def has_room(self, group: Group, variant: Variant) -> bool:
+        """Report whether a node's host has room for what its ranks swap, and offload."""
+        limit = self._pricing.cluster.host.memory_gib
+        if limit is None or not variant.swaps:
+            return True
+        pp, _, dp_shard, cp, tp = group.sizes
+        layout = Layout(
+            sizes=group.sizes,
+            num_stages=num_stages(pp, variant.schedule, variant.virtual),
+            microbatches=group.microbatches,
+        )
+        rows = group.batch_size // group.microbatches
+        most = max(
+            self._swapped(holder, rows, cp, variant.swaps)[0]
+            * under_way(variant.schedule, pp, holder.pp_rank, layout)
+            for holder in self._pricing.holders(pp, *variant.cut)
+        )
+        kind, sequential = self._config.model.kind, variant.sequence_parallel
+        most *= share_of_tp(kind, tp, sequence_parallel=sequential)
+        kept = _kept_bytes(self._floor(pp, tp, dp_shard * cp)) if variant.offload else 0
+        return (kept + most) * self._pricing.cluster.ranks_per_node <= limit * (1 << 30)
 
     def floor_bytes(self, group: Group, *, offload: bool = False) -> int:
         """Bound from below what any configuration of a group holds: all but activations."""
@@ -109,14 +144,30 @@ class MemoryOf:
         )
 
     def _stored_bytes(
-        self, holder: Holder, rows: int, cp: int, checkpointing: Checkpointing, blocks: int
-    ) -> int:
-        again = self.parts.again(holder.stages, checkpointing, blocks)
+        self, holder: Holder, rows: int, cp: int, checkpointing: Checkpointing, blocks: int,
+        swaps: int,
+    ) -> int:  # fmt: skip
+        counts, stages = holder.without(self.parts, swaps)
+        again = self.parts.again(stages, checkpointing, blocks)
         stored = 0
-        for count, redone, part in zip(holder.counts, again, self.parts.all, strict=True):
+        for count, redone, part in zip(counts, again, self.parts.all, strict=True):
             stored += (count - redone) * part.stored(rows, "none")
             stored += redone * part.stored(rows, checkpointing)
         return stored // cp
+
+    def _swapped_bytes(self, holder: Holder, rows: int, cp: int, swaps: int) -> tuple[int, int]:
+        """Count what a rank swaps of a microbatch, and what of it is on the device at a time."""
+        of_stages = [self.parts.swapped(order, swaps) for order in holder.orders]
+        each = [part.stored(rows, "none") // cp for part in self.parts.kinds]
+        largest = max(
+            (
+                min(sum(stage), 2) * max(size for num, size in zip(stage, each, strict=True) if num)
+                for stage in of_stages
+                if any(stage)
+            ),
+            default=0,
+        )
+        return sum(sum(map(mul, stage, each)) for stage in of_stages), largest
 
 
 def _kept_bytes(memory: Memory) -> int:

@@ -35,6 +35,7 @@ from trainer.mesh.recompute import (
     saved_bytes,
     worths,
 )
+from trainer.mesh.swap import swapped_blocks
 from trainer.models import StagedModel
 from trainer.models.fake import fake_tensors
 from trainer.models.trace import leaves
@@ -246,13 +247,23 @@ class Parts:
         )
         return cls(model, found[0], found[1], tuple(found[2:]), tuple(numbers), tuple(by_worth))
 
+    def swapped(self, stage: Sequence[int], swaps: int) -> tuple[int, ...]:
+        """Count the blocks of each kind that swap in a stage, so many of them.
+
+        Args:
+            stage: The kinds of its blocks, in their order.
+            swaps: How many, at the most.
+        """
+        chosen = swapped_blocks(stage, swaps)
+        return tuple(chosen.count(kind) for kind in range(len(self.kinds)))
+
     def again(
         self, stages: Sequence[tuple[int, ...]], checkpointing: str, blocks: int
     ) -> tuple[int, ...]:
         """Count the parts of `all` that a rank computes again.
 
         Args:
-            stages: Of the rank: how many blocks of each kind each has.
+            stages: Of the rank: how many blocks of each kind each has that do not swap.
             checkpointing: How.
             blocks: Of each stage; 0: all.
         """

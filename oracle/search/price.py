@@ -12,6 +12,8 @@ simulates steps that were timed, stays the accurate one. Its assumptions:
   forward pass, and gradients are reduced after the last backward pass.
 - Offloaded parameters and gradients cross the host's link beside nothing else, and the host updates
   them at its memory's rate.
+- Activations that swap leave beside the forward passes, and come back beside the backward passes,
+  of all blocks of their stage but the first; what takes longer is waited for.
 - As many groups of one axis as lie side by side in a node share its links at a time.
 
 Left out: the loss, clipping, norms across ranks, loading data, checkpoints, compilation.
@@ -22,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
-from operator import mul
+from operator import mul, sub
 from typing import NamedTuple
 
 from oracle.cluster.cluster import Cluster, Device
@@ -32,7 +34,7 @@ from oracle.search.parts import Parts, Passes, Sent, Work
 from trainer.config.config import Config
 from trainer.mesh.parallelize import stage_blocks
 from trainer.mesh.place import LOOPED, SPLIT, Schedule, num_stages, stages_of
-from trainer.run.memory import COMPUTE_BYTES, FLOAT_BYTES
+from trainer.run.memory import COMPUTE_BYTES, FLOAT_BYTES, share_of_tp
 
 UPDATE_ACCESSES = {"sgd": 5, "adamw": 7}
 """Numbers that an update reads and writes for each parameter; of another optimizer, as AdamW."""
@@ -45,11 +47,25 @@ class Holder(NamedTuple):
         pp_rank: The first of them.
         counts: How many it has of each of `Parts.all`.
         stages: Of each of its stages, how many blocks of each kind.
+        orders: Of each of its stages, the kind of each block, in their order.
     """
 
     pp_rank: int
     counts: tuple[int, ...]
     stages: tuple[tuple[int, ...], ...]
+    orders: tuple[tuple[int, ...], ...] = ()
+
+    def without(
+        self, parts: Parts, swaps: int
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Count its parts, and the blocks of its stages, that do not swap."""
+        if not swaps:
+            return self.counts, self.stages
+        stages = tuple(
+            tuple(map(sub, stage, parts.swapped(order, swaps)))
+            for stage, order in zip(self.stages, self.orders, strict=True)
+        )
+        return (*self.counts[:2], *map(sum, zip(*stages, strict=True))), stages
 
 
 class Times(NamedTuple):
@@ -63,6 +79,8 @@ class Times(NamedTuple):
         tp_backward_s: Likewise, those of what is computed again included.
         cp_forward_s: Messages of cp.
         cp_backward_s: Likewise.
+        swap_out_s: Waiting for activations to leave.
+        swap_back_s: Waiting for them to come back.
     """
 
     forward_s: float
@@ -72,16 +90,21 @@ class Times(NamedTuple):
     tp_backward_s: float
     cp_forward_s: float
     cp_backward_s: float
+    swap_out_s: float = 0.0
+    swap_back_s: float = 0.0
 
     @property
     def whole_forward_s(self) -> float:
-        """Both."""
-        return self.forward_s + self.tp_forward_s + self.cp_forward_s
+        """All of them."""
+        return self.forward_s + self.tp_forward_s + self.cp_forward_s + self.swap_out_s
 
     @property
     def whole_backward_s(self) -> float:
-        """Both, what is computed again included."""
-        return self.backward_s + self.again_s + self.tp_backward_s + self.cp_backward_s
+        """All of them, what is computed again included."""
+        return (
+            self.backward_s + self.again_s + self.tp_backward_s + self.cp_backward_s
+            + self.swap_back_s
+        )  # fmt: skip
 
 
 def work_s(work: Work, device: Device) -> float:
@@ -182,8 +205,8 @@ class Pricing:
         """Price all but messages of dp and pp, and the update.
 
         Returns:
-            Seconds of a step, by ``"computation"``, ``"recomputation"``, ``"bubble"``, ``"tp"`` and
-            ``"cp"``.
+            Seconds of a step, by ``"computation"``, ``"recomputation"``, ``"swap"``, ``"bubble"``,
+            ``"tp"`` and ``"cp"``.
         """
         times, passes = self._times(group, variant), self._passes(group)
         idle_s = bubble_s(
@@ -194,6 +217,7 @@ class Pricing:
         return {
             "computation": passes * (times.forward_s + times.backward_s),
             "recomputation": passes * times.again_s,
+            "swap": passes * (times.swap_out_s + times.swap_back_s),
             "bubble": self._config.optimizer.accumulate * idle_s,
             "tp": passes * (times.tp_forward_s + times.tp_backward_s),
             "cp": passes * (times.cp_forward_s + times.cp_backward_s),
@@ -211,13 +235,17 @@ class Pricing:
         }
 
     def messages_s(self, group: Group, variant: Variant) -> float:
-        """Price messages of dp and pp; with `pipeline_s`, never less where more is recomputed."""
+        """Price messages of dp and pp.
+
+        With `pipeline_s`, never less where more is recomputed, or swaps.
+        """
         return self._dp_s(group, variant, self._times(group, variant)) + self._pp_s(group, variant)
 
     def forward_s(self, group: Group, variant: Variant) -> float:
-        """Price a batch's way past all stages, and no way back."""
+        """Price a batch's way past all stages, and no way back, for which nothing swaps."""
         times = self._times(group, variant)
-        return (group.microbatches + group.sizes[0] - 1) * times.whole_forward_s
+        one_s = times.whole_forward_s - times.swap_out_s
+        return (group.microbatches + group.sizes[0] - 1) * one_s
 
     def link_s(self, group: Group, variant: Variant) -> float:
         """Price the time for which messages of a step keep a node's link, hidden ones included."""
@@ -254,15 +282,17 @@ class Pricing:
             variant.blocks,
             variant.sequence_parallel,
             repeats,
+            variant.swaps,
         )
 
     def _find_slowest(
         self, pp: int, cut: tuple[Schedule, int], rows: int, cp: int, tp: int,
-        checkpointing: str, blocks: int, sequential: bool, repeats: int,
+        checkpointing: str, blocks: int, sequential: bool, repeats: int, swaps: int,
     ) -> Times:  # fmt: skip
         found = []
         for holder in self.holders(pp, *cut):
-            again = self.parts.again(holder.stages, checkpointing, blocks)
+            _, stages = holder.without(self.parts, swaps)
+            again = self.parts.again(stages, checkpointing, blocks)
             each = [
                 (num, self._part_times(number, rows, cp, tp, way, sequential, repeats))
                 for number, (count, redone) in enumerate(zip(holder.counts, again, strict=True))
@@ -271,8 +301,42 @@ class Pricing:
             ]
             counts = [count for count, _ in each]
             fields = zip(*(times for _, times in each), strict=True)
-            found.append(Times(*(sum(map(mul, counts, field)) for field in fields)))
+            times = Times(*(sum(map(mul, counts, field)) for field in fields))
+            if swaps:
+                out_s = back_s = 0.0
+                for order, stage in zip(holder.orders, stages, strict=True):
+                    one_out_s, one_back_s = self._stage_swaps_s(
+                        order, self.parts.again([stage], checkpointing, blocks), rows, cp, tp,
+                        checkpointing, sequential, swaps,
+                    )  # fmt: skip
+                    out_s, back_s = out_s + one_out_s, back_s + one_back_s
+                times = times._replace(swap_out_s=out_s, swap_back_s=back_s)
+            found.append(times)
         return max(found, key=sum)
+
+    def _stage_swaps_s(
+        self, order: tuple[int, ...], again: tuple[int, ...], rows: int, cp: int, tp: int,
+        checkpointing: str, sequential: bool, swaps: int,
+    ) -> tuple[float, float]:  # fmt: skip
+        """Price what copies of a stage's activations take longer than what they hide behind."""
+        share = share_of_tp(self._config.model.kind, tp, sequence_parallel=sequential)
+        copies_s = sum(
+            count * part.stored(rows, "none") / cp * share / self._copied_bytes_per_s
+            for count, part in zip(self.parts.swapped(order, swaps), self.parts.kinds, strict=True)
+        )
+        forward_s = backward_s = 0.0
+        for kind in order[1:]:
+            times = self._part_times(kind + 2, rows, cp, tp, "none", sequential, 1)
+            forward_s += times.whole_forward_s
+            backward_s += times.whole_backward_s
+        for number, redone in enumerate(again):
+            if redone:
+                plain, more = (
+                    self._part_times(number, rows, cp, tp, way, sequential, 1).whole_backward_s
+                    for way in ("none", checkpointing)
+                )
+                backward_s += redone * (more - plain)
+        return max(copies_s - forward_s, 0.0), max(copies_s - backward_s, 0.0)
 
     def _time_part(
         self, number: int, rows: int, cp: int, tp: int, checkpointing: str, sequential: bool,
@@ -339,8 +403,11 @@ class Pricing:
                 self.parts.counts(each, first=False, last=False)[2:] for each in numbers
             )
             # In which order its stages lie makes no difference
-            key = counts, tuple(sorted(of_stages))
-            found.setdefault(key, Holder(pp_rank, counts, of_stages))
+            orders = tuple(
+                tuple(self.parts.kind_of_block[number] for number in each) for each in numbers
+            )
+            key = counts, tuple(sorted(orders))
+            found.setdefault(key, Holder(pp_rank, counts, of_stages, orders))
         return tuple(found.values())
 
     def _route(self, kind: str, stride: int, count: int) -> Route:
@@ -420,6 +487,17 @@ class Pricing:
         """Whether the machine's file has what offloading is priced by."""
         host = self.cluster.host
         return host.device_gbyte_s is not None and host.memory_gbyte_s is not None
+
+    @property
+    def can_swap(self) -> bool:
+        """Whether the machine's file has what swapping is priced by."""
+        return self.cluster.host.device_gbyte_s is not None
+
+    @property
+    def _copied_bytes_per_s(self) -> float:
+        """Of a rank's copies, each way: by its link, and its part of the host's memory."""
+        link = (self.cluster.host.device_gbyte_s or math.inf) * 1e9
+        return min(link, self._host_bytes_per_s)
 
     def offload_floor_s(self, group: Group) -> float:
         """Bound from below what offloading adds to a step of any configuration of a group."""

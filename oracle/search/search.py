@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -146,9 +146,10 @@ def search(
     """Price every legal configuration, but those that cannot be among the best, and order them.
 
     Tried are all sizes of the mesh, microbatches, schedules, and sequence_parallel with tp. Where
-    memory asks for it, as few blocks as it takes are computed again, or parameters are offloaded if
-    the machine's file describes its hosts, whichever is faster. What is fixed: the rows of an
-    optimizer step, the model, the precision, loss_parallel, the optimizer and its ``accumulate``.
+    memory asks for it, as few blocks as it takes are computed again or swap, or parameters are
+    offloaded, whichever is faster; the last two if the machine's file describes its hosts. What is
+    fixed: the rows of an optimizer step, the model, the precision, loss_parallel, the optimizer and
+    its ``accumulate``.
 
     Args:
         config: The settings; of its mesh only the above counts.
@@ -180,7 +181,7 @@ def search(
     if not any(found.priced for found in every):
         raise _nothing(
             every[0], choices, memory_of, cluster, offloads=pricing.can_offload,
-            world_size=world_size, rows=rows,
+            swaps=pricing.can_swap, world_size=world_size, rows=rows,
         )  # fmt: skip
 
     best = sorted((one for found in every for one in found.best()), key=lambda one: one.rank)
@@ -245,7 +246,7 @@ def estimate(
     group = Group(layout.sizes, config.data.batch_size, layout.microbatches)
     variant = Variant(
         mesh.schedule, mesh.virtual if mesh.schedule in LOOPED else 1, mesh.checkpointing,
-        mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload,
+        mesh.sequence_parallel, mesh.checkpointing_blocks, mesh.offload, mesh.swap_blocks,
     )  # fmt: skip
     parts_s = pricing.pipeline_s(group, variant) | pricing.rest_s(group, variant)
     chosen = Chosen(group, variant, None, sum(parts_s.values()), parts_s, memory_of(group, variant))
@@ -340,10 +341,57 @@ class _Prices:
             start = variant._replace(offload=offload)
             if self._fits(start):
                 return [*found, start]
-            for way in self.choices.lighter(self.group.sizes[0], start):
-                if self._fits(way[-1]):
-                    found.append(way[bisect_left(way, True, key=self._fits)])
+            found += self._recompute(start)
+            if self.pricing.can_swap and self.choices.swaps(variant.schedule):
+                found += self._swap(start, found)
         return found
+
+    def _recompute(self, start: Variant) -> list[Variant]:
+        """List the ways of computing again that fit, each with the fewest blocks."""
+        return [
+            way[bisect_left(way, True, key=self._fits)]
+            for way in self.choices.lighter(self.group.sizes[0], start)
+            if self._fits(way[-1])
+        ]
+
+    def _swap(self, start: Variant, others: Sequence[Variant]) -> list[Variant]:
+        """List those in which blocks swap, and as few of the others compute again as it takes."""
+        most = self.choices.stage_blocks(self.group.sizes[0], start)
+        counts = [start._replace(swaps=count) for count in range(1, most + 1)]
+        if len(self.pricing.parts.kinds) > 1:
+            roomy = [each for each in counts if self._has_room(each)]
+            return [
+                one
+                for each in roomy
+                for one in ([each] if self._fits(each) else self._recompute(each))
+            ]
+        # Of blocks of one kind, more that swap never take less time, or more of the device's memory
+        counts = counts[: bisect_left(counts, True, key=lambda each: not self._has_room(each))]
+        enough = bisect_left(counts, True, key=self._fits)
+        found = counts[enough : enough + 1]
+        free_s = self._busy_s(start) * (1 + 1e-9)
+        if found and self._busy_s(found[0]) <= free_s:
+            return found
+        best_s = min(map(self._busy_s, (*others, *found)), default=math.inf)
+        # Of those that add no time the last one leaves the least to compute again; but while there
+        # are two of them, both are on the device
+        free = bisect_right(counts, free_s, hi=enough, key=self._busy_s)
+        for each in (*counts[: min(enough, 1)], *counts[max(free - 1, 1) : enough]):
+            if self._busy_s(each) >= best_s:
+                break
+            fitting = self._recompute(each)
+            found += fitting
+            best_s = min([best_s, *map(self._busy_s, fitting)])
+        return found
+
+    def _has_room(self, variant: Variant) -> bool:
+        return self.memory_of.has_room(self.group, variant)
+
+    def _busy_s(self, variant: Variant) -> float:
+        group, pricing = self.group, self.pricing
+        return sum(pricing.pipeline_s(group, variant).values()) + sum(
+            pricing.rest_s(group, variant).values()
+        )
 
     def _fits(self, variant: Variant) -> bool:
         return self.memory_of(self.group, variant) <= self.found.capacity_bytes
@@ -369,7 +417,9 @@ class _Prices:
         return Chosen(group, variant, epochs, step_s, parts_s, memory_bytes)
 
 
-def _least(choices: Choices, memory_of: MemoryOf, *, offloads: bool) -> tuple[int, Group, Variant]:
+def _least(
+    choices: Choices, memory_of: MemoryOf, *, offloads: bool, swaps: bool
+) -> tuple[int, Group, Variant]:
     """Find the configuration that takes the least memory."""
     least: tuple[int, Group, Variant] | None = None
     for floor_bytes, group in sorted(
@@ -379,8 +429,16 @@ def _least(choices: Choices, memory_of: MemoryOf, *, offloads: bool) -> tuple[in
             break
         for variant in choices.variants_of(group):
             start = variant._replace(offload=offloads and memory_of.host_fits(group))
-            ways = choices.lighter(group.sizes[0], start)
-            for each in (start, *(way[-1] for way in ways)):
+            moves = swaps and choices.swaps(variant.schedule)
+            most = choices.stage_blocks(group.sizes[0], start) if moves else 0
+            moved = [start._replace(swaps=count) for count in range(most + 1)]
+            ways = [
+                each for one in moved for way in choices.lighter(group.sizes[0], one)
+                for each in way[-1:]
+            ]  # fmt: skip
+            for each in (*moved, *ways):
+                if not memory_of.has_room(group, each):
+                    continue
                 memory_bytes = memory_of(group, each)
                 if least is None or memory_bytes < least[0]:
                     least = memory_bytes, group, each
@@ -390,7 +448,7 @@ def _least(choices: Choices, memory_of: MemoryOf, *, offloads: bool) -> tuple[in
 
 def _nothing(
     found: _Found, choices: Choices, memory_of: MemoryOf, cluster: Cluster, *, offloads: bool,
-    world_size: int, rows: int,
+    swaps: bool, world_size: int, rows: int,
 ) -> OracleError:  # fmt: skip
     if not found.legal:
         return OracleError(
@@ -404,7 +462,7 @@ def _nothing(
             "data.cache.quota, or without one for the rows of a few steps; give it more room, the "
             "job another quota, or more ranks"
         )
-    least_bytes, group, variant = _least(choices, memory_of, offloads=offloads)
+    least_bytes, group, variant = _least(choices, memory_of, offloads=offloads, swaps=swaps)
     return OracleError(
         f"of {found.legal} configurations none fits into the {found.capacity_bytes / GIB:g} GiB of "
         f'a rank of "{cluster.name}": the least is {least_bytes / GIB:.3g} GiB, of '

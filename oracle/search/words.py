@@ -5,6 +5,7 @@ from collections.abc import Mapping
 NAMES = {
     "computation": "computation",
     "recomputation": "computing activations again",
+    "swap": "copies of activations to the host's memory and back",
     "bubble": "idle ranks of the pipeline",
     "tp": "messages of tp",
     "cp": "messages of cp",

@@ -59,7 +59,8 @@ def write_search(path: Path) -> None:
     settings = (
         "mesh.pp=4", "mesh.dp_replicate=2", "mesh.dp_shard=1", "mesh.cp=1", "mesh.tp=8",
         "mesh.microbatches=16", "mesh.schedule=1f1b", "mesh.checkpointing=full",
-        "mesh.sequence_parallel=true", "mesh.checkpointing_blocks=0", "mesh.offload=false",
+        "mesh.sequence_parallel=true", "mesh.checkpointing_blocks=0",
+        "mesh.swap_blocks=0", "mesh.offload=false",
         "data.batch_size=16",
     )  # fmt: skip
     candidates = tuple(

@@ -161,6 +161,15 @@ def test_recomputation_computes_more_and_keeps_less_at_a_time(tmp_path):
     assert again.peak_bytes < some.peak_bytes < plain.peak_bytes
 
 
+def test_blocks_that_swap_keep_what_they_have_where_there_is_no_host(tmp_path):
+    swaps = ("mesh.swap_blocks=9", "run.device=auto")
+    plain, found = (trace_all(load(tmp_path, *given), 1)[0] for given in ((), swaps))
+    assert (found.peak_bytes, found.kept_bytes) == (plain.peak_bytes, plain.kept_bytes)
+    # Of these, none compute again
+    (both,) = trace_all(load(tmp_path, *swaps, "mesh.checkpointing=full"), 1)
+    assert flops(both) == flops(found) == flops(plain)
+
+
 @pytest.mark.thorough
 def test_a_sharded_rank_keeps_its_share(tmp_path):
     (alone,) = trace_all(load(tmp_path, "model.width=128"), 1)

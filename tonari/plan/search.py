@@ -177,6 +177,8 @@ def _row(number: int, each: "Candidate") -> list[str]:
 def _recomputes(settings: Mapping[str, str]) -> str:
     blocks = settings["checkpointing_blocks"]
     words = settings["checkpointing"] + (f" {blocks} a stage" if blocks != "0" else "")
+    swaps = settings["swap_blocks"]
+    words += f", swaps {swaps} a stage" if swaps != "0" else ""
     return words + (", offloads" if settings["offload"] == "true" else "")
 
 

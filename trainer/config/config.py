@@ -187,7 +187,8 @@ class MeshConfig(Section):
     can be kept busy with: one a stage. ``virtual`` is for the schedules that give a rank several
     stages, interleaved and zero_bubble. ``targets`` says how the last stage gets its columns where
     it is on another node than the first: the reader sends them, or it reads them, and nothing else.
-    ``checkpointing_blocks`` of each stage compute their activations again, 0: all.
+    ``checkpointing_blocks`` of each stage compute their activations again, 0: all. Before them
+    ``swap_blocks`` of each stage are chosen, whose activations wait in the host's memory.
     """
 
     pp: Count = 1
@@ -203,6 +204,7 @@ class MeshConfig(Section):
     loss_parallel: bool = False
     checkpointing: Literal["none", "full", "selective"] = "none"
     checkpointing_blocks: Whole = 0
+    swap_blocks: Whole = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     compile: bool = False
     offload: bool = False
@@ -220,6 +222,18 @@ class MeshConfig(Section):
                 f'mesh.checkpointing is "selective" with mesh.schedule "{self.schedule}", which '
                 "goes back over a stage twice, and what was kept is there once; choose "
                 "mesh.checkpointing=full, or mesh.schedule=interleaved"
+            )
+        if self.swap_blocks and self.schedule in SPLIT:
+            raise ConfigError(
+                f'mesh.swap_blocks is {self.swap_blocks} with mesh.schedule "{self.schedule}", '
+                "which goes back over a stage twice, so that what came back would stay until the "
+                "second time; leave mesh.swap_blocks out, or choose mesh.schedule=interleaved"
+            )
+        if self.swap_blocks and self.compile:
+            raise ConfigError(
+                f"mesh.swap_blocks is {self.swap_blocks} with mesh.compile=true, but a compiled "
+                "block keeps what its compiler chose, where copies cannot see it; leave one of "
+                "them out"
             )
 
 
@@ -295,6 +309,8 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_length()
+        if self.mesh.swap_blocks and self.run.device == "cpu":
+            raise ConfigError(NO_SWAP.format(self.mesh.swap_blocks, 'run.device is "cpu"'))
         data, policy = self.data, self.importance
         check_augment(
             self.augment, is_text=data.kind == "text", channels=data.channels,
@@ -345,6 +361,11 @@ class Config:
                 "optimizer.schedule_by=step"
             )
 
+
+NO_SWAP = (
+    "mesh.swap_blocks is {}, but {}, where activations are in the host's memory already; leave "
+    "mesh.swap_blocks out, or train on a GPU with run.device=cuda"
+)
 
 SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
 

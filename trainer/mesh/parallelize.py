@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from trainer.errors import ConfigError
 from trainer.mesh.materialize import materialize
 from trainer.mesh.recompute import Checkpointing, choose_blocks, recompute, worths
+from trainer.mesh.swap import Swap, swapped_blocks
 from trainer.mesh.tied import Owners, find_owners, tie_again
 from trainer.models.staged import StagedModel, aliases_of, without_data
 from trainer.models.styles import replicate_rest
@@ -51,6 +52,7 @@ def parallelize(
     dtype: Dtype = "float32",
     compile: bool = False,
     offload: bool = False,
+    swap: Swap | None = None,
 ) -> list[StagedModel]:
     """Cut out this rank's stages and spread them, for gradients that are means. Collective.
 
@@ -71,6 +73,9 @@ def parallelize(
         dtype: Of the computation; parameters and the sum of gradients are as they were.
         compile: Compile each block.
         offload: Keep parameters, gradients and the optimizer's state in the host's memory.
+        swap: Keeps all activations of some blocks there, between their passes; these compute
+            nothing again. Not with ``compile``, nor with a schedule that goes back over a
+            stage twice.
 
     Returns:
         One part for each stage, on the mesh's device.
@@ -108,12 +113,16 @@ def parallelize(
                 part, mesh, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
             )
             tie_again(part, tied)
-        chosen = choose_blocks(map(int, part.blocks), block_worths, checkpointing_blocks)
+        swapped = swapped_blocks(map(int, part.blocks), 0 if swap is None else swap.num_blocks)
+        others = [number for number in map(int, part.blocks) if number not in swapped]
+        chosen = choose_blocks(others, block_worths, checkpointing_blocks)
         for number, block in part.blocks.items():
             if checkpointing != "none" and int(number) in chosen:
                 recompute(block, selective=checkpointing == "selective")
             if compile:
                 block.compile()
+        if swap is not None:
+            swap.attach([*part.blocks.values()])
         if dtype != "float32" or offload or not left_whole(part, mesh):
             _shard(part, mesh, dtype=dtype, offload=offload)
         if part.recording is not None:

@@ -1,7 +1,7 @@
 """Which blocks compute their activations again in the backward pass, and how."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -103,8 +103,13 @@ def module_kind(module: nn.Module, number: int) -> Hashable:
     return (type(module), tuple(plain), tuple(parameters), tuple(children))
 
 
-def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
-    """Count the bytes that autograd keeps of a forward pass, beside the weights."""
+@contextmanager
+def counting_saved(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Note the storages that autograd keeps meanwhile, and their bytes, beside a model's weights.
+
+    What the forward pass gives must be kept until all is counted: a storage that was freed may
+    come again under its address.
+    """
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -115,7 +120,12 @@ def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        # Kept until all is counted: a storage that was freed may come again under its address.
+        yield saved
+
+
+def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
+    """Count the bytes that autograd keeps of a forward pass, beside the weights."""
+    with counting_saved(model) as saved:
         result = model(*values)
     del result
     return sum(saved.values())

@@ -14,7 +14,7 @@ import importance
 import shuffle
 from dataio.plan.policies import ByFields, Importance, Shuffle
 from dataio.world import World
-from trainer.config.config import Config, ShuffleConfig
+from trainer.config.config import NO_SWAP, Config, ShuffleConfig
 from trainer.config.model import GIVEN
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
@@ -22,6 +22,7 @@ from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbat
 from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
+from trainer.mesh.swap import Swap
 from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
 from trainer.models.staged import without_data
 from trainer.run.data import text_sources, token_field
@@ -247,7 +248,7 @@ def build_rank(
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
-    parts = spread(config, model, mesh, place)
+    parts = spread(config, model, mesh, place, swap=make_swap(config, device))
     pipeline = make_pipeline(
         config, layout, parts, place=place, mesh=mesh, task=task, device=device
     )
@@ -257,7 +258,21 @@ def build_rank(
     return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
 
 
-def spread(config: Config, model: StagedModel, mesh: DeviceMesh, place: Place) -> list[StagedModel]:
+def make_swap(config: Config, device: torch.device) -> Swap | None:
+    """Make what swaps blocks' activations; None: no block's are.
+
+    Raises:
+        ConfigError: If the device's memory is the host's.
+    """
+    count = config.mesh.swap_blocks
+    if count and device.type == "cpu":
+        raise ConfigError(NO_SWAP.format(count, "the run is on the CPU"))
+    return Swap(count, device) if count else None
+
+
+def spread(
+    config: Config, model: StagedModel, mesh: DeviceMesh, place: Place, *, swap: Swap | None = None
+) -> list[StagedModel]:
     """Cut out a rank's stages and spread them as the settings say, by `parallelize`. Collective."""
     settings = config.mesh
     return parallelize(
@@ -269,6 +284,7 @@ def spread(config: Config, model: StagedModel, mesh: DeviceMesh, place: Place) -
         dtype="bfloat16" if settings.dtype == "bfloat16" else "float32",
         compile=settings.compile,
         offload=settings.offload,
+        swap=swap,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ of ranks.
 
 import copy
 import math
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.parallelize import parallelize, stage_blocks
 from trainer.mesh.place import stages_of
-from trainer.mesh.recompute import choose_blocks, module_kind, recompute, saved_bytes, worths
+from trainer.mesh.recompute import choose_blocks, module_kind, recompute, worths
+from trainer.mesh.swap import device_bytes, swapped_blocks
 from trainer.models import StagedModel
 from trainer.models.fake import fake_tensors
 from trainer.models.trace import leaves
@@ -128,7 +129,7 @@ def dry_run(config: Config, *, world_size: int, num_nodes: int, own: Own | None 
 
 def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple[PipelineRank, ...]:
     counted: dict[Hashable, Counted] = {}
-    saved: dict[Hashable, int] = {}
+    saved: dict[Hashable, tuple[int, int]] = {}
     kinds = _stage_kinds(config, layout, model)
     most = config.mesh.checkpointing_blocks
     block_worths = worths(model) if most else ()
@@ -142,13 +143,18 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
             for stage in stages:
                 if kinds[stage] not in saved:
                     blocks = stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
-                    again = choose_blocks(blocks, block_worths, most)
-                    saved[kinds[stage]] = _activations_bytes(config, layout, model, stage, again)
+                    swapped = swapped_blocks(blocks, config.mesh.swap_blocks)
+                    others = [number for number in blocks if number not in swapped]
+                    again = choose_blocks(others, block_worths, most)
+                    saved[kinds[stage]] = _activations_bytes(
+                        config, layout, model, stage, again, swapped
+                    )
             cuts = [
                 stage_blocks(stage, layout.num_stages, num_blocks=model.num_blocks)
                 for stage in stages
             ]
-            stage_bytes = sum(saved[kinds[stage]] for stage in stages)
+            stage_bytes = sum(saved[kinds[stage]][0] for stage in stages)
+            passing_bytes = max(saved[kinds[stage]][1] for stage in stages)
             found.append(
                 PipelineRank(
                     pp_rank=pp_rank,
@@ -161,6 +167,7 @@ def _pipeline_ranks(config: Config, layout: Layout, model: StagedModel) -> tuple
                     memory=memory_of(
                         counted[kind],
                         stage_bytes,
+                        passing_bytes,
                         mesh=config.mesh,
                         layout=layout,
                         optimizer=config.optimizer,
@@ -210,11 +217,13 @@ class _Stages:
 
 
 def _activations_bytes(
-    config: Config, layout: Layout, model: StagedModel, stage: int, again: Collection[int]
-) -> int:
-    """Count the bytes that autograd keeps of one microbatch of a stage.
+    config: Config, layout: Layout, model: StagedModel, stage: int, again: Collection[int],
+    swapped: Sequence[int],
+) -> tuple[int, int]:  # fmt: skip
+    """Count the bytes that autograd keeps of one microbatch of a stage, and of blocks that swap.
 
-    With full recomputation, of the blocks in ``again`` they keep their inputs.
+    With full recomputation, of the blocks in ``again`` they keep their inputs. Of those that swap,
+    two at a time are on the device.
 
     Raises:
         ConfigError: If the model cannot be run on tensors without data.
@@ -240,7 +249,9 @@ def _activations_bytes(
             for shape in leaves(part.input_shape(rows))
         ]
         try:
-            return saved_bytes(part, values)
+            blocks_in_turn = [part.blocks[str(number)] for number in swapped]
+            kept, most = device_bytes(part, blocks_in_turn, values)
+            return kept, most * min(len(swapped), 2)
         except ConfigError:
             raise
         except Exception as error:

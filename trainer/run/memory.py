@@ -63,14 +63,16 @@ class Counted:
 
 
 def memory_of(
-    counted: Counted, stage_bytes: int, *, mesh: MeshConfig, layout: Layout,
+    counted: Counted, stage_bytes: int, passing_bytes: int = 0, *, mesh: MeshConfig, layout: Layout,
     optimizer: OptimizerConfig, model_kind: str, pp_rank: int,
 ) -> Memory:  # fmt: skip
     """Add up what the fullest rank at a coordinate of pp holds.
 
     Args:
         counted: Its parameters.
-        stage_bytes: That autograd keeps of one microbatch of all of its stages, on one process.
+        stage_bytes: That autograd keeps of one microbatch of all of its stages, on one process,
+            beside that of blocks that swap.
+        passing_bytes: Of blocks that swap, that are on the device at a time, of one microbatch.
         mesh: Of it the precision, the schedule and sequence_parallel.
         layout: The sizes of the mesh, the stages and the microbatches.
         optimizer: What it keeps.
@@ -84,19 +86,20 @@ def memory_of(
     gathered = used * shards * COMPUTE_BYTES[mesh.dtype]
     states = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
     states += optimizer.ema > 0
-    kept = stage_bytes * under_way(mesh.schedule, pp, pp_rank, layout)
+    kept = stage_bytes * under_way(mesh.schedule, pp, pp_rank, layout) + passing_bytes
     return Memory(
         parameters_bytes=own * kept_bytes,
         gathered_bytes=gathered if shards > 1 or mesh.dtype == "bfloat16" else 0,
         gradients_bytes=own * kept_bytes,
         optimizer_bytes=own * kept_bytes * states,
         activations_bytes=int(
-            kept * _share_of_tp(model_kind, tp, sequence_parallel=mesh.sequence_parallel)
+            kept * share_of_tp(model_kind, tp, sequence_parallel=mesh.sequence_parallel)
         ),
     )
 
 
-def _share_of_tp(model_kind: str, tp: int, *, sequence_parallel: bool) -> float:
+def share_of_tp(model_kind: str, tp: int, *, sequence_parallel: bool) -> float:
+    """Say which part of activations a rank of tp has; see `Memory`."""
     if model_kind not in TRANSFORMERS:
         return 1.0
     return 1 / tp if sequence_parallel else (10 + 24 / tp) / 34

@@ -1,6 +1,7 @@
 """Two steps of foreign models on many meshes: gradients, losses, norms, as tensors.
 
-Arguments: report directory, cases as JSON: lists of kind, schedule, sizes of the mesh, options.
+Arguments: report directory, cases as JSON: lists of kind, schedule, sizes of the mesh, options. The
+option ``swap`` is the number of blocks of each stage that swap.
 """
 
 import json
@@ -18,6 +19,7 @@ from trainer.mesh.mesh import make_mesh
 from trainer.mesh.parallelize import average_buffers, parallelize
 from trainer.mesh.pipeline import Pipeline
 from trainer.mesh.place import Schedule, place_of
+from trainer.mesh.swap import Swap
 from trainer.models import deferred
 from trainer.run.step import train_step
 from trainer.watch.launch import join
@@ -45,6 +47,9 @@ def run_case(
     mesh = make_mesh(tuple(sizes), device_type="cpu")
     num_rows = NUM_ROWS // place.num_replicas
     rows = slice(place.replica * num_rows, (place.replica + 1) * num_rows)
+    options = dict(options)
+    if "swap" in options:
+        options["swap"] = Swap(options["swap"], torch.device("cpu"), least_bytes=0)
     parts = parallelize(make(kind, build=deferred), mesh, place, **options)
     same = same_weights(parts, parallelize(make(kind), mesh, place, **options))
     pipeline = Pipeline(

@@ -1,6 +1,7 @@
 """One step of tiny models on many meshes: reports how far each is from one process.
 
-Arguments: report directory, cases as JSON: lists of kind, sizes of the mesh, options.
+Arguments: report directory, cases as JSON: lists of kind, sizes of the mesh, options. The option
+``swap`` is the number of blocks that swap.
 """
 
 import json
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -17,6 +19,7 @@ from tests.trainer.mesh.tiny_models import NUM_ROWS, TEXT, batch_of, make, one_p
 from trainer.mesh.average import average_gradients
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.parallelize import left_whole, parallelize
+from trainer.mesh.swap import Swap
 from trainer.models import deferred
 from trainer.run.tasks import NextToken
 from trainer.watch.launch import join
@@ -33,6 +36,9 @@ def main() -> None:
 
 def _run(kind: str, sizes: list[int], options: dict[str, Any]) -> dict[str, object]:
     mesh = make_mesh(tuple(sizes), device_type="cpu")
+    options = dict(options)
+    if "swap" in options:
+        options["swap"] = Swap(options["swap"], torch.device("cpu"), least_bytes=0)
     (part,) = parallelize(make(kind, build=deferred), mesh, **options)
     built = parallelize(make(kind), mesh, **options)
     weights = same_weights([part], built)

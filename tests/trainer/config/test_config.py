@@ -273,6 +273,24 @@ def test_blocks_that_compute_again_need_a_way_to_do_so(tmp_path: Path) -> None:
         load(tmp_path, "", ("mesh.checkpointing_blocks=2",))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "mesh.schedule=zbv",
+            r'with mesh.schedule "zbv", .*; leave mesh.swap_blocks out, or choose',
+        ),
+        ("mesh.compile=true", r"with mesh.compile=true, .*; leave one of them out"),
+        ("run.device=cpu", r'but run.device is "cpu", .*; leave mesh.swap_blocks out, or train on'),
+    ],
+)
+def test_blocks_swap_on_a_gpu_with_one_way_back(tmp_path: Path, given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"mesh.swap_blocks is 2,? {message}"):
+        load(tmp_path, "", ("mesh.swap_blocks=2", given))
+    some = ("mesh.swap_blocks=2", "mesh.checkpointing=selective", "mesh.schedule=interleaved")
+    assert load(tmp_path, "", (*some, "mesh.offload=true")).mesh.swap_blocks == 2
+
+
 def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
     assert load(tmp_path, "", ("model.kind=resnet", "model.depth=14")).model.depth == 14
     with pytest.raises(ConfigError, match=r"model.depth is 21, expected 6 n \+ 2 layers; choose 8"):

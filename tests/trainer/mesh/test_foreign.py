@@ -31,7 +31,10 @@ PP_DP, PP_FSDP, PP_TP, PP4 = [2, 2, 1, 1, 1], [2, 1, 2, 1, 1], [2, 1, 1, 1, 2], 
 
 CASES: dict[str, dict[str, list[Any]]] = {
     "2": {
-        "unruly": [("1f1b", FSDP, {"checkpointing": "full"}), ("dualpipev", PP, {})],
+        "unruly": [
+            ("1f1b", FSDP, {"checkpointing": "full"}), ("dualpipev", PP, {}),
+            ("gpipe", PP, {"swap": 1, "checkpointing": "full"}),
+        ],
         "llama": [("zero_bubble", PP, {})],
         "qwen3": [("1f1b", TP, {})],
         "glm": [("1f1b", TP, {})],
@@ -45,12 +48,16 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "resnet": [("1f1b", PP, {})],
     },
     "4": {
-        "gpt2": [("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {})],
+        "gpt2": [
+            ("1f1b", PP_DP, {}), ("1f1b", PP_FSDP, {}), ("zbv", PP_TP, {}),
+            ("1f1b", PP_FSDP, {"swap": 2}),
+        ],
         "llama": [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})],
-        "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {})],
+        "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {}),
+                   ("interleaved", PP_FSDP, {"swap": 1})],
         "experts": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
     },
-}
+}  # fmt: skip
 """By ranks, whose number a name begins with, and model: schedules, sizes of the mesh, options."""
 FROM = {"gpt2": "transformers", "llama": "transformers", "qwen3": "transformers",
         "glm": "transformers", "resnet": "torchvision"}  # fmt: skip

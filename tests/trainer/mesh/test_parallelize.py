@@ -33,6 +33,9 @@ ON_TWO: list[Case] = [
     ("gpt", TP, SPLIT),
     ("resnet", FSDP, {}),
     ("gpt", FSDP, {"checkpointing": "full"}),
+    ("gpt", FSDP, {"swap": 3}),
+    ("gpt", TP, SPLIT | {"swap": 3}),
+    ("llama", CP, {"swap": 2}),
     ("vit", FSDP, {"checkpointing": "selective", "offload": True}),
     ("gpt", CP, {}),
     ("llama", TP, SPLIT),
@@ -50,6 +53,8 @@ ON_FOUR: list[Case] = [
     ("gpt", DP_TP, SPLIT),
     ("vit", FSDP_TP, SPLIT | {"checkpointing": "full", "checkpointing_blocks": 2}),
     ("gpt", FSDP_TP, SPLIT | {"checkpointing": "selective"}),
+    ("vit", FSDP_TP, SPLIT | {"swap": 3}),
+    ("llama", FSDP_TP, SPLIT | {"swap": 1, "checkpointing": "full"}),
     ("gpt", [1, 1, 2, 2, 1], {}),
     ("gpt", [1, 1, 1, 2, 2], SPLIT),
     ("gpt", [1, 1, 1, 1, 4], SPLIT),
@@ -57,7 +62,7 @@ ON_FOUR: list[Case] = [
     ("llama", [1, 1, 1, 2, 2], SPLIT),
     ("tied llama", FSDP_TP, SPLIT),
 ]
-HALF: list[Case] = [("gpt", FSDP_TP, SPLIT | {"dtype": "bfloat16"})]
+HALF: list[Case] = [("gpt", FSDP_TP, SPLIT | {"dtype": "bfloat16", "swap": 3})]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ def test_memory_follows_the_optimizer_the_schedule_and_recomputation(tmp_path: P
     full = memory("mesh.checkpointing=full")[2]
     assert full < kept / 4
     assert full < memory("mesh.checkpointing=full", "mesh.checkpointing_blocks=1")[2] < kept
+    swaps = [memory(f"mesh.swap_blocks={count}")[2] for count in (1, 2, 9)]
+    assert kept > swaps[0] > swaps[1] == swaps[2], "one block's stay, of two microbatches"
+    assert memory("mesh.swap_blocks=1", "mesh.checkpointing=full")[2] < swaps[0]
 
 
 COUNTED = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")

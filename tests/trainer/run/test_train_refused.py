@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dataio.loader import Loader
 from tests.trainer.digits import write_config
@@ -39,6 +40,15 @@ def test_a_mesh_that_does_not_fit_is_refused_before_staging(config: Path) -> Non
     with pytest.raises(ConfigError, match=r"mesh: .* is 2 ranks, but the job has 1"):
         run(config, "run", "mesh.dp_replicate=2")
     assert not (config.parent / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_blocks_that_swap_are_refused_where_the_host_computes(config: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"swap_blocks is 1, but the run is on the CPU, .*; leave"
+    ):
+        run(config, "run", "mesh.swap_blocks=1", "run.device=auto")
+    assert not (config.parent / "run" / "metrics.jsonl").exists()
 
 
 def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
