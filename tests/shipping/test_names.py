@@ -81,6 +81,12 @@ def test_the_command_line_runs_and_names_its_own_errors(run_on: Run, layout: Lay
     assert ended.stderr.startswith("tonari cache: /absent: no such directory")
 
 
+def test_a_message_names_our_classes_as_they_can_be_imported(run_on: Run) -> None:
+    program = "import dataio; dataio.Loader('/absent', fields={}, batch_size=1, cache=3)"
+    ended = run_on("wheel", "-W", "error", "-c", program)
+    assert "expected a str, a path or a dataio.NodeCache" in ended.stderr
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_start_reads_no_record_of_packages(run_on: Run, layout: Layout) -> None:
     ended = run_on(
