@@ -65,11 +65,14 @@ $(OLD_STAMP): pyproject.toml constraints-old.txt
 	    "3.10 to 3.12; install one and name it: make test-old OLD_PYTHON=python3.10" >&2; exit 1; }
 	@test -x $(OLD_VENV)/bin/python || $(OLD_PYTHON) -m venv $(OLD_VENV)
 	@echo "Installing the oldest set into $(OLD_VENV); the first time this downloads about 3 GB"
-	@$(OLD_VENV)/bin/python -m pip install --quiet -c constraints-old.txt \
+	@# INT, so that pip removes what it has downloaded.
+	@timeout --foreground -s INT 15m \
+	  $(OLD_VENV)/bin/python -m pip install --quiet -c constraints-old.txt \
 	  -e ".[cli,hdf5,images,mpi-bundled,test,text,tfrecord]" || { rm -rf $(OLD_VENV); \
-	  echo "make: pip found no wheel of a version in constraints-old.txt for '$(OLD_PYTHON)' (see" \
-	    "above); give it an index that has them, such as PIP_EXTRA_INDEX_URL=URL of wheels of" \
-	    "torch 2.4 without CUDA, or leave it out: make check OLD=0" >&2; exit 1; }
+	  echo "make: in 15 minutes pip did not install constraints-old.txt for '$(OLD_PYTHON)' (see" \
+	    "above); give it an index that is near and has these versions, such as" \
+	    "PIP_EXTRA_INDEX_URL=URL of wheels of torch 2.4 without CUDA, or leave it out:" \
+	    "make check OLD=0" >&2; exit 1; }
 	@touch $@
 
 old: ## Run the part of test-old that CI runs, on 3 GB that it downloads (OLD=0: none of it)
