@@ -76,7 +76,7 @@ $(OLD_STAMP): pyproject.toml constraints-old.txt
 	@touch $@
 
 old: ## Run the part of test-old that CI runs, on 3 GB that it downloads (OLD=0: none of it)
-	@if [ "$(OLD)" != 0 ] && $(MAKE) --no-print-directory $(OLD_STAMP); then \
+	@if [ "$(OLD)" != 0 ] && $(MAKE) -s --no-print-directory $(OLD_STAMP); then \
 	  $(MAKE) --no-print-directory test-old OLD_TESTS="$(OLD_IN_CI)"; \
 	elif [ "$(OLD)" = 1 ]; then exit 1; \
 	else echo "make: left out: the tests on the oldest versions" >&2; fi
