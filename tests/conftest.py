@@ -1,5 +1,6 @@
 """What all tests share: safe defaults, hypothesis profiles, and jobs of several ranks."""
 
+import gc
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.multirank import Ended, Launcher, RunRanks, launch_command, read_reports, run_job
+
+# Imports of torch and what hypothesis draws make many objects and little garbage: looking for it
+# every 700 objects takes a seventh of the processor's time. Ranks do the same: tests/start.
+gc.set_threshold(10_000, 10, 10)
 
 LAUNCHER_PREFIXES = (
     "PMI_",

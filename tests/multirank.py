@@ -84,7 +84,8 @@ def run_job(
         TimeoutError: If the limit passes; holds what was written until then, and the stack of every
             thread of every Python process of the job.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    paths = [str(ROOT / "tests/start"), str(ROOT), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, paths))
     environ = {
         **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
         **(env or {}),

@@ -1,6 +1,7 @@
 """What `tonari doctor` finds of the names that Tonari's packages are imported by."""
 
 from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
 
 from tonari.checks import Finding
 from tonari.names import HERE, INSTALLED, NAMES, describe, expected, origin, taken
@@ -11,17 +12,32 @@ AGAIN = "`pip install --force-reinstall --no-deps tonari`"
 def check_names() -> Finding:
     """See that `import dataio` and the like lead to Tonari, and name whose file is in the way."""
     wrong = taken()
+    # What all packages recorded, which a start does not read.
+    owners = packages_distributions()
     if wrong:
-        # Reads what all packages recorded, so it is done only now.
-        owners = packages_distributions()
         parts = [(*describe(name, path), _of(owners.get(name, []))) for name, path in wrong.items()]
         found = ", and ".join(f"{found}{owner}" for found, _, owner in parts)
         return Finding("names", "look", found, "; ".join(cure for _, cure, _ in parts))
+    for name in NAMES:
+        if others := _that_own(expected(name), owners.get(name, [])):
+            found = f"{expected(name)}, Tonari's, is a file of another package too{_of(others)}"
+            cure = f"uninstall that package, whose own code imports Tonari's now, then run {AGAIN}"
+            return Finding("names", "look", found, cure)
     absent = [name for name in NAMES if origin(name) is None]
     if absent:
         return Finding("names", "look", f"{expected(absent[0])} is not there", AGAIN)
     where = "installed below" if INSTALLED else "a checkout, beside"
     return Finding("names", "fine", f"{', '.join(NAMES)}: {where} {HERE}")
+
+
+def _that_own(path: Path, distributions: list[str]) -> list[str]:
+    """Choose the distributions, other than Tonari's, that recorded this very file."""
+    return [
+        name
+        for name in distributions
+        if name != "tonari"
+        and any(Path(str(file.locate())) == path for file in distribution(name).files or [])
+    ]
 
 
 def _of(distributions: list[str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from filelock import FileLock  # torch brings it
 
 ROOT = Path(__file__).parents[2]
 FILES = (
@@ -38,10 +39,20 @@ def build(what: str, source: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel, of the sdist alone."""
-    work = tmp_path_factory.mktemp("wheel")
+    """Build the wheel, of the sdist alone, and unpack it; processes of xdist share one."""
+    base = tmp_path_factory.getbasetemp()
+    work = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shipping"
+    with FileLock(f"{work}.lock"):
+        if not work.exists():
+            make_wheel(base / "made")
+            (base / "made").rename(work)
+    (made,) = work.glob("*.whl")
+    return made
+
+
+def make_wheel(work: Path) -> None:
     source = work / "source"
-    source.mkdir()
+    source.mkdir(parents=True)
     for name in FILES.split():
         shutil.copy(ROOT / name, source)
     for name in FOLDERS.split():
@@ -51,16 +62,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(build("sdist", source, work)) as sdist:
         sdist.extractall(work / "sdist", filter="data")
     (unpacked,) = (work / "sdist").iterdir()
-    return build("wheel", unpacked, work)
+    with zipfile.ZipFile(build("wheel", unpacked, work)) as files:
+        files.extractall(work / "installed")
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path) -> Path:
-    """Unpack the wheel: a directory of packages."""
-    directory = wheel.parent / "installed"
-    with zipfile.ZipFile(wheel) as files:
-        files.extractall(directory)
-    return directory
+    """Give the unpacked wheel: a directory of packages."""
+    return wheel.parent / "installed"
 
 
 @pytest.fixture

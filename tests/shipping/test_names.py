@@ -81,6 +81,12 @@ def test_the_command_line_runs_and_names_its_own_errors(run_on: Run, layout: Lay
     assert ended.stderr.startswith("tonari cache: /absent: no such directory")
 
 
+def test_a_message_names_our_classes_as_they_can_be_imported(run_on: Run) -> None:
+    program = "import dataio; dataio.Loader('/absent', fields={}, batch_size=1, cache=3)"
+    ended = run_on("wheel", "-W", "error", "-c", program)
+    assert "expected a str, a path or a dataio.NodeCache" in ended.stderr
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_start_reads_no_record_of_packages(run_on: Run, layout: Layout) -> None:
     ended = run_on(
@@ -175,3 +181,21 @@ def test_doctor_names_the_distribution_that_owns_the_name(
     ended = run_on("wheel", "-W", "error", "-c", program)
     assert "verdict='fine'" in ended.stdout, ended.stderr
     assert f"installed below {installed}/tonari" in ended.stdout
+
+
+def test_doctor_finds_a_file_that_ours_was_written_over(
+    run_on: Run, installed: Path, tmp_path: Path
+) -> None:
+    # As `importance` 0.0.1 of the package index, which is this one file, installed before ours.
+    for path in (installed / "tonari", installed / "importance.py"):
+        (tmp_path / path.name).symlink_to(path)
+    record = tmp_path / "importance-0.0.1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: importance\nVersion: 0.0.1\n")
+    (record / "RECORD").write_text("importance.py,,\nimportance-0.0.1.dist-info/RECORD,,\n")
+    program = "from tonari.names_check import check_names; print(check_names())"
+    ended = run_on("wheel", "-W", "error", "-c", program, tonari=tmp_path)
+    assert "verdict='look'" in ended.stdout, ended.stderr
+    assert f"{tmp_path}/importance.py, Tonari's, is a file of another package too" in ended.stdout
+    assert "(of importance 0.0.1)" in ended.stdout
+    assert "--force-reinstall" in ended.stdout
