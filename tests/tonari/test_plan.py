@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loader.launch import mpiexec
-from oracle.probe import probe
+from oracle import stopwatch
+from oracle.probe import messages, probe
 from oracle.probe.messages import KINDS
 from oracle.probe.probe import load_probe, save_probe
 from tests.oracle.test_trace import GPT, OWN
@@ -320,7 +321,7 @@ def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
         timed.append("messages")
         return plain_messages(sizes=sizes[:1], ranks=ranks)
 
-    plain_step, plain_messages = probe.time_step, probe.time_messages
+    plain_step, plain_messages = stopwatch.time_step, messages.time_messages
     monkeypatch.setattr(probe, "time_step", time_step)
     monkeypatch.setattr(probe, "time_messages", time_messages)
     given = ["probe", str(settings), "--no-data", "--steps", "1", "--rounds", "2"]
