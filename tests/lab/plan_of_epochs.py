@@ -40,7 +40,7 @@ from oracle.paradl import Link, link_across, price, probed_link
 from oracle.plan import EpochPlan, plan_step
 from oracle.probe.probe import Probe, load_probe
 from tests.lab.cluster import Lab
-from tests.slowfs import slowfs
+from tests.slowfs import ROOT, slowfs
 from trainer.config.config import load_config
 from trainer.run.build import lay_out
 from trainer.watch.plan import PARTS
@@ -181,7 +181,8 @@ class Study:
                 ).path
                 for rate in sorted(rates)
             }
-            starter, env = [mpiexec(), "-n", str(RANKS)], {**os.environ, "OMP_NUM_THREADS": "1"}
+            starter = [mpiexec(), "-n", str(RANKS)]
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             here = scratch / "caches"
             here.mkdir()
             if mbit_s:
