@@ -63,6 +63,10 @@ def what_is_missing() -> str:
     return f"the lab makes namespaces: {probe.stderr.decode().strip()}" if probe.returncode else ""
 
 
+BURST_S, LEAST_BURST_BYTES = 0.5e-3, 16 << 10
+"""What a link passes at once, in seconds of its rate."""
+
+
 @dataclass
 class Lab:
     """Nodes ``node0``, ``node1``, ... at 10.77.0.1, 10.77.0.2, ..., while it is open.
@@ -170,7 +174,9 @@ class Lab:
             rate: As tc writes it.
             names: Of machines; by default all nodes.
         """
-        limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        # More at once, as a message of gradients is, would pass as if there were no limit
+        burst = max(int(bytes_per_s(rate) * BURST_S), LEAST_BURST_BYTES)
+        limit = ["root", "tbf", "rate", rate, "burst", f"{burst}b", "latency", "50ms"]
         for node in names or self.nodes:
             self.run(node, "tc", "qdisc", "replace", "dev", "eth0", *limit)
             self.run(SWITCH, "tc", "qdisc", "replace", "dev", f"to-{node}", *limit)
@@ -285,3 +291,10 @@ def _kill(pid: int) -> None:
 def _close(pipe: IO[bytes] | None) -> None:
     assert pipe is not None
     pipe.close()
+
+
+def bytes_per_s(rate: str) -> float:
+    """Read a rate as tc writes it, such as ``"300mbit"``."""
+    number = rate.removesuffix("bit").rstrip("kmg")
+    unit = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[rate.removesuffix("bit")[len(number) :]]
+    return float(number) * unit / 8
