@@ -31,6 +31,7 @@ from trainer.config.config import Config
 from trainer.run.build import build_place, lay_out
 from trainer.run.own import Own
 from trainer.watch.launch import join
+from trainer.watch.memory import keep_freed_memory
 
 FORMAT = 3
 
@@ -115,6 +116,8 @@ def probe(
         ranks = count_ranks(world.topology)
     # Before anything is timed: what does not fit is not worth a wait.
     layout = lay_out(config, world_size)
+    # As in a run, where `join` does it: steps here are timed outside of one
+    keep_freed_memory()
     of_data: DataTimes | None = None
     if data:
         readers = sum(build_place(config, layout, rank).reads for rank in range(ranks))

@@ -324,15 +324,16 @@ def test_no_step_is_timed_after_a_message(settings, tmp_path, monkeypatch):
     plain_step, plain_messages = stopwatch.time_step, messages.time_messages
     monkeypatch.setattr(probe, "time_step", time_step)
     monkeypatch.setattr(probe, "time_messages", time_messages)
+    monkeypatch.setattr(probe, "keep_freed_memory", lambda: timed.append("memory kept"))
     given = ["probe", str(settings), "--no-data", "--steps", "1", "--rounds", "2"]
     given += ["--try", "model.depth=1", "--try", "model.depth=2"]
     assert main([*given, "--out", str(tmp_path / "probes")]) == 0
-    assert timed == ["step"] * 4 + ["messages"]
+    assert timed == ["memory kept", "step"] * 4 + ["messages"]
     for path in (tmp_path / "probes").iterdir():
         assert load_probe(path).messages
     timed.clear()
     assert probe.probe(load_config(settings), world_size=1, steps=1).messages
-    assert timed == ["step", "messages"]
+    assert timed == ["memory kept", "step", "messages"]
 
 
 def test_settings_that_do_not_fit_are_refused_before_any_is_timed(settings, tmp_path, capsys):
