@@ -122,6 +122,9 @@ class MPITransport:
         # Not the copy: MPICH ends the ranks of that by messages, each of which calls exit() in the
         # thread that happens to receive it, and so under the feet of the thread that trains.
         MPI.COMM_WORLD.Abort(1)
+        # MPICH comes back where it cannot reach its launcher. The end of the interpreter would wait
+        # in MPI_Finalize for that, and has no timer any more.
+        os._exit(1)
 
     def close(self) -> None:
         # Freeing a communicator is collective and may wait for a rank that has failed: MPI does it
