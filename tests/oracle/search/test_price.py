@@ -142,6 +142,16 @@ def test_links_without_end_leave_computation_and_bubble(pricing_of, sizes, varia
     assert bool(fast["bubble"]) == (sizes[0] > 1)
 
 
+def test_peers_of_tp_send_a_part_each_out_of_the_node_and_gather_the_others_in_it(pricing_of):
+    pricing, parts_of_sequence = pricing_of(8), Variant("1f1b", 1, "none", True)
+    # Four replicas side by side, each of which sends the whole of its own
+    whole = price(pricing, Group((2, 4, 1, 1, 1), 8, 4))["pp"]
+    split = Group((2, 1, 1, 1, 4), 8, 4)
+    assert price(pricing, split, parts_of_sequence)["pp"] == pytest.approx(whole / 4, rel=0.05)
+    # Links in the node, over which the parts come together, are ten times as fast
+    assert whole / 4 < price(pricing, split)["pp"] < whole / 2
+
+
 def test_twice_the_operations_a_second_halve_products(pricing_of):
     products = Device(tflops=100, memory_gbyte_s=1e12, memory_gib=1, launch_us=0)
     faster = Device(tflops=200, memory_gbyte_s=1e12, memory_gib=1, launch_us=0)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from trainer.watch import launch
+
 PROGRAM = """
 import resource
 
@@ -54,3 +56,10 @@ def test_a_step_takes_the_pages_that_the_one_before_has_freed():
 def test_what_the_user_has_set_holds(name: str, value: str):
     _, after = faults(**{name: value})
     assert after > 4000
+
+
+def test_a_job_on_the_cpu_keeps_it(monkeypatch: pytest.MonkeyPatch):
+    kept: list[bool] = []
+    monkeypatch.setattr(launch, "keep_freed_memory", lambda: kept.append(True))
+    with launch.join(device="cpu"):
+        assert kept == [True]
