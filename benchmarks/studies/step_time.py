@@ -1,12 +1,15 @@
 r"""How far is the predicted time of a step from the time that the step takes?
 
 Each case is a configuration. The prediction knows it from `oracle.probe`: what its ranks compute
-with nobody at the other end, and messages of the machine timed by themselves; nothing is fitted.
+with nobody at the other end, and messages of the machine timed by themselves, anew for each case;
+nothing is fitted.
 Then a job of the same ranks trains steps on made-up batches, twice: how far the two runs are apart
 is what no prediction can be better than. Beside it two others predict: ParaDL's equations (from the
 step of one rank), and floating-point operations over the rate that one rank reaches.
 
-    python -m benchmarks.studies.step_time [--only fsdp] [--json-file out.json] [--steps 12]
+    python -m benchmarks.studies.step_time [--only fsdp] [--keep DIR] [--steps 12]
+
+What was measured is kept in DIR, so that a study that was cut goes on where it was.
 """
 
 import argparse
@@ -31,7 +34,6 @@ from benchmarks.studies.step_memory import Case, load
 from oracle import Operator, trace_step
 from oracle.machine import OneNode
 from oracle.paradl import price, probed_link
-from oracle.probe.messages import SIZES, MessageTimes
 from oracle.probe.probe import Probe, load_probe, probe, save_probe
 from oracle.programs import programs
 from oracle.simulate import simulate
@@ -141,35 +143,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--most-ranks", type=int, default=4, help="leave larger cases out")
-    parser.add_argument("--json-file", type=Path)
     parser.add_argument("--plot", type=Path, help="draw predictions over measurements, as a PNG")
     parser.add_argument("--steps", type=int, default=12, help="timed in each run")
+    parser.add_argument("--keep", type=Path, help="keep cases and probes in this directory")
     for hidden in ("--rank", "--probe", "--settings"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--world-size", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--no-messages", action="store_true", help=argparse.SUPPRESS)
     given, overrides = parser.parse_known_args(argv)
     if given.rank:
         run_rank(load_config(given.settings, overrides), given.rank, given.steps)
         return
     if given.probe:
         config = load_config(given.settings, overrides)
-        sizes = () if given.no_messages else SIZES
-        found = probe(config, world_size=given.world_size, sizes=sizes)
+        found = probe(config, world_size=given.world_size)
         if int(os.environ.get("PMI_RANK", "0")) == 0:
             save_probe(found, given.probe)
         return
-    lines = []
+    cases = [
+        case for case in CASES if given.only in case.name and case.ranks <= given.most_ranks
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
-        study = Study(Path(directory), given.steps)
-        for case in CASES:
-            if given.only in case.name and case.ranks <= given.most_ranks:
-                lines.append(study.compare(case))
-                print(SHOWN.format(**lines[-1]), flush=True)
-                if given.json_file:
-                    machine = describe_machine(Path(tempfile.gettempdir()))
-                    document = {"machine": machine, "cases": lines}
-                    given.json_file.write_text(json.dumps(document, indent=1))
+        study = Study(given.keep or Path(directory), given.steps)
+        lines = [study.compare(case) for case in cases]
     if given.plot:
         given.plot.write_bytes(draw(lines))
     print("\n".join(summary(lines)))
@@ -203,39 +198,46 @@ def draw(lines: Sequence[dict[str, object]]) -> bytes:
 
 
 class Study:
-    """Compares cases one by one; messages of as many ranks are timed once."""
+    """Compares cases one by one, and keeps what was measured in a directory."""
 
     def __init__(self, directory: Path, steps: int) -> None:
+        directory.mkdir(exist_ok=True, parents=True)
         self._directory, self._steps = directory, steps
-        self._messages: dict[int, tuple[MessageTimes, ...]] = {}
         # By model: of one rank that trains all of it, the seconds of a step and its operations
         self._serial: dict[str, tuple[float, float]] = {}
 
     def compare(self, case: Case) -> dict[str, object]:
-        """Predict a case, and run it twice."""
+        """Predict a case, and run it twice, if it is not there yet."""
         settings, config = load(case, self._directory)
-        first = self._measure(case, settings)
-        found = self._probe(case, settings)
-        second = self._measure(case, settings)
+        kept, probed = (self._directory / f"{case.name}.{kind}.json" for kind in ("case", "probe"))
+        if not kept.exists():
+            first = self._measure(case, settings)
+            launch(case, settings, "probe", probed, more=["--world-size", str(case.ranks)])
+            runs_s = [first, self._measure(case, settings)]
+            kept.write_text(json.dumps({"machine": describe_machine(kept), "runs_s": runs_s}))
+        runs_s = json.loads(kept.read_text())["runs_s"]
+        line = self._predict(case, config, load_probe(probed), runs_s)
+        print(SHOWN.format(**line), flush=True)
+        return line
+
+    def _predict(
+        self, case: Case, config: Config, found: Probe, runs_s: list[list[float]]
+    ) -> dict[str, object]:
+        first, second = runs_s
         measured_s = statistics.median([*first, *second])
         sizes = lay_out(config, case.ranks).sizes
-        machine = OneNode(self._messages[case.ranks], found.slowdowns, cores=found.cores)
+        machine = OneNode(found.messages, found.slowdowns, cores=found.cores)
         simulated = simulate(
             programs(found.steps, found.world_size, sizes), machine, steps=SIMULATED_STEPS
         )
         self._know_serial(case, config, found)
         return {
             "case": case.name,
-            "ranks": case.ranks,
             "measured_s": measured_s,
             "again": statistics.median(second) / statistics.median(first) - 1,
-            "predicted_s": simulated.step_s,
             "predicted": simulated.step_s / measured_s - 1,
             "paradl": self._paradl(case, config, found) / measured_s - 1,
             "flops": self._by_flops(case, config) / measured_s - 1,
-            "parts_s": simulated.parts_s(),
-            "slowdowns": found.slowdowns,
-            "runs_s": [first, second],
         }
 
     def _measure(self, case: Case, settings: Path) -> list[float]:
@@ -243,16 +245,6 @@ class Study:
         launch(case, settings, "rank", out, more=("--steps", str(self._steps)))
         steps_s: list[float] = json.loads(out.read_text())
         return steps_s
-
-    def _probe(self, case: Case, settings: Path) -> Probe:
-        out = self._directory / "probe.json"
-        more = ["--world-size", str(case.ranks)]
-        known = case.ranks in self._messages
-        launch(case, settings, "probe", out, more=[*more, *(["--no-messages"] if known else [])])
-        found = load_probe(out)
-        if not known:
-            self._messages[case.ranks] = found.messages
-        return found
 
     # What others would say
 
@@ -273,7 +265,7 @@ class Study:
         terms = price(
             found.steps[0].events, computation_s=seconds / (pp * cp * tp), sizes=layout.sizes,
             microbatches=layout.microbatches,
-            link_of=lambda _: probed_link(self._messages[case.ranks]),
+            link_of=lambda _: probed_link(found.messages),
         )  # fmt: skip
         return terms.step_s
 
