@@ -22,6 +22,9 @@ from trainer.config.config import Config
 from trainer.run.build import make_fields
 from trainer.run.own import Own
 
+PAGE_BYTES = 4096
+"""Of memory, on most machines; a disk is asked for no less."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -46,6 +49,11 @@ class Rows:
     staged_bytes: float
     leaving_bytes: float
     quota: Quota | None = None
+
+    @property
+    def disk_row_bytes(self) -> float:
+        """Read from a node's disk for one: the whole pages that it lies on; mean."""
+        return self.row_bytes + PAGE_BYTES - 1
 
     def num_steps(self, config: Config, *, hidden_fraction: float = 0.0) -> int:
         """Count an epoch's optimizer steps; the same on every replica."""
@@ -252,7 +260,7 @@ def make_feeds(
         all_s = read_bytes / source.of_all if source.of_all else 0.0
         disk_s = 0.0
         if staged and disk_bytes_per_s is not None:
-            disk_s = config.data.batch_size * rows.row_bytes / disk_bytes_per_s
+            disk_s = config.data.batch_size * rows.disk_row_bytes / disk_bytes_per_s
         # Read, and made, one beside the other
         one_s = max(busy_s + windows_s, node_s, all_s, disk_s)
         demands = (

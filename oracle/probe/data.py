@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataio import NodeCache
 from dataio.base.filesystem import cache_directory
@@ -145,23 +146,32 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
     loader, test = build_loader(config, job, place=place, task=make_task(config, own), own=own)
     opened_s = time.perf_counter() - started
     with loader:
+        stats = loader.stats()
         evaluated_rows = 0
         if test is not None:
             fields = None if own.fields else evaluation_fields(config.data, config.augment)
             evaluation = loader.evaluation(test, fields=fields, transform=own.evaluation_transform)
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
         batch_s, batch_cores, turn_s = _time_epochs(loader, job.world)
-        stats = loader.stats()
-        # Each rank stages its part of the node's rows
-        amounts = np.array([stats["disk_bytes_written"], stats["staging_bytes"]])
-        staged_bytes, read_bytes = (
-            float(amount)
-            for amount in job.world.allreduce(amounts, op="sum", doing="timing the loader")
+        streamed = loader.stats()
+        # Each rank stages its part of the node's rows, and streams those of its own batches that
+        # the quota leaves no room for
+        amounts = np.array([
+            stats["disk_bytes_written"], stats["staging_bytes"],
+            streamed["disk_bytes_written"], streamed["streamed_bytes"], streamed["streamed_rows"],
+        ])  # fmt: skip
+        written_bytes, read_bytes, streamed_bytes, streamed_read_bytes, num_streamed = map(
+            float, job.world.allreduce(amounts, op="sum", doing="timing the loader")
         )
-        read_bytes = read_bytes or staged_bytes
-        staged_rows = max(stats["resident_fraction"] * loader.num_samples, 1)
+        staged_rows = stats["resident_fraction"] * loader.num_samples
         staged_s = min(max(stats["staging_s"], 1e-6), opened_s)
-        source_row_bytes = read_bytes / staged_rows
+        if staged_rows:
+            row_bytes = written_bytes / staged_rows
+            read_bytes = read_bytes or written_bytes
+            source_row_bytes = read_bytes / staged_rows
+        else:
+            row_bytes = source_row_bytes = streamed_bytes / max(num_streamed, 1)
+            read_bytes, staged_s = streamed_read_bytes, max(streamed["streamed_s"], 1e-6)
         pieces, guessed_row_bytes = None, None
         if job.world.rank == 0:
             index_cache = own_directory(Path(config.data.cache.path))
@@ -174,7 +184,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             readers=job.world.world_size,
             num_rows=loader.num_samples,
             evaluated_rows=evaluated_rows,
-            row_bytes=staged_bytes / staged_rows,
+            row_bytes=row_bytes,
             source_row_bytes=source_row_bytes,
             batch_s=batch_s,
             batch_cores=batch_cores,
@@ -192,12 +202,12 @@ def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, flo
     next(epochs)
     num_batches = min(len(loader), FIRST_BATCHES + MOST_BATCHES)
     first = min(FIRST_BATCHES, num_batches - 1)
-    # Before each batch and after the last one: the clock, and processor time
-    at = [(time.perf_counter(), time.process_time())]
-    for _ in itertools.islice(loader, num_batches):
-        at.append((time.perf_counter(), time.process_time()))
-    (began_s, began_cpu_s), (ended_s, ended_cpu_s) = at[first], at[num_batches]
-    took_s = max(ended_s - began_s, 1e-9)
+    at = {0: _now(loader)}
+    for number, _ in enumerate(itertools.islice(loader, num_batches), 1):
+        if number in (first, num_batches):
+            at[number] = _now(loader)
+    took_s, cpu_s, waited_s = (at[num_batches] - at[first]).tolist()
+    took_s = max(took_s - waited_s, 1e-9)
     turns_s = []
     for _ in range(TURNS):
         # In a run ranks meet in their last step; here one may be batches ahead of the other
@@ -206,8 +216,13 @@ def _time_epochs(loader: ReplicaLoader, world: World) -> tuple[float, float, flo
         next(epochs)
         turns_s.append(time.perf_counter() - started)
         next(iter(loader))
-    batch_s, cores = took_s / (num_batches - first), (ended_cpu_s - began_cpu_s) / took_s
-    return batch_s, cores, statistics.median(turns_s)
+    return took_s / (num_batches - first), cpu_s / took_s, statistics.median(turns_s)
+
+
+def _now(loader: ReplicaLoader) -> NDArray[np.float64]:
+    """Read the clock, processor time, and how long batches have waited for windows of rows."""
+    waited_s = loader.stats()["window_wait_s"]
+    return np.array([time.perf_counter(), time.process_time(), waited_s])
 
 
 def _time_writing(directory: Path) -> float:

@@ -204,7 +204,7 @@ class Epochs:
         return Fed(
             num_steps=num_steps,
             decode_s=step_rows * self._core_s / cores if cores else 0.0,
-            disk_s=0.0 if disk is None else widest * step_rows * rows.row_bytes / disk / 1e9,
+            disk_s=0.0 if disk is None else widest * step_rows * rows.disk_row_bytes / disk / 1e9,
             exchange_s=self._exchange_s(rows, inner) / num_steps,
             shares=tuple(share for _, share, _ in windows),
             reads_s=tuple(

@@ -28,9 +28,18 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     if job["pretends"]:
         os.environ["TONARI_RANKS_PER_NODE"] = "1"
     lines: list[dict[str, Any]] = []
-    train(config, resume="never", on_epoch=lambda line: lines.append(dict(line)))
+    train(
+        config, resume="never",
+        on_epoch=lambda line: lines.append({**line, "read_bytes": read_bytes()}),
+    )  # fmt: skip
     # A job that was ended early is trained again
     return {"epochs": lines} if len(lines) == config.run.epochs else {}
+
+
+def read_bytes() -> int:
+    """Count what this process has had disks read, pages of mapped files included."""
+    counts = Path("/proc/self/io").read_text().split()
+    return int(counts[counts.index("read_bytes:") + 1])
 
 
 def busy_s() -> float:

@@ -1,9 +1,12 @@
 """What loaders do beside steps: where rows lie, how many steps, what travels."""
 
+import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from dataio.cache.files.readahead import PAGE_BYTES, merged
 from oracle.costs import Cost
 from oracle.feeds import Source, lay_rows, make_feeds, stage_beside
 from oracle.probe.data import DataTimes
@@ -75,6 +78,18 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
     alone = replace(DATA, readers=1)
     feeds = make_feeds(config, alone, rows_of(config), bench, source=SOURCE)
     assert feeds[0].batch.seconds == 1
+
+
+@pytest.mark.parametrize("most", [200, 5_000, 100_000])
+def test_a_disk_reads_the_pages_that_the_loader_asks_for(tmp_path, most):
+    ends = np.cumsum(np.random.default_rng(0).integers(1, most, 5000))
+    pages = sum(
+        last - first
+        for start, end in itertools.pairwise(ends)
+        for first, last in merged(np.array([start]), np.array([end]))
+    )
+    rows = replace(rows_of(load(tmp_path)), row_bytes=np.diff(ends).mean())
+    assert rows.disk_row_bytes == pytest.approx(pages * PAGE_BYTES / 4999, rel=0.02)
 
 
 def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_path):

@@ -5,8 +5,17 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from oracle.probe.data import TURNS, DataTimes, _time_epochs, data_times
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from oracle.probe.data import TURNS, DataTimes, _time_epochs, data_times, time_data
 from oracle.windows import Pieces
+from tests.oracle.test_trace import IMAGES
+from tests.tonari.test_hardest import png
+from trainer.config.config import load_config
+from trainer.watch.launch import join
 
 
 class Slow:
@@ -16,6 +25,7 @@ class Slow:
         self.now_s = 0.0
         self.turned_after = []
         self.met = False
+        self.waited_s = 0.0
 
     def spend(self, seconds):
         self.now_s += seconds
@@ -29,8 +39,12 @@ class Slow:
 
     def __iter__(self):
         for _ in range(100):
-            self.spend(0.25)
+            self.spend(0.25 + 4.0)
+            self.waited_s += 4.0
             yield None
+
+    def stats(self):
+        return {"window_wait_s": self.waited_s}
 
     def epochs(self, num):
         for epoch in range(num):
@@ -41,10 +55,10 @@ class Slow:
             yield epoch
 
 
-def test_the_end_of_an_epoch_does_not_count_the_wait_for_ranks_that_are_behind(monkeypatch):
+def test_no_wait_for_other_ranks_or_for_windows_of_rows_is_counted(monkeypatch):
     slow: Any = Slow()
     monkeypatch.setattr(time, "perf_counter", lambda: slow.now_s)
-    monkeypatch.setattr(time, "process_time", lambda: slow.now_s / 2)
+    monkeypatch.setattr(time, "process_time", lambda: (slow.now_s - slow.waited_s) / 2)
     assert _time_epochs(slow, slow) == (0.25, 0.5, 1.0)
     assert slow.turned_after == [True] * TURNS
 
@@ -60,3 +74,30 @@ def test_times_are_the_same_when_they_are_read_again():
     # As of a probe that did not look
     del document["pieces"], document["guessed_row_bytes"]
     assert data_times(document).pieces is None
+
+
+def test_rows_are_as_large_where_not_all_are_staged_and_where_none_is(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    images = [png(rng.integers(0, 256, (16, 16, 3), np.uint8)) for _ in range(400)]
+    table = pa.table({"png": images, "cls": [0] * len(images)})
+    pq.write_table(table, tmp_path / "train.parquet", row_group_size=25)
+    settings = tmp_path / "run.toml"
+    settings.write_text(IMAGES)
+    overrides = [
+        f"data.train={tmp_path}/train.parquet", "data.test=", "data.image=png",
+        f"data.cache.path={tmp_path}", f"run.directory={tmp_path}/run",
+    ]  # fmt: skip
+    config = load_config(settings, overrides)
+    found = []
+    with join(device="cpu") as job:
+        for quota in ("1GB", "400KB", "150KB"):
+            monkeypatch.setattr("oracle.probe.data.QUOTA", quota)
+            found.append(time_data(config, job, readers=1))
+    whole, *others = found
+    assert whole is not None
+    assert whole.source_row_bytes > 800
+    for part in others:
+        assert part is not None
+        assert part.num_rows == whole.num_rows == 400
+        assert part.row_bytes == pytest.approx(whole.row_bytes, rel=0.05)
+        assert part.source_row_bytes == pytest.approx(whole.source_row_bytes, rel=0.1)

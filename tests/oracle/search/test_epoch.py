@@ -96,8 +96,11 @@ def test_cores_set_the_pace_of_a_loader_that_cannot_keep_up(tmp_path):
 def test_a_node_s_disk_is_read_by_all_of_its_readers(tmp_path):
     storage = Storage(disk_read_gbyte_s=1e-6, disk_write_gbyte_s=2e-6)
     epochs, fed = epochs_of(load(tmp_path, "shuffle.kind=local"), machine(storage=storage))
-    assert fed.disk_s == pytest.approx(2 * 4 * 1000 / 1e3)
-    assert epochs.waits_s(fed, 5.0, 0.0, 0.0)["node disk"] == pytest.approx(100 * 3)
+    # Of whole pages: a row of 1,000 bytes begins at any of 4,096
+    of_row_s = (1000 + 4095) / 1e3
+    assert fed.disk_s == pytest.approx(2 * 4 * of_row_s)
+    waits_s = epochs.waits_s(fed, 5.0, 0.0, 0.0)
+    assert waits_s["node disk"] == pytest.approx(100 * (2 * 4 * of_row_s - 5))
     assert fed.staging_s == pytest.approx(800 * 1000 / 2e3)
 
 
