@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dataio import NodeCache
 from dataio.base.filesystem import cache_directory
 from dataio.base.sizes import parse_bytes
+from dataio.rows.fields import row_schema
 from dataio.source.counts import own_directory
 from dataio.world import World
 from oracle.probe.pieces import count_pieces
@@ -149,8 +150,8 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
         stats = loader.stats()
         evaluated_rows = 0
         if test is not None:
-            fields = None if own.fields else evaluation_fields(config.data, config.augment)
-            evaluation = loader.evaluation(test, fields=fields, transform=own.evaluation_transform)
+            given = None if own.fields else evaluation_fields(config.data, config.augment)
+            evaluation = loader.evaluation(test, fields=given, transform=own.evaluation_transform)
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
         batch_s, batch_cores, turn_s = _time_epochs(loader, job.world)
         streamed = loader.stats()
@@ -158,27 +159,27 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
         # the quota leaves no room for
         amounts = np.array([
             stats["disk_bytes_written"], stats["staging_bytes"],
-            streamed["disk_bytes_written"], streamed["streamed_bytes"], streamed["streamed_rows"],
+            streamed["streamed_rows"], streamed["streamed_bytes"],
         ])  # fmt: skip
-        written_bytes, read_bytes, streamed_bytes, streamed_read_bytes, num_streamed = map(
+        written_bytes, read_bytes, streamed_rows, streamed_bytes = map(
             float, job.world.allreduce(amounts, op="sum", doing="timing the loader")
         )
+        fields = make_fields(config, own)
         staged_rows = stats["resident_fraction"] * loader.num_samples
         staged_s = min(max(stats["staging_s"], 1e-6), opened_s)
-        if staged_rows:
-            row_bytes = written_bytes / staged_rows
-            read_bytes = read_bytes or written_bytes
-            source_row_bytes = read_bytes / staged_rows
-        else:
-            row_bytes = source_row_bytes = streamed_bytes / max(num_streamed, 1)
-            read_bytes, staged_s = streamed_read_bytes, max(streamed["streamed_s"], 1e-6)
+        row_bytes = written_bytes / max(staged_rows, 1)
+        if streamed_rows:
+            # What was staged has a place for each row of the others too
+            row_bytes = streamed_bytes / streamed_rows + row_schema(fields).position_bytes
+        read_bytes = read_bytes or staged_rows * row_bytes
+        source_row_bytes = read_bytes / staged_rows if staged_rows else row_bytes
+        if not staged_rows:
+            read_bytes, staged_s = streamed_bytes, max(streamed["streamed_s"], 1e-6)
         pieces, guessed_row_bytes = None, None
         if job.world.rank == 0:
             index_cache = own_directory(Path(config.data.cache.path))
             source = training_source(config, index_cache=index_cache)
-            pieces = count_pieces(
-                source, make_fields(config, own), source_row_bytes=source_row_bytes
-            )
+            pieces = count_pieces(source, fields, source_row_bytes=source_row_bytes)
             guessed_row_bytes = source.total_bytes / source.num_samples
         return DataTimes(
             readers=job.world.world_size,
