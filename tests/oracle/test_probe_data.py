@@ -80,7 +80,7 @@ def test_rows_are_as_large_where_not_all_are_staged_and_where_none_is(tmp_path, 
     rng = np.random.default_rng(0)
     images = [png(rng.integers(0, 256, (16, 16, 3), np.uint8)) for _ in range(400)]
     table = pa.table({"png": images, "cls": [0] * len(images)})
-    pq.write_table(table, tmp_path / "train.parquet", row_group_size=25)
+    pq.write_table(table, tmp_path / "train.parquet", row_group_size=5)
     settings = tmp_path / "run.toml"
     settings.write_text(IMAGES)
     overrides = [
@@ -90,7 +90,7 @@ def test_rows_are_as_large_where_not_all_are_staged_and_where_none_is(tmp_path, 
     config = load_config(settings, overrides)
     found = []
     with join(device="cpu") as job:
-        for quota in ("1GB", "400KB", "150KB"):
+        for quota in ("1GB", "500KB", "150KB"):
             monkeypatch.setattr("oracle.probe.data.QUOTA", quota)
             found.append(time_data(config, job, readers=1))
     whole, *others = found
