@@ -181,6 +181,8 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
             source = training_source(config, index_cache=index_cache)
             pieces = count_pieces(source, fields, source_row_bytes=source_row_bytes)
             guessed_row_bytes = source.total_bytes / source.num_samples
+            if pieces is not None and not staged_rows:
+                source_row_bytes = pieces.read_bytes / pieces.rows
         return DataTimes(
             readers=job.world.world_size,
             num_rows=loader.num_samples,

@@ -90,7 +90,7 @@ def test_rows_are_as_large_where_not_all_are_staged_and_where_none_is(tmp_path, 
     config = load_config(settings, overrides)
     found = []
     with join(device="cpu") as job:
-        for quota in ("1GB", "500KB", "150KB"):
+        for quota in ("1GB", "700KB", "150KB"):
             monkeypatch.setattr("oracle.probe.data.QUOTA", quota)
             found.append(time_data(config, job, readers=1))
     whole, *others = found
