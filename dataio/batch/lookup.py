@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -83,9 +83,9 @@ class Lookup:
         self, pick: Pick, steps: range, *, epoch: int, readahead: Readahead | None
     ) -> Iterator[Pending]:
         """Find the rows of some steps, in order; readahead asks the disk for them, if given."""
-        for block in self._ahead(self._looked_up(pick, steps)):
-            found = self._cut(block, epoch)
-            yield from found if readahead is None else self._asked(found, readahead)
+        blocks = self._ahead(self._looked_up(pick, steps))
+        found = chain.from_iterable(map(self._cut, blocks, repeat(epoch)))
+        return found if readahead is None else self._asked(found, readahead)
 
     def _asked(self, pending: Iterator[Pending], readahead: Readahead) -> Iterator[Pending]:
         """Ask the disk for some batches before the first of them is made."""

@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where figures are kept")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--memory", type=int, default=600, help="MiB of each node")
+    parser.add_argument("--memory", type=int, default=700, help="MiB of each node")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     study = Study(given.out.absolute(), given.memory << 20)

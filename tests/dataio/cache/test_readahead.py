@@ -83,3 +83,19 @@ def test_every_row_is_asked_for_before_it_is_read(tmp_path, monkeypatch):
             ]
     for path, a, b in wanted:
         assert any(path == name and x <= a and b <= y for name, x, y in asked), (path, a, b)
+
+
+def test_the_disk_is_asked_ahead_from_one_block_of_steps_to_the_next(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("dataio.batch.gather.is_needed", lambda reader: True)
+    monkeypatch.setattr("dataio.batch.lookup.ASKED_AHEAD", 2)
+    monkeypatch.setattr(Readahead, "ask", lambda readahead, located: asked.append(located))
+    with open_pool(tmp_path) as pool:
+        gather = Gather(pool.cache, FIELDS, num_threads=0)
+        # The first block has four steps
+        ahead = [
+            len(asked) - done
+            for done, _ in enumerate(gather.batches(pick_in_turn(40), range(5), epoch=1), 1)
+        ]
+        gather.close()
+    assert ahead == [2, 2, 2, 1, 0]
