@@ -94,8 +94,13 @@ class Lookup:
             readahead.ask(one.work.located)
             waiting.append(one)
             if len(waiting) > ASKED_AHEAD:
-                yield waiting.popleft()
-        yield from waiting
+                yield self._arrived(waiting.popleft(), readahead)
+        for one in waiting:
+            yield self._arrived(one, readahead)
+
+    def _arrived(self, pending: Pending, readahead: Readahead) -> Pending:
+        readahead.wait_for(pending.work.located)
+        return pending
 
     def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
         """Look up the next block on another thread meanwhile, if there is one."""

@@ -234,7 +234,9 @@ class Cache:
         """
         if self._readahead is not None:
             # A fault would bring in the pages around it too, which are rows that nobody asked for.
-            self._readahead.ask(locate(self.entries, slots)).result()
+            located = locate(self.entries, slots)
+            self._readahead.ask(located).result()
+            self._readahead.wait_for(located)
         self.files.read_into(self.entries, slots, into)
 
     def read_ahead_by(self, readahead: Readahead | None) -> None:
