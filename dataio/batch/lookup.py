@@ -94,13 +94,8 @@ class Lookup:
             readahead.ask(one.work.located)
             waiting.append(one)
             if len(waiting) > ASKED_AHEAD:
-                yield self._arrived(waiting.popleft(), readahead)
-        for one in waiting:
-            yield self._arrived(one, readahead)
-
-    def _arrived(self, pending: Pending, readahead: Readahead) -> Pending:
-        readahead.wait_for(pending.work.located)
-        return pending
+                yield waiting.popleft()
+        yield from waiting
 
     def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
         """Look up the next block on another thread meanwhile, if there is one."""

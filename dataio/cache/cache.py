@@ -234,9 +234,7 @@ class Cache:
         """
         if self._readahead is not None:
             # A fault would bring in the pages around it too, which are rows that nobody asked for.
-            located = locate(self.entries, slots)
-            self._readahead.ask(located).result()
-            self._readahead.wait_for(located)
+            self._readahead.ask(locate(self.entries, slots)).result()
         self.files.read_into(self.entries, slots, into)
 
     def read_ahead_by(self, readahead: Readahead | None) -> None:

@@ -3,7 +3,6 @@
 import mmap
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,9 +15,6 @@ from dataio.cache.files.reader import Located, RowReader
 PAGE_BYTES = mmap.PAGESIZE
 MEMORY_FRACTION = 0.7
 """Of the memory there is, what the page cache may count on."""
-
-READ_BYTES = 1 << 20
-"""Read at once, and forgotten."""
 
 
 def is_needed(reader: RowReader, *, memory_bytes: int | None = None) -> bool:
@@ -64,7 +60,7 @@ class SinglePages:
 
 
 class Readahead:
-    """Tells the kernel which pages come next; one thread makes the calls, and waits for nothing.
+    """Tells the kernel which pages come next. One thread makes the calls; nothing waits for them.
 
     Args:
         reader: The files.
@@ -74,8 +70,6 @@ class Readahead:
         self._reader = reader
         self._thread = ThreadPoolExecutor(1, "tonari-readahead")
         self._files: dict[Path, int] = {}
-        self._guard = threading.Lock()
-        self._memory = bytearray(READ_BYTES)
         self._single_pages = SinglePages(reader)
 
     def ask(self, located: Located) -> Future[None]:
@@ -84,47 +78,25 @@ class Readahead:
         self._single_pages.of(located)
         return self._thread.submit(self._ask, located)
 
-    def wait_for(self, located: Located) -> None:
-        """Read the rows of a batch, so that no fault waits for the disk; the caller's thread does.
-
-        Whoever touches a mapped page that is not in memory holds the interpreter's lock until it
-        is: on another thread, that would stop the training too. Reading gives it up.
-        """
-        memory = memoryview(self._memory)
-        for path, first, last in self._runs(located):
-            start, stop = first * PAGE_BYTES, last * PAGE_BYTES
-            while start < stop:
-                read = os.preadv(self._descriptor(path), [memory[: stop - start]], start)
-                if not read:  # the file ends within its last page
-                    break
-                start += read
-
     def _ask(self, located: Located) -> None:
-        for path, first, last in self._runs(located):
+        for file in self._reader.fixed:
+            start = file.start_bytes + located.position * file.column.width_bytes
+            self._advise(file.path, start, start + file.column.width_bytes)
+        if self._reader.schema.variable:
+            for number in np.unique(located.heap).tolist():
+                here = located.bounds[located.heap == number]
+                self._advise(self._reader.heap(number).path, here[:, 0], here[:, -1])
+
+    def _advise(self, path: Path, start: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY)
+        for first, last in merged(start, stop):
             os.posix_fadvise(
-                self._descriptor(path),
+                self._files[path],
                 first * PAGE_BYTES,
                 (last - first) * PAGE_BYTES,
                 os.POSIX_FADV_WILLNEED,
             )
-
-    def _runs(self, located: Located) -> Iterator[tuple[Path, int, int]]:
-        """List the runs of pages of some rows: file, first, past the last."""
-        for file in self._reader.fixed:
-            start = file.start_bytes + located.position * file.column.width_bytes
-            for first, last in merged(start, start + file.column.width_bytes):
-                yield file.path, first, last
-        if self._reader.schema.variable:
-            for number in np.unique(located.heap).tolist():
-                here = located.bounds[located.heap == number]
-                for first, last in merged(here[:, 0], here[:, -1]):
-                    yield self._reader.heap(number).path, first, last
-
-    def _descriptor(self, path: Path) -> int:
-        with self._guard:
-            if path not in self._files:
-                self._files[path] = os.open(path, os.O_RDONLY)
-            return self._files[path]
 
     def close(self) -> None:
         """Stop asking; idempotent."""

@@ -60,22 +60,12 @@ def test_every_row_is_asked_for_before_it_is_read(tmp_path, monkeypatch):
         advise(descriptor, offset, length, advice)
 
     monkeypatch.setattr("dataio.cache.files.readahead.os.posix_fadvise", note)
-    read: list[tuple[int, int]] = []
-    preadv = os.preadv
-
-    def note_read(descriptor, memory, offset):
-        done = preadv(descriptor, memory, offset)
-        read.append((offset, offset + done))
-        return done
-
-    monkeypatch.setattr("dataio.cache.files.readahead.os.preadv", note_read)
     fields = {**FIELDS, "wide": Array("wide", (3000,), "uint8")}
     with open_pool(tmp_path, fields) as pool:
         with monkeypatch.context() as plain:
             plain.setattr("dataio.batch.gather.is_needed", lambda reader: False)
             expected = gathered(pool, fields)
         assert not asked
-        assert not read
         gather = Gather(pool.cache, fields, num_threads=1)
         batches = list(gather.batches(pick_in_turn(40), range(5), epoch=1))
         assert_same(batches, expected)
@@ -93,7 +83,6 @@ def test_every_row_is_asked_for_before_it_is_read(tmp_path, monkeypatch):
             ]
     for path, a, b in wanted:
         assert any(path == name and x <= a and b <= y for name, x, y in asked), (path, a, b)
-        assert any(x <= a and b <= y for x, y in read), (path, a, b)
 
 
 def test_the_disk_is_asked_ahead_from_one_block_of_steps_to_the_next(tmp_path, monkeypatch):
@@ -101,7 +90,6 @@ def test_the_disk_is_asked_ahead_from_one_block_of_steps_to_the_next(tmp_path, m
     monkeypatch.setattr("dataio.batch.gather.is_needed", lambda reader: True)
     monkeypatch.setattr("dataio.batch.lookup.ASKED_AHEAD", 2)
     monkeypatch.setattr(Readahead, "ask", lambda readahead, located: asked.append(located))
-    monkeypatch.setattr(Readahead, "wait_for", lambda readahead, located: None)
     with open_pool(tmp_path) as pool:
         gather = Gather(pool.cache, FIELDS, num_threads=0)
         # The first block has four steps
