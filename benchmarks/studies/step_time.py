@@ -31,6 +31,7 @@ from benchmarks.loader.launch import mpiexec
 from benchmarks.machine import describe_machine
 from benchmarks.pictures import COLOURS, render
 from benchmarks.studies.step_memory import Case, load
+from dataio.base.atomic import write_json
 from oracle import Operator, trace_step
 from oracle.machine import OneNode
 from oracle.paradl import price, probed_link
@@ -214,7 +215,9 @@ class Study:
             first = self._measure(case, settings)
             launch(case, settings, "probe", probed, more=["--world-size", str(case.ranks)])
             runs_s = [first, self._measure(case, settings)]
-            kept.write_text(json.dumps({"machine": describe_machine(kept), "runs_s": runs_s}))
+            machine = describe_machine(self._directory)
+            # Whole or not at all: a case that was cut is measured again
+            write_json(kept, {"machine": machine, "runs_s": runs_s})
         runs_s = json.loads(kept.read_text())["runs_s"]
         line = self._predict(case, config, load_probe(probed), runs_s)
         print(SHOWN.format(**line), flush=True)

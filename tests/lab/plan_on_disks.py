@@ -93,11 +93,10 @@ class Nodes:
 
 def _remove(directory: Path) -> None:
     # A process that has ended leaves its group a moment later
-    for _ in range(100):
-        with contextlib.suppress(OSError):
-            directory.rmdir()
-            return
+    deadline = time.monotonic() + 10
+    while (directory / "cgroup.procs").read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
+    directory.rmdir()
 
 
 @contextlib.contextmanager
@@ -250,6 +249,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory", type=int, default=700, help="MiB of each node")
     given = parser.parse_args()
+    if not given.report and not (GROUPS / "blkio" / "blkio.throttle.read_bps_device").exists():
+        parser.error(f"needs control groups of version 1, with blkio and memory, below {GROUPS}")
     given.out.mkdir(parents=True, exist_ok=True)
     study = Study(given.out.absolute(), given.memory << 20)
     for number in range(given.rounds) if not given.report else ():
