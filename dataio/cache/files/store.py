@@ -91,6 +91,7 @@ class FixedFile:
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
         self._large_pages = _LargePages(path)
+        self._alone = False
 
     @cached_property
     def start_bytes(self) -> int:
@@ -125,8 +126,12 @@ class FixedFile:
         """Whether the header, if there is a file, is what the file's size says."""
         if not self.path.exists():
             return True
-        with open(self.path, "rb") as file:
-            return file.read(self.start_bytes) == self._header(self.count_positions())
+        descriptor = open_at_random(self.path)
+        try:
+            found = os.pread(descriptor, self.start_bytes, 0)
+        finally:
+            os.close(descriptor)
+        return found == self._header(self.count_positions())
 
     def mend_header(self) -> None:
         """Write the header anew if it is not what the file's size says, as after a kill.
@@ -173,6 +178,19 @@ class FixedFile:
         mode: Literal["r", "r+"] = "r+" if writable else "r"
         mapped = np.memmap(self.path, np.uint8, mode, offset=self.start_bytes, shape=shape)
         self.rows = mapped.view(np.ndarray)
+        self._advise()
+
+    def expect_no_neighbours(self) -> None:
+        """Have a page that is touched read without those around it: the next rows lie elsewhere."""
+        self._alone = True
+        self._advise()
+
+    def _advise(self) -> None:
+        base: object = self.rows
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if self._alone and isinstance(base, mmap.mmap):
+            base.madvise(mmap.MADV_RANDOM)
 
     def write(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
@@ -323,6 +341,16 @@ def _lengthen(header: bytes, num_bytes: int) -> bytes:
     """Fill the header of a `.npy` file, of format 1.0, up with spaces before its last newline."""
     described = header[10:-1].ljust(num_bytes - 11) + b"\n"
     return header[:8] + len(described).to_bytes(2, "little") + described
+
+
+def open_at_random(path: Path) -> int:
+    """Open a file of which rows are read here and there: the kernel reads nothing beside them.
+
+    A page that it had read ahead would even have it read on whenever somebody comes to that page.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
 
 
 def check_length(path: Path, least_bytes: int) -> None:
