@@ -15,6 +15,7 @@ from dataio.base.errors import CacheError, CorruptRowError, StallError
 from dataio.batch.gather import Gather
 from dataio.cache.files.fetch import Fetch, Fetcher, is_needed
 from dataio.cache.files.reader import RowReader, locate
+from dataio.cache.files.store import HeapFile
 from dataio.rows.fields import Array
 from dataio.rows.rows import empty_rows
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn
@@ -88,7 +89,9 @@ def test_each_row_is_read_once_and_nothing_beside_it(pool, monkeypatch, beyond_m
         return preadv(descriptor, buffers, offset)
 
     monkeypatch.setattr("dataio.cache.files.fetch.os.preadv", note)
+    mapped = counted(monkeypatch, HeapFile, "view")
     assert_same(gathered(pool, KINDS, num_threads=num_threads), expected)
+    assert not mapped, "whoever touched it might wait for the disk"
     entries = pool.cache.entries
     wanted = {
         (pool.cache.directory / "heap-0.bin", a, a + n)
