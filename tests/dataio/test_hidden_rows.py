@@ -16,8 +16,8 @@ from dataio import Image, Int, Loader, NodeCache, Reports, Workers
 from dataio.batch.gather import Gather
 from dataio.batch.job import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
+from dataio.cache.files.fetch import Fetcher
 from dataio.cache.files.reader import RowReader, locate
-from dataio.cache.files.store import HeapFile
 from dataio.rows.fields import Field
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
@@ -176,8 +176,8 @@ def test_an_exchange_reads_no_hidden_row_but_those_that_leave(tmp_path, fixed):
     assert abs(ratio - (1 - FRACTION + 0.1 * FRACTION)) < 0.02
 
 
-def test_a_page_of_a_fixed_field_that_is_touched_is_read_alone_beyond_memory(tmp_path):
-    """Rows that arrive are written where they lie, and that touches pages."""
+def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
+    """Short rows are copied from mapped pages, and rows that arrive are written there."""
     with (
         open_kinds(tmp_path, num_leaving=4) as pool,
         patch("dataio.batch.gather.is_needed", lambda reader: True),
@@ -185,15 +185,16 @@ def test_a_page_of_a_fixed_field_that_is_touched_is_read_alone_beyond_memory(tmp
         gather = Gather(pool.cache, KIND_FIELDS, num_threads=0)
         assert not read_at_random(tmp_path)
         next(gather.batches(pick_in_turn(40), range(5), epoch=0))
-        assert read_at_random(tmp_path) == {"fixed-0.npy", "fixed-1.npy"}
+        alone = {"fixed-0.npy", "fixed-1.npy", "heap-0.bin"}
+        assert read_at_random(tmp_path) == alone
         for file in pool.cache.fixed:
             file.map()  # as after it grew
-        assert read_at_random(tmp_path) == {"fixed-0.npy", "fixed-1.npy"}
+        assert read_at_random(tmp_path) == alone
         gather.close()
 
 
 @pytest.mark.parametrize("beyond_memory", [True, False])
-def test_a_process_that_decodes_reads_its_rows_and_touches_no_page_beyond_memory(
+def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
     tmp_path, monkeypatch, beyond_memory
 ):
     with open_kinds(tmp_path) as pool:
@@ -205,13 +206,13 @@ def test_a_process_that_decodes_reads_its_rows_and_touches_no_page_beyond_memory
         small = here.gather_small(located.position)
         job = here.prepare(Work(0, 0, located, small))
         here.run(job, 0, 8)
-        mapped, view = [], HeapFile.view
+        fetched, fetch = [], Fetcher.fetch
 
-        def note(file, end):
-            mapped.append(end)
-            return view(file, end)
+        def note(fetcher, located, small):
+            fetched.append(located)
+            return fetch(fetcher, located, small)
 
-        monkeypatch.setattr(HeapFile, "view", note)
+        monkeypatch.setattr(Fetcher, "fetch", note)
         rows = RecipeRows(recipe)
         with patch("dataio.batch.process_transform.is_needed", lambda reader: beyond_memory):
             made = rows[Work(0, 0, located, small)]
@@ -219,7 +220,7 @@ def test_a_process_that_decodes_reads_its_rows_and_touches_no_page_beyond_memory
         assert made.values is not None
         image = np.asarray(made.values["image"]).transpose(0, 3, 1, 2)
         assert np.array_equal(image, here.finish(job)["image"])
-        assert bool(mapped) != beyond_memory
+        assert bool(fetched) == beyond_memory
 
 
 def read_at_random(root: Path) -> set[str]:

@@ -178,19 +178,13 @@ class FixedFile:
         mode: Literal["r", "r+"] = "r+" if writable else "r"
         mapped = np.memmap(self.path, np.uint8, mode, offset=self.start_bytes, shape=shape)
         self.rows = mapped.view(np.ndarray)
-        self._advise()
+        if self._alone:
+            _read_alone(self.rows)
 
     def expect_no_neighbours(self) -> None:
         """Have a page that is touched read without those around it: the next rows lie elsewhere."""
         self._alone = True
-        self._advise()
-
-    def _advise(self) -> None:
-        base: object = self.rows
-        while isinstance(base, np.ndarray):
-            base = base.base
-        if self._alone and isinstance(base, mmap.mmap):
-            base.madvise(mmap.MADV_RANDOM)
+        _read_alone(self.rows)
 
     def write(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
@@ -230,6 +224,7 @@ class HeapFile:
         self.path = path
         self._limit_bytes = limit_bytes
         self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._alone = False
         self._large_pages = _LargePages(path)
         self._capacity = path.stat().st_size if path.exists() else 0
 
@@ -246,7 +241,14 @@ class HeapFile:
         if end > len(self._mapped):
             check_length(self.path, end)
             self._mapped = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+            if self._alone:
+                _read_alone(self._mapped)
         return self._mapped
+
+    def expect_no_neighbours(self) -> None:
+        """Have a page that is touched read without those around it: the next rows lie elsewhere."""
+        self._alone = True
+        _read_alone(self._mapped)
 
     def write(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], data: NDArray[np.uint8]
@@ -341,6 +343,14 @@ def _lengthen(header: bytes, num_bytes: int) -> bytes:
     """Fill the header of a `.npy` file, of format 1.0, up with spaces before its last newline."""
     described = header[10:-1].ljust(num_bytes - 11) + b"\n"
     return header[:8] + len(described).to_bytes(2, "little") + described
+
+
+def _read_alone(mapped: NDArray[np.uint8]) -> None:
+    base: object = mapped
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_RANDOM)
 
 
 def open_at_random(path: Path) -> int:

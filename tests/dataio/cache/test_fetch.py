@@ -4,7 +4,7 @@ import errno
 import os
 from concurrent.futures import CancelledError
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from dataio.base.errors import CacheError, CorruptRowError, StallError
 from dataio.batch.gather import Gather
-from dataio.cache.files.fetch import Fetch, Fetcher, is_needed
+from dataio.cache.files import fetch as fetch_module
+from dataio.cache.files.fetch import PAGE_BYTES, Fetch, Fetcher, is_needed
 from dataio.cache.files.reader import RowReader, locate
 from dataio.cache.files.store import HeapFile
 from dataio.rows.fields import Array
 from dataio.rows.rows import empty_rows
+from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn
 from tests.dataio.batch.test_gather import assert_same
 
@@ -51,15 +53,31 @@ def test_it_is_off_while_memory_holds_the_pool(pool):
     assert is_needed(reader_of(pool), memory_bytes=1000)
 
 
+@pytest.fixture(scope="module")
+def two_heaps(pool):
+    """Have a second heap, of the same bytes; it ends in the middle of a page."""
+    end = int((pool.cache.entries.offset[:] + pool.cache.entries.extent_bytes[:]).max())
+    heap = (pool.cache.directory / "heap-0.bin").read_bytes()[:end]
+    assert end % PAGE_BYTES
+    (pool.cache.directory / "heap-1.bin").write_bytes(heap)
+
+
 @given(
-    st.lists(st.integers(0, 39), max_size=20), st.sampled_from([3, 1000, 1 << 20]), st.booleans()
+    drawn=st.lists(st.tuples(st.integers(0, 39), st.integers(0, 1)), max_size=40),
+    short_bytes=st.sampled_from([0, 1 << 14]),
+    piece_bytes=st.sampled_from([3, 1000, 1 << 20]),
+    knows_small=st.booleans(),
 )
-def test_fetched_rows_are_the_rows(pool, fetcher, slots, piece_bytes, knows_small):
-    cache, slots = pool.cache, np.array(slots, np.int64)
-    located = locate(cache.entries, slots)
+def test_fetched_rows_are_the_rows(
+    pool, fetcher, two_heaps, drawn, short_bytes, piece_bytes, knows_small
+):
+    cache = pool.cache
+    slots, heaps = np.array(drawn, np.int64).reshape(-1, 2).T
+    located = locate(cache.entries, slots)._replace(heap=heaps)
     small = {"label": reader_of(pool).column(label(pool))[located.position]} if knows_small else {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dataio.cache.files.fetch.PIECE_BYTES", piece_bytes)
+        patch.setattr("dataio.cache.files.fetch.SHORT_BYTES", short_bytes)
         reader, there = fetcher.fetch(located, small).result(10)
     into = empty_rows(cache.schema, cache.entries.lengths[slots])
     reader.read_into(there, into)
@@ -75,35 +93,75 @@ def label(pool):
     return [column.name for column in pool.cache.schema.fixed].index("label")
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
-def test_each_row_is_read_once_and_nothing_beside_it(pool, monkeypatch, beyond_memory, num_threads):
+@diagonal(num_threads=[0, 2], short=[True, False])
+def test_each_row_is_read_once_and_nothing_beside_it(
+    pool, monkeypatch, beyond_memory, num_threads, short
+):
     with monkeypatch.context() as plain:
         plain.setattr("dataio.batch.gather.is_needed", lambda reader: False)
         expected = gathered(pool, KINDS)
-    read: list[tuple[Path, int, int]] = []
-    preadv = os.preadv
-
-    def note(descriptor, buffers, offset):
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        read.append((path, offset, offset + sum(map(len, buffers))))
-        return preadv(descriptor, buffers, offset)
-
-    monkeypatch.setattr("dataio.cache.files.fetch.os.preadv", note)
+    if not short:
+        monkeypatch.setattr("dataio.cache.files.fetch.SHORT_BYTES", 0)
+    read = noted(monkeypatch)
     mapped = counted(monkeypatch, HeapFile, "view")
     assert_same(gathered(pool, KINDS, num_threads=num_threads), expected)
-    assert not mapped, "whoever touched it might wait for the disk"
-    entries = pool.cache.entries
-    wanted = {
-        (pool.cache.directory / "heap-0.bin", a, a + n)
-        for a, n in zip(entries.offset.tolist(), entries.extent_bytes.tolist(), strict=True)
-    }
+    entries, caller = pool.cache.entries, current_thread().name
+    wanted = extents(
+        pool.cache.directory / "heap-0.bin", entries.offset[:], entries.extent_bytes[:]
+    )
+    assert short or not mapped
     for file in pool.cache.fixed:
         width = file.column.width_bytes
         if width > 64:  # narrower ones are gathered for many batches at once
-            starts = (file.start_bytes + entries.position[:] * width).tolist()
-            wanted |= {(file.path, start, start + width) for start in starts}
-    bytes_of = [sorted((p, b) for p, x, y in runs for b in range(x, y)) for runs in (read, wanted)]
-    assert bytes_of[0] == bytes_of[1]
+            starts = file.start_bytes + entries.position[:] * width
+            wanted |= extents(file.path, starts, np.full(len(starts), width))
+    found = [(path, a, b) for path, a, b, _ in read]
+    unit = PAGE_BYTES if short else 1
+    assert units(found, unit) == units(wanted, unit)
+    assert short or sum(b - a for _, a, b in found) == len(units(wanted, 1)), "each of them once"
+    assert caller not in {thread for *_, thread in read}
+
+
+def extents(path, start, num_bytes):
+    """Say where a file is to be read."""
+    return {(path, a, a + n) for a, n in zip(start.tolist(), num_bytes.tolist(), strict=True) if n}
+
+
+def units(parts, unit):
+    """List every byte, or every page."""
+    return {(path, byte // unit) for path, a, b in parts for byte in range(a, b)}
+
+
+def noted(monkeypatch):
+    """List what is read from now on: file, first byte, past the last, and the thread."""
+    read: list[tuple[Path, int, int, str]] = []
+    preadv, take = os.preadv, fetch_module.take_rows
+
+    def note(descriptor, buffers, offset):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        read.append((path, offset, offset + sum(map(len, buffers)), current_thread().name))
+        return preadv(descriptor, buffers, offset)
+
+    def note_rows(rows, numbers, into):
+        base = rows
+        while not isinstance(base, np.memmap):
+            base = base.base
+        start = rows.ctypes.data - base.ctypes.data + base.offset
+        width = rows.shape[1]
+        read.extend(
+            (
+                Path(str(base.filename)),
+                start + n * width,
+                start + (n + 1) * width,
+                current_thread().name,
+            )
+            for n in numbers.tolist()
+        )
+        take(rows, numbers, into)
+
+    monkeypatch.setattr("dataio.cache.files.fetch.os.preadv", note)
+    monkeypatch.setattr(fetch_module, "take_rows", note_rows)
+    return read
 
 
 def test_batches_are_fetched_ahead_from_one_block_of_steps_to_the_next(
