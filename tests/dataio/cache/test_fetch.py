@@ -101,7 +101,7 @@ def test_each_row_is_read_once_and_nothing_beside_it(
         plain.setattr("dataio.batch.gather.is_needed", lambda reader: False)
         expected = gathered(pool, KINDS)
     if not short:
-        monkeypatch.setattr("dataio.cache.files.fetch.SHORT_BYTES", 0)
+        monkeypatch.setattr(fetch_module, "SHORT_BYTES", 0)
     read = noted(monkeypatch)
     mapped = counted(monkeypatch, HeapFile, "view")
     assert_same(gathered(pool, KINDS, num_threads=num_threads), expected)
@@ -230,6 +230,7 @@ def test_a_disk_that_fails_is_an_error_that_names_the_cache(pool, monkeypatch, b
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
+    monkeypatch.setattr(fetch_module, "SHORT_BYTES", 0)
     monkeypatch.setattr("dataio.cache.files.fetch.os.preadv", fail)
     with pytest.raises(CacheError, match=rf"{pool.cache.directory}: could not read .*look at the"):
         gathered(pool, KINDS)
@@ -247,6 +248,7 @@ def test_a_disk_that_hangs_is_an_error_after_a_while(pool, monkeypatch, fetcher)
 def held(monkeypatch):
     """Hold reads until the event is set."""
     waits, preadv = Event(), os.preadv
+    monkeypatch.setattr(fetch_module, "SHORT_BYTES", 0)
     monkeypatch.setattr(
         "dataio.cache.files.fetch.os.preadv", lambda *args: waits.wait(10) and preadv(*args)
     )
