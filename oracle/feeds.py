@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dataio.cache.files.fetch import MEMORY_FRACTION
 from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
 from dataio.plan.order import NUM_GROUPS
@@ -39,6 +40,7 @@ class Rows:
         staged_bytes: Of these, what stays in its cache.
         quota: How its rows share one; None: it has none.
         leaving_bytes: Of each replica, over its node's link, an epoch.
+        memory_bytes: Of a node; None: not known, and no row stays there.
     """
 
     layout: Layout
@@ -49,11 +51,28 @@ class Rows:
     staged_bytes: float
     leaving_bytes: float
     quota: Quota | None = None
+    memory_bytes: float | None = None
 
     @property
     def disk_row_bytes(self) -> float:
-        """Read from a node's disk for one: the whole pages that it lies on; mean."""
-        return self.row_bytes + PAGE_BYTES - 1
+        """Read from a node's disk for one, in an epoch but the first: mean.
+
+        The whole pages that it lies on, unless it is in memory still.
+        """
+        return (self.row_bytes + PAGE_BYTES - 1) * self._read_share
+
+    @property
+    def _read_share(self) -> float:
+        """Work out how many of the rows are no longer in memory when they are read again.
+
+        A row that is read at x of an epoch and at y of the next one, each drawn from [0, 1), finds
+        x + (1 - x) y of the rows read in between, counted backwards for x. A memory of the share f
+        of all has it still where that is less than f: for 1 - c + c ln c of the rows, c = 1 - f.
+        """
+        if self.memory_bytes is None or not self.staged_bytes:
+            return 1.0
+        missing = 1 - MEMORY_FRACTION * self.memory_bytes / self.staged_bytes
+        return missing - missing * math.log(missing) if missing > 0 else 0.0
 
     def num_steps(self, config: Config, *, hidden_fraction: float = 0.0) -> int:
         """Count an epoch's optimizer steps; the same on every replica."""
@@ -84,7 +103,7 @@ class Dataset(Protocol):
 def lay_rows(
     config: Config, data: Dataset, *, readers: Sequence[int], node_of: Sequence[int],
     own: Own | None = None, pieces: Pieces | None = None,
-    guessed_row_bytes: float | None = None,
+    guessed_row_bytes: float | None = None, memory_bytes: float | None = None,
 ) -> Rows:  # fmt: skip
     """Deal a job's rows out to its nodes.
 
@@ -96,6 +115,7 @@ def lay_rows(
         own: What the caller of `trainer.train` would bring.
         pieces: That the source reads whole; None: nobody looked, or there are none.
         guessed_row_bytes: See `DataTimes`; None: the loader guesses right.
+        memory_bytes: Of a node; None: not known.
 
     Raises:
         QuotaError: If no epoch could be trained within the cache's quota.
@@ -142,6 +162,7 @@ def lay_rows(
         staged_bytes=pool_bytes if quota is None else quota.resident_rows * data.row_bytes,
         leaving_bytes=leaving * data.row_bytes,
         quota=quota,
+        memory_bytes=memory_bytes,
     )
 
 
@@ -247,6 +268,8 @@ def make_feeds(
     if exchanges:
         per_step = rows.leaving_bytes / num_steps
     feeds = {}
+    # Nodes that share processors, in a test, have disks of their own
+    node = np.repeat(range(rows.layout.num_nodes), rows.layout.replicas).tolist()
     for number, rank in enumerate(rows.readers):
         cores = machine.cores(rank)
         # What was timed includes what readers do to one another
@@ -267,7 +290,7 @@ def make_feeds(
             (cores, (data.batch_cores * busy_s + windows_s) / one_s),
             (("source of node", *cores[1:]), node_s / one_s),
             (("source",), all_s / one_s),
-            (("disk of node", *cores[1:]), disk_s / one_s),
+            (("disk of node", node[number]), disk_s / one_s),
         )
         feeds[rank] = Feed(
             batch=Cost(one_s * accumulate, tuple(each for each in demands if each[1])),

@@ -172,6 +172,7 @@ def plan_step(
         rows = lay_rows(
             config, found.data, readers=readers, node_of=node_of, own=own,
             pieces=found.data.pieces, guessed_row_bytes=found.data.guessed_row_bytes,
+            memory_bytes=None if cluster is None else cluster.host.memory_bytes,
         )  # fmt: skip
         source = find_source(_storage(cluster), probed_bytes_per_s=found.data.staging_bytes_per_s)
         feeds = make_feeds(

@@ -84,18 +84,19 @@ class Filler:
     def prepare(self, work: Work) -> Job:
         """Allocate what a batch needs."""
         located, num_rows = work.located, len(work.located.position)
+        reader = work.reader or self._reader
         job = Job(work, dict(work.small), [], [], [])
         for number, name in self._large:
-            column = self._reader.column(number)
+            column = reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
             job.copies.append((column, out))
             job.values[name] = out
         for number, name in enumerate(self._reader.schema.variable):
             bounds = located.bounds
-            data = self._reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
+            data = reader.extents(located.heap, bounds[:, number], bounds[:, number + 1])
             job.values[name] = self._variable(job, name, data)
         for name, (number, anew) in self._anew.items():
-            pixels = np.asarray(self._reader.column(number), np.uint8)
+            pixels = np.asarray(reader.column(number), np.uint8)
             _, height, width, channels = pixels.shape
             size = anew.out if anew.out is not None else (height, width)
             out = self._ring.take((num_rows, *size, channels), np.uint8)

@@ -27,7 +27,7 @@ from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transfo
 from dataio.batch.verify import Repair, RowVerifier
 from dataio.batch.watch import How, Watch
 from dataio.cache.cache import Cache
-from dataio.cache.files.readahead import Readahead, is_needed
+from dataio.cache.files.fetch import Fetcher, is_needed
 from dataio.cache.files.reader import RowReader, Verify
 from dataio.rows.fields import Field
 
@@ -152,7 +152,7 @@ class Gather:
         # Threads add to theirs, the caller's thread reads it; the lock guards it.
         self._inline_s = self._threads_s = 0.0
         self._threads_lock = threading.Lock()
-        self._readahead: Readahead | None = None
+        self._fetcher: Fetcher | None = None
         self._running: Prefetcher[Pending, Batch | Unfinished] | None = None
 
     def batches(self, pick: Pick, steps: range, *, epoch: int) -> Iterator[Batch]:
@@ -182,10 +182,10 @@ class Gather:
             raise
 
     def _begun(self, pick: Pick, steps: range, epoch: int) -> Iterator[Batch]:
-        if self._readahead is None and is_needed(self._reader):
-            self._readahead = Readahead(self._reader)
-            self._cache.read_ahead_by(self._readahead)
-        pending = self._lookup.pending(pick, steps, epoch=epoch, readahead=self._readahead)
+        if self._fetcher is None and is_needed(self._reader):
+            self._fetcher = Fetcher(self._reader)
+            self._cache.read_by(self._fetcher)
+        pending = self._lookup.pending(pick, steps, epoch=epoch, fetcher=self._fetcher)
         if self._workers is not None:
             made = self._workers.make(map(self._checked, pending))
             return starmap(self._received, made)
@@ -197,16 +197,19 @@ class Gather:
         pending = chain([first], pending)
         batch_bytes = len(first.slot) * self._cache.schema.fixed_bytes
         by_row = self._assembler.by_row or self._batch_transform is not None
-        if not by_row and batch_bytes <= INLINE_BYTES and self._readahead is None:
+        if not by_row and batch_bytes <= INLINE_BYTES:
             return self._inline(pending)
-        running = Prefetcher(self._submit, pending, depth=self._prefetch, timeout_s=self._timeout_s)
+        running = Prefetcher(
+            self._submit, pending, depth=self._prefetch, timeout_s=self._timeout_s,
+            may_wait=lambda one: one.fetch is not None and not one.fetch.done(),
+        )  # fmt: skip
         self._running = running
         return map(self._taken, running)
 
     def _inline(self, pending: Iterator[Pending]) -> Iterator[Batch]:
         """Make batches on the caller's thread."""
         columns = self._assembler.plain_columns()
-        if columns is None or self._batch_transform is not None:
+        if columns is None or self._batch_transform is not None or self._fetcher is not None:
             return self._timed(map(self._make, pending))
         return self._timed(map(self._copied, pending, repeat(columns)))
 
@@ -266,20 +269,27 @@ class Gather:
             self._threads.shutdown()
         if self._workers is not None:
             self._workers.close()
-        if self._readahead is not None:
-            self._cache.read_ahead_by(None)
-            self._readahead.close()
-            self._readahead = None
+        if self._fetcher is not None:
+            self._cache.read_by(None)
+            self._fetcher.close()
+            self._fetcher = None
         self._reader.close()
 
     def _checked(self, pending: Pending) -> Pending:
         """Check a batch's rows, on the caller's thread: a repair reads the source."""
+        work, fetched = pending.work, None
+        if pending.fetch is not None:
+            fetched = pending.fetch.result(self._timeout_s)
+            if self._workers is None:
+                work.reader, work.located = fetched
+            # Other processes read for themselves, from the page cache now
+            pending.fetch = None
         if pending.unchecked is None:
             return pending
-        work = pending.work
-        found = self._verifier.check(pending.unchecked, work.located)
+        located, reader = (work.located, None) if fetched is None else fetched[::-1]
+        found = self._verifier.check(pending.unchecked, located, reader)
         if found.relocated is not None:
-            work.located = found.relocated
+            work.reader, work.located = None, found.relocated
             work.small = self._assembler.gather_small(work.located.position)
         work.bad |= frozenset(found.bad)
         return pending

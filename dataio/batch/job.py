@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dataio.base.seeding import Key, key
 from dataio.batch.stack import Columns
 from dataio.batch.values import Array, Sample, Value
-from dataio.cache.files.reader import Located
+from dataio.cache.files.reader import Located, RowReader
 from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
 from dataio.rows.views import Draws
@@ -31,6 +31,7 @@ class Work:
         bad: Rows known to be corrupt.
         repeat: int64[batch]: Number of each row's occurrence in the epoch, from 0 on: it draws
             other numbers each time. None where each row comes once.
+        reader: Where they lie; None: in the cache's files.
     """
 
     epoch: int
@@ -39,6 +40,7 @@ class Work:
     small: Mapping[str, Array]
     bad: frozenset[int] = frozenset()
     repeat: NDArray[np.int64] | None = None
+    reader: RowReader | None = None
 
     @property
     def occurrences(self) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Slots of the next steps -> where their rows lie, in blocks of steps; asked of the disk ahead."""
+"""Slots of the next steps -> where their rows lie, in blocks of steps; fetched ahead."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.cgroup import memory_limit
 from dataio.base.errors import CorruptRowError
 from dataio.batch.assemble import Assembler
 from dataio.batch.job import Work
 from dataio.batch.verify import RowVerifier
 from dataio.cache.cache import Cache
-from dataio.cache.files.readahead import Readahead
+from dataio.cache.files.fetch import Fetch, Fetcher
 from dataio.cache.files.reader import Located, locate
 from dataio.plan.order import PADDING, Block
 
@@ -24,8 +25,12 @@ Pick = Callable[[int, int], Block]
 BLOCK_ROWS = 32768
 """Rows that are decided and looked up at once."""
 
-ASKED_AHEAD = 8
-"""Batches whose rows are asked of the disk before they are read."""
+AHEAD = 8
+"""Batches at most whose rows are fetched before they are used."""
+
+AHEAD_FRACTION = 0.05
+"""Of the memory there is, what they may take; and no more than `AHEAD_BYTES`."""
+AHEAD_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -34,6 +39,8 @@ class Pending:
 
     Attributes:
         unchecked: Slots of its rows, if their checksums are to be checked.
+        num_bytes: Stored bytes of its rows.
+        fetch: Its rows on their way to memory; None where they are mapped.
     """
 
     work: Work
@@ -41,6 +48,8 @@ class Pending:
     sample_id: NDArray[np.int64]
     weight: NDArray[np.float32]
     unchecked: NDArray[np.int64] | None
+    num_bytes: int
+    fetch: Fetch | None = None
 
 
 class LookedUp(NamedTuple):
@@ -80,22 +89,32 @@ class Lookup:
         self.num_bytes = 0
 
     def pending(
-        self, pick: Pick, steps: range, *, epoch: int, readahead: Readahead | None
+        self, pick: Pick, steps: range, *, epoch: int, fetcher: Fetcher | None
     ) -> Iterator[Pending]:
-        """Find the rows of some steps, in order; readahead asks the disk for them, if given."""
+        """Find the rows of some steps, in order; the fetcher begins to read them, if given."""
         blocks = self._ahead(self._looked_up(pick, steps))
         found = chain.from_iterable(map(self._cut, blocks, repeat(epoch)))
-        return found if readahead is None else self._asked(found, readahead)
+        return found if fetcher is None else self._fetched(found, fetcher)
 
-    def _asked(self, pending: Iterator[Pending], readahead: Readahead) -> Iterator[Pending]:
-        """Ask the disk for some batches before the first of them is made."""
+    def _fetched(self, pending: Iterator[Pending], fetcher: Fetcher) -> Iterator[Pending]:
+        """Begin to read some batches before the first of them is made."""
+        most_bytes = min(AHEAD_FRACTION * memory_limit(), AHEAD_BYTES)
         waiting: deque[Pending] = deque()
-        for one in pending:
-            readahead.ask(one.work.located)
-            waiting.append(one)
-            if len(waiting) > ASKED_AHEAD:
+        ahead_bytes = 0
+        try:
+            for one in pending:
+                one.fetch = fetcher.fetch(one.work.located, one.work.small)
+                waiting.append(one)
+                ahead_bytes += one.num_bytes
+                while len(waiting) > 1 and (len(waiting) > AHEAD or ahead_bytes > most_bytes):
+                    ahead_bytes -= waiting[0].num_bytes
+                    yield waiting.popleft()
+            while waiting:
                 yield waiting.popleft()
-        yield from waiting
+        finally:  # also of an iteration that is left in the middle
+            for one in waiting:
+                if one.fetch is not None:
+                    one.fetch.cancel()
 
     def _ahead(self, blocks: Iterator[LookedUp]) -> Iterator[LookedUp]:
         """Look up the next block on another thread meanwhile, if there is one."""
@@ -147,7 +166,7 @@ class Lookup:
                 repeat=repeats[number] if repeats is not None else None,
             )
             todo = slots[number] if unchecked[number] else None
-            yield Pending(work, slot, sample_id, weights, todo)
+            yield Pending(work, slot, sample_id, weights, todo, num_bytes[number])
 
     def _stored_bytes(self, located: Located) -> list[int]:
         """Bytes of each batch of a block, as they lie in the cache's files."""

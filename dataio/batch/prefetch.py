@@ -22,6 +22,8 @@ class Prefetcher(Generic[W, T]):
         begin: Starts the making of an item.
         work: What to make, in order.
         depth: Items under way beside the one asked for, >= 0.
+        may_wait: Whether `begin` would wait for something now; then it is not called while other
+            items are under way.
         timeout_s: Longest wait for one item.
     """
 
@@ -32,9 +34,12 @@ class Prefetcher(Generic[W, T]):
         *,
         depth: int,
         timeout_s: float,
+        may_wait: Callable[[W], bool] = lambda _: False,
     ) -> None:
         self._begin = begin
         self._work = work
+        self._may_wait = may_wait
+        self._next: W | None = None
         self._depth = depth
         self._timeout_s = timeout_s
         self._under_way: deque[Future[T]] = deque()
@@ -42,14 +47,22 @@ class Prefetcher(Generic[W, T]):
 
     def __iter__(self) -> Iterator[T]:
         while not self._closed:
-            while len(self._under_way) <= self._depth:
-                work = next(self._work, None)
-                if work is None:
-                    break
-                self._under_way.append(self._begin(work))
+            while len(self._under_way) <= self._depth and self._has_next():
+                self._under_way.append(self._begin_next())
             if not self._under_way:
                 return
             yield self._result()
+
+    def _has_next(self) -> bool:
+        """Whether there is an item to be begun now."""
+        if self._next is None:
+            self._next = next(self._work, None)
+        return self._next is not None and not (self._under_way and self._may_wait(self._next))
+
+    def _begin_next(self) -> Future[T]:
+        work, self._next = self._next, None
+        assert work is not None, "there is one"
+        return self._begin(work)
 
     def _result(self) -> T:
         future = self._under_way.popleft()

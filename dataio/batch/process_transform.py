@@ -30,7 +30,7 @@ from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
 from dataio.batch.values import OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
-from dataio.cache.files.readahead import SinglePages, is_needed
+from dataio.cache.files.fetch import Fetcher, is_needed
 from dataio.cache.files.reader import RowReader
 from dataio.cache.files.store import FixedFile
 from dataio.rows.fields import Field
@@ -96,7 +96,7 @@ class RecipeRows(Dataset[Made]):
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._assembler: Assembler | None = None
-        self._single_pages: SinglePages | None = None
+        self._fetcher: Fetcher | None = None
         self._num_positions = 0
 
     def __getitem__(self, work: Work) -> Made:
@@ -111,9 +111,11 @@ class RecipeRows(Dataset[Made]):
             reader = _reader(self._recipe)
             self._assembler = _assembler(self._recipe, reader)
             self._num_positions = min((len(file.rows) for file in reader.fixed), default=0)
-            self._single_pages = SinglePages(reader) if is_needed(reader) else None
-        if self._single_pages is not None:
-            self._single_pages.of(work.located)
+            if self._fetcher is not None:
+                self._fetcher.close()
+            self._fetcher = Fetcher(reader) if is_needed(reader) else None
+        if self._fetcher is not None:
+            work.reader, work.located = self._fetcher.fetch(work.located, work.small).result()
         assembler = self._assembler
         job = assembler.prepare(work)
         assembler.run(job, 0, len(work.located.position))

@@ -22,7 +22,7 @@ class Checked:
     """What a check found.
 
     Attributes:
-        relocated: The batch's rows anew, if a repair moved some.
+        relocated: The batch's rows anew, in the cache's files, if a repair may have moved some.
         bad: Rows of the batch that stay corrupt.
     """
 
@@ -80,31 +80,39 @@ class RowVerifier:
             self._checked[slots] = False
             self._complete = False
 
-    def check(self, slots: NDArray[np.int64], located: Located) -> Checked:
+    def check(
+        self, slots: NDArray[np.int64], located: Located, reader: RowReader | None = None
+    ) -> Checked:
         """Check a batch's rows, repair those that are corrupt, and check these again.
+
+        Args:
+            slots: int64[batch].
+            located: Where the rows lie.
+            reader: Where they were fetched to; None: they lie in the cache's files.
 
         Raises:
             CorruptRowError: If a row stays corrupt and ``on_error`` is ``"raise"``.
         """
         once = self._verify == "once"
         rows = np.flatnonzero(~self._checked[slots]) if once else np.arange(len(slots))
-        bad = self._corrupt(rows, slots, located)
+        bad = self._corrupt(rows, slots, located, reader or self._reader)
         if once:
             self._checked[slots[rows]] = True
             self._checked[slots[bad]] = False
         if not len(bad):
             return Checked()
+        relocated = None
         if self._repair is not None:
             log.warning(
                 "rows of slots %s do not match their checksums: reading them from the source again",
                 slots[bad].tolist(),
             )
             self._try_repair(self._repair, np.unique(slots[bad]))
-            located = locate(self._cache.entries, slots)
-            bad = self._corrupt(bad, slots, located)
+            relocated = locate(self._cache.entries, slots)
+            bad = self._corrupt(bad, slots, relocated, self._reader)
         if len(bad) and self._on_error == "raise":
             raise self._error(int(slots[bad[0]]), int(located.sample_id[bad[0]]))
-        return Checked(located, tuple(bad.tolist()))
+        return Checked(relocated, tuple(bad.tolist()))
 
     def _try_repair(self, repair: Repair, slots: NDArray[np.int64]) -> None:
         try:
@@ -122,9 +130,13 @@ class RowVerifier:
             log.warning("rows of slots %s cannot be read again: %s", slots.tolist(), error)
 
     def _corrupt(
-        self, rows: NDArray[np.int64], slots: NDArray[np.int64], located: Located
+        self,
+        rows: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        located: Located,
+        reader: RowReader,
     ) -> NDArray[np.int64]:
-        found = self._reader.checksums(located.rows(rows))
+        found = reader.checksums(located.rows(rows))
         return rows[np.not_equal(found, self._cache.entries.checksum[slots[rows]])]
 
     def _error(self, slot: int, sample_id: int) -> CorruptRowError:

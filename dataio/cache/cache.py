@@ -20,8 +20,8 @@ from dataio.cache.background import Background
 from dataio.cache.commit_log import CommitLog
 from dataio.cache.disk_errors import named, readable
 from dataio.cache.disk_space import DiskSpace
+from dataio.cache.files.fetch import Fetcher
 from dataio.cache.files.manifest import Entries
-from dataio.cache.files.readahead import Readahead
 from dataio.cache.files.reader import locate
 from dataio.cache.files.row_files import RowFiles
 from dataio.cache.files.store import FixedFile
@@ -78,7 +78,7 @@ class Cache:
         self.schema = schema = identity.schema
         self.num_slots = num_slots
         self.local_rank = local_rank
-        self._readahead: Readahead | None = None
+        self._fetcher: Fetcher | None = None
         # A staging thread writes and adopts while others read, write arrivals and adopt.
         self._guard = guard = threading.RLock()
         heap_bytes = budget.heap_bytes if budget is not None else None
@@ -232,14 +232,19 @@ class Cache:
 
         Any thread may call it while no epoch ends.
         """
-        if self._readahead is not None:
-            # A fault would bring in the pages around it too, which are rows that nobody asked for.
-            self._readahead.ask(locate(self.entries, slots)).result()
-        self.files.read_into(self.entries, slots, into)
+        if self._fetcher is None:
+            self.files.read_into(self.entries, slots, into)
+            return
+        into.sample_id[:] = self.entries.sample_id[slots]
+        into.checksum[:] = self.entries.checksum[slots]
+        reader, located = self._fetcher.fetch(locate(self.entries, slots)).result()
+        reader.read_into(located, into)
 
-    def read_ahead_by(self, readahead: Readahead | None) -> None:
-        """Let it ask the disk for what `read_into` reads, where memory cannot hold the pool."""
-        self._readahead = readahead
+    def read_by(self, fetcher: Fetcher | None) -> None:
+        """Let it read what `read_into` is asked for, where memory cannot hold the pool."""
+        self._fetcher = fetcher
+        if fetcher is not None:
+            self.files.expect_no_neighbours()
 
     def write_rows(
         self,

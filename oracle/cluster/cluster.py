@@ -75,6 +75,11 @@ class Host(_Table, frozen=True, kw_only=True):
     memory_gbyte_s: Rate | None = None
     device_gbyte_s: Rate | None = None
 
+    @property
+    def memory_bytes(self) -> float | None:
+        """The node's memory; None: not known."""
+        return None if self.memory_gib is None else self.memory_gib * 2**30
+
 
 class Storage(_Table, frozen=True, kw_only=True):
     """Where data and checkpoints lie, in 1e9 bytes/s; None: not the limit.

@@ -246,6 +246,7 @@ class Epochs:
         return lay_rows(
             config, data, readers=readers, node_of=node_of, own=self._own, pieces=data.pieces,
             guessed_row_bytes=data.guessed_row_bytes,
+            memory_bytes=self._cluster.host.memory_bytes,
         )  # fmt: skip
 
     def _exchange_s(self, rows: Rows, inner: int) -> float:

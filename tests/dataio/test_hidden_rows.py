@@ -13,9 +13,10 @@ import dataio.batch.fill
 import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
+from dataio.batch.gather import Gather
 from dataio.batch.job import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
-from dataio.cache.files.readahead import Readahead
+from dataio.cache.files.fetch import Fetcher
 from dataio.cache.files.reader import RowReader, locate
 from dataio.rows.fields import Field
 from dataio.world import run_threads, single_world, thread_worlds
@@ -23,7 +24,7 @@ from importance import Kakurenbo
 from shuffle import Partial
 from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS as KIND_FIELDS
-from tests.dataio.batch.gather_pool import EveryKind
+from tests.dataio.batch.gather_pool import EveryKind, pick_in_turn
 from tests.dataio.batch.gather_pool import open_pool as open_kinds
 from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
@@ -175,35 +176,51 @@ def test_an_exchange_reads_no_hidden_row_but_those_that_leave(tmp_path, fixed):
     assert abs(ratio - (1 - FRACTION + 0.1 * FRACTION)) < 0.02
 
 
-def test_no_fault_reads_ahead_of_what_is_asked_for_from_the_first_batch_on(tmp_path):
-    """Even before readahead's own thread comes to it."""
-    with open_kinds(tmp_path) as pool:
-        reader = RowReader(pool.cache.schema, pool.cache.fixed, pool.cache.directory)
-        readahead = Readahead(reader)
-        located = locate(pool.cache.entries, np.arange(8))
-        with patch.object(readahead._thread, "submit"):
-            readahead.ask(located)
-        reader.extents(located.heap, located.bounds[:, 0], located.bounds[:, -1])
-        assert read_at_random(tmp_path) >= {"heap-0.bin", "fixed-0.npy"}
-        readahead.close()
+def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
+    """Short rows are copied from mapped pages, and rows that arrive are written there."""
+    with (
+        open_kinds(tmp_path, num_leaving=4) as pool,
+        patch("dataio.batch.gather.is_needed", lambda reader: True),
+    ):
+        gather = Gather(pool.cache, KIND_FIELDS, num_threads=0)
+        assert not read_at_random(tmp_path)
+        next(gather.batches(pick_in_turn(40), range(5), epoch=0))
+        alone = {"fixed-0.npy", "fixed-1.npy", "heap-0.bin"}
+        assert read_at_random(tmp_path) == alone
+        for file in pool.cache.fixed:
+            file.map()  # as after it grew
+        assert read_at_random(tmp_path) == alone
+        gather.close()
 
 
 @pytest.mark.parametrize("beyond_memory", [True, False])
-def test_a_process_that_decodes_reads_no_page_beside_its_rows_either(tmp_path, beyond_memory):
+def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
+    tmp_path, monkeypatch, beyond_memory
+):
     with open_kinds(tmp_path) as pool:
         cache = pool.cache
         paths = tuple(file.path for file in cache.fixed)
         recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
         located = locate(cache.entries, np.arange(8))
         here = _assembler(recipe, RowReader(cache.schema, cache.fixed, cache.directory))
-        work = Work(0, 0, located, here.gather_small(located.position))
+        small = here.gather_small(located.position)
+        job = here.prepare(Work(0, 0, located, small))
+        here.run(job, 0, 8)
+        fetched, fetch = [], Fetcher.fetch
+
+        def note(fetcher, located, small):
+            fetched.append(located)
+            return fetch(fetcher, located, small)
+
+        monkeypatch.setattr(Fetcher, "fetch", note)
         rows = RecipeRows(recipe)
         with patch("dataio.batch.process_transform.is_needed", lambda reader: beyond_memory):
-            made = rows[work]
+            made = rows[Work(0, 0, located, small)]
         assert made.failure is None
-        told = {"heap-0.bin", "fixed-0.npy"} if beyond_memory else set()
-        assert read_at_random(tmp_path) >= told
-        assert bool(read_at_random(tmp_path)) == beyond_memory
+        assert made.values is not None
+        image = np.asarray(made.values["image"]).transpose(0, 3, 1, 2)
+        assert np.array_equal(image, here.finish(job)["image"])
+        assert bool(fetched) == beyond_memory
 
 
 def read_at_random(root: Path) -> set[str]:

@@ -30,8 +30,9 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks.loader.launch import mpiexec
-from oracle.cluster.cluster import Cluster, Level, Storage
-from oracle.feeds import PAGE_BYTES
+from dataio.cache.files.fetch import MEMORY_FRACTION
+from oracle.cluster.cluster import Cluster, Host, Level, Storage
+from oracle.feeds import lay_rows
 from oracle.plan import EpochPlan, plan_step
 from oracle.probe.probe import load_probe
 from tests.lab.plan_of_epochs import MEMORY_GBYTE_S, RANKS, SETTINGS, TIMEOUT_S
@@ -185,23 +186,30 @@ class Study:
     def _probe(self, number: int) -> Path:
         return self._out / f"probe-{number}.json"
 
-    def _plan(self, rate_mb_s: float, number: int) -> tuple[EpochPlan, float]:
-        """Predict a case by the probe of a round; and the bytes that a node reads in an epoch."""
-        found = load_probe(self._probe(number))
+    def _plan(self, rate_mb_s: float, run: dict[str, Any]) -> tuple[EpochPlan, float]:
+        """Predict a case by the probe of its round; and the bytes that a node reads in an epoch.
+
+        A node is taken to have the memory that is left for its rows, and what a loader would not
+        count on beside it.
+        """
+        found = load_probe(self._probe(run["round"]))
+        left_bytes = self._memory_bytes - run["epochs"][-1]["own_bytes"]
+        host = Host(memory_gib=left_bytes / MEMORY_FRACTION / 2**30)
         levels = (
             Level(name="node", units=1),
             Level(name="switch", units=RANKS, gbyte_s=MEMORY_GBYTE_S, latency_us=0),
         )
         storage = Storage(disk_read_gbyte_s=rate_mb_s / 1e3 if rate_mb_s else None)
         config = load_config(self._settings, [f"data.train={self._shards}/*.parquet"])
-        epoch = plan_step(
-            config, found, cluster=Cluster(name="disks", level=levels, storage=storage),
-            cores_of=(0,) * RANKS,
-        ).epoch  # fmt: skip
+        cluster = Cluster(name="disks", level=levels, host=host, storage=storage)
+        epoch = plan_step(config, found, cluster=cluster, cores_of=(0,) * RANKS).epoch
         assert epoch is not None
         assert found.data is not None
-        rows = found.data.num_rows / RANKS
-        return epoch, rows * (found.data.row_bytes + PAGE_BYTES - 1)
+        rows = lay_rows(
+            config, found.data, readers=range(RANKS), node_of=range(RANKS),
+            memory_bytes=host.memory_bytes,
+        )  # fmt: skip
+        return epoch, found.data.num_rows / RANKS * rows.disk_row_bytes
 
     def report(self) -> Iterator[str]:
         """Write the table."""
@@ -218,7 +226,7 @@ class Study:
                 (lines[-1]["read_bytes"] - run["epochs"][0]["read_bytes"]) / len(lines)
                 for run, lines in zip(runs, epochs, strict=True)
             )
-            plans = [self._plan(rate, run["round"]) for run in runs]
+            plans = [self._plan(rate, run) for run in runs]
             planned_s = statistics.mean(plan.epoch_s for plan, _ in plans)
             measured_s = statistics.mean(times)
             yield (

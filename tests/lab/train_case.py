@@ -30,7 +30,9 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     train(
         config, resume="never",
-        on_epoch=lambda line: lines.append({**line, "read_bytes": read_bytes()}),
+        on_epoch=lambda line: lines.append(
+            {**line, "read_bytes": read_bytes(), "own_bytes": own_bytes()}
+        ),
     )  # fmt: skip
     # A job that was ended early is trained again
     return {"epochs": lines} if len(lines) == config.run.epochs else {}
@@ -40,6 +42,12 @@ def read_bytes() -> int:
     """Count what this process has had disks read, pages of mapped files included."""
     counts = Path("/proc/self/io").read_text().split()
     return int(counts[counts.index("read_bytes:") + 1])
+
+
+def own_bytes() -> int:
+    """Count what this process holds in memory, files aside."""
+    status = Path("/proc/self/status").read_text().split()
+    return int(status[status.index("RssAnon:") + 1]) * 1024
 
 
 def busy_s() -> float:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dataio.cache.files.readahead import PAGE_BYTES, merged
+from dataio.cache.files.fetch import MEMORY_FRACTION
 from oracle.costs import Cost
-from oracle.feeds import Source, lay_rows, make_feeds, stage_beside
+from oracle.feeds import PAGE_BYTES, Source, lay_rows, make_feeds, stage_beside
 from oracle.probe.data import DataTimes
 from tests.oracle.test_simulate import Bench
 from tests.oracle.test_trace import load
@@ -81,15 +81,42 @@ def test_each_step_has_its_batches_and_its_part_of_what_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("most", [200, 5_000, 100_000])
-def test_a_disk_reads_the_pages_that_the_loader_asks_for(tmp_path, most):
+def test_a_disk_reads_the_whole_pages_that_rows_lie_on(tmp_path, most):
     ends = np.cumsum(np.random.default_rng(0).integers(1, most, 5000))
     pages = sum(
-        last - first
-        for start, end in itertools.pairwise(ends)
-        for first, last in merged(np.array([start]), np.array([end]))
+        -(-end // PAGE_BYTES) - start // PAGE_BYTES for start, end in itertools.pairwise(ends)
     )
     rows = replace(rows_of(load(tmp_path)), row_bytes=np.diff(ends).mean())
     assert rows.disk_row_bytes == pytest.approx(pages * PAGE_BYTES / 4999, rel=0.02)
+
+
+@pytest.mark.parametrize("held", [0.1, 0.5, 0.9])
+def test_a_disk_does_not_read_what_memory_still_has(tmp_path, held):
+    laid = rows_of(load(tmp_path))
+    share = laid.staged_bytes * held / MEMORY_FRACTION
+    rows = replace(laid, memory_bytes=share)
+    rng, num_rows = np.random.default_rng(0), 2000
+    # Memory gives up first what was used the longest ago
+    memory, missed = dict.fromkeys(rng.permutation(num_rows)[-int(held * num_rows) :].tolist()), 0
+    for row in rng.permutation(num_rows).tolist():
+        missed += row not in memory
+        memory.pop(row, None)
+        if len(memory) >= int(held * num_rows):
+            del memory[next(iter(memory))]
+        memory[row] = None
+    assert rows.disk_row_bytes / laid.disk_row_bytes == pytest.approx(missed / num_rows, abs=0.02)
+    assert replace(laid, memory_bytes=1.01 * share / held).disk_row_bytes == 0
+    assert replace(laid, memory_bytes=1.0).disk_row_bytes == pytest.approx(laid.disk_row_bytes)
+
+
+def test_nodes_that_share_processors_have_disks_of_their_own(tmp_path):
+    config, bench = load(tmp_path), Bench(num_cores=4)
+    feeds = make_feeds(config, DATA, rows_of(config), bench, source=SOURCE, disk_bytes_per_s=1e4)
+    disks = [
+        next(name for name, _ in feed.batch.demands if name[0] == "disk of node")
+        for feed in feeds.values()
+    ]
+    assert disks[0] == disks[1] != disks[2] == disks[3]
 
 
 def test_rows_that_are_not_staged_are_read_from_the_source_with_each_batch(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.cache.files.manifest import Entries, make_entries
+from dataio.cache.files.reader import copy_out, locate
 from dataio.cache.files.store import FixedFile, HeapFile
 from dataio.rows.rows import Rows, RowSchema, corrupt_rows, empty_rows, row_offsets
 
@@ -69,6 +70,11 @@ class RowFiles:
         for file in self.by_position:
             file.map(writable=writable)
 
+    def expect_no_neighbours(self) -> None:
+        """Have a page of a fixed field that is touched read without those around it."""
+        for file in self.fixed:
+            file.expect_no_neighbours()
+
     @property
     def has_heap(self) -> bool:
         """Whether there are variable fields."""
@@ -117,12 +123,7 @@ class RowFiles:
         """Copy rows to where there is room for rows of their lengths. Any thread may call it."""
         into.sample_id[:] = entries.sample_id[slots]
         into.checksum[:] = entries.checksum[slots]
-        positions = entries.position[slots]
-        for file, column in zip(self.fixed, into.fixed, strict=True):
-            # "wrap" alone copies straight into the room.
-            np.take(file.rows, positions, axis=0, out=column, mode="wrap")
-        if self._schema.variable and len(slots):
-            self._read_extents(entries, slots, into)
+        copy_out(self.fixed, self._heap, locate(entries, slots), into)
 
     def write(self, positions: NDArray[np.int64], offsets: NDArray[np.int64], rows: Rows) -> int:
         """Write rows at positions of the fixed fields and offsets in this local rank's heap.
@@ -244,25 +245,6 @@ class RowFiles:
                 size = path.stat().st_size if heap >= 0 and path.exists() else 0
                 held &= (heaps != heap) | (ends <= size) | (ends == offsets)
         return held
-
-    def _read_extents(self, entries: Entries, slots: NDArray[np.int64], into: Rows) -> None:
-        heaps, begins = entries.heap[slots], entries.offset[slots]
-        ends = begins + into.lengths.sum(axis=1)
-        views = {
-            heap: self._heap(heap).view(int(ends[heaps == heap].max())).data
-            for heap in np.unique(heaps).tolist()
-        }
-        for number, column in enumerate(into.variable):
-            lengths, room = into.lengths[:, number], column.data
-            bounds = row_offsets(lengths).tolist()
-            # Slices of plain memory: half the time of views of arrays.
-            places = zip(
-                heaps.tolist(), begins.tolist(), (begins + lengths).tolist(), pairwise(bounds),
-                strict=True,
-            )  # fmt: skip
-            for heap, begin, end, (start, stop) in places:
-                room[start:stop] = views[heap][begin:end]
-            begins = begins + lengths
 
     def _heap(self, number: int) -> HeapFile:
         if number not in self._heaps:

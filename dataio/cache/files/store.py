@@ -91,6 +91,7 @@ class FixedFile:
         self.column = column
         self.rows: NDArray[np.uint8] = np.empty((0, column.width_bytes), np.uint8)
         self._large_pages = _LargePages(path)
+        self._alone = False
 
     @cached_property
     def start_bytes(self) -> int:
@@ -125,8 +126,12 @@ class FixedFile:
         """Whether the header, if there is a file, is what the file's size says."""
         if not self.path.exists():
             return True
-        with open(self.path, "rb") as file:
-            return file.read(self.start_bytes) == self._header(self.count_positions())
+        descriptor = open_at_random(self.path)
+        try:
+            found = os.pread(descriptor, self.start_bytes, 0)
+        finally:
+            os.close(descriptor)
+        return found == self._header(self.count_positions())
 
     def mend_header(self) -> None:
         """Write the header anew if it is not what the file's size says, as after a kill.
@@ -173,6 +178,13 @@ class FixedFile:
         mode: Literal["r", "r+"] = "r+" if writable else "r"
         mapped = np.memmap(self.path, np.uint8, mode, offset=self.start_bytes, shape=shape)
         self.rows = mapped.view(np.ndarray)
+        if self._alone:
+            _read_alone(self.rows)
+
+    def expect_no_neighbours(self) -> None:
+        """Have a page that is touched read without those around it: the next rows lie elsewhere."""
+        self._alone = True
+        _read_alone(self.rows)
 
     def write(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
@@ -212,6 +224,7 @@ class HeapFile:
         self.path = path
         self._limit_bytes = limit_bytes
         self._mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._alone = False
         self._large_pages = _LargePages(path)
         self._capacity = path.stat().st_size if path.exists() else 0
 
@@ -228,7 +241,14 @@ class HeapFile:
         if end > len(self._mapped):
             check_length(self.path, end)
             self._mapped = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+            if self._alone:
+                _read_alone(self._mapped)
         return self._mapped
+
+    def expect_no_neighbours(self) -> None:
+        """Have a page that is touched read without those around it: the next rows lie elsewhere."""
+        self._alone = True
+        _read_alone(self._mapped)
 
     def write(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], data: NDArray[np.uint8]
@@ -323,6 +343,24 @@ def _lengthen(header: bytes, num_bytes: int) -> bytes:
     """Fill the header of a `.npy` file, of format 1.0, up with spaces before its last newline."""
     described = header[10:-1].ljust(num_bytes - 11) + b"\n"
     return header[:8] + len(described).to_bytes(2, "little") + described
+
+
+def _read_alone(mapped: NDArray[np.uint8]) -> None:
+    base: object = mapped
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_RANDOM)
+
+
+def open_at_random(path: Path) -> int:
+    """Open a file of which rows are read here and there: the kernel reads nothing beside them.
+
+    A page that it had read ahead would even have it read on whenever somebody comes to that page.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
 
 
 def check_length(path: Path, least_bytes: int) -> None:

@@ -209,9 +209,9 @@ def test_a_row_is_checked_once_and_again_when_it_moved(tmp_path, monkeypatch):
         checked = []
         hashed = gather._verifier._corrupt
 
-        def count(rows, slots, located):
+        def count(rows, slots, *where):
             checked.extend(slots[rows].tolist())
-            return hashed(rows, slots, located)
+            return hashed(rows, slots, *where)
 
         monkeypatch.setattr(gather._verifier, "_corrupt", count)
         for _ in range(3):
@@ -281,6 +281,25 @@ def test_an_image_that_does_not_decode_is_an_error_or_padding(tmp_path, num_thre
     ids = [i for batch in batches for i in batch["sample_id"].tolist()]
     assert sorted(ids) == sorted([PADDING, PADDING, *({*range(40)} - {3, 4})])
     assert collated == [8] * 5
+
+
+def test_what_is_ready_is_not_kept_back_by_an_item_that_cannot_begin_yet():
+    begun, late = [], {2}
+
+    def begin(work):
+        begun.append(work)
+        future: Future[int] = Future()
+        future.set_result(work)
+        return future
+
+    made: Prefetcher[int, int] = Prefetcher(
+        begin, iter([1, 2, 3, 4]), depth=2, timeout_s=1, may_wait=late.__contains__
+    )
+    items = iter(made)
+    assert [next(items), begun] == [1, [1]]
+    # With nothing under way it is begun all the same: it is what the caller waits for
+    assert [next(items), begun] == [2, [1, 2, 3, 4]]
+    assert [*items] == [3, 4]
 
 
 def test_work_that_never_ends_is_an_error_after_a_while():
