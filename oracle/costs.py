@@ -14,10 +14,13 @@ class Cost:
     Attributes:
         seconds: Its time.
         demands: Of each resource, what it asks for as long as it lasts.
+        busy: For each of these, the share of its time that it is busy with it, beside the others:
+            that may take longer without making the task last longer. Empty: all of it.
     """
 
     seconds: float
     demands: tuple[tuple[Resource, float], ...] = ()
+    busy: tuple[float, ...] = ()
 
 
 class Machine(Protocol):

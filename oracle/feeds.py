@@ -285,15 +285,20 @@ def make_feeds(
         if staged and disk_bytes_per_s is not None:
             disk_s = config.data.batch_size * rows.disk_row_bytes / disk_bytes_per_s
         # Read, and made, one beside the other
-        one_s = max(busy_s + windows_s, node_s, all_s, disk_s)
-        demands = (
-            (cores, (data.batch_cores * busy_s + windows_s) / one_s),
-            (("source of node", *cores[1:]), node_s / one_s),
-            (("source",), all_s / one_s),
-            (("disk of node", node[number]), disk_s / one_s),
+        parts = (
+            (cores, busy_s + windows_s, data.batch_cores * busy_s + windows_s),
+            (("source of node", *cores[1:]), node_s, node_s),
+            (("source",), all_s, all_s),
+            (("disk of node", node[number]), disk_s, disk_s),
         )
+        one_s = max(seconds for _, seconds, _ in parts)
+        asked = [part for part in parts if part[2]]
         feeds[rank] = Feed(
-            batch=Cost(one_s * accumulate, tuple(each for each in demands if each[1])),
+            batch=Cost(
+                one_s * accumulate,
+                demands=tuple((resource, demand_s / one_s) for resource, _, demand_s in asked),
+                busy=tuple(seconds / one_s for _, seconds, _ in asked),
+            ),
             ahead=-(-config.data.workers.prefetch // accumulate),
             sends=sends,
         )

@@ -103,11 +103,13 @@ class _Task:
     Attributes:
         left_s: Of what it takes by itself, as of `since_s`.
         demands: See `Cost`.
+        busy: Of each demand, see `Cost`.
         then: What comes after it.
     """
 
     left_s: float
     demands: tuple[tuple[Resource, float], ...]
+    busy: tuple[float, ...]
     then: Callable[[], None]
     since_s: float = 0.0
     slowdown: float = 1.0
@@ -324,7 +326,8 @@ class _Run:
     # Tasks
 
     def _start(self, cost: Cost, then: Callable[[], None]) -> _Task:
-        task = _Task(cost.seconds, cost.demands, then, since_s=self._now_s)
+        busy = cost.busy or (1.0,) * len(cost.demands)
+        task = _Task(cost.seconds, cost.demands, busy, then, since_s=self._now_s)
         for resource, demand in cost.demands:
             self._on[resource][task] = demand
         self._pace({resource for resource, _ in cost.demands}, new=task)
@@ -344,11 +347,11 @@ class _Run:
         slowdowns: dict[Resource, float] = {}
         for task in tasks:
             slowest = 1.0
-            for resource, _ in task.demands:
+            for (resource, _), busy in zip(task.demands, task.busy, strict=True):
                 if resource not in slowdowns:
                     demand = sum(self._on[resource].values())
                     slowdowns[resource] = self._machine.slowdown(resource, demand)
-                slowest = max(slowest, slowdowns[resource])
+                slowest = max(slowest, busy * slowdowns[resource])
             if slowest == task.slowdown and task is not new:
                 continue
             task.left_s -= (self._now_s - task.since_s) / task.slowdown

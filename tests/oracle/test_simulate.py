@@ -201,6 +201,16 @@ def test_a_loader_takes_cores_from_its_rank():
     assert simulate([program(0, 2.0)], Bench(num_cores=2), feeds={0: feed}, steps=20).step_s == 2.0
 
 
+@pytest.mark.parametrize(("share", "step_s"), [(0.0, 4.0), (0.2, 4.0), (0.8, 4.0), (1.0, 4.6)])
+def test_a_loader_that_waits_for_a_disk_leaves_its_cores_time_to_be_slower(share, step_s):
+    """It takes 4 s of the disk, and the share of that of a core, of which the rank takes 3 s."""
+    bench, disk = Bench(num_cores=1), ("disk",)
+    demands = ((("cores",), 0.2), (disk, 1.0))
+    feed = Feed(batch=Cost(4.0, demands, (share, 1.0)), ahead=2)
+    found = simulate([program(0, 3.0)], bench, feeds={0: feed}, steps=41)
+    assert found.step_s == pytest.approx(step_s, rel=0.01)
+
+
 def test_a_rank_without_a_loader_waits_for_none():
     feed = Feed(batch=Cost(9.0), ahead=0)
     assert simulate([program(0, 2.0)], Bench(), feeds={1: feed}, steps=3).step_s == 2.0
