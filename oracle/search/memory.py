@@ -81,15 +81,15 @@ class MemoryOf:
 
     def host_fits(self, group: Group) -> bool:
         """Report whether a node's host has room for what its ranks offload."""
-        limit = self._pricing.cluster.host.memory_gib
+        limit = self._pricing.cluster.host.memory_bytes
         here = self._pricing.cluster.ranks_per_node
         pp, _, dp_shard, cp, tp = group.sizes
         kept = _kept_bytes(self._floor(pp, tp, dp_shard * cp))
-        return limit is None or kept * here <= limit * (1 << 30)
+        return limit is None or kept * here <= limit
 
     def has_room(self, group: Group, variant: Variant) -> bool:
         """Report whether a node's host has room for what its ranks swap, and offload."""
-        limit = self._pricing.cluster.host.memory_gib
+        limit = self._pricing.cluster.host.memory_bytes
         if limit is None or not variant.swaps:
             return True
         pp, _, dp_shard, cp, tp = group.sizes
@@ -107,7 +107,7 @@ class MemoryOf:
         kind, sequential = self._config.model.kind, variant.sequence_parallel
         most *= share_of_tp(kind, tp, sequence_parallel=sequential)
         kept = _kept_bytes(self._floor(pp, tp, dp_shard * cp)) if variant.offload else 0
-        return (kept + most) * self._pricing.cluster.ranks_per_node <= limit * (1 << 30)
+        return (kept + most) * self._pricing.cluster.ranks_per_node <= limit
 
     def floor_bytes(self, group: Group, *, offload: bool = False) -> int:
         """Bound from below what any configuration of a group holds: all but activations."""
