@@ -213,6 +213,7 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
             "start it alone, without mpiexec or torchrun"
         )
     hook = sys.excepthook
+    _forget_meshes()  # of a job that this process was part of
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     # Of tensors without data torch would take each norm by itself
     together = _foreach_utils._foreach_supported_types
@@ -226,5 +227,9 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
         together.remove(FakeTensor)
         dist.destroy_process_group()
         sys.excepthook = hook  # torch has it name the rank
-        # torch remembers meshes by their shape, and the groups of another rank with them
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    # torch remembers meshes by their shape, and the groups of another rank with them
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -2,12 +2,15 @@ r"""How far is the predicted time of a step from the time that the step takes?
 
 Each case is a configuration. The prediction knows it from `oracle.probe`: what its ranks compute
 with nobody at the other end, and messages of the machine timed by themselves, anew for each case;
-nothing is fitted.
-Then a job of the same ranks trains steps on made-up batches, twice: how far the two runs are apart
-is what no prediction can be better than. Beside it two others predict: ParaDL's equations (from the
-step of one rank), and floating-point operations over the rate that one rank reaches.
+nothing is fitted. The same ranks train steps on made-up batches. They take turns, some seconds
+each: a few steps of the job, a round of the probe, steps again, so that a machine whose speed
+changes from one minute to the next is as fast in the one as in the other.
 
-    python -m benchmarks.studies.step_time [--only fsdp] [--keep DIR] [--steps 12]
+How far the even turns of the job are from the odd ones is what no
+prediction can be better than. Two others predict, too: ParaDL's equations (from the step of one
+rank), and floating-point operations over the rate that one rank reaches.
+
+    python -m benchmarks.studies.step_time [--only fsdp] [--keep DIR] [--rounds 4]
 
 What was measured is kept in DIR, so that a study that was cut goes on where it was.
 """
@@ -21,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +39,8 @@ from dataio.base.atomic import write_json
 from oracle import Operator, trace_step
 from oracle.machine import OneNode
 from oracle.paradl import price, probed_link
-from oracle.probe.probe import Probe, load_probe, probe, save_probe
+from oracle.probe.messages import SIZES
+from oracle.probe.probe import Probe, joined, load_probe, probe, save_probe
 from oracle.programs import programs
 from oracle.simulate import simulate
 from oracle.trace import NoReports, make_batch
@@ -49,7 +54,10 @@ from trainer.watch.launch import join
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WARM_UP_STEPS = 2
+WARM_UP_STEPS, TIMED_STEPS = 2, 4
+"""Of a turn of the job."""
+PROBED_STEPS = 3
+"""Of a round of the probe: with a clock in them, and without."""
 SIMULATED_STEPS = 21
 TIMEOUT_S = 600
 
@@ -110,8 +118,23 @@ SHOWN = (
 )
 
 
-def run_rank(config: Config, out: Path, steps: int) -> None:
-    """Train some steps as a rank of a job; the first one writes how long each took."""
+def take_turns(config: Config, ranks: int, rounds: int) -> tuple[list[list[float]], Probe]:
+    """Train some steps and probe the same, by turns; the first and the last turn train. Collective.
+
+    Returns:
+        Seconds of each step, by turn; and what all rounds of the probe found together.
+    """
+    runs_s, found = [train(config, TIMED_STEPS)], []
+    for number in range(rounds):
+        # Messages take as long as the rest of a round: once, in the middle of all
+        sizes = SIZES if number == rounds // 2 else ()
+        found.append(probe(config, world_size=ranks, steps=PROBED_STEPS, sizes=sizes))
+        runs_s.append(train(config, TIMED_STEPS))
+    return runs_s, replace(joined(found), messages=found[rounds // 2].messages)
+
+
+def train(config: Config, steps: int) -> list[float]:
+    """Train some steps on made-up batches: the seconds of each. Collective."""
     with join(device="cpu", timeout_s=TIMEOUT_S / 2) as job:
         parallel = build_parallel(config, job)
         pipeline = parallel.pipeline
@@ -123,18 +146,26 @@ def run_rank(config: Config, out: Path, steps: int) -> None:
                 pipeline, optimizer, NoReports(), [batch], clip=config.optimizer.clip, step=number
             )
             ends.append(time.perf_counter())
-    if job.world.rank == 0:
-        out.write_text(json.dumps([b - a for a, b in pairwise(ends[1:])]))
+    return [b - a for a, b in pairwise(ends[WARM_UP_STEPS - 1 :])]
 
 
-def launch(case: Case, settings: Path, what: str, out: Path, *, more: Sequence[str] = ()) -> None:
-    """Run ranks of this file as a job."""
-    command = [
-        mpiexec(), "-n", str(case.ranks), sys.executable, "-W", "ignore", "-m", __spec__.name,
-        f"--{what}", str(out), "--settings", str(settings), *more, *case.settings,
-    ]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, timeout=TIMEOUT_S, env=env, stdout=subprocess.DEVNULL)
+def run_rank(config: Config, given: argparse.Namespace) -> None:
+    """Be a rank of a case, or of a job that only trains; the first one writes what was measured."""
+    if given.rank:
+        steps_s = train(config, given.steps)
+        if is_first():
+            write_json(given.rank, steps_s)
+        return
+    runs_s, found = take_turns(config, given.ranks, given.rounds)
+    if is_first():
+        save_probe(found, given.probe)
+        # Last, and whole or not at all: a case that was cut is measured again
+        write_json(given.case, {"machine": describe_machine(given.case.parent), "runs_s": runs_s})
+
+
+def is_first() -> bool:
+    """Whether this is the first of MPICH's ranks."""
+    return os.environ.get("PMI_RANK", "0") == "0"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,26 +176,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--most-ranks", type=int, default=4, help="leave larger cases out")
     parser.add_argument("--plot", type=Path, help="draw predictions over measurements, as a PNG")
-    parser.add_argument("--steps", type=int, default=12, help="timed in each run")
+    parser.add_argument("--rounds", type=int, default=4, help="of the probe, for each case")
     parser.add_argument("--keep", type=Path, help="keep cases and probes in this directory")
-    for hidden in ("--rank", "--probe", "--settings"):
+    for hidden in ("--rank", "--case", "--probe", "--settings"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--world-size", type=int, default=1, help=argparse.SUPPRESS)
+    for hidden in ("--ranks", "--steps"):
+        parser.add_argument(hidden, type=int, default=1, help=argparse.SUPPRESS)
     given, overrides = parser.parse_known_args(argv)
-    if given.rank:
-        run_rank(load_config(given.settings, overrides), given.rank, given.steps)
-        return
-    if given.probe:
-        config = load_config(given.settings, overrides)
-        found = probe(config, world_size=given.world_size)
-        if int(os.environ.get("PMI_RANK", "0")) == 0:
-            save_probe(found, given.probe)
+    if given.rank or given.case:
+        run_rank(load_config(given.settings, overrides), given)
         return
     cases = [
         case for case in CASES if given.only in case.name and case.ranks <= given.most_ranks
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
-        study = Study(given.keep or Path(directory), given.steps)
+        study = Study(given.keep or Path(directory), given.rounds)
         lines = [study.compare(case) for case in cases]
     if given.plot:
         given.plot.write_bytes(draw(lines))
@@ -201,23 +227,27 @@ def draw(lines: Sequence[dict[str, object]]) -> bytes:
 class Study:
     """Compares cases one by one, and keeps what was measured in a directory."""
 
-    def __init__(self, directory: Path, steps: int) -> None:
+    def __init__(self, directory: Path, rounds: int) -> None:
         directory.mkdir(exist_ok=True, parents=True)
-        self._directory, self._steps = directory, steps
+        self._directory, self._rounds = directory, rounds
         # By model: of one rank that trains all of it, the seconds of a step and its operations
         self._serial: dict[str, tuple[float, float]] = {}
 
     def compare(self, case: Case) -> dict[str, object]:
-        """Predict a case, and run it twice, if it is not there yet."""
+        """Measure a case, if it is not there yet, and predict it."""
         settings, config = load(case, self._directory)
         kept, probed = (self._directory / f"{case.name}.{kind}.json" for kind in ("case", "probe"))
         if not kept.exists():
-            first = self._measure(case, settings)
-            launch(case, settings, "probe", probed, more=["--world-size", str(case.ranks)])
-            runs_s = [first, self._measure(case, settings)]
-            machine = describe_machine(self._directory)
-            # Whole or not at all: a case that was cut is measured again
-            write_json(kept, {"machine": machine, "runs_s": runs_s})
+            command = [
+                mpiexec(), "-n", str(case.ranks), sys.executable, "-W", "ignore", "-m",
+                __spec__.name, "--case", str(kept), "--probe", str(probed),
+                "--settings", str(settings), "--ranks", str(case.ranks),
+                "--rounds", str(self._rounds), *case.settings,
+            ]  # fmt: skip
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run(
+                command, check=True, timeout=TIMEOUT_S, env=env, stdout=subprocess.DEVNULL
+            )
         runs_s = json.loads(kept.read_text())["runs_s"]
         line = self._predict(case, config, load_probe(probed), runs_s)
         print(SHOWN.format(**line), flush=True)
@@ -226,8 +256,10 @@ class Study:
     def _predict(
         self, case: Case, config: Config, found: Probe, runs_s: list[list[float]]
     ) -> dict[str, object]:
-        first, second = runs_s
-        measured_s = statistics.median([*first, *second])
+        measured_s, odd_s, even_s = (
+            statistics.median(chain.from_iterable(runs))
+            for runs in (runs_s, runs_s[::2], runs_s[1::2])
+        )
         sizes = lay_out(config, case.ranks).sizes
         machine = OneNode(found.messages, found.slowdowns, cores=found.cores)
         simulated = simulate(
@@ -237,17 +269,11 @@ class Study:
         return {
             "case": case.name,
             "measured_s": measured_s,
-            "again": statistics.median(second) / statistics.median(first) - 1,
+            "again": even_s / odd_s - 1,
             "predicted": simulated.step_s / measured_s - 1,
             "paradl": self._paradl(case, config, found) / measured_s - 1,
             "flops": self._by_flops(case, config) / measured_s - 1,
         }
-
-    def _measure(self, case: Case, settings: Path) -> list[float]:
-        out = self._directory / "steps.json"
-        launch(case, settings, "rank", out, more=("--steps", str(self._steps)))
-        steps_s: list[float] = json.loads(out.read_text())
-        return steps_s
 
     # What others would say
 

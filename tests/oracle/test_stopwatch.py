@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from oracle import Message, trace_step
 from oracle.errors import OracleError
@@ -10,8 +11,12 @@ from oracle.probe.probe import as_fast_as, load_probe, probe, save_probe
 from oracle.programs import moved, programs
 from oracle.record import Wait, Watcher
 from oracle.stopwatch import Stopwatch, Timed, time_step
+from oracle.trace import NoReports, make_batch
 from tests.oracle.test_trace import MESHES, load, thorough_but_one
-from trainer.run.build import lay_out
+from trainer.run.build import build_rank, lay_out
+from trainer.run.optimizers import build_optimizer
+from trainer.run.own import Own
+from trainer.run.step import train_step
 
 
 def sent(events):
@@ -108,3 +113,23 @@ def test_ranks_with_company_lend_their_spread_and_not_their_pace():
     found = as_fast_as(alone, beside)
     assert (found.rank, found.events, found.computing_s) == (0, (Wait(0),), 2.0)
     assert found.laps_s == ((0.5, 1.5), (1.0, 1.0), (2.0, 1.0))
+
+
+def test_a_step_is_timed_after_a_job_of_the_same_mesh(tmp_path):
+    config = load(tmp_path, "mesh.dp_shard=2", "mesh.dp_replicate=2")
+    dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())
+    try:
+        parallel = build_rank(
+            config, rank=3, world_size=4, device=torch.device("cpu"), own=Own()
+        )  # fmt: skip
+        pipeline = parallel.pipeline
+        optimizer = build_optimizer(config.optimizer, pipeline.parameters())
+        batch = make_batch(config, Own(), parallel.task, pipeline.place)
+        train_step(pipeline, optimizer, NoReports(), [batch], clip=1.0)
+        # Groups are numbered from one again in the next world
+        dist.new_group([0, 1, 2, 3])
+    finally:
+        dist.destroy_process_group()
+    timed = time_step(config, world_size=4, rank=0, steps=1)
+    traced = trace_step(config, world_size=4, rank=0)
+    assert list(timed.events) == sent(traced.events)
