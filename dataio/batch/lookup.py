@@ -29,7 +29,7 @@ AHEAD = 8
 """Batches at most whose rows are fetched before they are used."""
 
 AHEAD_FRACTION = 0.05
-"""Of the memory there is, what they may take; and no more than `AHEAD_BYTES`."""
+"""Of a node's memory, what those of all its ranks may take; and of each rank's, `AHEAD_BYTES`."""
 AHEAD_BYTES = 256 << 20
 
 
@@ -98,7 +98,7 @@ class Lookup:
 
     def _fetched(self, pending: Iterator[Pending], fetcher: Fetcher) -> Iterator[Pending]:
         """Begin to read some batches before the first of them is made."""
-        most_bytes = min(AHEAD_FRACTION * memory_limit(), AHEAD_BYTES)
+        most_bytes = min(AHEAD_FRACTION * memory_limit() / self._cache.local_size, AHEAD_BYTES)
         waiting: deque[Pending] = deque()
         ahead_bytes = 0
         try:

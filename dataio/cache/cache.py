@@ -77,7 +77,7 @@ class Cache:
         self.identity = identity
         self.schema = schema = identity.schema
         self.num_slots = num_slots
-        self.local_rank = local_rank
+        self.local_rank, self.local_size = local_rank, local_size
         self._fetcher: Fetcher | None = None
         # A staging thread writes and adopts while others read, write arrivals and adopt.
         self._guard = guard = threading.RLock()

@@ -181,6 +181,16 @@ def test_no_more_is_fetched_ahead_than_memory_is_for_but_one_batch(
     assert ahead(pool, monkeypatch) == [1, 1, 1, 1, 0]
 
 
+def test_ranks_of_a_node_share_the_memory_that_is_for_batches_ahead(
+    pool, monkeypatch, beyond_memory
+):
+    batch_bytes = sum(pool.cache.entries.extent_bytes[:]) / 5 + 8 * pool.cache.schema.fixed_bytes
+    monkeypatch.setattr("dataio.batch.lookup.memory_limit", lambda: 20 * 3.5 * batch_bytes)
+    assert ahead(pool, monkeypatch) == [3, 3, 2, 1, 0]
+    monkeypatch.setattr(pool.cache, "local_size", 2)
+    assert ahead(pool, monkeypatch) == [1, 1, 1, 1, 0]
+
+
 def counted(monkeypatch, owner, name):
     """List the calls of a method that are made from now on."""
     calls, method = [], getattr(owner, name)
