@@ -32,7 +32,7 @@ from oracle.cluster.cluster import Cluster, Level
 from oracle.plan import plan_step
 from oracle.probe.probe import load_probe
 from tests.lab.cluster import Lab
-from tests.lab.plan_on_links import OF_DATA
+from tests.lab.plan_of_epochs import OF_DATA
 from tonari.plan.choice import find_probes
 from trainer.config.config import load_config
 

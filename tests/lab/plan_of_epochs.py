@@ -134,6 +134,10 @@ CASES = [
     Case(mbit_s=100), Case(exchange=1.0, mbit_s=100), Case(exchange=0.5, mbit_s=100, hidden=0.3),
     Case(quota="5MB", source_mb_s=8, mbit_s=100),
     Case(mbit_s=300), Case(exchange=1.0, mbit_s=300),
+    *(
+        Case(exchange=exchange, mbit_s=mbit_s)
+        for mbit_s in (50, 200, 400, 1000) for exchange in (0.0, 1.0)
+    ),
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from oracle.probe.messages import EXCHANGE
 from oracle.probe.probe import Probe, load_probe
 from tests.lab import cluster
 from tests.lab.cluster import Lab
-from tests.lab.plan_on_links import OF_DATA
+from tests.lab.plan_of_epochs import OF_DATA
 from tests.multirank import ROOT
 from trainer.config.config import load_config
 
