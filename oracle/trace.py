@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves
@@ -213,7 +212,6 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
             "start it alone, without mpiexec or torchrun"
         )
     hook = sys.excepthook
-    _forget_meshes()  # of a job that this process was part of
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     # Of tensors without data torch would take each norm by itself
     together = _foreach_utils._foreach_supported_types
@@ -227,9 +225,3 @@ def alone(rank: int, world_size: int) -> Iterator[None]:
         together.remove(FakeTensor)
         dist.destroy_process_group()
         sys.excepthook = hook  # torch has it name the rank
-        _forget_meshes()
-
-
-def _forget_meshes() -> None:
-    # torch remembers meshes by their shape, and the groups of another rank with them
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 import math
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from trainer.errors import ConfigError
 from trainer.mesh.place import Schedule, num_stages
@@ -77,4 +78,7 @@ def check_context(cp: int, *, sequence_length: int | None) -> None:
 
 def make_mesh(sizes: tuple[int, ...], *, device_type: str) -> DeviceMesh:
     """Lay the ranks out along ``AXES``, in rank order. Collective."""
+    # torch remembers meshes by their shape, and with them groups of a job that this process has
+    # left, or of another rank that it was traced as.
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     return init_device_mesh(device_type, sizes, mesh_dim_names=AXES)

@@ -1,10 +1,13 @@
 import math
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.multirank import RunRanks
+from tests.oracle.test_trace import GPT
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import AXES, axis_sizes, check_context, make_mesh, num_microbatches
 from trainer.mesh.pipeline import check_microbatches
@@ -63,3 +66,19 @@ def test_axes_of_size_one_are_kept() -> None:
         mesh = make_mesh(axis_sizes(job.world.world_size), device_type="cpu")
         assert mesh.mesh_dim_names == AXES
         assert mesh.shape == (1, 1, 1, 1, 1)
+
+
+@pytest.mark.multirank
+def test_a_second_job_of_one_process_has_groups_of_its_own(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    settings = tmp_path / "run.toml"
+    settings.write_text(GPT)
+    ended = run_ranks(
+        "trainer/two_jobs", 4, str(settings), "mesh.dp_shard=2", "mesh.dp_replicate=2"
+    )  # fmt: skip
+    assert len(ended.reports) == 4
+    for report in ended.reports:
+        # The batch is the same on every rank and in both jobs
+        assert report["second"] == report["first"] == ended.reports[0]["first"]
+        assert report["first"][0] > 0
