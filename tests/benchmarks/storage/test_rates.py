@@ -45,13 +45,14 @@ def test_bandwidth_is_the_bucket_s_within_a_twentieth(tmp_path, name):
     assert timed.num_read / timed.seconds == pytest.approx(20e6, rel=0.05)
 
 
-def test_the_median_latency_is_the_filesystem_s_to_a_millisecond(tmp_path):
+def test_the_median_latency_is_the_filesystem_s_within_a_tenth(tmp_path):
+    # Long beside what a busy machine takes to wake the threads of both
     with mounted(
-        tmp_path, size=2 << 20, sample=32 << 10, read_latency_s=0.01, cache="direct_io"
+        tmp_path, size=2 << 20, sample=32 << 10, read_latency_s=0.05, cache="direct_io"
     ) as (files, _):
         timed = run(READS["random_record"], files, 1)
     read = summarise("read", [timed.ops["read"]])
-    assert 0.010 <= read.p50_s <= 0.011
+    assert 0.050 <= read.p50_s <= 0.055
 
 
 def test_the_metadata_rate_is_the_filesystem_s_within_a_tenth(tmp_path):
