@@ -6,9 +6,9 @@ nothing is fitted. The same ranks train steps on made-up batches. They take turn
 each: a few steps of the job, a round of the probe, steps again, so that a machine whose speed
 changes from one minute to the next is as fast in the one as in the other.
 
-How far the even turns of the job are from the odd ones is what no
-prediction can be better than. Two others predict, too: ParaDL's equations (from the step of one
-rank), and floating-point operations over the rate that one rank reaches.
+How far the even turns of the job are from the odd ones is what no prediction can be better than.
+Two others predict, too: ParaDL's equations (from the step of one rank), and floating-point
+operations over the rate that one rank reaches.
 
     python -m benchmarks.studies.step_time [--only fsdp] [--keep DIR] [--rounds 4]
 
