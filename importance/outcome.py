@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+MOST_NUMBERS = 1 << 25
+"""Of the logits that a softmax is made of at a time."""
+
 
 def outcome(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Compare a batch's logits with its labels.
@@ -35,5 +38,11 @@ def outcome(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         # Half precision would round confidences near tau: at least float32.
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        confidence, predicted = logits.softmax(dim=1, dtype=dtype).max(dim=1)
+        some = max(MOST_NUMBERS // logits.shape[1], 1)
+        if len(logits) <= some:
+            confidence, predicted = logits.softmax(dim=1, dtype=dtype).max(dim=1)
+            return predicted == labels, confidence.float()
+        # A vocabulary of 128 k would take twice the memory of all its logits in float32.
+        parts = [rows.softmax(dim=1, dtype=dtype).max(dim=1) for rows in torch.split(logits, some)]
+        confidence, predicted = (torch.cat(column) for column in zip(*parts, strict=True))
         return predicted == labels, confidence.float()

@@ -1,5 +1,7 @@
 """outcome reads each row alone: right or not, and the probability of its largest class."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -48,6 +50,18 @@ def test_half_precision_is_summed_in_float32() -> None:
     # 1/300, whose nearest bfloat16 is 0.16 % away.
     _, confidence = outcome(torch.zeros(1, 300, dtype=torch.bfloat16), torch.tensor([0]))
     assert confidence.item() == pytest.approx(1 / 300, rel=1e-5)
+
+
+def test_outcome_of_more_logits_than_are_taken_at_a_time_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 5, generator=draw)
+    labels = torch.randint(5, (7,), generator=draw)
+    expected = outcome(logits, labels)
+    for most in (1, 5, 14, 30):
+        monkeypatch.setattr(sys.modules["importance.outcome"], "MOST_NUMBERS", most)
+        assert all(map(torch.equal, outcome(logits, labels), expected))
 
 
 def test_float64_logits_beyond_float32_are_read_as_they_are() -> None:
