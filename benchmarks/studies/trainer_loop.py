@@ -39,6 +39,7 @@ from trainer.config.config import Config, load_config
 from trainer.models import seeded
 from trainer.run.build import make_model
 from trainer.run.data import text_sources, token_field
+from trainer.run.images import image_fields
 from trainer.run.loop import train
 from trainer.run.tasks import Classify, NextToken, Task
 from trainer.watch.launch import Job, join
@@ -46,10 +47,10 @@ from trainer.watch.metrics import Line
 
 MODELS = {
     "resnet": 'kind = "resnet"\nnum_classes = 10\ndepth = 20',
+    "resnet50": 'kind = "resnet50"\nnum_classes = 100',
     "vit": 'kind = "vit"\nnum_classes = 10\npatch = 4\nwidth = 128\ndepth = 4\nheads = 4',
     "gpt": 'kind = "gpt"\nwidth = 192\ndepth = 4\nheads = 6',
 }
-LENGTH = 64
 WARM_UP = 2
 """Turns that do not count."""
 
@@ -121,6 +122,8 @@ def bare_epoch(config: Config, job: Job, batches: Callable[[], Iterable[Batch]])
         weight_decay=settings.weight_decay,
     )  # fmt: skip
     half = config.mesh.dtype == "bfloat16"
+    if config.mesh.compile:
+        model.compile()
 
     def epoch() -> int:
         num_steps = 0
@@ -141,12 +144,11 @@ def open_loader(config: Config, job: Job, cache: Path) -> dataio.Loader:
     """Open the data as the trainer does, in another cache."""
     data = config.data
     source: dataio.Source | list[str] = [str(data.train)]
-    fields: dict[str, dataio.Field] = {
-        "image": dataio.Image(data.image), "label": dataio.Int(data.label)
-    }  # fmt: skip
+    fields = image_fields(data, config.augment, training=True)
     if data.kind == "text":
-        source, _ = text_sources([str(data.train)], [], sequence_length=LENGTH, test_fraction=0.0)
-        fields = {"tokens": token_field(LENGTH)}
+        length = data.sequence_length
+        source, _ = text_sources([str(data.train)], [], sequence_length=length, test_fraction=0.0)
+        fields = {"tokens": token_field(length)}
     return dataio.Loader(
         source, batch_size=data.batch_size, fields=fields, cache=str(cache), device=job.device,
         shuffle=shuffle.Partial(config.shuffle.exchange), seed=config.run.seed, world=job.world,
@@ -178,6 +180,8 @@ def measure(config: Config, job: Job, directory: Path) -> dict[str, object]:
         "model": config.model.kind,
         "settings": config.model.settings | {"dtype": config.mesh.dtype},
         "batch_size": config.data.batch_size,
+        "threads": config.data.workers.threads,
+        "compile": config.mesh.compile,
         "steps": len(kept),
         "repeats": config.run.epochs - WARM_UP,
         "checkpoint_epochs": config.run.checkpoint_epochs,
@@ -216,12 +220,15 @@ def covered_us(spans: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def write_data(kind: str, source: Path, num_rows: int, directory: Path) -> Path:
-    """Take the first rows of the data."""
+def write_data(kind: str, args: argparse.Namespace, directory: Path) -> Path:
+    """Take the first rows of the data, the text over again where it is too short."""
+    num_rows = args.rows
     if kind == "gpt":
-        path = directory / "text.txt"
-        path.write_bytes(source.read_bytes()[: num_rows * LENGTH + 1])
+        path, text = directory / "text.txt", args.text.read_bytes()
+        num_bytes = num_rows * args.length + 1
+        path.write_bytes((text * -(-num_bytes // len(text)))[:num_bytes])
         return path
+    source = args.images
     path = directory / "images.parquet"
     if not path.exists():
         pq.write_table(pq.read_table(source).slice(0, num_rows), path)
@@ -232,8 +239,8 @@ def make_config(kind: str, args: argparse.Namespace, directory: Path) -> Config:
     """Write the settings, and read them as `tonari train` does."""
     own = directory / kind
     own.mkdir()
-    data = write_data(kind, args.text if kind == "gpt" else args.images, args.rows, directory)
-    is_text = f'kind = "text"\nsequence_length = {LENGTH}' if kind == "gpt" else ""
+    data = write_data(kind, args, directory)
+    is_text = f'kind = "text"\nsequence_length = {args.length}' if kind == "gpt" else ""
     (own / "run.toml").write_text(
         f'[data]\ntrain = "{data}"\ncache = "{own / "cache"}"\nbatch_size = 16\n{is_text}\n'
         f"[model]\n{MODELS[kind]}\n[optimizer]\nlr = 0.01\n"
@@ -253,6 +260,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=Path("data/cifar10-train.parquet"))
     parser.add_argument("--text", type=Path, default=Path("data/tinyshakespeare.txt"))
     parser.add_argument("--rows", type=int, default=640)
+    parser.add_argument("--length", type=int, default=64, help="of a row of text, in tokens")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_intermixed_args()

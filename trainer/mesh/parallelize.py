@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from trainer.errors import ConfigError
+from trainer.mesh.half import Half
 from trainer.mesh.materialize import materialize
 from trainer.mesh.recompute import Checkpointing, choose_blocks, recompute, worths
 from trainer.mesh.swap import Swap, swapped_blocks
@@ -123,7 +124,9 @@ def parallelize(
                 block.compile()
         if swap is not None:
             swap.attach([*part.blocks.values()])
-        if dtype != "float32" or offload or not left_whole(part, mesh):
+        if dtype == "bfloat16" and mesh.size() == 1 and not offload:
+            Half(part)
+        elif dtype != "float32" or offload or not left_whole(part, mesh):
             _shard(part, mesh, dtype=dtype, offload=offload)
         if part.recording is not None:
             materialize(part, mesh.device_type, offload=offload)

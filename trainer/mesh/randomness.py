@@ -9,7 +9,7 @@ draw the same; and what is computed again in the backward pass is what the forwa
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -46,7 +46,10 @@ class Randomness:
     ) -> None:
         self._seed, self._apart = seed, apart
         self._first = replica * microbatches
-        self._device = device
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            number = torch.cuda.current_device() if device.index is None else device.index
+            self._generators.append(torch.cuda.default_generators[number])
         self._on = False
         self._base = 0
         self._microbatch: int | None = None
@@ -54,13 +57,13 @@ class Randomness:
 
     def attach(self, part: nn.Module) -> None:
         """Seed before each block of a part, before what comes before them, and after the last."""
-        part.register_forward_pre_hook(lambda *_: self._reseed(0))
+        part.register_forward_pre_hook(self._reseeding(0))
         blocks: dict[str, nn.Module] = dict(getattr(part, "blocks", {}).items())
         for name, block in blocks.items():
             number = int(name) + 1
-            block.register_forward_pre_hook(lambda *_, number=number: self._reseed(number))
+            block.register_forward_pre_hook(self._reseeding(number))
             # What follows the last block, such as the head, is no block's.
-            block.register_forward_hook(lambda *_, number=number: self._reseed(-number))
+            block.register_forward_hook(self._reseeding(-number))
 
     @contextmanager
     def drawing(self, step: int) -> Iterator[None]:
@@ -69,18 +72,13 @@ class Randomness:
         Args:
             step: Number of the batch in the run.
         """
-        generators = [torch.default_generator]
-        if self._device.type == "cuda":
-            number = self._device.index
-            number = torch.cuda.current_device() if number is None else number
-            generators.append(torch.cuda.default_generators[number])
-        states = [generator.get_state() for generator in generators]
+        states = [generator.get_state() for generator in self._generators]
         self._on, self._step_key = True, key(self._seed, "draws", step=step)
         try:
             yield
         finally:
             self._on = False
-            for generator, state in zip(generators, states, strict=True):
+            for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
 
     def begin(self, microbatch: int) -> None:
@@ -89,12 +87,16 @@ class Randomness:
         number = (self._first + microbatch) * 1024 + self._apart
         self._base = (self._step_key + number * 0x9E3779B97F4A7C15) % SEEDS
 
-    def _reseed(self, number: int) -> None:
-        if self._on:
-            seed = (self._base + number * 0xD1342543DE82EF95) % SEEDS
-            torch.default_generator.manual_seed(seed)
-            if self._device.type == "cuda":
-                torch.cuda.manual_seed(seed)
+    def _reseeding(self, number: int) -> Callable[..., None]:
+        # A compiler that looked inside would compile each block anew, and for each seed.
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def reseed(*_: object) -> None:
+            if self._on:
+                seed = (self._base + number * 0xD1342543DE82EF95) % SEEDS
+                for generator in self._generators:
+                    generator.manual_seed(seed)
+
+        return cast(Callable[..., None], reseed)
 
 
 @contextmanager

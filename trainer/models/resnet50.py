@@ -136,8 +136,11 @@ class _Bottleneck(nn.Module):
 
 def _normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Map uint8 in [0, 255] to what published weights expect."""
+    # Filled on the device: a tensor of Python's numbers would be copied there, and waited for.
     mean, std = (
-        torch.tensor(values, dtype=dtype, device=images.device)[:, None, None]
+        torch.cat([
+            torch.full((1, 1, 1), value, dtype=dtype, device=images.device) for value in values
+        ])
         for values in (IMAGENET_MEAN, IMAGENET_STD)
-    )
+    )  # fmt: skip
     return (images.to(dtype) / 255 - mean) / std

@@ -136,7 +136,8 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
     kinds: dict[str, Callable[..., StagedModel]] = {
         "small_cnn": SmallCNN, "resnet": ResNet, "resnet50": ResNet50, "vit": ViT,
     }  # fmt: skip
-    sized = {"in_channels": data.channels, "image_size": data.image_size or 32} | settings
+    size = config.augment.size or data.image_size or 32
+    sized = {"in_channels": data.channels, "image_size": size} | settings
     return normalise(kinds[model.kind](**sized), config.augment)
 
 

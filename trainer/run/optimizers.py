@@ -22,16 +22,22 @@ def build_optimizer(
     Raises:
         ConfigError: If the class is not found, or does not take the settings.
     """
-    groups = _groups(config, list(parameters))
+    given = list(parameters)
+    groups = _groups(config, given)
+    # On a GPU: one operation on all shards, where torch's default has ten, each of which passes
+    # through every shard in Python.
+    fused = bool(given) and all(each.is_cuda for each in given)
     if config.kind == "adamw":
         first, second = config.betas
         return torch.optim.AdamW(
-            groups, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay
-        )
+            groups, lr=config.lr, betas=(first, second), weight_decay=config.weight_decay,
+            fused=fused or None,
+        )  # fmt: skip
     if config.kind == "sgd":
         return torch.optim.SGD(
-            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
+            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay,
+            fused=fused or None,
+        )  # fmt: skip
     made_by = _find(config.kind)
     settings = {"lr": config.lr, **config.args}
     if "weight_decay" in inspect.signature(made_by).parameters:

@@ -1,7 +1,6 @@
 """What a step tells of its rows arrives whole, in order, and only where it belongs."""
 
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from dataio.pool.pool import Pool
 from dataio.state.report import Feedback
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, Kakurenbo, outcome
+from tests.gpu import no_synchronisation
 from tests.memory_source import FIELDS, MemorySource
 
 KEPT = Full(columns=COLUMNS)
@@ -335,15 +335,3 @@ def test_a_step_on_a_gpu_reports_without_a_synchronisation(tmp_path):
         assert entry["loss"] == pytest.approx(loss_, abs=1e-3)
         assert entry["confidence"] == pytest.approx(confidence_, abs=1e-3)
         assert entry["correct"] == correct_
-
-
-class no_synchronisation:
-    """Make CUDA refuse whatever would wait for the device."""
-
-    def __enter__(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is a prototype, it says
-            torch.cuda.set_sync_debug_mode("error")
-
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.set_sync_debug_mode("default")

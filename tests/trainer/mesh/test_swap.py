@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from oracle.record import Recorder
 from tests.trainer.mesh.tiny_models import SEQUENCE, VOCABULARY, batch_of, make, task_of
 from trainer.mesh.mesh import make_mesh
-from trainer.mesh.parallelize import parallelize
+from trainer.mesh.parallelize import _shard, parallelize
 from trainer.mesh.swap import NO_COPIES, Swap, device_bytes, swapped_blocks
 from trainer.models import GPT, StagedModel, seeded
 from trainer.watch.launch import join
@@ -269,13 +269,19 @@ def test_weights_and_what_all_blocks_are_given_stay_where_they_are():
     del result
 
 
-def test_weights_that_fsdp_gathers_stay_where_they_are(mesh):
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_weights_in_bfloat16_stay_where_they_are(mesh, is_sharded):
     swap = swapping(3, late=False)
-    (part,) = parallelize(make("gpt"), mesh, swap=swap, dtype="bfloat16")
-    assert isinstance(part, FSDPModule)
+    if is_sharded:  # as on several ranks
+        (part,) = parallelize(make("gpt"), mesh, swap=swap)
+        _shard(part, mesh, dtype="bfloat16", offload=False)
+    else:
+        (part,) = parallelize(make("gpt"), mesh, swap=swap, dtype="bfloat16")
+    assert isinstance(part, FSDPModule) == is_sharded
     gathered: set[int] = set()
 
     def note(module: nn.Module, given: object, result: object) -> None:
+        assert all(each.dtype == torch.bfloat16 for each in module.parameters())
         gathered.update(each.untyped_storage().data_ptr() for each in module.parameters())
 
     for layer in part.blocks.modules():
@@ -363,7 +369,8 @@ def test_on_a_gpu_gradients_are_the_same_and_the_most_memory_falls():
             values.square().mean().backward()
         torch.cuda.synchronize()
         gradients = [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
-        return gradients, torch.cuda.max_memory_allocated()
+        # Kept elsewhere: they would count in the next run.
+        return [grad.cpu() for grad in gradients], torch.cuda.max_memory_allocated()
 
     expected, whole_bytes = run(0)
     for count in (4, 12):

@@ -16,11 +16,29 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.errors import ConfigError
 from trainer.mesh.place import place_of
 from trainer.models import SmallCNN
-from trainer.run.build import build_loader, build_parallel
+from trainer.run.build import build_loader, build_parallel, make_model
 from trainer.run.optimizers import build_optimizer
 from trainer.run.pace import build_schedule
 from trainer.run.tasks import Classify
 from trainer.watch.launch import Job, join
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ((), 32),
+        (("data.image_size=24",), 24),
+        (("augment.crop=resized", "augment.size=64"), 64),
+        (("augment.crop=random", "augment.size=16", "data.image_size=24"), 16),
+        (("augment.crop=resized", "augment.size=64", "model.image_size=128"), 128),
+    ],
+)
+def test_a_model_is_made_for_the_images_that_it_gets(
+    tmp_path: Path, given: tuple[str, ...], size: int
+) -> None:
+    settings = tmp_path / "run.toml"
+    settings.write_text('[data]\ntrain = "none"\n[model]\nkind = "vit"\nnum_classes = 4\n')
+    assert make_model(load_config(settings, given)).data_shape(5).shape == (5, 3, size, size)
 
 
 def test_the_optimizer_takes_its_settings() -> None:

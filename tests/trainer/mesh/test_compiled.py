@@ -1,0 +1,47 @@
+"""Blocks that are alike are compiled once for all of them, whatever a step draws."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from oracle.trace import NoReports, make_batch
+from trainer.config.config import build_config
+from trainer.run.build import build_parallel
+from trainer.run.own import Own
+from trainer.run.step import train_step
+from trainer.watch.launch import join
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, as it looks at tensors
+
+
+@pytest.fixture(autouse=True)
+def _without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trace as a compiler does, and leave out the machine's code."""
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda block: whole(block, backend="eager"))
+    monkeypatch.setattr("trainer.mesh.parallelize._find_compiler", lambda: None)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_blocks_that_are_alike_are_compiled_once(checkpointing: str) -> None:
+    config = build_config(
+        {
+            "data": {"train": "none", "kind": "text", "sequence_length": 8, "batch_size": 4},
+            "model": {"kind": "gpt", "width": 16, "depth": 3, "heads": 2},
+            "mesh": {"compile": True, "checkpointing": checkpointing},
+            "run": {"device": "cpu"},
+        }
+    )
+    with join(device="cpu") as job:
+        parallel = build_parallel(config, job)
+        pipeline = parallel.pipeline
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+        batch = make_batch(config, Own(), parallel.task, pipeline.place)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for number in range(3):
+                train_step(pipeline, optimizer, NoReports(), [batch], step=number)
