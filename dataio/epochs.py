@@ -6,7 +6,7 @@ How an epoch begins is in `run_state`; how one ends on disk in `pool.epoch_end`.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 from torch.profiler import record_function
 
@@ -148,8 +148,12 @@ class Epochs:
         """Yield the rest of the epoch's batches; if there are none, those of the next epoch.
 
         Raises:
-            StateError: If it is the second whole loop in one epoch of `up_to`.
+            StateError: If it is the second whole loop in one epoch of `up_to`; or from ``next``,
+                if another loop has begun since.
         """
+        return self._iterations.loop(self._batches())
+
+    def _batches(self) -> Generator[Batch, None, None]:
         run = self.run
         is_used_up = self.is_used_up()
         start = self._iterations.start(run.epoch, is_used_up=is_used_up)
@@ -182,11 +186,19 @@ class Epochs:
                 f"Loader.skip: {num_steps} batches, expected a number in [0, {left}], as many as "
                 f"epoch {run.epoch} has left; pass over the others in the next epoch"
             )
+        self._iterations.break_off()
         self._parts.feed.stop()
         run.skip(num_steps)
 
     def refresh(self) -> Iterator[Batch]:
-        """Yield batches of the hidden rows that are due for a new score."""
+        """Yield batches of the hidden rows that are due for a new score.
+
+        Raises:
+            StateError: From ``next``, if another loop has begun since.
+        """
+        return self._iterations.loop(self._refresh())
+
+    def _refresh(self) -> Generator[Batch, None, None]:
         feed, running = self._parts.feed, self.run.running
         feed.stop()
         order = running.refresh_order

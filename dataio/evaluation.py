@@ -1,6 +1,6 @@
 """A dataset to evaluate on: every sample exactly once, in the same order each time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from dataio.batch.deliver import Delivery
 from dataio.batch.gather import Gather
 from dataio.batch.values import Batch, BatchTransform, Collate, Transform
 from dataio.cache.files.reader import Verify
+from dataio.iterations import OneLoop
 from dataio.options import Reports, Staging, Workers
 from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.plan.placement import Placement
@@ -113,13 +114,21 @@ class Evaluation:
             place_of=partial(place_of, source),
         )
         self._delivery = delivery
+        self._passes = OneLoop("Evaluation")
 
     def __len__(self) -> int:
         """Count the batches, the same on every replica."""
         return self._order.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield all batches."""
+        """Yield all batches.
+
+        Raises:
+            StateError: From ``next``, if another loop has begun since.
+        """
+        return self._passes.loop(self._batches())
+
+    def _batches(self) -> Generator[Batch, None, None]:
         batches = self._gather.batches(self._block, range(len(self)), epoch=0)
         for batch in self._delivery(batches):
             # A collate may return something else.

@@ -1,15 +1,114 @@
 """What iterating means next: go on with the epoch, begin the next one, or a mistake."""
 
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from dataio.base.errors import StateError
 
 Start = Literal["go on", "again", "next epoch"]
+T = TypeVar("T")
 
 
-class Iterations:
+class OneLoop:
+    """Lets one loop at a time take batches of something whose loops share one place.
+
+    A loop that begins breaks off the one before: going on with that one is an error, as what would
+    be its next batch is the new loop's.
+
+    Args:
+        of: What is iterated, for messages.
+    """
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        # Held by the loop that takes a batch; whoever holds it alone changes which is the newest.
+        self._taking = threading.Lock()
+        # Weak: a loop that nobody holds ends at once, and what it has made ahead is freed.
+        self._newest: weakref.ref[_Loop[Any]] | None = None
+
+    def loop(self, batches: Generator[T, None, None]) -> Iterator[T]:
+        """Yield batches until another loop begins.
+
+        Raises:
+            StateError: From ``next``, if another loop has begun since, the place was changed, or
+                another thread takes a batch now.
+        """
+        return _Loop(self, batches)
+
+    def take(self, loop: "_Loop[T]") -> T:
+        """Take a loop's next batch; see `loop`."""
+        if not self._taking.acquire(blocking=False):
+            raise self._error("another thread or a transform is taking one")
+        try:
+            if loop.state == "broken off":
+                raise self._error(
+                    "its loop was broken off, as another loop began, or refresh, skip, set_epoch "
+                    "or a restore changed the place"
+                )
+            if loop.state == "new":
+                self._end_newest()
+            batch = loop.advance()
+            self._newest = weakref.ref(loop)
+            return batch
+        finally:
+            self._taking.release()
+
+    def break_off(self) -> None:
+        """End the loop under way, if any, as the place that it goes by changes.
+
+        Raises:
+            StateError: If another thread is taking a batch.
+        """
+        if self._newest is None:  # so it is too while a loop's first batch begins an epoch
+            return
+        if not self._taking.acquire(blocking=False):
+            raise self._error("another loop was to begin, or the place to change, meanwhile")
+        try:
+            self._end_newest()
+        finally:
+            self._taking.release()
+
+    def _end_newest(self) -> None:
+        loop = self._newest() if self._newest is not None else None
+        self._newest = None
+        if loop is not None:
+            loop.break_off()
+
+    def _error(self, found: str) -> StateError:
+        return StateError(
+            f"{self._of}: a batch was asked for, and {found}; expected one loop at a time, as all "
+            f"loops over one {self._of.lower()} share its place; take batches in one loop and "
+            f"thread, or make another {self._of.lower()} for the other"
+        )
+
+
+class _Loop(Iterator[T], Generic[T]):
+    def __init__(self, one: OneLoop, batches: Generator[T, None, None]) -> None:
+        self._one, self._batches = one, batches
+        self.state: Literal["new", "begun", "ended", "broken off"] = "new"
+
+    def __next__(self) -> T:
+        return self._one.take(self)
+
+    def advance(self) -> T:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.state = "ended"
+            raise
+        self.state = "begun"
+        return batch
+
+    def break_off(self) -> None:
+        self._batches.close()
+        if self.state != "ended":
+            self.state = "broken off"
+
+
+class Iterations(OneLoop):
     """Follows who begins the epochs of something that is iterated.
 
     Args:
@@ -17,7 +116,7 @@ class Iterations:
     """
 
     def __init__(self, of: str) -> None:
-        self._of = of
+        super().__init__(of)
         self._leader: object | None = None
         self._is_asked = self._has_ended = False
 
@@ -38,6 +137,7 @@ class Iterations:
 
     def begin_epoch(self) -> None:
         """Take notice that an epoch begins, or goes on after a restore."""
+        self.break_off()
         self._has_ended = False
 
     def end(self) -> None:

@@ -229,7 +229,8 @@ class Loader:
         loop. After `set_epoch` it is that epoch. Collective where it begins an epoch.
 
         Raises:
-            StateError: If it is the second whole loop in one epoch of `epochs`.
+            StateError: If it is the second whole loop in one epoch of `epochs`; or from ``next``,
+                if another loop has begun since: all loops over a loader share its place.
         """
         return self._epochs.batches()
 

@@ -6,7 +6,7 @@ the loaders' own collective calls meet.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -136,8 +136,12 @@ class Mixture:
         ``batch["dataset"]`` is the loader's name. See `Loader.__iter__`.
 
         Raises:
-            StateError: If it is the second whole loop in one epoch of `epochs`.
+            StateError: If it is the second whole loop in one epoch of `epochs`; or from ``next``,
+                if another loop has begun since.
         """
+        return self._iterations.loop(self._batches())
+
+    def _batches(self) -> Generator[Batch, None, None]:
         start = self._iterations.start(self.epoch, is_used_up=self.step >= self._steps)
         if start == "next epoch":
             self._begin(self.epoch + 1)
@@ -163,6 +167,7 @@ class Mixture:
                 f"Mixture.skip: {num_batches} batches, expected a number in [0, {left}], as many "
                 f"as epoch {self.epoch} has left; pass over the others in the next epoch"
             )
+        self._iterations.break_off()
         self._open.clear()
         names = list(self.loaders)
         for number in self._plan[self.step : self.step + num_batches].tolist():

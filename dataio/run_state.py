@@ -352,6 +352,7 @@ class RunState:
 
     def abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
+        self._iterations.break_off()
         self.parts.feed.stop()
         self.parts.feedback.forget()
         self.parts.moves.abandon()

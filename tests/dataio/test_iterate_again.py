@@ -2,11 +2,14 @@
 
 import itertools
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from dataio import Mixture, StateError
+from dataio import Mixture, StateError, Workers
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.loaders import digest, jitter, loss_of, make
@@ -206,3 +209,109 @@ def test_a_mixture_begins_its_next_epoch_too(tmp_path):
             assert len(list(mixed)) == 7
             with pytest.raises(StateError, match=r"Mixture: epoch \d has no batch left"):
                 next(iter(mixed))
+
+
+def _mixture(root):
+    loaders = {
+        name: make(single_world(), root / name, source=MemorySource(40, name=name))
+        for name in ("web", "code")
+    }
+    return Mixture(loaders, {"web": 1, "code": 1}, steps=8)
+
+
+@contextmanager
+def _opened(root, kind):
+    """Open something that is iterated, and show the ids that one loop over all of it gives."""
+    if kind == "mixture":
+        with _mixture(root) as mixture:
+            yield mixture
+    else:
+        processes = kind.endswith("processes")
+        workers = Workers(processes=1) if processes else Workers(threads=2)
+        transform = jitter if processes else None
+        with make(
+            single_world(), root, source=MemorySource(60), workers=workers, transform=transform
+        ) as loader:
+            if kind.startswith("evaluation"):
+                yield loader.evaluation(MemorySource(64, name="val"), transform=transform)
+            else:
+                yield loader
+
+
+KINDS = ["loader", "loader processes", "evaluation", "evaluation processes", "mixture"]
+
+
+def _rows(batch):
+    return [(batch.get("dataset", ""), row) for row in batch["sample_id"].tolist()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_loops_at_once_are_refused_and_no_batch_comes_twice(tmp_path, kind):
+    refused = (
+        r"(?i)its loop was broken off, as another loop began.*one loop at a time.*make another"
+    )
+    with _opened(tmp_path, kind) as batches:
+        seen = []
+        with pytest.raises(StateError, match=refused):
+            for pair in zip(batches, batches, strict=True):
+                seen += pair
+        assert len(seen) == 2
+        older = iter(batches)
+        seen.append(next(older))
+        seen += batches  # all that is left
+        with pytest.raises(StateError, match=refused):
+            next(older)
+        if not kind.startswith("evaluation"):  # each loop over that one is a whole pass
+            rows = [row for batch in seen for row in _rows(batch)]
+            assert len(rows) == len(set(rows)) == (40 if kind == "mixture" else 60)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_loop_that_was_left_changes_nothing_of_the_next(tmp_path, kind):
+    with _opened(tmp_path, kind) as batches:
+        older = iter(batches)
+        seen = [next(older)]
+        later = iter(batches)
+        seen.append(next(later))
+        del older
+        seen += later
+        assert len(seen) == len(batches) + kind.startswith("evaluation")
+
+
+def test_two_threads_over_one_loader_are_refused(tmp_path):
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(sample, rng):
+        entered.set()
+        assert leave.wait(60)
+        return sample
+
+    with make(single_world(), tmp_path, source=MemorySource(60), transform=wait) as loader:
+        with ThreadPoolExecutor(1) as other:
+            taken = other.submit(lambda: next(iter(loader)))
+            assert entered.wait(60)
+            with pytest.raises(StateError, match="another thread or a transform is taking one"):
+                next(iter(loader))
+            leave.set()
+            first = taken.result(60)["sample_id"].tolist()
+        rest = [row for batch in loader for row in batch["sample_id"].tolist()]
+        assert len(set(first + rest)) == len(first + rest) == loader.num_samples
+
+
+@pytest.mark.parametrize("change", ["set_epoch", "load_state_dict", "restore", "skip", "refresh"])
+def test_a_loop_whose_place_was_changed_is_refused(tmp_path, change):
+    with make(single_world(), tmp_path / "c", importance=POLICIES["kakurenbo"]) as loader:
+        for batch in loader:
+            loader.report(batch, *loss_of(batch["sample_id"], 0))
+        loop = iter(loader)
+        next(loop)
+        loader.save(tmp_path / "saved")
+        {
+            "set_epoch": lambda: loader.set_epoch(5),
+            "load_state_dict": lambda: loader.load_state_dict(loader.state_dict()),
+            "restore": lambda: loader.restore(tmp_path / "saved"),
+            "skip": lambda: loader.skip(1),
+            "refresh": lambda: list(loader.refresh()),
+        }[change]()
+        with pytest.raises(StateError, match="refresh, skip, set_epoch"):
+            next(loop)
