@@ -29,6 +29,7 @@ from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import find_course
 from dataio.rowlog.reading import read_log
 from dataio.rows.fields import Field
+from dataio.source.classes import Classes
 from dataio.state.report import check_report
 from dataio.state.resume import check_excluded, find_num_hidden, warn_without_scores
 from dataio.state.saves import clear
@@ -300,6 +301,7 @@ class Loader:
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
         collate: Collate | None = None,
+        classes: Classes = "same",
     ) -> Evaluation:
         """Open another dataset, every sample exactly once. Collective; closed with the loader.
 
@@ -309,9 +311,16 @@ class Loader:
             transform: Its own: that of training is not used.
             batch_transform: Its own too.
             collate: Its own too.
+            classes: Where both have names for the numbers of classes, as image folders and the
+                ``ClassLabel`` of Hugging Face have: ``"same"`` refuses other names, or another
+                order. ``"training"`` numbers a folder that lacks some as training does. ``"own"``
+                leaves it its own numbers.
+
+        Raises:
+            SourceError: If it has other classes.
         """
         own = Transforms(transform=transform, batch_transform=batch_transform, collate=collate)
-        evaluation = self._parts.open_evaluation(source, fields, own)
+        evaluation = self._parts.open_evaluation(source, fields, own, classes=classes)
         self._evaluations.append(evaluation)
         return evaluation
 

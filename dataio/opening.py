@@ -1,5 +1,6 @@
 """Open a dataset the way a loader was told to: its own, and those that it evaluates on."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +9,14 @@ from typing import cast
 
 from dataio.rows.fields import Field
 from dataio.source import ArrayFiles, Shards, Source, Storage, TransformedSource, open_source
+from dataio.source.classes import Classes, class_names, with_classes
 from dataio.source.counts import own_directory
 from dataio.source.pipeline import Pipeline, is_pipeline
 from dataio.source.torch_dataset import MapDataset
 from dataio.source.transformed import StageTransform
 from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World
+from dataio.world.agree import agree
 
 Openable = (
     str
@@ -46,13 +49,44 @@ class Opener:
     transform: StageTransform | None
     world: World
 
-    def open(self, source: Openable) -> tuple[Source, Mapping[str, Field]]:
-        """Open a source, and find the fields in which its rows are stored. Collective."""
+    def open(
+        self,
+        source: Openable,
+        *,
+        trained: Mapping[str, list[str]] | None = None,
+        classes: Classes = "same",
+    ) -> tuple[Source, Mapping[str, Field]]:
+        """Open a source, and find the fields in which its rows are stored. Collective.
+
+        Args:
+            source: The source.
+            trained: Of one that is evaluated: see `with_classes`.
+            classes: See `with_classes`.
+        """
         opened = self._open(source)
+        if trained:
+            opened = self._with_classes(opened, trained, classes)
         if self.transform is None:
             return opened, self.fields
         transformed = TransformedSource(opened, self.fields, self.transform, world=self.world)
         return transformed, transformed.fields
+
+    def class_names(self, source: Source) -> dict[str, list[str]]:
+        """Find the names of classes, by field, that a source has. Collective: one rank looks."""
+
+        def find() -> bytes:
+            if self.world.rank:
+                return b""
+            found = {name: class_names(source, field.key) for name, field in self.fields.items()}
+            return json.dumps(found).encode()
+
+        found = json.loads(agree(self.world, find, doing="find the names of the classes")[0])
+        return {name: names for name, names in found.items() if names is not None}
+
+    def _with_classes(
+        self, source: Source, trained: Mapping[str, list[str]], classes: Classes
+    ) -> Source:
+        return with_classes(source, self.class_names(source), trained=trained, classes=classes)
 
     def _open(self, source: Openable) -> Source:
         if isinstance(source, ArrayFiles):

@@ -44,6 +44,7 @@ from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.source import Source
 from dataio.source.base import costs_of
+from dataio.source.classes import Classes
 from dataio.source.growing import GrowingSource
 from dataio.source.place import place_of
 from dataio.state.metrics import check_metrics
@@ -125,11 +126,17 @@ class Parts:
         return num_steps(dealt, arguments.batch_size, drop_last=arguments.drop_last)
 
     def open_evaluation(
-        self, source: Openable, fields: Mapping[str, Field] | None, transforms: Transforms
+        self,
+        source: Openable,
+        fields: Mapping[str, Field] | None,
+        transforms: Transforms,
+        *,
+        classes: Classes,
     ) -> Evaluation:
         """Open another dataset, with the loader's fields or its own. Collective.
 
         Raises:
+            SourceError: If its classes are not those of training; see `Loader.evaluation`.
             ValueError: If the loader's fields draw crops or flips.
         """
         own = self.opener.fields.items()
@@ -141,7 +148,10 @@ class Parts:
                 "resize=ResizeShort(256), crop=CenterCrop(224)), or these fields themselves"
             )
         given = self.opener.fields if fields is None else fields
-        opened, stored = replace(self.opener, fields=given).open(source)
+        trained = {} if classes == "own" else self.opener.class_names(self.source)
+        opened, stored = replace(self.opener, fields=given).open(
+            source, trained=trained, classes=classes
+        )
         arguments = self.arguments
         return Evaluation(
             opened,

@@ -13,6 +13,7 @@ from dataio.plan.placement import Placement
 from dataio.pool.quota_agreement import agree_on_budget
 from dataio.pool.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_variable_bytes
 from dataio.rows.fields import Field, declarations, row_schema
+from dataio.source import ImageFolderSource
 from dataio.source.base import Source
 from dataio.source.growing import GrowingSource
 from dataio.source.transformed import TransformedSource
@@ -47,8 +48,9 @@ def open_node_cache(
     place = source.name if "://" in source.name else str(Path(source.name).absolute())
     origin = f"{source.made_as}:{place}" if source.made_as else place
     identity = f"{place}|{schema}|{declared}|{purpose}"
-    # Two functions may make different rows of one source, in the same fields.
-    identity += f"|{source.variant}" if isinstance(source, TransformedSource) else ""
+    # Two functions, or two orders of classes, make different rows of one source.
+    if isinstance(source, TransformedSource | ImageFolderSource) and source.variant:
+        identity += f"|{source.variant}"
     name = xxhash.xxh3_64_hexdigest(identity.encode())[:12]
     directory = root / f"{_slug(source.name)}-{name}" / f"node{world.node}"
     prefixes = frozenset(source.prefixes if isinstance(source, GrowingSource) else ())

@@ -226,6 +226,11 @@ class ShardedSource:
     def bytes_read(self) -> int:
         return self.storage.bytes_read
 
+    def class_names(self, key: str) -> list[str] | None:
+        """Name the classes that a key's numbers stand for, as the first shard has them."""
+        find = getattr(self._format, "class_names", None)
+        return None if find is None else find(self.storage, self.shards[0].path, key)
+
     def place_of(self, sample_id: int) -> str:
         """Name a sample's shard, and its number there."""
         number = bisect_right(self.shards, sample_id, key=lambda shard: shard.first) - 1

@@ -86,6 +86,18 @@ class DatasetSource:
             marks.append(digests[0])
         return xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
 
+    def class_names(self, key: str) -> list[str] | None:
+        """Name the classes of a feature of Hugging Face, or of a dataset of torchvision."""
+        dataset: object = self._dataset
+        while type(dataset).__name__ == "Subset":
+            dataset = getattr(dataset, "dataset", None)
+        features = getattr(dataset, "features", None)
+        if isinstance(features, Mapping):
+            names = getattr(features.get(key), "names", None)
+        else:  # samples are (image, class) there
+            names = getattr(dataset, "classes", None) if key == "1" else None
+        return [str(name) for name in names] if isinstance(names, (list, tuple)) else None
+
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read samples; see `Source.read`."""
         check_ids(self, sample_ids)

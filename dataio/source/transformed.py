@@ -29,7 +29,9 @@ from dataio.rows.fields import (
 from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.views import Crop, Resize, Resizing
 from dataio.source.base import Source, costs_of
+from dataio.source.classes import class_names
 from dataio.source.function_hash import describe_function
+from dataio.source.image_folder import ImageFolderSource
 from dataio.source.place import place_of
 from dataio.source.row_block import RowBlock
 from dataio.source.values import raw_value
@@ -109,6 +111,10 @@ class TransformedSource:
         """What training each sample costs beside the others, see `costs_of`."""
         return costs_of(self._source)
 
+    def class_names(self, key: str) -> list[str] | None:
+        """Name the classes of a key of the source that is transformed."""
+        return class_names(self._source, key)
+
     def place_of(self, sample_id: int) -> str:
         """Name a sample's place in the source that is transformed."""
         return place_of(self._source, sample_id)
@@ -121,7 +127,9 @@ class TransformedSource:
     @property
     def variant(self) -> str:
         """Hash all of that but the inner fingerprint: each function has a cache of its own."""
-        return _hashed(self._marks())
+        inner = self._source
+        own = [inner.variant] if isinstance(inner, ImageFolderSource) and inner.variant else []
+        return _hashed(self._marks() + own)
 
     def _marks(self) -> list[str]:
         declared = [declarations(self._fields), row_schema(self._fields)]

@@ -15,6 +15,7 @@ from dataio.base import toml
 from dataio.base.examples import EXAMPLES
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance
+from dataio.source.classes import Classes
 from importance import POLICIES, make_policy, settings_of
 from trainer.config.augment import RESCORING, AugmentConfig, check_augment
 from trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
@@ -43,6 +44,9 @@ class DataConfig(Section):
     Of text, a sample is ``sequence_length`` bytes and the one after them; without a ``test`` file
     the last ``test_fraction`` of the samples are left for it. ``exclude`` is a CSV or Parquet list,
     or some, of samples that are not trained on, such as the page of `tonari hardest` saves.
+    ``test_classes`` is ``classes`` of `dataio.Loader.evaluation`: ``"same"`` refuses a ``test``
+    whose classes have other names than those of ``train``, ``"training"`` numbers an image folder
+    as training does, and ``"own"`` leaves it its own numbers.
     ``cache``, ``staging`` and ``workers`` are tables of their own, or for the first a path: see
     `dataio.NodeCache`, `dataio.Staging` and `dataio.Workers`; for the others `dataio.Loader`.
     """
@@ -51,6 +55,7 @@ class DataConfig(Section):
     test: str | tuple[str, ...] = ""
     kind: Literal["images", "text"] = "images"
     sequence_length: Count = 128
+    test_classes: Classes = "same"
     test_fraction: Share = 0.0
     image: str = "jpg"
     label: str = "cls"

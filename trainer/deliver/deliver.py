@@ -21,6 +21,7 @@ import dataio
 from dataio.batch.deliver import Delivery
 from dataio.batch.values import Batch
 from dataio.source import Shards, Source
+from dataio.source.classes import Classes
 from dataio.state.report import check_report
 from dataio.world import World
 from trainer.deliver.evaluation import ReplicaEvaluation
@@ -209,6 +210,7 @@ class ReplicaLoader:
         *,
         fields: Mapping[str, dataio.Field] | None = None,
         transform: Callable[..., Any] | None = None,
+        classes: Classes = "same",
     ) -> ReplicaEvaluation:
         """Open another dataset; the last stage gets ``valid`` too.
 
@@ -216,13 +218,16 @@ class ReplicaLoader:
             source: The dataset.
             fields: Its fields, of all columns; None: the loader's own.
             transform: Of a sample, as of `dataio.Loader.evaluation`.
+            classes: As of `dataio.Loader.evaluation`.
         """
         opened = None
         if self._loader is not None:
             own = self._loader.fields
             if fields is not None:
                 fields = {name: field for name, field in fields.items() if name in own}
-            opened = self._loader.evaluation(source, fields=fields, transform=transform)
+            opened = self._loader.evaluation(
+                source, fields=fields, transform=transform, classes=classes
+            )
         self._meet()
         targets = (*self._targets, "valid") if self._targets else ()
         evaluation = ReplicaEvaluation(opened, self._open_stream(targets))

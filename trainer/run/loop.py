@@ -143,7 +143,7 @@ def train(
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(
             test, fields=None if fields else evaluation_fields(config.data, config.augment),
-            transform=evaluation_transform,
+            transform=evaluation_transform, classes=config.data.test_classes,
         )  # fmt: skip
         logs = open_logs(
             config, job, opened, found=found, metrics_path=metrics_path, stats=loader.stats,

@@ -13,6 +13,7 @@ from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Shard
 from dataio.source.columns.arrow_messages import BATCH, DICTIONARY, Message, list_messages
 from dataio.source.columns.columns import check_columns, one_line, table_rows
+from dataio.source.columns.hugging_face import class_names
 from dataio.source.io.files import Storage, StorageFile
 from dataio.source.io.window import merge_extents
 
@@ -51,6 +52,13 @@ class ArrowFormat:
         with storage.open(path) as file:
             messages = list_messages(file)
         return Contents([m.num_rows for m in messages if m.kind == BATCH and m.num_rows])
+
+    def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
+        """Name the classes of a column, where Hugging Face wrote them."""
+        with storage.open(path) as file:
+            first = list_messages(file)[0]
+            stream = file.read_at(first.offset, first.stop - first.offset) + END
+        return class_names(_schema(stream)[0].metadata, key)
 
     def read(
         self,

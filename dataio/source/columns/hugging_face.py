@@ -1,6 +1,7 @@
 """A dataset that Hugging Face's ``save_to_disk`` wrote: which files, in which order."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from dataio.base.errors import SourceError
@@ -41,6 +42,21 @@ def dataset_shards(directory: Path) -> list[str] | None:
             "write the dataset again with save_to_disk"
         )
     return [str(directory / name) for name in names]
+
+
+def class_names(metadata: Mapping[bytes, bytes] | None, key: str) -> list[str] | None:
+    """Name the classes of a column, from what Hugging Face wrote into the schema of its files.
+
+    Args:
+        metadata: Of the schema.
+        key: The column.
+    """
+    try:
+        document = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+        names = document["info"]["features"][key]["names"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 def _load(path: Path) -> dict[str, object]:

@@ -13,6 +13,7 @@ from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Shard
 from dataio.source.columns.columns import check_columns, one_line, table_rows
+from dataio.source.columns.hugging_face import class_names
 from dataio.source.io.files import Storage, StorageFile
 
 FOOTER_GROWTH = 10
@@ -34,6 +35,11 @@ class ParquetFormat:
             metadata = _open(file, storage).metadata
         groups = range(metadata.num_row_groups)
         return Contents([metadata.row_group(group).num_rows for group in groups])
+
+    def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
+        """Name the classes of a column, where Hugging Face wrote them."""
+        with storage.open(path) as file:
+            return class_names(_open(file, storage).schema_arrow.metadata, key)
 
     def read(
         self,

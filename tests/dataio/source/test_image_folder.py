@@ -121,3 +121,111 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b" / "2.jpg").unlink()
     with pytest.raises(SourceError, match=r"b/2\.jpg: cannot be opened"):
         read_all(source, FIELDS)
+
+
+def put(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(os.fsencode(name))
+    return root
+
+
+def paths(root: Path) -> list[tuple[int, str]]:
+    rows = read_all(open_source(str(root)), {"label": Int("label"), "path": Bytes("path")})
+    return [(int.from_bytes(label, "little"), os.fsdecode(path)) for _, (label, path) in rows]
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        ".ipynb_checkpoints/1-checkpoint.jpg",
+        "__MACOSX/cat/._1.jpg",
+        "@eaDir/1.jpg",
+        "lost+found/1.jpg",
+        "cat/._1.jpg",
+        "cat/.ipynb_checkpoints/1-checkpoint.jpg",
+        "cat/__MACOSX/1.jpg",
+    ],
+)
+def test_what_is_hidden_is_no_class_and_no_image(tmp_path: Path, hidden: str) -> None:
+    put(tmp_path, "cat/1.jpg", "dog/1.jpg")
+    before = open_source(str(tmp_path)).fingerprint
+    times = {name: (tmp_path / name).stat().st_mtime_ns for name in ("cat", "dog")}
+    put(tmp_path, hidden)
+    for name, time in times.items():
+        os.utime(tmp_path / name, ns=(time, time))
+    assert paths(tmp_path) == [(0, "cat/1.jpg"), (1, "dog/1.jpg")]
+    assert open_source(str(tmp_path)).fingerprint == before
+    empty = tmp_path / ".git"
+    empty.mkdir()
+    assert paths(tmp_path) == [(0, "cat/1.jpg"), (1, "dog/1.jpg")]
+
+
+def test_links_to_images_and_directories_are_followed(tmp_path: Path) -> None:
+    put(tmp_path / "else", "owl/3.jpg", "4.jpg")
+    root = put(tmp_path / "root", "cat/1.jpg")
+    (root / "dog").symlink_to(tmp_path / "else" / "owl")
+    (root / "cat" / "2.jpg").symlink_to(tmp_path / "else" / "4.jpg")
+    assert paths(root) == [(0, "cat/1.jpg"), (0, "cat/2.jpg"), (1, "dog/3.jpg")]
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "said"),
+    [
+        ("cat/again", "..", r"cat/again/cat: is a link to a directory that it lies in|again: is a"),
+        ("cat/self", "self", "cat/self: is a link to self, where nothing can be read"),
+        ("cat/sub/up", "../../cat", "is a link to a directory that it lies in"),
+        ("cat/2.jpg", "gone.jpg", r"cat/2\.jpg: is a link to gone\.jpg, where nothing can be read"),
+        ("cat/more", "/gone", "cat/more: is a link to /gone, where nothing can be read"),
+        ("owl", "/gone/owl", "owl: is a link to /gone/owl, where nothing can be read"),
+    ],
+)
+def test_links_that_lose_or_repeat_images_are_refused(
+    tmp_path: Path, name: str, to: str, said: str
+) -> None:
+    put(tmp_path, "cat/1.jpg", "dog/1.jpg")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(to)
+    with pytest.raises(SourceError, match=said):
+        open_source(str(tmp_path))
+
+
+def test_directories_that_cannot_be_listed_and_images_that_are_no_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "cat/1.jpg", "cat/sub/2.jpg")
+    scandir = os.scandir
+
+    def refuse(place: str) -> object:
+        if place.endswith("sub"):
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(SourceError, match=r"cat/sub: cannot be listed .*Permission denied"):
+            open_source(str(tmp_path))
+    os.mkfifo(tmp_path / "cat" / "3.jpg")
+    with pytest.raises(SourceError, match=r"cat/3\.jpg: is neither a file nor a directory"):
+        open_source(str(tmp_path))
+
+
+def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
+    put(tmp_path, os.fsdecode(b"caf\xe9/1\xff.jpg"), "dog/1.jpg")
+    source = open_source(str(tmp_path))
+    assert isinstance(source, ImageFolderSource)
+    assert list(map(os.fsencode, source.classes)) == [b"caf\xe9", b"dog"]
+    assert [os.fsencode(path) for _, path in paths(tmp_path)] == [
+        b"caf\xe9/1\xff.jpg",
+        b"dog/1.jpg",
+    ]
+    with pytest.raises(FieldError, match="expected UTF-8"):
+        read_all(source, {"path": Text("path")})
+
+
+def test_images_beside_the_classes_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "cat/1.jpg", "preview.png")
+    assert paths(tmp_path) == [(0, "cat/1.jpg")]
+    assert "1 images lie beside the directories of the classes, such as preview.png" in caplog.text
