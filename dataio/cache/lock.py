@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from dataio.base.claim import JOB_VARIABLES
 from dataio.base.errors import CacheBusyError, CacheError
 
 Mode = Literal["staging", "exchanging", "sharing", "verifying", "pruning", "exporting", ""]
 """What an owner does; one that is "staging" will share the cache when it is whole."""
 
-JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "PJM_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
 GATE_TIMEOUT_S = 20.0
 
 

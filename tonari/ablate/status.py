@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from dataio.base.claim import Claimant
 from tonari.ablate.cells import missing_cells, read_failure
-from tonari.ablate.claims import Claimant, claimant
+from tonari.ablate.claims import claimant
 from tonari.ablate.progress import Durations, duration, seconds_left
 from tonari.ablate.report import CellFile
 from tonari.ablate.study.config import Cell

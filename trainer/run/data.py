@@ -15,6 +15,28 @@ VOCABULARY = 256
 
 KEY = "tokens"
 
+LOOKED_AT_BYTES = 1 << 16
+"""At a file's beginning, middle and end, to see whether it is text."""
+
+MOST_CONTROL = 0.001
+"""Of the bytes looked at that may be control characters: compressed data has a tenth, numbers more,
+text hardly any."""
+
+# Tab, the ends of lines and pages, and escape sequences of terminals are part of texts.
+CONTROL = np.isin(np.arange(256), [*range(9), *range(14, 27), *range(28, 32), 127])
+
+BEGINNINGS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
 
 def token_field(sequence_length: int) -> dataio.Array:
     """Describe a sample: a sequence, and the byte after its last."""
@@ -65,7 +87,7 @@ def byte_windows(path: Path, sequence_length: int, *, key: str) -> NDArray[np.ui
         key: What names the file in a config, for messages.
 
     Raises:
-        ConfigError: If it cannot be read, or is shorter than a sample.
+        ConfigError: If it cannot be read, is shorter than a sample, or is no text.
     """
     try:
         num_bytes = path.stat().st_size
@@ -80,9 +102,42 @@ def byte_windows(path: Path, sequence_length: int, *, key: str) -> NDArray[np.ui
             f"{key}: {path} cannot be read ({error}); give the path of a text file, or "
             'data.kind="images" for shards'
         ) from error
+    _check_is_text(text, path, key)
     # uint8[num_bytes - sequence_length, sequence_length + 1], then every sequence_length-th
     sliding = np.lib.stride_tricks.sliding_window_view(text, sequence_length + 1)
     return sliding[::sequence_length]
+
+
+def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
+    """Refuse bytes that are no text, such as compressed text or numbers of tokens.
+
+    Raises:
+        ConfigError: Names the table that such a file needs.
+    """
+    last = max(len(text) - LOOKED_AT_BYTES, 0)
+    for start in (0, last // 2, last):
+        is_control = CONTROL[text[start : start + LOOKED_AT_BYTES]]
+        if is_control.mean() > MOST_CONTROL:
+            at = start + int(is_control.argmax())
+            found = f"holds bytes that no text has, such as 0x{text[at]:02x} at {at}"
+            break
+    else:
+        # Its own bytes are mostly those of the texts that it holds.
+        if path.suffix != ".mds" and not (
+            path.suffix == ".bin" and path.with_suffix(".idx").exists()
+        ):
+            return
+        found = "is a shard of records"
+    begins = text[:6].tobytes()
+    kind = next(
+        (f" ({name})" for magic, name in BEGINNINGS.items() if begins.startswith(magic)), ""
+    )
+    raise ConfigError(
+        f"{key}: {path}{kind} {found}, expected text in UTF-8, of which each byte is a token; "
+        "decompress or convert it; or, for documents in JSON lines, Parquet, or compressed: run "
+        "`tonari pack SRC DST --tokenizer ...` and give data.train=DST and the table [text] with "
+        'packing = "best_fit", which takes what `tonari pack` wrote'
+    )
 
 
 def _source(paths: Sequence[str], windows: NDArray[np.uint8]) -> dataio.Source:

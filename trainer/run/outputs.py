@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
 
+from dataio.base.claim import Claimant, NoLocksError, claim, claimant
 from trainer.checkpoint.directory import read_progress
 from trainer.config.config import Config
 from trainer.errors import ConfigError
@@ -20,16 +22,28 @@ from trainer.watch.monitoring import (
     import_exporter,
 )
 
+log = logging.getLogger(__name__)
+
 Log = MetricsLog | Board | PrometheusFile | Telemetry
 """What takes a run's lines."""
 
 
+CLAIM = "run.lock"
+"""In a run's directory: held by the run that writes it."""
+
+
 def check_outputs(config: Config) -> None:
-    """Refuse what a run could not write, and leave nothing: other settings may still be wrong."""
+    """Refuse what a run could not write, and leave nothing: other settings may still be wrong.
+
+    Raises:
+        ConfigError: If the directory cannot be made, or another run writes it.
+    """
     directory = Path(config.run.directory).absolute()
     standing = next(path for path in (directory, *directory.parents) if path.exists())
     if not (standing.is_dir() and os.access(standing, os.W_OK | os.X_OK)):
         raise _cannot_make(directory, f"{standing} is no directory that may be written")
+    if by := claimant(directory / CLAIM):
+        raise _in_use(directory, by)
     if config.run.tensorboard:
         import_writer()
     if config.run.otel:
@@ -42,7 +56,11 @@ def open_logs(
     config: Config, job: Job, opened: contextlib.ExitStack, *, found: Path | None,
     metrics_path: Path | None, stats: Stats, replica: int,
 ) -> list[Log]:  # fmt: skip
-    """Make the run's directory, and open this rank's logs: most are rank 0's alone."""
+    """Make the run's directory, and open this rank's logs: most are rank 0's alone.
+
+    Raises:
+        ConfigError: If the directory cannot be made, or another run writes it.
+    """
     world, directory = job.world, Path(config.run.directory)
     labels: dict[str, str | int] = {
         "run": directory.name, "node": world.node, "rank": world.rank, "replica": replica
@@ -56,6 +74,7 @@ def open_logs(
     if world.rank:
         return watching
     _make(directory)
+    _claim(directory, opened)
     (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
     kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
@@ -70,6 +89,25 @@ def _make(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot_make(directory, error) from error
+
+
+def _claim(directory: Path, opened: contextlib.ExitStack) -> None:
+    """Keep every other run out of a directory, until this one ends."""
+    try:
+        if not opened.enter_context(claim(directory / CLAIM)):
+            raise _in_use(directory, claimant(directory / CLAIM))
+    except NoLocksError as error:
+        log.warning(
+            "[rank 0] %s: its filesystem has no locks (%s), so that a second run in this directory "
+            "would not be noticed", directory, error.strerror,
+        )  # fmt: skip
+
+
+def _in_use(directory: Path, by: Claimant | None) -> ConfigError:
+    return ConfigError(
+        f"run.directory is {directory}, into which {by or 'another process'} writes a run; wait "
+        "for it to end, or give this run a directory of its own"
+    )
 
 
 def _cannot_make(directory: Path, why: object) -> ConfigError:

@@ -1,5 +1,6 @@
 """What ends a run before its first step, and what must not."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from dataio.base.claim import NoLocksError
 from dataio.loader import Loader
+from tests.claims import held_elsewhere
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import run
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.errors import ConfigError
+from trainer.run import outputs
 
 
 def test_what_a_run_cannot_write_is_said_before_staging(
@@ -84,3 +88,41 @@ def test_a_signal_outside_of_the_steps_does_not_end_the_process(
         ("SIGTERM", 0) if moment == "staging" else ("", 7)
     )
     assert run(config, "run", "run.epochs=1").finished
+
+
+@pytest.mark.parametrize("begins", ["before", "meanwhile"])
+def test_a_second_run_in_one_directory_is_refused(
+    config: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    """Also where both begin in a directory that neither has made yet."""
+    lock = config.parent / "run" / outputs.CLAIM
+    refused = r"run\.directory is .*run, into which process \d+ on .* writes a run; wait for it"
+    with contextlib.ExitStack() as stack:
+        if begins == "before":
+            stack.enter_context(held_elsewhere(lock))
+            monkeypatch.setattr(Loader, "__init__", None)  # nothing is staged
+        else:
+            opening = outputs._claim
+
+            def claim(directory: Path, opened: contextlib.ExitStack) -> None:
+                stack.enter_context(held_elsewhere(lock))
+                opening(directory, opened)
+
+            monkeypatch.setattr(outputs, "_claim", claim)
+        with pytest.raises(ConfigError, match=refused):
+            run(config, "run", "run.epochs=1")
+        assert not list((config.parent / "run").glob("metrics*"))
+        monkeypatch.undo()
+    # Its owner was killed: nothing is left to clean up.
+    run(config, "run", "run.epochs=1")
+
+
+def test_a_filesystem_without_locks_is_warned_of(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NoLocksError(37, "No locks available")
+
+    monkeypatch.setattr(outputs, "claim", refuse)
+    run(config, "run", "run.epochs=1")
+    assert "has no locks (No locks available), so that a second run in this" in caplog.text
