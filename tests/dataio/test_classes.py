@@ -11,11 +11,12 @@ import pytest
 
 import dataio
 from dataio import SourceError
+from dataio.rows.fields import Field
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.shards import write_tar
 
 CLASSES = ["cat", "dog", "emu"]
-FIELDS = {"label": dataio.Int("label"), "path": dataio.Text("path")}
+FIELDS: dict[str, Field] = {"label": dataio.Int("label"), "path": dataio.Text("path")}
 
 
 def folder(root: Path, classes: list[str]) -> str:
@@ -147,7 +148,7 @@ def test_columns_of_classes_must_have_the_same_names(
     tmp_path: Path, kind: str, transformed: bool
 ) -> None:
     keys = ("1", "0") if kind == "torchvision" else ("label", "name")
-    fields = {"label": dataio.Int(keys[0]), "name": dataio.Text(keys[1])}
+    fields: dict[str, Field] = {"label": dataio.Int(keys[0]), "name": dataio.Text(keys[1])}
     staging = dataio.Staging(transform=_unchanged if transformed else None)
 
     def run(test: list[str], root: Path, **given: Any) -> list[int]:
