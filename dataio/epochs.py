@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from torch.profiler import record_function
 
 from dataio.base.errors import StateError
+from dataio.batch.figures import EpochFigures
 from dataio.batch.values import Batch
 from dataio.iterations import Iterations
 from dataio.parts import Parts
@@ -70,7 +71,7 @@ class Epochs:
         def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
             if exchange is not None:
                 parts.figures.take_in(exchange)
-            parts.line.write(figures, doing, stats=self.stats)
+            self._write_line(figures, doing)
 
         position = run.position
         parts.gather.forget(end_epoch(parts.pool, parts.moves, position, agree=agree))
@@ -79,6 +80,12 @@ class Epochs:
         run.begin(run.next_position())
         run.begin_exchange()
         parts.figures.turn_s += time.perf_counter() - started
+
+    def _write_line(self, figures: EpochFigures, doing: str) -> None:
+        parts = self._parts
+        parts.line.write(figures, doing, stats=self.stats)
+        if parts.rowlog is not None:
+            parts.rowlog.count_padded(parts.line.num_padded)
 
     def up_to(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective between two epochs."""
@@ -96,7 +103,7 @@ class Epochs:
                 if run.epoch + 1 >= num_epochs:
                     parts = self._parts
                     parts.feedback.flush()
-                    parts.line.write(parts.line.end(), "end the epoch", stats=self.stats)
+                    self._write_line(parts.line.end(), "end the epoch")
                     return
                 self.end_and_begin()
 

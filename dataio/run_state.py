@@ -416,6 +416,7 @@ class RunState:
     def count_step(self) -> None:
         """Count a batch of the running epoch that is delivered."""
         padded = self.parts.gather.take_padded(self.epoch, self.step)
+        self.parts.figures.padded += len(padded)
         if self.parts.rowlog is not None and padded:
             self.parts.rowlog.pad(self.step, padded)
         self.step += 1

@@ -1,11 +1,12 @@
 """What a run measured of an epoch's parts beside its plan, as factors for the plan of another."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dataio.base.errors import DamagedFileError
+from dataio.base.lines import read_checked_lines
 from oracle.errors import OracleError
 from oracle.plan import MOVING, EpochPlan
 from trainer.watch.parts import OTHER
@@ -116,10 +117,8 @@ def _factor(ratios: Sequence[float]) -> Factor:
 def _epochs(path: Path) -> list[dict[str, float]]:
     """Read the lines of epochs; of a run under way the last line may be cut off."""
     try:
-        whole = path.read_text().rpartition("\n")[0]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        return [line for line in lines if line["kind"] == "epoch"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [line for line in read_checked_lines(path) if line["kind"] == "epoch"]
+    except (OSError, DamagedFileError, KeyError) as error:
         raise OracleError(
             f"{path}: cannot be read as the metrics of a run ({type(error).__name__}: {error}); "
             + CURE

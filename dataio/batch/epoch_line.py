@@ -20,6 +20,7 @@ class EpochLine:
 
     Attributes:
         last: The line of the last epoch that ended, empty before.
+        num_padded: Rows of all ranks that became padding in the part of it that this start trained.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class EpochLine:
         self._world = world
         self._metrics = metrics
         self.last: dict[str, float] = {}
+        self.num_padded = 0
         self._epoch = self._first_step = 0
         self._earlier: Mapping[str, float] | None = None
 
@@ -72,4 +74,5 @@ class EpochLine:
 
     def _sum_up(self, mine: EpochFigures, doing: str) -> dict[str, float]:
         ranks = self._world.allgather_array(mine.to_array(), doing=doing)
+        self.num_padded = int(ranks[:, -1].sum())
         return summarise(self._epoch, ranks, first_step=self._first_step, earlier=self._earlier)

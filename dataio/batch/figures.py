@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +57,9 @@ class Figures:
     steps: Waits = field(default_factory=Waits)
     started: float = field(default_factory=time.perf_counter)
     disk_bytes_before: int = field(default_factory=lambda: disk_bytes_read())
-    _ended: tuple[float, float, int, int] = field(
-        default_factory=lambda: (time.perf_counter(), 0.0, 0, 0)
+    padded: int = 0
+    _ended: tuple[float, float, int, int, int] = field(
+        default_factory=lambda: (time.perf_counter(), 0.0, 0, 0, 0)
     )
 
     def to_stats(self, *, cache_bytes: int, pulled_bytes: int = 0) -> dict[str, float]:
@@ -71,7 +72,7 @@ class Figures:
         stats = {
             name: value for name, value in vars(self).items() if isinstance(value, (int, float))
         }
-        del stats["started"], stats["disk_bytes_before"]
+        del stats["started"], stats["disk_bytes_before"], stats["padded"]
         waits = self.waits
         disk = max(disk_bytes_read() - self.disk_bytes_before, 0)
         return stats | {
@@ -104,11 +105,11 @@ class Figures:
     def epoch_so_far(self, *, source_bytes: int) -> "EpochFigures":
         """Say what came since the last call of `end_epoch`."""
         now = zip(self._now(source_bytes), self._ended, strict=True)
-        duration_s, wait_s, rows, source = (a - b for a, b in now)
-        return EpochFigures(duration_s, wait_s, int(rows), int(source))
+        duration_s, wait_s, rows, source, padded = (a - b for a, b in now)
+        return EpochFigures(duration_s, wait_s, int(rows), int(source), int(padded))
 
-    def _now(self, source_bytes: int) -> tuple[float, float, int, int]:
-        return time.perf_counter(), self.waits.total_s, self.rows, source_bytes
+    def _now(self, source_bytes: int) -> tuple[float, float, int, int, int]:
+        return time.perf_counter(), self.waits.total_s, self.rows, source_bytes, self.padded
 
     def take_in(self, exchange: Mapping[str, float]) -> None:
         """Add what an epoch's exchange did."""
@@ -130,6 +131,10 @@ def disk_bytes_read() -> int:
     return int(counted.get("read_bytes", 0))
 
 
+ADDED_UP = ("duration_s", "samples", "skipped_rows", "source_bytes", "wait_mean_s", "wait_max_s")
+"""Figures of an epoch's line that both parts of an interrupted epoch add to."""
+
+
 @dataclass(frozen=True)
 class EpochFigures:
     """One epoch on one rank, as the ranks send them to one another at its end.
@@ -139,16 +144,18 @@ class EpochFigures:
         wait_s: Of it, blocked on batches.
         rows: Delivered, padding not counted.
         source_bytes: Read from the source.
+        padded: Of the rows, those that could not be read and became padding.
     """
 
     duration_s: float
     wait_s: float
     rows: int
     source_bytes: int
+    padded: int = 0
 
     def to_array(self) -> NDArray[np.float64]:
-        """float64[4]: In the order of the attributes."""
-        return np.array([self.duration_s, self.wait_s, self.rows, self.source_bytes], np.float64)
+        """float64[5]: In the order of the attributes."""
+        return np.array(astuple(self), np.float64)
 
 
 def summarise(
@@ -158,7 +165,7 @@ def summarise(
     first_step: int = 0,
     earlier: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Turn float64[world_size, 4] of all ranks' `EpochFigures` into one epoch's line.
+    """Turn float64[world_size, 5] of all ranks' `EpochFigures` into one epoch's line.
 
     A *straggler* is the rank that made the others wait: under synchronous training all take as long
     as the slowest, who waits most for its batches.
@@ -170,12 +177,13 @@ def summarise(
         earlier: The line of these steps, where a save kept it: then the result covers both parts,
             and times are added up.
     """
-    duration, wait, rows, source = ranks.T
+    duration, wait, rows, source, padded = ranks.T
     line = {
         "epoch": epoch,
         "first_step": first_step,
         "duration_s": float(duration.max()),
         "samples": float(rows.sum()),
+        "skipped_rows": float(padded.sum()),
         "samples_per_s": 0.0,
         "source_bytes": float(source.sum()),
         "wait_mean_s": float(wait.mean()),
@@ -186,7 +194,7 @@ def summarise(
         line["first_step"] = earlier["first_step"]
         if earlier["wait_max_s"] > line["wait_max_s"]:
             line["straggler_rank"] = earlier["straggler_rank"]
-        for name in ("duration_s", "samples", "source_bytes", "wait_mean_s", "wait_max_s"):
+        for name in ADDED_UP:
             line[name] += earlier[name]
     line["samples_per_s"] = line["samples"] / max(line["duration_s"], 1e-9)
     return line

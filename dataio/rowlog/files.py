@@ -1,7 +1,8 @@
 """The files of a log of rows, and how each is written and read whole.
 
     log.jsonl           a line of JSON for each loader and each attempt, with its checksum
-    steps               attempt and step that rank 0 was delivered last, written over at each step
+    steps               attempt and step that rank 0 was delivered last, and their checksum, written
+                        over at each step
     node-K.bin          what an epoch hides, and weights, of the sampling group of node K
     padded-R.jsonl      a line for each batch of rank R of which some rows could not be read
     excluded-NAME.bin   samples that were left out for good
@@ -11,9 +12,7 @@ Rank 0 writes all but ``node-K.bin``, which the first rank of node K appends to,
 ``padded-R.jsonl``, which rank R does.
 """
 
-import json
 import os
-import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,22 +24,23 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from dataio.base.atomic import write_file
-from dataio.base.digest import digest
-from dataio.base.errors import StateError
+from dataio.base.errors import DamagedFileError, StateError
+from dataio.base.lines import checked_line, read_checked_lines
 
 LOG, STEPS = "log.jsonl", "steps"
 HEAD = struct.Struct("<4sqqQ")
 """Of a selection: MAGIC, attempt, bytes that follow, their checksum."""
 MAGIC = b"TRL1"
 PLACE = struct.Struct("<qq")
-WHOLE = re.compile(rb'"checksum": ".{18,19}$|checksum.{4}[0-9a-f]{16}"}$', re.DOTALL)
-"""Matches the end of a line that was written to its end, though some byte of it has changed."""
+CHECKSUM = struct.Struct("<Q")
+NOTHING = (-1, 0)
+"""The place before a log's first attempt: a missing file of steps is damage, not this."""
+READS = 3
 
 
 def write_line(descriptor: int, line: Mapping[str, object], *, is_apart: bool) -> None:
     """Append a line with its checksum, behind an empty one where it is to stand apart."""
-    text = json.dumps({**line, "checksum": digest(json.dumps(line, sort_keys=True))})
-    whole = (b"\n" if is_apart else b"") + text.encode() + b"\n"
+    whole = (b"\n" if is_apart else b"") + checked_line(line).encode() + b"\n"
     if os.write(descriptor, whole) < len(whole):
         raise OSError(f"no room for {len(whole)} bytes")
 
@@ -51,28 +51,39 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         StateError: If a line is damaged.
     """
-    for number, text in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not text.strip():
-            continue
-        try:
-            line = dict(json.loads(text))
-            checksum = line.pop("checksum")
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, ValueError) and text.startswith(b"{") and not WHOLE.search(text):
-                continue
-            raise damaged(path, f"line {number} cannot be read ({error})") from error
-        if checksum != digest(json.dumps(line, sort_keys=True)):
-            raise damaged(path, f"line {number} does not match its checksum")
-        yield line
+    try:
+        yield from read_checked_lines(path)
+    except DamagedFileError as error:
+        raise damaged(path, str(error).removeprefix(f"{path}: ")) from error
+
+
+def pack_place(attempt: int, step: int) -> bytes:
+    """Make the content of the file of steps."""
+    place = PLACE.pack(attempt, step)
+    return place + CHECKSUM.pack(xxh3_64_intdigest(place))
 
 
 def read_place(path: Path) -> tuple[int, int] | None:
-    """Read which attempt and step was delivered last; None: nothing was."""
-    data = path.read_bytes() if path.exists() else b""
-    if len(data) < PLACE.size:
-        return None
-    attempt, step = PLACE.unpack(data[: PLACE.size])
-    return attempt, step
+    """Read which attempt and step was delivered last; None: nothing was.
+
+    Raises:
+        StateError: If it is missing or damaged.
+    """
+    why = ""
+    for _ in range(READS):  # a run that writes it may be in the midst
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise damaged(path, f"it cannot be read ({error})") from error
+        place, checksum = data[: PLACE.size], data[PLACE.size :]
+        if len(data) != PLACE.size + CHECKSUM.size:
+            why = f"it has {len(data)} bytes, expected {PLACE.size + CHECKSUM.size}"
+        elif CHECKSUM.pack(xxh3_64_intdigest(place)) != checksum:
+            why = "it does not match its checksum"
+        else:
+            attempt, step = PLACE.unpack(place)
+            return None if (attempt, step) == NOTHING else (attempt, step)
+    raise damaged(path, why)
 
 
 def heads(descriptor: int) -> Iterator[tuple[int, int, int, int]]:

@@ -23,9 +23,10 @@ from dataio.rowlog.files import (
     HEAD,
     LOG,
     MAGIC,
-    PLACE,
+    NOTHING,
     STEPS,
     heads,
+    pack_place,
     read_lines,
     read_place,
     write_line,
@@ -168,6 +169,17 @@ class RowLog:
 
         self._try(write)
 
+    def count_padded(self, num_rows: int) -> None:
+        """Note how many rows of all ranks became padding in the attempt, as its epoch ends.
+
+        Only these are counted that `pad` noted in a file of their rank: a file that is lost later
+        is missed.
+        """
+        if self._world.rank or not num_rows:
+            return
+        self._pending.append({"num_padded": num_rows, "attempt_ended": self._next - 1})
+        self._try(self._append)
+
     def skip(self, steps: range) -> None:
         """Note that steps of the attempt's segment are passed over, the next ones."""
         if self._world.rank:
@@ -198,6 +210,8 @@ class RowLog:
             lines = [*read_lines(path / LOG)] if (path / LOG).exists() else []
             self._file = os.open(path / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._steps = os.open(path / STEPS, os.O_RDWR | os.O_CREAT, 0o666)
+            if not any("attempt" in line for line in lines):
+                os.pwrite(self._steps, pack_place(*NOTHING), 0)
             if costs is not None:
                 write_once(path / f"costs-{self._setup.costs}.bin", costs)
             # A line that a kill cut off stands alone
@@ -255,7 +269,7 @@ class RowLog:
     def _note(self, step: int) -> None:
         self._noted = (self._next - 1, step)
         if not self._pending:  # else its attempt would have no line
-            os.pwrite(self._steps, PLACE.pack(*self._noted), 0)
+            os.pwrite(self._steps, pack_place(*self._noted), 0)
 
     def _end(self, place: tuple[int, int] | None) -> None:
         """Note how far the attempt before this one came."""

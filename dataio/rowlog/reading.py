@@ -102,6 +102,7 @@ def read_log(directory: Path) -> Logged:
     name, setup, attempts = "", None, dict[int, Attempt]()
     stops: dict[int, int] = {}
     skipped: dict[int, list[tuple[int, int]]] = {}
+    num_padded: dict[int, int] = {}
     last: Attempt | None = None
     for line in lines:
         if "log" in line:
@@ -110,6 +111,8 @@ def read_log(directory: Path) -> Logged:
             setup = Setup.from_json(line["setup"])
         elif "ended" in line:
             stops[line["ended"]] = max(line["step"], stops.get(line["ended"], 0))
+        elif "num_padded" in line:
+            num_padded[line["attempt_ended"]] = line["num_padded"]
         elif "skipped" in line:
             first, stop = line["steps"]
             skipped.setdefault(line["skipped"], []).append((first, stop))
@@ -121,12 +124,19 @@ def read_log(directory: Path) -> Logged:
             if attempt.after is not None:
                 number, step = attempt.after
                 stops[number] = max(step, stops.get(number, 0))
-    place = read_place(directory / STEPS)
+    place = read_place(directory / STEPS) if attempts else None
     if place is not None:
         if place[0] not in attempts:
             raise damaged(path, f"attempt {place[0]} is missing")
         stops[place[0]] = max(place[1], stops.get(place[0], 0))
     padded = _read_padded(directory)
+    for number, expected in num_padded.items():
+        if len(padded.get(number, ())) < expected:
+            raise damaged(
+                directory / "padded-*.jsonl",
+                f"of attempt {number} they list {len(padded.get(number, ()))} rows that could not "
+                f"be read, and {LOG} counts {expected}",
+            )
     ordered = [
         replace(
             attempt,

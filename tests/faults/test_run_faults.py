@@ -4,7 +4,6 @@ Limits are as a user has them; only a hang, which nothing but ``run.timeout_s`` 
 one.
 """
 
-import json
 import re
 import threading
 import time
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from dataio.base.lines import read_checked_lines
 from tests.multirank import (
     ROOT,
     Launcher,
@@ -253,7 +253,7 @@ def check_rest(falls: tuple[Fall, ...], run_ranks: RunRanks, config: Path, root:
 
 def told(directory: Path) -> list[float]:
     """Read each step's number and loss, and the hidden rows of each epoch."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(directory / "metrics.jsonl")]
     names = {"step": "loss", "epoch": "hidden_fraction"}
     return [line[name] for line in lines for name in ("step", names[line["kind"]])]
 

@@ -1,6 +1,5 @@
 """The scripts of examples/slurm on a real Slurm of four nodes, as they are."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.storage.results.document import read_document
+from dataio.base.lines import read_checked_lines
 from tests.lab.site import (
     CONFIG,
     NUM_NODES,
@@ -42,7 +42,7 @@ def whole(site: Site) -> list[Line]:
 
 
 def source_bytes(run: Path) -> list[int]:
-    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(run / "metrics.jsonl")]
     return [line["source_bytes"] for line in lines if line["kind"] == "epoch"]
 
 

@@ -99,13 +99,16 @@ def test_what_is_no_run_beside_a_plan_is_refused_with_the_cure(tmp_path: Path) -
     path.write_text("")
     with pytest.raises(OracleError, match="no epoch has ended; wait for two"):
         learn(path)
-    path.write_text('{"kind": "epoch", "epoch": 0}\n{"kind": "epoch", "epoch": 1}\n')
+    with MetricsLog(path) as log:
+        log.write({"kind": "epoch", "epoch": 0})
+        log.write({"kind": "epoch", "epoch": 1})
     with pytest.raises(OracleError, match=r"has 2 epochs and none beside a plan; give .*--plan"):
         learn(path)
     write_metrics(path, [{"train_s": (1.0, 1.0)}])
     with pytest.raises(OracleError, match=r"only the first epoch .* wait for the second"):
         learn(path)
-    for damaged in ("[1]\n", "{}\n", "words\n"):
+    other = path.read_text().replace('"train_s": 1.0', '"train_s": 9.0')
+    for damaged in ("[1]\n", "{}\n", "words\n", other):
         path.write_text(damaged)
         with pytest.raises(OracleError, match="cannot be read as the metrics of a run"):
             learn(path)

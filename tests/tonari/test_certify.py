@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dataio.base.digest import digest
+from dataio.base.lines import checked_line
+from dataio.rowlog.files import pack_place, read_place
 from tests.dataio.exclude_run import SHUFFLES
 from tests.dataio.rowlog.played import EPOCHS, draw, play
 from tests.trainer.digits import write_config, write_shard
@@ -134,8 +135,7 @@ def in_log(old: str, new: str) -> Callable[[Root], None]:
         number = next(n for n, line in enumerate(lines) if old in line)
         line = json.loads(lines[number].replace(old, new, 1))
         line.pop("checksum")
-        checksum = digest(json.dumps(line, sort_keys=True))
-        lines[number] = json.dumps({**line, "checksum": checksum})
+        lines[number] = checked_line(line)
         path.write_text("\n".join(lines) + "\n")
 
     return change
@@ -174,10 +174,15 @@ def remove(pattern: str) -> Callable[[Root], None]:
 
 
 def add_line(here: Root) -> None:
-    line = {"skipped": 0, "steps": [4, 5]}
-    text = json.dumps({**line, "checksum": digest(json.dumps(line, sort_keys=True))})
     with (here / "run/rows/log.jsonl").open("a") as file:
-        file.write(text + "\n")
+        file.write(checked_line({"skipped": 0, "steps": [4, 5]}) + "\n")
+
+
+def come_less_far(here: Root) -> None:
+    steps = here / "run/rows/steps"
+    place = read_place(steps)
+    assert place is not None
+    steps.write_bytes(pack_place(place[0], place[1] - 1))
 
 
 def once(document: Document) -> Document:
@@ -209,7 +214,9 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Root], object], str]] = {
         "plain", in_log('"steps": [2, 3]', '"steps": [3, 4]'), "rows_sha256|skipped"
     ),
     "a line more in the log": ("plain", add_line, r"log\.log\.jsonl|attempts"),
-    "how far the run came": ("signed", in_file("run/rows/steps", at=8), "run.steps|attempts"),
+    "how far the run came": ("signed", in_file("run/rows/steps", at=8), "rows/steps: .* damaged"),
+    "how far the run came, forged": ("signed", come_less_far, "run.steps|attempts"),
+    "no word of how far the run came": ("plain", remove("run/rows/steps"), "steps: .* be read"),
     "what an epoch hid": (
         "plain", in_file("run/rows/node-0.bin", at=60), r"what epoch \d hid .* is not there whole"
     ),

@@ -1,7 +1,6 @@
 """What `tonari rows` lists of a run on several ranks is the order that the ranks hashed."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from dataio.base.digest import digest
+from dataio.base.lines import read_checked_lines
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import rows
@@ -30,7 +30,7 @@ def test_rows_are_in_the_order_that_the_ranks_had(tmp_path: Path) -> None:
         )  # fmt: skip
         assert ended[0] == 0, ended[1]
     run = rows.open(directory)
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(directory / "metrics.jsonl")]
     hashes = [line["order_hash"] for line in lines if line["kind"] == "epoch"]
     assert len(hashes) == 3
     for epoch, expected in enumerate(hashes):

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dataio.base.errors import DamagedFileError
+from dataio.base.lines import checked_line
 from tests.trainer.digits import write_config
 from tonari import cli
 from tonari.rows.spike_words import spike_document
@@ -34,7 +36,8 @@ class Trained:
 
 def write_lines(run: Path, *lines: dict[str, object]) -> None:
     run.mkdir(exist_ok=True)
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = "".join(checked_line(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text)
 
 
 def at(step: int, kind: str = "step", epoch: int = 0, loss: float = 1.0) -> dict[str, object]:
@@ -57,6 +60,11 @@ def test_a_run_without_metrics_or_steps_in_them_is_named(tmp_path) -> None:
         read_losses(tmp_path)
     write_lines(tmp_path, at(10, "epoch"))
     with pytest.raises(ValueError, match=r"expected one every run\.log_steps"):
+        read_losses(tmp_path)
+    write_lines(tmp_path, at(4), at(8, loss=2.0))
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"loss": 2.0', '"loss": 9.0'))
+    with pytest.raises(DamagedFileError, match=r"line 2 does not match its checksum"):
         read_losses(tmp_path)
 
 

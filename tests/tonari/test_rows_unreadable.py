@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 import shuffle
-from dataio import FieldError, Int, Loader, Reports, Workers
+from dataio import FieldError, Int, Loader, Reports, StateError, Workers
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import write_tar
 from tonari import rows
@@ -89,3 +89,18 @@ def test_what_a_changed_byte_makes_of_the_note_is_refused(tmp_path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"step"', b'"stop"', 1))
     with pytest.raises(Exception, match="line 2 does not match its checksum"):
         rows.open(tmp_path / "rows")
+
+
+@pytest.mark.parametrize("layout", [[1], [2, 1]])
+def test_notes_that_are_missing_are_no_trained_rows(tmp_path, layout) -> None:
+    test_a_row_that_became_padding_is_listed_as_unreadable(tmp_path, layout)
+    for path in (tmp_path / "rows").glob("padded-*.jsonl"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: whole.rstrip().rfind(b"\n")])
+        with pytest.raises(StateError, match=r"of attempt \d they list \d rows .* counts \d"):
+            rows.open(tmp_path / "rows")
+        path.unlink()
+        with pytest.raises(StateError, match=r"padded-.*is damaged: of attempt \d they list"):
+            rows.open(tmp_path / "rows")
+        path.write_bytes(whole)
+    rows.open(tmp_path / "rows")

@@ -1,11 +1,11 @@
 """Steps that `tonari train --skip-steps` passes over; the others are what they would have been."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dataio.base.lines import read_checked_lines
 from tests.multirank import launch_command, run_job
 from tests.trainer.digits import write_config
 from tonari import cli, rows
@@ -74,7 +74,7 @@ def test_skipped_steps_train_nothing_and_the_others_are_what_they_were(ready, se
     first = answered.of(sample_id=before[3][0]).to_pylist()
     kept = [row["what"] for row in first if row["kept"] and row["epoch"] == 0]
     assert kept == ["skipped"] * len(before[3][0]), "once each, and nothing else of that epoch"
-    lines = [json.loads(line) for line in (ready / "run/metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(ready / "run/metrics.jsonl")]
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == [1, 2, 5, 8, 9, 10, 11, 12]
 
@@ -143,7 +143,7 @@ def test_all_ranks_of_a_pipeline_skip_the_same_steps(ready) -> None:
         env=None, timeout_s=200,
     )  # fmt: skip
     assert ended[0] == 0, ended[1]
-    lines = [json.loads(line) for line in (ready / "run/metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(ready / "run/metrics.jsonl")]
     assert next(line["step"] for line in lines if line["kind"] == "epoch") == 7
     assert [line["step"] for line in lines if line["kind"] == "step"][:5] == [1, 2, 5, 6, 7]
     answered = rows.open(ready / "run")

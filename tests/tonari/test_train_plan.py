@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dataio.base.lines import read_checked_lines
 from tests.oracle.test_learned import write_metrics
 from tests.oracle.test_trace import GPT
 from tonari.cli import main
@@ -67,7 +68,7 @@ def train(given, tmp_path):
 
 
 def epochs(tmp_path: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    lines = read_checked_lines(tmp_path / "run/metrics.jsonl")
     return [line for line in lines if line["kind"] == "epoch"]
 
 

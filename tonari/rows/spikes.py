@@ -1,6 +1,5 @@
 """Rows that spoil steps: those that were trained in a step whose loss rose, each time."""
 
-import json
 import math
 import statistics
 from collections import Counter, defaultdict
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dataio.base.lines import read_checked_lines
 from tonari.rows.run import RunRows
 
 NEAR = 50
@@ -75,6 +75,7 @@ def read_losses(run: Path) -> list[Logged]:
 
     Raises:
         ValueError: If there are no metrics, or they have no steps.
+        DamagedFileError: If a line has changed since it was written.
     """
     near = [run, *run.absolute().parents[:3]]
     path = next((p for place in near if (p := place / "metrics.jsonl").is_file()), None)
@@ -84,11 +85,7 @@ def read_losses(run: Path) -> list[Logged]:
         )
     found: list[Logged] = []
     ends = [0]  # steps at which an epoch ended, and its mean
-    for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # cut off by a kill
+    for line in read_checked_lines(path):
         kind, step = line.get("kind"), line.get("step", 0)
         # Where the run went on from an earlier checkpoint, what came behind is trained again
         while ends[-1] > step:

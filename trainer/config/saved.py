@@ -1,9 +1,10 @@
 """The settings of a run, as it left them in its directory."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from dataio.base.atomic import read_record
+from dataio.base.errors import DamagedFileError
 from trainer.config.config import Config, build_config
 from trainer.errors import ConfigError
 
@@ -15,8 +16,8 @@ def read_settings(path: Path) -> Config:
         ConfigError: If it cannot be read, or is not of this version.
     """
     try:
-        return build_config(_given(json.loads(path.read_text())))
-    except (OSError, ValueError, AttributeError) as error:
+        return build_config(_given(read_record(path)))
+    except (OSError, DamagedFileError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{path}: cannot be read as a run's settings: {error}; give a run.directory as `tonari "
             "train` left it"

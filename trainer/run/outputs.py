@@ -1,12 +1,12 @@
 """What a run writes beside its checkpoints: its directory, settings and metrics."""
 
 import contextlib
-import json
 import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
 
+from dataio.base.atomic import write_record
 from dataio.base.claim import Claimant, NoLocksError, claim, claimant
 from trainer.checkpoint.directory import read_progress
 from trainer.config.config import Config
@@ -75,7 +75,7 @@ def open_logs(
         return watching
     _make(directory)
     _claim(directory, opened)
-    (directory / "config.json").write_text(json.dumps(asdict(config), indent=1))
+    write_record(directory / "config.json", asdict(config))
     kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]

@@ -1,7 +1,6 @@
 """What a run did: JSON lines and TensorBoard on disk, and a line on rank 0's terminal."""
 
 import importlib.util
-import json
 import logging
 import math
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
+from dataio.base.lines import checked_line, parse_checked_line
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ Line = Mapping[str, str | int | float | None]
 
 class MetricsLog:
     """Appends one JSON object a line; each is on disk before the next step. For one rank.
+
+    Each has a ``checksum``, which `dataio.base.lines` checks: a figure that has changed is not
+    taken for one that was measured.
 
     Args:
         path: Made with its directory.
@@ -52,7 +55,7 @@ class MetricsLog:
     def write(self, line: Line) -> None:
         """Append a line; what is not finite is written as null, which every reader takes."""
         finite = {name: value if _is_finite(value) else None for name, value in line.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.write(checked_line(finite) + "\n")
 
 
 class Board:
@@ -178,7 +181,7 @@ def _bytes_until(path: Path, step: int | None) -> int:
         if not line.endswith(b"\n"):
             break
         try:
-            later = json.loads(line)["step"] > step
+            later = (parse_checked_line(line) or {})["step"] > step
         except (ValueError, KeyError, TypeError) as error:
             # Figures are to be looked at: no run ends for one that cannot be.
             logger.warning(

@@ -31,11 +31,14 @@ def test_no_wait_and_endless_waits_are_counted_too():
 
 
 def test_the_straggler_is_the_rank_that_waits_longest():
-    line = summarise(3, np.array([[2.0, 0.5, 100, 7], [2.5, 1.5, 90, 3], [2.0, 0.1, 100, 0]]))
+    line = summarise(
+        3, np.array([[2.0, 0.5, 100, 7, 0], [2.5, 1.5, 90, 3, 2], [2.0, 0.1, 100, 0, 3]])
+    )
     assert line["straggler_rank"] == 1
     assert line["samples"] == 290
     assert line["samples_per_s"] == pytest.approx(290 / 2.5)
     assert line["source_bytes"] == 10
+    assert line["skipped_rows"] == 5
     assert line["wait_mean_s"] == pytest.approx(0.7)
 
 

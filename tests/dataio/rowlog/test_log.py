@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 import shuffle
-from dataio import Loader, Mixture, Reports, StateError
+from dataio import Loader, Mixture, Reports, StateError, Workers
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Local, Selection
 from dataio.rowlog.answers import Answers
@@ -240,6 +240,52 @@ def test_every_changed_byte_of_a_line_is_found(logged):
     for stop in range(first + 1, len(data) - 1):
         log.write_bytes(data[:stop] + b"\n" + data[first:])
         assert [attempt.number for attempt in read_log(log.parent).attempts] == [0, 1]
+
+
+@pytest.fixture
+def ended_early(tmp_path):
+    """A run that ended five batches into its second epoch; and the ids of these."""
+    loader = make_logged(tmp_path, workers=Workers(threads=0, prefetch=0))
+    for epoch in loader.epochs(2):
+        for batch in loader:
+            if epoch == 1 and loader.step == 5:
+                loader.__exit__(KeyboardInterrupt, None, None)
+                assert batch["sample_id"].numel()
+                return tmp_path
+    raise AssertionError
+
+
+def test_every_changed_bit_of_how_far_a_run_came_is_found(ended_early):
+    steps = ended_early / "rows" / "steps"
+    data = steps.read_bytes()
+    piece = open_answers(ended_early).course.kept[-1]
+    assert (piece.attempt.epoch, len(piece.steps)) == (1, 5)
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        steps.write_bytes(changed)
+        with pytest.raises(StateError, match=r"steps: the log of rows is damaged: .*checksum"):
+            read_log(steps.parent)
+    for cut in (0, 8, 16, len(data) - 1):
+        steps.write_bytes(data[:cut])
+        with pytest.raises(StateError, match=rf"steps: .* it has {cut} bytes, expected"):
+            read_log(steps.parent)
+    steps.write_bytes(bytes(len(data)))
+    with pytest.raises(StateError, match="does not match its checksum"):
+        make_logged(ended_early)
+    steps.unlink()
+    with pytest.raises(StateError, match=r"steps: .* it cannot be read .*No such file"):
+        read_log(steps.parent)
+    # A log in which no attempt began has no steps to miss.
+    log = steps.with_name("log.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
+    assert read_log(steps.parent).attempts == ()
+
+
+def test_a_run_that_was_killed_before_its_first_step_has_trained_nothing(tmp_path):
+    with make_logged(tmp_path) as loader:
+        loader.order_hash()  # the first epoch has begun
+        assert [len(piece.steps) for piece in open_answers(tmp_path).course.kept] in ([], [0])
 
 
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path):

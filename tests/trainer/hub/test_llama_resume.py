@@ -1,10 +1,10 @@
 """A llama that is stopped goes on, on other meshes, as one process that was never stopped."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from dataio.base.lines import read_checked_lines
 from tests.multirank import RunRanks
 from tests.trainer.watch.watched import train_watched
 
@@ -41,7 +41,7 @@ HALVES = ("mesh.dp_shard=2", "data.batch_size=4")
 
 def losses(directory: Path) -> list[float]:
     """Read every step's loss and gradient norm, and the evaluations."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(directory / "metrics.jsonl")]
     names = {"step": ("loss", "gradient_norm"), "epoch": ("loss", "evaluation_loss")}
     return [line[name] for line in lines for name in names[line["kind"]] if name in line]
 

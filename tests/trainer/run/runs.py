@@ -1,6 +1,5 @@
 """Small runs in this process, and their metrics."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dataio.base.lines import read_checked_lines
 from trainer.config.config import load_config
 from trainer.run.loop import Summary, train
 from trainer.run.step import Step, train_step
@@ -25,9 +25,10 @@ MEASURED = {
 
 def lines(directory: Path) -> list[dict[str, Any]]:
     """Read a run's metrics, without what no two runs share."""
-    text = (directory / "metrics.jsonl").read_text()
-    told = [json.loads(line) for line in text.splitlines()]
-    return [{k: v for k, v in line.items() if k not in MEASURED} for line in told]
+    return [
+        {k: v for k, v in line.items() if k not in MEASURED}
+        for line in read_checked_lines(directory / "metrics.jsonl")
+    ]
 
 
 def run(config: Path, name: str, *overrides: str, resume: str = "auto") -> Summary:

@@ -1,11 +1,11 @@
 """Packed documents on several meshes: rows and losses of one process, and on from any other."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dataio.base.lines import read_checked_lines
 from tests.multirank import RunRanks
 from tests.trainer.packed_text import write_config
 from tests.trainer.watch.watched import merged, train_watched
@@ -41,7 +41,7 @@ LLAMA = ("model.kind=llama", "model.kv_heads=2")
 
 def losses(directory: Path) -> list[float]:
     """Read the losses of all steps, and of the evaluations."""
-    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    lines = read_checked_lines(directory / "metrics.jsonl")
     return [line["loss" if line["kind"] == "step" else "evaluation_loss"] for line in lines]
 
 

@@ -3,7 +3,6 @@
 The slow tests are the whole table; here is a case of each row and each column of it.
 """
 
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dataio.base.lines import read_checked_lines
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from trainer.checkpoint.directory import latest
@@ -102,7 +102,7 @@ def read_weights(directory: Path) -> Weights:
 
 def told(directory: Path) -> Told:
     """Read what a run told, without what no two runs share."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [*read_checked_lines(directory / "metrics.jsonl")]
     names = ("loss", "gradient_norm", "accuracy", "evaluation_loss", "hidden_fraction", "lr")
     return [{name: line[name] for name in names if name in line} for line in lines]
 
