@@ -1,6 +1,5 @@
 """What the loop does beside its steps: what it writes, when it averages, and when it may rest."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dataio.base.lines import read_checked_lines
 from dataio.epochs import Epochs
 from tests.trainer.digits import write_config
 from trainer.checkpoint.checkpoint import Checkpoints
@@ -32,8 +32,7 @@ def run(config: Path, *overrides: str, **how: Any) -> Path:
 
 
 def lines(path: Path, kind: str) -> list[dict[str, Any]]:
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in told if line["kind"] == kind]
+    return [line for line in read_checked_lines(path) if line["kind"] == kind]
 
 
 def noting(act: Callable[..., Any], words: str, told: list[str]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from dataio.base.lines import read_checked_lines
 from dataio.loader import Loader
 from tests.cases import diagonal
 from tests.trainer.run.runs import KAKURENBO, lines, run, stop_after
@@ -70,8 +71,7 @@ profile_steps = [2, 2]
 
 def test_a_run_learns_and_tells_what_it_did(config: Path) -> None:
     summary = run(config, "run")
-    text = (config.parent / "run/metrics.jsonl").read_text()
-    told = [json.loads(line) for line in text.splitlines()]
+    told = [*read_checked_lines(config.parent / "run/metrics.jsonl")]
     epochs = [line for line in told if line["kind"] == "epoch"]
     assert summary.finished
     assert (summary.progress.epochs, summary.progress.steps) == (3, 21)
