@@ -67,7 +67,10 @@ def read_record(path: Path) -> dict[str, Any]:
         record = dict(json.loads(data))
         expected = str(record.pop("checksum"))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, len(data), f"is no JSON object with a checksum ({error!r})") from error
+        # Not its repr, which may hold all the bytes that could not be read.
+        why = f"{type(error).__name__}: {error}"
+        found = f"is no JSON object with a checksum ({why})"
+        raise _damaged(path, len(data), found) from error
     found = _record_checksum(record)
     if found != expected:
         raise _damaged(path, len(data), f"has checksum {found}, but says {expected}")

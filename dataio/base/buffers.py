@@ -7,6 +7,7 @@ all tensors and views made from it, puts the memory back.
 
 import math
 import weakref
+from collections import deque
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -37,10 +38,15 @@ class BufferRing:
         self._max_idle = max_idle
         self._idle: dict[int, list[memoryview]] = {}
         self._leases: dict[int, _Lease] = {}
+        # Of arrays that died. Their leases get in by a call without a line of Python in it: a
+        # Ctrl-C within a callback would be printed and forgotten.
+        self._dead: deque[_Lease] = deque()
         self.num_allocated = 0
 
     def take(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
         """Hand out an uninitialised array, its memory reused when some is idle."""
+        while self._dead:
+            self._take_back()
         kind = np.dtype(dtype)
         count = math.prod(shape)
         capacity = _capacity(count * kind.itemsize)
@@ -52,7 +58,7 @@ class BufferRing:
         # Over a memoryview that is `whole`, so `whole` lives as long as any view or tensor made
         # from it.
         whole: NDArray[np.generic] = np.frombuffer(memory, kind, count)
-        lease = _Lease(whole, self._back)
+        lease = _Lease(whole, self._dead.append)  # type: ignore[arg-type]
         lease.memory = memory
         self._leases[id(lease)] = lease
         return whole.reshape(shape)
@@ -66,8 +72,11 @@ class BufferRing:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy().data
         return np.empty(num_bytes, np.uint8).data
 
-    def _back(self, lease: weakref.ref[NDArray[np.generic]]) -> None:
-        assert isinstance(lease, _Lease)
+    def _take_back(self) -> None:
+        try:
+            lease = self._dead.popleft()
+        except IndexError:  # another thread was faster
+            return
         del self._leases[id(lease)]
         idle = self._idle[len(lease.memory)]
         if len(idle) < self._max_idle:

@@ -182,6 +182,7 @@ class Gather:
             raise
 
     def _begun(self, pick: Pick, steps: range, epoch: int) -> Iterator[Batch]:
+        self._reader.check_files()
         if self._fetcher is None and is_needed(self._reader):
             self._fetcher = Fetcher(self._reader)
             self._cache.read_by(self._fetcher)

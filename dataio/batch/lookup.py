@@ -150,7 +150,7 @@ class Lookup:
 
     def _cut(self, block: LookedUp, epoch: int) -> Iterator[Pending]:
         slots, _, weight, repeats = block.block
-        unchecked = self._verifier.unchecked(slots)
+        unchecked = self._verifier.unchecked(slots, first_step=block.first_step, epoch=epoch)
         columns = zip(*block.small.values(), strict=True) if block.small else repeat(())
         rows = zip(
             map(Located, *block.located), columns, block.slot, block.sample_id, weight, strict=False

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -235,6 +236,13 @@ class WorkerProcesses:
             # One ended before it had read what it was sent.
             self.close()
             raise self._ended([1]) from error
+        except RuntimeError as error:
+            statuses = [one.exitcode for one in self._processes()]
+            if not any(status is not None for status in statuses):
+                raise
+            # One ended since the last batches.
+            self.close()
+            raise self._ended(statuses) from error
         while (made := self._next()) is not None:
             if made.failure is not None:
                 failed = made.failure.kind(made.failure.text)
@@ -258,7 +266,7 @@ class WorkerProcesses:
                 self._coming = None
             except RuntimeError as error:
                 if "timed out" not in str(error):
-                    statuses = [one.exitcode for one in getattr(self._coming, "_workers", [])]
+                    statuses = [one.exitcode for one in self._processes()]
                     self.close()
                     raise self._ended(statuses) from None
                 # No batch, but all processes live.
@@ -266,6 +274,11 @@ class WorkerProcesses:
                     self.close()
                     raise self._stalled() from error
         return None
+
+    def _processes(self) -> list[BaseProcess]:
+        # Torch keeps them where the batches come from, also between two iterations.
+        kept = self._coming or getattr(self._loader, "_iterator", None)
+        return list(getattr(kept, "_workers", []))
 
     def _ended(self, statuses: Sequence[int | None]) -> WorkerError:
         return WorkerError(

@@ -126,7 +126,7 @@ def clear(directory: Path) -> None:
             by = path.with_name(path.name.removesuffix(PREVIOUS))
             replaced = path != by and (by / MARKER).exists() and _is_replaced(path)
             over = replaced or path.name.endswith(PARTIAL)
-            if over and (path / MARKER).exists() and not _foreign(path) and _is_dead(path):
+            if over and not _foreign(path) and _is_dead(path):
                 _remove(path)
 
 
@@ -215,6 +215,11 @@ def _is_dead(directory: Path) -> bool:
     """Whether nobody writes it any more."""
     try:
         descriptor = os.open(directory / MARKER, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Empty: its save was killed before it could mark it, or is about to.
+        return time.time() - directory.stat().st_mtime > ELSEWHERE_S and not any(
+            directory.iterdir()
+        )
     except OSError:
         return False
     try:

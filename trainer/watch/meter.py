@@ -41,11 +41,10 @@ class Meter:
         self._sample_ids: list[Tensor] = []
         self._new_samples: Tensor | int = 0
         self._new_rows = 0
-        # Losses and their rows, padding included, samples: of the epoch, and at the last call of
-        # recent. By rows: on other replicas a batch may have another number of them.
-        self._sums, self._told = np.zeros(3), np.zeros(3)
-        # Rows whose losses are in the sums.
-        self._num_taken = 0.0
+        # Losses and their rows, padding included, samples: of the epoch, and since the last call of
+        # recent, added up apart: differences of the epoch's sums would depend on where they began.
+        # By rows: on other replicas a batch may have another number of them.
+        self._sums, self._recent = np.zeros(3), np.zeros(3)
         self._earlier: Mapping[str, float] = {}
         self._waited_s = before.get("wait_s", 0.0)
 
@@ -76,10 +75,8 @@ class Meter:
         now, waited_s = time.perf_counter(), after.get("wait_s", 0.0)
         recent_s = now - self._asked_at
         shared = [after.get(name, 0.0) for name in SHARED]
-        mine = np.array(
-            [*(self._sums - self._told), waited_s - self._waited_s, *shared, self._place.reads]
-        )
-        self._told, self._asked_at, self._waited_s = self._sums.copy(), now, waited_s
+        mine = np.array([*self._recent, waited_s - self._waited_s, *shared, self._place.reads])
+        self._recent, self._asked_at, self._waited_s = np.zeros(3), now, waited_s
         doing = "adding up the recent steps' figures"
         *sums, num_replicas = world.allreduce(mine, op="sum", doing=doing).tolist()
         loss, rows, samples, wait_s = sums[:4]
@@ -149,12 +146,11 @@ class Meter:
 
     def _take(self, mean_loss: float) -> None:
         self._count_samples()
-        self._sums[1] += self._new_rows
-        self._new_rows = 0
-        self._sums[0] += mean_loss * (self._sums[1] - self._num_taken)
-        self._num_taken = self._sums[1]
-        self._sums[2] += int(self._new_samples)
-        self._new_samples = 0
+        rows = self._new_rows
+        new = (mean_loss * rows if rows else 0.0, rows, int(self._new_samples))
+        self._sums += new
+        self._recent += new
+        self._new_rows = self._new_samples = 0
 
 
 def combine_order_hashes(digest: str, world: World, place: Place) -> str:

@@ -10,7 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dataio.cache.files.manifest import Entries
-from dataio.cache.files.store import HeapFile
+from dataio.cache.files.store import HeapFile, check_length
 from dataio.rows.rows import FixedColumn, Rows, RowSchema, bind_checksums, row_offsets
 
 Verify = Literal["once", "always", "never"]
@@ -126,6 +126,19 @@ class RowReader:
         self._columns.clear()
         for heap in self._heaps.values():
             heap.close()
+
+    def check_files(self) -> None:
+        """Look, as batches are begun, whether anything has cut or removed what is mapped.
+
+        Raises:
+            CacheError: If so. Touching a part that is gone would end the process.
+        """
+        for file in self.fixed:
+            if file.rows.nbytes:
+                check_length(file.path, file.start_bytes + file.rows.nbytes)
+        for heap in self._heaps.values():
+            if isinstance(heap, HeapFile):
+                check_length(heap.path, heap.mapped_bytes)
 
     def heap(self, number: int) -> ExtentFile:
         """Open a heap file."""

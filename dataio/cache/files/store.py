@@ -228,6 +228,11 @@ class HeapFile:
         self._large_pages = _LargePages(path)
         self._capacity = path.stat().st_size if path.exists() else 0
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the file that are mapped now."""
+        return len(self._mapped)
+
     def close(self) -> None:
         """Let go of the mapping; views of it stay valid."""
         self._mapped = np.empty(0, np.uint8)
@@ -367,9 +372,11 @@ def check_length(path: Path, least_bytes: int) -> None:
     """Refuse a file that something else than the cache has cut or removed."""
     found = path.stat().st_size if path.exists() else 0
     if found < least_bytes:
+        was = "is not there any more" if not path.exists() else f"is {found} bytes long"
         raise CacheError(
-            f"{path}: is {found} bytes long, expected at least {least_bytes} by the cache's own "
-            f"manifest; it was cut: remove {path.parent}, and the next run stages it again"
+            f"{path}: {was}, expected at least {least_bytes} bytes by the cache's own manifest; "
+            f"something else cut or removed it: find out what cleans {path.parent.parent}, remove "
+            f"{path.parent}, and start the job again, which stages these rows again"
         )
 
 

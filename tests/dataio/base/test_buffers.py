@@ -1,4 +1,5 @@
 import gc
+import sys
 
 import numpy as np
 import torch
@@ -73,3 +74,17 @@ def test_an_array_may_outlive_its_ring():
     del ring
     gc.collect()
     assert (array == 3).all()
+
+
+def test_no_python_runs_as_an_array_dies():
+    """A Ctrl-C that came within a callback would be printed and forgotten."""
+    ring = BufferRing()
+    called = []
+    for _ in range(3):
+        array = ring.take((64,), np.uint8)
+        array[:] = 1
+        sys.setprofile(lambda frame, event, arg: called.append((event, frame.f_code.co_name)))
+        del array
+        sys.setprofile(None)
+    assert [event for event, _ in called if event == "call"] == []
+    assert ring.num_allocated == 1

@@ -1,5 +1,6 @@
 """Batches hold what the samples held, however they are made; rows that do not are dealt with."""
 
+import os
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dataio import CorruptRowError, FieldError, StallError, WorkerError
+from dataio import CacheError, CorruptRowError, FieldError, StallError, WorkerError
+from dataio.batch import verify
 from dataio.batch.gather import Gather
 from dataio.batch.prefetch import Prefetcher
 from dataio.plan.order import PADDING
@@ -200,6 +202,55 @@ def test_a_flipped_byte_is_found_and_named(tmp_path, fields):
         with pytest.raises(CorruptRowError, match=r"slot 17 \(sample 17\).*cache verify.*skip"):
             gathered(pool, fields)
         assert len(gathered(pool, fields, verify="never")) == 5
+
+
+def test_a_batch_of_some_is_checked_again_in_every_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "AGAIN", 5)
+    pick, steps = pick_in_turn(40), range(5)
+    order = pick(0, 5).slots
+    with open_pool(tmp_path, PLAIN) as pool:
+        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        try:
+            [*gather.batches(pick, steps, epoch=0)]
+            damaged, other = order[2, 3], order[4, 0]
+            flip(pool, damaged)
+            for epoch in (0, 1, 3, 4):
+                [*gather.batches(pick, steps, epoch=epoch)]
+            with pytest.raises(CorruptRowError, match=rf"slot {damaged} \(sample {damaged}\)"):
+                [*gather.batches(pick, steps, epoch=7)]
+            # What damaged it may have damaged others: all are looked at again.
+            flip(pool, damaged)
+            flip(pool, other)
+            with pytest.raises(CorruptRowError, match=rf"slot {other} \(sample {other}\)"):
+                [*gather.batches(pick, steps, epoch=7)]
+        finally:
+            gather.close()
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=lambda fields: "+".join(fields))
+@pytest.mark.parametrize("damage", ["cut", "removed"])
+def test_a_file_that_was_cut_or_removed_meanwhile_is_named_as_batches_begin(
+    tmp_path, fields, damage
+):
+    """Touching what is gone of a mapped file would end the process without a word."""
+    with open_pool(tmp_path, fields) as pool:
+        gather = Gather(pool.cache, fields, num_threads=0)
+        try:
+            [*gather.batches(pick_in_turn(40), range(5), epoch=0)]
+            path = next(pool.cache.directory.glob("fixed-*" if pool.cache.fixed else "heap-*"))
+            content = path.read_bytes()
+            # Put back in the same file: it is mapped, and this test goes on.
+            if damage == "cut":
+                os.truncate(path, 20)
+            else:
+                path.rename(path.with_name("away"))
+            found = "is 20 bytes long" if damage == "cut" else "is not there any more"
+            with pytest.raises(CacheError, match=rf"{path.name}: {found}.*start the job again"):
+                next(gather.batches(pick_in_turn(40), range(5), epoch=1))
+            if damage == "cut":
+                path.write_bytes(content)
+        finally:
+            gather.close()
 
 
 def test_a_row_is_checked_once_and_again_when_it_moved(tmp_path, monkeypatch):

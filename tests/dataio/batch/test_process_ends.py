@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from dataio import Loader, Reports, WorkerError, Workers
+from dataio.batch.gather import Gather
 from dataio.batch.process_checks import UNGUARDED, check_sendable, why_ended
 from dataio.world import single_world
-from tests.dataio.batch.gather_pool import gathered, open_pool
+from tests.dataio.batch.gather_pool import gathered, open_pool, pick_in_turn
 from tests.dataio.batch.test_gather import PLAIN
 from tests.memory_source import FIELDS, MemorySource
 from tests.multirank import ROOT
@@ -51,6 +52,27 @@ def test_a_process_that_ends_says_why(tmp_path, monkeypatch, transform, message)
     with open_pool(tmp_path, PLAIN) as pool:
         with pytest.raises(WorkerError, match=f"of 1 processes not all run on.*{message}"):
             gathered(pool, PLAIN, transform=transform, num_processes=1)
+
+
+def same(sample, rng):
+    return sample
+
+
+def test_a_process_that_ends_between_two_epochs_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataio.batch.process_transform.CHECK_S", 0.2)
+    with open_pool(tmp_path, PLAIN) as pool:
+        gather = Gather(pool.cache, PLAIN, num_threads=0, num_processes=2, transform=same)
+        try:
+            assert len([*gather.batches(pick_in_turn(40), range(5), epoch=0)]) == 5
+            first = gather._workers._processes()[0]
+            os.kill(first.pid, signal.SIGKILL)
+            first.join(60)
+            with pytest.raises(WorkerError, match=r"of 2 processes not all run on.*SIGKILL.*dmesg"):
+                [*gather.batches(pick_in_turn(40), range(5), epoch=1)]
+            # Processes are started anew for whoever goes on.
+            assert len([*gather.batches(pick_in_turn(40), range(5), epoch=1)]) == 5
+        finally:
+            gather.close()
 
 
 def test_one_that_starts_the_script_again_is_named_before_all_others():

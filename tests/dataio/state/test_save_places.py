@@ -130,6 +130,17 @@ def test_what_an_interrupted_save_left_goes_with_the_next(tmp_path, monkeypatch,
     assert tree(work / "theirs.partial") == theirs
 
 
+def test_an_empty_directory_of_a_save_killed_before_its_mark_goes_when_it_is_old(tmp_path):
+    work = tmp_path / "work"
+    for name in ("killed.partial", "fresh.partial", "empty"):
+        (work / name).mkdir(parents=True)
+    for name in ("killed.partial", "empty"):
+        os.utime(work / name, (0, 0))
+    with make(single_world(), tmp_path / "cache") as loader:
+        loader.save(work / "saved")
+    assert names_in(work) == ["empty", "fresh.partial", "saved"]
+
+
 def test_what_a_save_under_way_writes_is_left_to_it(tmp_path):
     """Two jobs may save side by side."""
     work = tmp_path / "work"

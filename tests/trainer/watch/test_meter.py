@@ -164,3 +164,22 @@ def test_the_order_is_that_of_the_replicas_and_not_of_the_ranks_beside_them() ->
     assert combined(narrow, ("a", "b")) == combined(wide, ("a", "b"))
     assert combined(narrow, ("a", "b")) != combined(narrow, ("b", "a"))
     assert combined(narrow, ("a", "b")) != combined(narrow, ("a", "c"))
+
+
+@pytest.mark.parametrize("first", [0, 3, 7])
+def test_the_loss_of_a_step_is_the_same_to_the_last_bit_wherever_its_start_began(
+    clock: Clock, first: int
+) -> None:
+    losses = [1 / 3 + number / 7 for number in range(12)]
+    world = single_world()
+
+    def told(first: int) -> list[float | None]:
+        made = Meter({}, place(world, (1, 1, 1, 1, 1)))
+        found = []
+        for loss in losses[first:]:
+            made.add(BATCH)
+            clock.now += 1
+            found.append(made.recent(loss, {}, world)["loss"])
+        return found
+
+    assert told(first) == told(0)[first:] == losses[first:]
