@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.errors import SourceError, StateError
+from dataio.base.errors import SourceError, StallError, StateError
 from dataio.iterations import Iterations
 from dataio.parts import Parts, identify, with_layout
 from dataio.plan.epoch import EpochPlan
@@ -355,7 +355,14 @@ class RunState:
         self._iterations.break_off()
         self.parts.feed.stop()
         self.parts.feedback.forget()
-        self.parts.moves.abandon()
+        try:
+            self.parts.moves.abandon()
+        except StallError as error:
+            raise StallError(
+                f"Loader: this rank left epoch {self.epoch} at step {self.step} (by close, "
+                "restore, load_state_dict or set_epoch), which all ranks do together, and others "
+                f"have not: look for such a call on some ranks alone. {error}"
+            ) from error
         if isinstance(self.state, Running):
             self.parts.line.end()  # of an epoch that has no line
             self.state = Chosen(self.state.position)

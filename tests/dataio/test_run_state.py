@@ -1,11 +1,13 @@
 """What runs, or is to begin: each call brings a run to the state that it names, and to no other."""
 
+import threading
+
 import numpy as np
 import pytest
 
-from dataio import StateError
+from dataio import StallError, StateError
 from dataio.run_state import Chosen, New, Restored, Running
-from dataio.world import single_world
+from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, RandomPrune
 from tests.dataio.loaders import make
 
@@ -93,3 +95,30 @@ def test_a_state_that_was_refused_is_refused_again(tmp_path):
             with pytest.raises(StateError, match="hides"):
                 next(iter(loader))
             assert is_state(loader, Chosen, 0, 1)
+
+
+def test_a_rank_that_closes_alone_says_that_it_did(tmp_path):
+    """Its partner is not to blame, whose rows it waits for in vain."""
+    closed = threading.Event()
+
+    def work(world):
+        loader = make(world, tmp_path)
+        for batch in loader:
+            del batch
+            if loader.step < 3:
+                continue
+            if world.rank == 1:
+                try:
+                    with pytest.raises(StallError) as caught:
+                        loader.close()
+                finally:
+                    closed.set()
+                return str(caught.value)
+            assert closed.wait(60)
+            loader.__exit__(StallError, None, None)
+            return ""
+        raise AssertionError
+
+    _, said = run_threads(thread_worlds([1, 1], timeout_s=1), work)
+    assert said.startswith("Loader: this rank left epoch 0 at step 3 (by close, restore")
+    assert "look for such a call on some ranks alone. rank 1: waited 1 s for rank 0" in said

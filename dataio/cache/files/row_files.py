@@ -5,6 +5,8 @@ checksum, and where its variable fields lie. It is written with the row and read
 `headers`: so a row can prove itself, whatever became of the manifest.
 """
 
+import contextlib
+import faulthandler
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,7 +68,14 @@ class RowFiles:
             file.reserve(num_positions)
 
     def map(self, *, writable: bool = True) -> None:
-        """Map every file that has a row for each position."""
+        """Map every file that has a row for each position.
+
+        Whatever cuts a mapped file ends the process that touches it by SIGBUS: from here on Python
+        prints where, if nothing else does.
+        """
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(OSError, RuntimeError, ValueError, AttributeError):
+                faulthandler.enable()  # there may be no stderr
         for file in self.by_position:
             file.map(writable=writable)
 

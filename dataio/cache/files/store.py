@@ -188,6 +188,7 @@ class FixedFile:
 
     def write(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Write rows; neighbours on disk go in one write, which beats faulting in their pages."""
+        check_length(self.path, self.start_bytes + self.rows.nbytes)
         width = self.column.width_bytes
         breaks = np.flatnonzero(np.diff(positions) != 1) + 1
         scattered = len(breaks) and (len(breaks) + 1) * RUN_ROWS > len(positions)

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from dataio.base.errors import CacheError
 from dataio.cache.files.store import ALIGN_BYTES, FixedFile, HeapFile
 from dataio.rows.rows import FixedColumn
 
@@ -67,3 +68,18 @@ def test_a_heap_that_grows_claims_only_what_is_new(tmp_path, monkeypatch):
     assert claimed[0][0] == 0
     assert [start for start, _ in claimed[1:]] == [stop for _, stop in claimed[:-1]]
     assert heap.path.stat().st_size == claimed[-1][1] >= 90 << 20
+
+
+def test_a_file_that_was_cut_is_named_before_it_is_written_through_its_mapping(tmp_path):
+    """As a cut page that is touched ends the process."""
+    file = FixedFile(tmp_path / "headers.npy", FixedColumn("a", "<i8", (2,)))
+    file.reserve(100)
+    file.map()
+    rows = np.ones((2, 16), np.uint8)
+    file.write(np.array([3, 99]), rows)
+    content = file.path.read_bytes()
+    os.truncate(file.path, 200)
+    with pytest.raises(CacheError, match=r"headers\.npy: is 200 bytes long, expected at least"):
+        file.write(np.array([3, 99]), rows)
+    file.path.write_bytes(content)
+    file.close()
