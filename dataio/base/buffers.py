@@ -58,7 +58,7 @@ class BufferRing:
         # Over a memoryview that is `whole`, so `whole` lives as long as any view or tensor made
         # from it.
         whole: NDArray[np.generic] = np.frombuffer(memory, kind, count)
-        lease = _Lease(whole, self._dead.append)  # type: ignore[arg-type]
+        lease = _Lease(whole, self._dead.append)
         lease.memory = memory
         self._leases[id(lease)] = lease
         return whole.reshape(shape)

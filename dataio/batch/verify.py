@@ -82,7 +82,7 @@ class RowVerifier:
         again = slice((epoch - first_step) % AGAIN, None, AGAIN)
         unchecked[again] = True
         self._checked[slots[again]] = False
-        return unchecked.tolist()  # type: ignore[no-any-return]
+        return unchecked.tolist()
 
     def forget(self, slots: NDArray[np.int64]) -> None:
         """Check these slots again: other rows lie there now."""

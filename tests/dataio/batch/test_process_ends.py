@@ -64,8 +64,9 @@ def test_a_process_that_ends_between_two_epochs_says_why(tmp_path, monkeypatch):
         gather = Gather(pool.cache, PLAIN, num_threads=0, num_processes=2, transform=same)
         try:
             assert len([*gather.batches(pick_in_turn(40), range(5), epoch=0)]) == 5
+            assert gather._workers is not None
             first = gather._workers._processes()[0]
-            os.kill(first.pid, signal.SIGKILL)
+            first.kill()
             first.join(60)
             with pytest.raises(WorkerError, match=r"of 2 processes not all run on.*SIGKILL.*dmesg"):
                 [*gather.batches(pick_in_turn(40), range(5), epoch=1)]
