@@ -11,8 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dataio.base.errors import DamagedFileError
 from dataio.base.lines import read_checked_lines
 from tonari.rows.run import RunRows
+from tonari.rows.settings import SETTINGS
+from trainer.checkpoint.directory import read_progress, whole_checkpoints
+from trainer.config.saved import read_settings
 
 NEAR = 50
 """Lines before one, and behind it, that it is compared with."""
@@ -75,7 +79,7 @@ def read_losses(run: Path) -> list[Logged]:
 
     Raises:
         ValueError: If there are no metrics, or they have no steps.
-        DamagedFileError: If a line has changed since it was written.
+        DamagedFileError: If a line has changed since it was written, or the last ones are missing.
     """
     near = [run, *run.absolute().parents[:3]]
     path = next((p for place in near if (p := place / "metrics.jsonl").is_file()), None)
@@ -104,7 +108,27 @@ def read_losses(run: Path) -> list[Logged]:
             f"{path}: has no line of a step, expected one every run.log_steps; train with fewer "
             "log_steps than the run has steps, 1 to know each"
         )
+    _check_whole(path, found[-1].steps[-1], max(ends))
     return found
+
+
+def _check_whole(path: Path, last_step: int, last_epoch_end: int) -> None:
+    """Refuse lines that end long before a checkpoint of the run: they were cut.
+
+    Raises:
+        DamagedFileError: If so.
+    """
+    run = path.parent
+    checkpoints = whole_checkpoints(run / "checkpoints")
+    if not checkpoints or not (run / SETTINGS).exists():
+        return
+    last, reached = max(last_step, last_epoch_end), read_progress(checkpoints[-1]).steps
+    log_steps = read_settings(run / SETTINGS).run.log_steps
+    if reached - last >= log_steps:
+        raise DamagedFileError(
+            f"{path}: its lines end at step {last}, but {checkpoints[-1]} is of step {reached}, "
+            f"expected a line every {log_steps} steps: it was cut; bring it back from a copy"
+        )
 
 
 def find_spikes(lines: Sequence[Logged], *, times: float) -> list[Spike]:
