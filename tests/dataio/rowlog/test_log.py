@@ -280,6 +280,9 @@ def test_every_changed_bit_of_how_far_a_run_came_is_found(ended_early):
     log = steps.with_name("log.jsonl")
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
     assert read_log(steps.parent).attempts == ()
+    steps.write_bytes(data)
+    with pytest.raises(StateError, match=r"attempt \d is missing"):
+        read_log(steps.parent)
 
 
 def test_a_run_that_was_killed_before_its_first_step_has_trained_nothing(tmp_path):
