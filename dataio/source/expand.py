@@ -10,10 +10,12 @@ from dataio.base.errors import SourceError
 from dataio.source.advice import directory_advice
 from dataio.source.io.files import Storage
 
+RECORD_SUFFIXES = tuple(
+    suffix + packed for suffix in (".tfrecord", ".tfrecords", ".tfrec") for packed in ("", ".gz")
+)
 SHARD_SUFFIXES = (
     *(".tar", ".tar.gz", ".tgz", ".parquet", ".arrow", ".feather", ".ipc"),
-    *(".mds", ".mds.zstd", ".mds.gz", ".mds.bz2", ".tfrecord", ".tfrecords"),
-    *(".tfrecord.gz", ".tfrecords.gz"),
+    *(".mds", ".mds.zstd", ".mds.gz", ".mds.bz2", *RECORD_SUFFIXES),
 )
 LINE_SUFFIXES = tuple(
     suffix + packed for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst", ".zstd")

@@ -21,7 +21,7 @@ from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
-from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, expand, is_shard
+from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, RECORD_SUFFIXES, expand, is_shard
 from dataio.source.grids import name_arrays, open_rows
 from dataio.source.growing import Counted, GrowingSource, check_tar_end
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
@@ -30,11 +30,11 @@ from dataio.source.io.retry import Retry
 from dataio.source.io.throttle import Throttle
 from dataio.source.pipeline import Pipeline, PipelineFormat, is_pipeline
 from dataio.source.records.indexes import indexed_shards
-from dataio.source.records.json_lines import JsonLinesFormat
+from dataio.source.records.json_lines import json_lines_format
 from dataio.source.records.litdata import LitDataFormat
 from dataio.source.records.mds import MdsFormat
 from dataio.source.records.megatron import MegatronFormat
-from dataio.source.records.tfrecord import TfRecordFormat
+from dataio.source.records.tfrecord import tfrecord_format
 from dataio.source.tar.gz import GzipTarFormat
 from dataio.source.tar.tar import TarFormat
 from dataio.source.text.sequences import SequenceFormat, Sequences, SequenceSource, check_suffix
@@ -43,8 +43,8 @@ from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
-GZIP, ARROW, MDS, TFRECORD = GzipTarFormat(), ArrowFormat(), MdsFormat(), TfRecordFormat()
-LITDATA, JSON_LINES = LitDataFormat(), JsonLinesFormat()
+GZIP, ARROW, MDS, TFRECORD = GzipTarFormat(), ArrowFormat(), MdsFormat(), tfrecord_format()
+LITDATA, JSON_LINES = LitDataFormat(), json_lines_format()
 TAR = TarFormat()
 FORMATS: dict[str, ShardFormat] = {
     ".tar": TAR,
@@ -55,14 +55,14 @@ FORMATS: dict[str, ShardFormat] = {
     ".feather": ARROW,
     ".ipc": ARROW,
     **dict.fromkeys((".mds", ".mds.zstd", ".mds.gz", ".mds.bz2"), MDS),
-    **dict.fromkeys((".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"), TFRECORD),
+    **dict.fromkeys(RECORD_SUFFIXES, TFRECORD),
     **dict.fromkeys(LINE_SUFFIXES, JSON_LINES),
     "chunk.bin": LITDATA,
     ".bin": MegatronFormat(),
 }
 """How the shards of each suffix are read; LitData's chunks are known by more, see `CHUNK`."""
 GROWING = tuple(
-    suffix for suffix in FORMATS if not suffix.startswith((".mds", ".tfrecord", "chunk", ".bin"))
+    suffix for suffix in FORMATS if not suffix.startswith((".mds", ".tfrec", "chunk", ".bin"))
 )
 """What shards may be appended of."""
 

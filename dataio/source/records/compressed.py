@@ -1,16 +1,19 @@
 """What a compressed shard holds, read forwards."""
 
 import io
-from pathlib import PurePosixPath
+from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
 
 from dataio.base.errors import SourceError
+from dataio.source.io.codecs import HEAD_BYTES, codec_of
 from dataio.source.io.window import IN_ORDER_BYTES, File
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 """Arrow's name of the codec, by the suffix."""
+ARROW_NAMES = {"gzip": "gzip", "zlib": "gzip", "zstd": "zstd", "bz2": "bz2"}
+"""Arrow's name of each codec; that of gzip looks which of two it is."""
 COMPRESSED_BYTES = 1 << 20
 UNKNOWN_SIZE = 1 << 62
 
@@ -23,15 +26,28 @@ class ReadFile(File, Protocol):
         ...
 
 
-def decompressed(file: ReadFile, *, codec: str | None = None) -> File:
-    """Read what a file holds: its own bytes, or what they decompress to.
+def decompressed(
+    file: ReadFile, *, is_plain: Callable[[bytes], bool] = lambda begin: False
+) -> File:
+    """Read what a file holds: its own bytes, or what they decompress to, by its first bytes.
 
     Args:
         file: An open file.
-        codec: Its codec; defaults to the one that its suffix names.
+        is_plain: Whether a file that begins so is not compressed, whatever else it looks like.
+
+    Raises:
+        SourceError: If it is compressed by a codec that is not read.
     """
-    codec = codec if codec is not None else CODECS.get(PurePosixPath(file.path).suffix)
-    return file if codec is None else DecompressedFile(file, codec)
+    begin = file.read_at(0, HEAD_BYTES)
+    found = None if is_plain(begin) else codec_of(begin)
+    if found is None:
+        return file
+    if found not in ARROW_NAMES:
+        raise SourceError(
+            f"{file.path}: is compressed by {found}, expected none of {', '.join(ARROW_NAMES)}, or "
+            "one of these; decompress the shard"
+        )
+    return DecompressedFile(file, ARROW_NAMES[found])
 
 
 class DecompressedFile:

@@ -1,73 +1,60 @@
 """Rows from JSON lines: one object a line, compressed or not."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Raw
-from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Mark, Shard
-from dataio.source.io.files import Storage
+from dataio.source.base import Mark
 from dataio.source.io.window import File
-from dataio.source.records.compressed import decompressed
-from dataio.source.records.marked import count_and_mark, read_marked
-from dataio.source.records.samples import Sample, refuse_key, sample_rows, shaped
+from dataio.source.records.marked import MarkedFormat
+from dataio.source.records.samples import refuse_key, shaped
 from dataio.source.records.values import json_value
 
 LEAST_BYTES, MOST_BYTES = 64 << 10, 8 << 20
 """Of a read: behind a mark only a little may be wanted."""
+MOST_LINE_BYTES = 256 << 20
+SHOWN_BYTES = 40
 
 
-class JsonLinesFormat:
-    """JSON lines: a sample is a line that is not blank, a field's key a key of its object.
+def json_lines_format() -> MarkedFormat:
+    """Read JSON lines: a sample is a line that is not blank, a field's key a key of its object.
 
     ``a.b`` is the key ``b`` of the object under ``a``. An object or a list that is not one of
     numbers is text.
     """
-
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
-        return None
-
-    def survey(self, storage: Storage, path: str) -> Contents:
-        """Count the lines that are not blank, and mark some of them."""
-        with storage.open(path) as opened:
-            file = decompressed(opened)
-            begins = (mark[1] for mark, _ in _walk(file, (0, 0), file.size))
-            contents = count_and_mark(begins, opened.size)
-        return Contents(contents.counts) if file.in_order else contents
-
-    def read(
-        self,
-        storage: Storage,
-        shard: Shard,
-        numbers: NDArray[np.int64],
-        fields: Mapping[str, Field],
-    ) -> Iterator[Rows]:
-        """Read samples of a shard, from the mark before each run of them."""
-        with storage.open(shard.path) as opened:
-            samples = _samples(decompressed(opened), shard, numbers, fields)
-            yield from sample_rows(samples, shard, fields, storage)
+    return MarkedFormat(_walk, _parse)
 
 
-def _samples(
-    file: File, shard: Shard, numbers: NDArray[np.int64], fields: Mapping[str, Field]
-) -> Iterator[Sample]:
-    for (number, begin), line in read_marked(file, shard, numbers, _walk):
-        try:
-            document = json.loads(bytes(line))
-            if not isinstance(document, dict):
-                raise ValueError(f"it is a {type(document).__name__}")
-        except ValueError as error:
-            raise SourceError(
-                f"{shard.path}: sample {number} at byte {begin}: found {bytes(line[:40])!r}, "
-                f"expected one object of JSON a line ({error}); repair the line, or write the file "
-                "again"
-            ) from error
-        where = f"{shard.path}: sample {number}"
-        yield number, [_value(document, field, name, where) for name, field in fields.items()]
+def _parse(path: str, mark: Mark, line: memoryview, fields: Mapping[str, Field]) -> list[Raw]:
+    number, begin = mark
+    try:
+        # Each of several files that were joined may begin with a byte order mark.
+        document = _DECODER.decode(str(line, "utf-8").removeprefix("\ufeff"))
+        if not isinstance(document, dict):
+            raise ValueError(f"it is a {type(document).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            f"{path}: sample {number} at byte {begin}: found {bytes(line[:SHOWN_BYTES])!r}, "
+            f"expected one object of JSON a line, in UTF-8 ({error}); repair the line, or write "
+            "the file again"
+        ) from error
+    where = f"{path}: sample {number}"
+    return [_value(document, field, name, where) for name, field in fields.items()]
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in found if keys.count(key) > 1)!r} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
 def _value(document: dict[str, object], field: Field, name: str, where: str) -> Raw:
@@ -78,14 +65,24 @@ def _value(document: dict[str, object], field: Field, name: str, where: str) -> 
     return shaped(value, field, name) if isinstance(value, np.ndarray) else value
 
 
-def _walk(file: File, start: Mark, stop: int) -> Iterator[tuple[Mark, memoryview]]:
-    """Find the lines in [the mark's byte, stop) that are not blank."""
+def _walk(
+    file: File, start: Mark, stop: int, *, reads_all: bool
+) -> Iterator[tuple[Mark, memoryview]]:
+    """Find the lines in [the mark's byte, stop) that are not blank.
+
+    Raises:
+        SourceError: If there is a byte of zero, which no text of JSON holds, or no end of a line.
+    """
     number, at = start
     read_bytes, rest = LEAST_BYTES, b""
     while True:
         begin = at + len(rest)
         piece = bytes(file.view_at(begin, min(read_bytes, stop - begin))) if begin < stop else b""
         read_bytes = min(2 * read_bytes, MOST_BYTES)
+        if (zero := piece.find(0)) >= 0:
+            _refuse(file.path, begin + zero, f"a byte of zero in sample {number} or behind it")
+        if len(rest) > MOST_LINE_BYTES:
+            _refuse(file.path, at, f"a line of more than {MOST_LINE_BYTES} bytes")
         *lines, rest = (rest + piece).split(b"\n")
         if not piece:
             lines, rest = [rest], b""
@@ -96,3 +93,10 @@ def _walk(file: File, start: Mark, stop: int) -> Iterator[tuple[Mark, memoryview
             at += len(line) + 1
         if not piece:
             return
+
+
+def _refuse(path: str, begin: int, found: str) -> NoReturn:
+    raise SourceError(
+        f"{path}: at byte {begin}: found {found}, expected one object of JSON a line, in UTF-8; "
+        "the file is damaged, its copy was not finished, or it is none: copy or write it again"
+    )

@@ -21,7 +21,7 @@ from dataio.source.io.files import Storage
 from dataio.source.io.window import File
 from dataio.source.records.compressed import decompressed
 from dataio.source.records.indexes import INDEX, indexed_counts
-from dataio.source.records.packed import cut_values, read_count, read_packed, read_table
+from dataio.source.records.packed import cut_values, read_packed, read_table
 from dataio.source.records.samples import Sample, check_keys, sample_rows
 from dataio.source.records.values import array, picture
 
@@ -54,10 +54,10 @@ class LitDataFormat:
         return indexed_counts(paths)
 
     def survey(self, storage: Storage, path: str) -> Contents:
-        """Read the count that a chunk begins with."""
+        """Count the samples by the table that a chunk begins with."""
         _read_config(storage, self.index_of(path))
         with storage.open(path) as file:
-            return Contents([read_count(decompressed(file, codec=_codec(path)))])
+            return Contents([len(read_table(decompressed(file))) - 1])
 
     def read(
         self,
@@ -70,8 +70,7 @@ class LitDataFormat:
         config = _read_config(storage, self.index_of(shard.path))
         wanted = [config.find(shard.path, name, field) for name, field in fields.items()]
         with storage.open(shard.path) as opened:
-            file = decompressed(opened, codec=_codec(shard.path))
-            samples = _samples(file, shard, numbers, config, wanted)
+            samples = _samples(decompressed(opened), shard, numbers, config, wanted)
             yield from sample_rows(samples, shard, fields, storage)
 
 
@@ -94,11 +93,6 @@ class _Config:
                 "another value, or write it again as bytes, text, a number or an array"
             )
         return list(self.kinds).index(field.key), kind
-
-
-def _codec(path: str) -> str | None:
-    # A chunk that was left uncompressed keeps the plain suffix.
-    return "zstd" if path.endswith(".zstd.bin") else None
 
 
 @lru_cache(maxsize=8)

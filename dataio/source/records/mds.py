@@ -21,7 +21,7 @@ from dataio.source.io.window import File
 from dataio.source.records.compressed import decompressed
 from dataio.source.records.hashes import checked
 from dataio.source.records.indexes import indexed_counts
-from dataio.source.records.packed import WIDTH, cut_values, read_count, read_packed, read_table
+from dataio.source.records.packed import WIDTH, cut_values, read_packed, read_table
 from dataio.source.records.samples import Sample, check_keys, refuse_key, sample_rows
 from dataio.source.records.values import array, json_value, picture
 
@@ -47,9 +47,9 @@ class MdsFormat:
         return indexed_counts(paths)
 
     def survey(self, storage: Storage, path: str) -> Contents:
-        """Read the count that a shard begins with."""
+        """Count the samples by the table that a shard begins with."""
         with storage.open(path) as file:
-            return Contents([read_count(decompressed(file))])
+            return Contents([len(read_table(decompressed(file))) - 1])
 
     def read(
         self,

@@ -16,35 +16,41 @@ from dataio.source.records.samples import disagree
 WIDTH = 4
 
 
-def read_count(file: File) -> int:
-    """Read how many samples a shard says that it holds."""
-    head = file.view_at(0, WIDTH)
-    if len(head) < WIDTH:
-        raise _truncated(file, 0)
-    return int.from_bytes(head, "little")
-
-
-def read_table(file: File, shard: Shard) -> NDArray[np.int64]:
+def read_table(file: File, shard: Shard | None = None) -> NDArray[np.int64]:
     """Read where the samples of a shard begin, and the last one ends.
+
+    Args:
+        file: The open shard, or what it decompresses to.
+        shard: What it is to hold; None where nobody counted it.
 
     Returns:
         int64[num_samples + 1]: Ascending offsets.
 
     Raises:
-        SourceError: If the shard is truncated, or not what was counted.
+        SourceError: If the shard is truncated, longer than its samples, or not what was counted.
     """
-    num_bytes = WIDTH * (shard.num_samples + 2)
-    head = file.view_at(0, num_bytes)
-    table = np.frombuffer(head[: len(head) // WIDTH * WIDTH], "<u4")
-    if len(table) and table[0] != shard.num_samples:
-        raise disagree(shard, f"{table[0]} samples")
-    offsets = table[1:].astype(np.int64)
+    least_bytes = WIDTH * (2 + (shard.num_samples if shard is not None else 0))
+    head = bytes(file.view_at(0, least_bytes))
+    if len(head) < 2 * WIDTH:
+        raise _truncated(file, 0)
+    num_samples, begin = np.frombuffer(head[: 2 * WIDTH], "<u4").tolist()
+    if shard is not None and num_samples != shard.num_samples:
+        raise disagree(shard, f"{num_samples} samples")
+    num_bytes = WIDTH * (num_samples + 2)
+    if begin < num_bytes:
+        raise _refused(file, WIDTH, f"a first sample at {begin}, in the table of {num_samples}")
+    head += bytes(file.view_at(len(head), num_bytes - len(head)))
     if len(head) < num_bytes:
-        raise _truncated(file, shard.num_samples)
-    if offsets[0] < num_bytes or (np.diff(offsets) < 0).any():
-        raise disagree(shard, "offsets of samples that do not ascend")
+        raise _truncated(file, num_samples)
+    # int64[num_samples + 1]
+    offsets = np.frombuffer(head, "<u4")[1:].astype(np.int64)
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if len(falls):
+        raise _refused(file, WIDTH * (int(falls[0]) + 2), "offsets of samples that do not ascend")
     if offsets[-1] > file.size:
-        raise _truncated(file, shard.num_samples)
+        raise _truncated(file, num_samples)
+    if offsets[-1] < file.size and not file.in_order:
+        raise _longer(file, int(offsets[-1]), num_samples)
     return offsets
 
 
@@ -55,14 +61,20 @@ def read_packed(
 
     Yields:
         Each sample's number and bytes.
+
+    Raises:
+        SourceError: If the shard ends before them, or behind the last one goes on.
     """
     extents = np.stack([offsets[numbers], offsets[numbers + 1]], axis=1)
-    window = Window(file, merge_extents(extents))
+    window, num_samples, stop = Window(file, merge_extents(extents)), len(offsets) - 1, 0
     for number, (start, stop) in zip(numbers.tolist(), extents.tolist(), strict=True):
         data = window.view(start, stop - start)
         if len(data) < stop - start:
-            raise _truncated(file, len(offsets) - 1)
+            raise _truncated(file, num_samples)
         yield number, data
+    # Only here does a compressed shard show where it ends.
+    if file.in_order and numbers[-1] == num_samples - 1 and file.view_at(stop, 1):
+        raise _longer(file, stop, num_samples)
 
 
 def cut_values(data: memoryview, sizes: Sequence[int | None], where: str) -> list[memoryview]:
@@ -95,4 +107,16 @@ def _truncated(file: File, num_samples: int) -> SourceError:
     return SourceError(
         f"{file.path}: ends in the middle of its {num_samples} samples, expected a whole shard; it "
         "is truncated: copy it again"
+    )
+
+
+def _longer(file: File, stop: int, num_samples: int) -> SourceError:
+    return _refused(file, stop, f"more bytes behind the last of its {num_samples} samples")
+
+
+def _refused(file: File, at: int, found: str) -> SourceError:
+    return SourceError(
+        f"{file.path}: at byte {at}{' of what it holds' * file.in_order}: found {found}, expected "
+        "a table of offsets and the samples that it names, and no more; the shard is damaged, or "
+        "others were joined to it: copy or write it again"
     )

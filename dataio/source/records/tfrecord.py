@@ -1,4 +1,4 @@
-"""Rows from TFRecord shards of ``tf.train.Example``, gzipped ones too.
+"""Rows from TFRecord shards of ``tf.train.Example``, compressed or not.
 
 A record is ``uint64 length, uint32 crc, bytes[length], uint32 crc``, little-endian; the checksums
 are CRC-32C, rotated and shifted.
@@ -6,22 +6,18 @@ are CRC-32C, rotated and shifted.
 Source: TensorFlow, ``tensorflow/core/lib/io/record_writer.h`` and ``lib/hash/crc32c.h``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
-from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Mark, Shard
-from dataio.source.io.files import Storage
+from dataio.source.base import Mark
 from dataio.source.io.window import File, Window
-from dataio.source.records.compressed import decompressed
 from dataio.source.records.example import Features, read_example
-from dataio.source.records.marked import count_and_mark, read_marked
-from dataio.source.records.samples import Sample, refuse_key, sample_rows, shaped
+from dataio.source.records.marked import MarkedFormat
+from dataio.source.records.samples import refuse_key, shaped
 
 RECORD = "__record__"
 """The key of a record's own bytes, whatever they are."""
@@ -29,55 +25,28 @@ HEAD_BYTES, CRC_BYTES = 12, 4
 MASK = 0xA282EAD8
 
 
-class TfRecordFormat:
-    """TFRecord shards: a sample is a record, a field's key a feature, or ``__record__``."""
-
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
-        return None
-
-    def survey(self, storage: Storage, path: str) -> Contents:
-        """Count the records by their heads, and mark some of them."""
-        with storage.open(path) as opened:
-            file = decompressed(opened)
-            begins = (mark[1] for mark, _ in _walk(file, (0, 0), file.size, reads_all=False))
-            contents = count_and_mark(begins, opened.size)
-        return Contents(contents.counts) if file.in_order else contents
-
-    def read(
-        self,
-        storage: Storage,
-        shard: Shard,
-        numbers: NDArray[np.int64],
-        fields: Mapping[str, Field],
-    ) -> Iterator[Rows]:
-        """Read samples of a shard, from the mark before each run of them."""
-        with storage.open(shard.path) as opened:
-            samples = _samples(decompressed(opened), shard, numbers, fields)
-            yield from sample_rows(samples, shard, fields, storage)
+def tfrecord_format() -> MarkedFormat:
+    """Read TFRecord shards: a sample is a record, a field's key a feature, or ``__record__``."""
+    return MarkedFormat(_walk, _parse, is_plain=_is_head)
 
 
-def _samples(
-    file: File, shard: Shard, numbers: NDArray[np.int64], fields: Mapping[str, Field]
-) -> Iterator[Sample]:
+def _parse(path: str, mark: Mark, data: memoryview, fields: Mapping[str, Field]) -> list[Raw]:
+    number, begin = mark
+    record, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+    if _masked_crc(record) != int.from_bytes(crc, "little"):
+        _refuse(path, number, begin, "a record that its checksum does not match")
+    features: Features = {}
     keys = frozenset(field.key for field in fields.values())
-    for (number, begin), data in read_marked(file, shard, numbers, _walk):
-        record, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
-        if _masked_crc(record) != int.from_bytes(crc, "little"):
-            _refuse(file.path, number, begin, "a record that its checksum does not match")
-        features: Features = {}
-        if keys != {RECORD}:
-            try:
-                features = read_example(record, keys)
-            except ValueError as error:
-                _refuse(file.path, number, begin, f"bytes that are no tf.train.Example ({error})")
-        where = f"{shard.path}: sample {number}"
-        yield (
-            number,
-            [
-                record if field.key == RECORD else _value(features, field, name, where)
-                for name, field in fields.items()
-            ],
-        )
+    if keys != {RECORD}:
+        try:
+            features = read_example(record, keys)
+        except ValueError as error:
+            _refuse(path, number, begin, f"bytes that are no tf.train.Example ({error})")
+    where = f"{path}: sample {number}"
+    return [
+        record if field.key == RECORD else _value(features, field, name, where)
+        for name, field in fields.items()
+    ]
 
 
 def _value(features: Features, field: Field, name: str, where: str) -> Raw:
@@ -95,7 +64,7 @@ def _value(features: Features, field: Field, name: str, where: str) -> Raw:
 
 
 def _walk(
-    file: File, start: Mark, stop: int, reads_all: bool = True
+    file: File, start: Mark, stop: int, *, reads_all: bool
 ) -> Iterator[tuple[Mark, memoryview]]:
     """Find records in [the mark's byte, stop), each with its data and checksum.
 
@@ -114,8 +83,7 @@ def _walk(
         window.pace(window.skip_piece_bytes(0))
     while begin < stop and (head := window.view(begin, HEAD_BYTES)):
         length = int.from_bytes(head[:8], "little")
-        crc = int.from_bytes(head[8:], "little")
-        if len(head) < HEAD_BYTES or _masked_crc(head[:8]) != crc:
+        if not _is_head(head):
             found = "the end of the file" if len(head) < HEAD_BYTES else "a length"
             _refuse(file.path, number, begin, f"{found} that its checksum does not match")
         end = begin + HEAD_BYTES + length + CRC_BYTES
@@ -131,7 +99,13 @@ def _walk(
         number, begin = number + 1, end
 
 
-def _masked_crc(data: memoryview) -> int:
+def _is_head(head: bytes | memoryview) -> bool:
+    """Whether a record begins so: by its length and the checksum of that."""
+    crc = int.from_bytes(head[8:HEAD_BYTES], "little")
+    return len(head) >= HEAD_BYTES and _masked_crc(head[:8]) == crc
+
+
+def _masked_crc(data: bytes | memoryview) -> int:
     try:
         import google_crc32c
     except ModuleNotFoundError as error:
