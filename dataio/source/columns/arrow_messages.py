@@ -5,6 +5,7 @@ says. https://arrow.apache.org/docs/format/Columnar.html
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,11 @@ FILE_MAGIC = b"ARROW1"
 FEATHER_V1_MAGIC = b"FEA1"
 CONTINUATION = 0xFFFFFFFF
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
+NO_BUFFERS = np.empty((0, 2), np.int64)
+PADDED_BYTES = 64
+"""The most that a buffer is padded to."""
+TAIL_BYTES = 10
+"""Of a file: the length of the footer, and a magic again."""
 HEADER_BYTES = 4096
 """Enough for most headers; the next ones of a file are as long as its last."""
 
@@ -32,6 +38,7 @@ class Message:
         body_bytes: Length of the body behind it.
         num_rows: Of a batch.
         buffers: int64[num_buffers, 2]: Of a batch: start in the body and length.
+        num_nodes: Of a batch or dictionary: its columns, nested ones included.
     """
 
     kind: int
@@ -40,6 +47,7 @@ class Message:
     body_bytes: int
     num_rows: int
     buffers: NDArray[np.int64]
+    num_nodes: int
 
     @property
     def stop(self) -> int:
@@ -57,11 +65,12 @@ def list_messages(file: StorageFile) -> list[Message]:
     if begin.startswith(FEATHER_V1_MAGIC):
         raise _refused(file, 0, "Feather version 1", "version 2; write it again with pyarrow")
     is_file = begin.startswith(FILE_MAGIC)
-    if is_file and file.read_at(file.size - 6, 6) != FILE_MAGIC:
+    tail = file.read_at(max(file.size - TAIL_BYTES, 0), TAIL_BYTES) if is_file else b""
+    if is_file and not tail.endswith(FILE_MAGIC):
         raise _refused(file, file.size, "no end of an Arrow file", "one; it is truncated")
     messages: list[Message] = []
     offset, guess = 8 if is_file else 0, HEADER_BYTES
-    while message := _next(file, offset, guess):
+    while isinstance(message := _next(file, offset, guess), Message):
         if message.stop > file.size:
             found = f"a message that ends at {message.stop}, beyond the file ({file.size})"
             raise _refused(file, offset, found, "it whole; the file is truncated")
@@ -69,21 +78,48 @@ def list_messages(file: StorageFile) -> list[Message]:
         offset, guess = message.stop, message.header_bytes
     if not messages or messages[0].kind != SCHEMA:
         raise _refused(file, 0, f"{begin[:8]!r}", "a schema; it is no Arrow file or stream")
+    if len({message.num_nodes for message in messages if message.kind == BATCH}) > 1:
+        raise _refused(file, 0, "record batches of several schemas", "one; it is damaged")
+    end = offset + message
+    footer_bytes = int.from_bytes(tail[:4], "little") if is_file else 0
+    if end + footer_bytes + len(tail) != file.size:
+        found = f"{file.size - end} bytes behind the end of its record batches"
+        expected = (
+            f"{'a footer' if is_file else 'nothing'} there; others were joined to it, or zeros "
+            "took the place of its data: give files that were joined as several shards"
+        )
+        raise _refused(file, end, found, expected)
+    if is_file:
+        _check_footer(file, end, file.read_at(end, footer_bytes), messages)
     return messages
 
 
-def _next(file: StorageFile, offset: int, guess: int) -> Message | None:
-    """Read the header at ``offset``; None at the end of the stream."""
+def _check_footer(file: StorageFile, end: int, footer: bytes, messages: Sequence[Message]) -> None:
+    """Refuse an Arrow file whose footer lists other messages than those before it."""
+    try:
+        root = _Table.root(footer)
+        listed = np.concatenate([root.blocks(2), root.blocks(3)])
+    except (struct.error, ValueError) as error:
+        raise _refused(file, end, f"a footer that does not read ({error})", "one") from error
+    found = [message.offset for message in messages[1:]]
+    if sorted(listed.tolist()) != found:
+        counts = f"a footer of {len(listed)} batches at other places than the {len(found)} before"
+        raise _refused(file, end, counts, "one of these; the file is damaged")
+
+
+def _next(file: StorageFile, offset: int, guess: int) -> Message | int:
+    """Read the header at ``offset``; of the end of the stream its length."""
     raw = file.read_at(offset, max(guess, 8))
     if not raw:
-        return None
+        found, expected = "the end of the file", "the mark that a writer closes a stream with"
+        raise _refused(file, offset, found, f"{expected}; it may lack record batches")
     try:
         (length,) = struct.unpack_from("<I", raw)
         # Files from before 2019 have no continuation mark.
         prefix = 8 if length == CONTINUATION else 4
         (length,) = struct.unpack_from("<i", raw, prefix - 4)
         if length == 0:
-            return None
+            return prefix
         if not 0 < length <= file.size - offset:
             raise ValueError(f"a header of {length} bytes")
         if prefix + length > len(raw):
@@ -99,16 +135,21 @@ def _parse(header: bytes, offset: int, header_bytes: int) -> Message:
     kind, body_bytes = message.number(1, "<B"), message.number(3, "<q")
     if kind not in (SCHEMA, DICTIONARY, BATCH) or body_bytes < 0:
         raise ValueError(f"a message of kind {kind}")
-    num_rows, buffers = 0, np.empty((0, 2), np.int64)
-    if kind == BATCH:
-        batch = message.table(2)
-        num_rows, buffers = batch.number(0, "<q"), batch.pairs(2)
-        columns = batch.pairs(1)
-        if num_rows < 0 or (len(columns) and columns[0, 0] != num_rows):
-            raise ValueError(f"a batch of {num_rows} rows")
-        if (buffers < 0).any() or (buffers > body_bytes - buffers[:, ::-1]).any():
-            raise ValueError("a column outside of its batch")
-    return Message(kind, offset, header_bytes, body_bytes, num_rows, buffers)
+    if kind == SCHEMA:
+        return Message(kind, offset, header_bytes, body_bytes, 0, NO_BUFFERS, 0)
+    batch = message.table(2) if kind == BATCH else message.table(2).table(1)
+    num_rows, columns, buffers = batch.number(0, "<q"), batch.pairs(1), batch.pairs(2)
+    if num_rows < 0 or (len(columns) and columns[0, 0] != num_rows):
+        raise ValueError(f"a batch of {num_rows} rows")
+    if (buffers < 0).any() or (buffers > body_bytes - buffers[:, ::-1]).any():
+        raise ValueError("a column outside of its batch")
+    lengths = buffers[:, 1]
+    # Behind each buffer there may be padding, and in each of no rows one offset.
+    unused = body_bytes - int(lengths.sum())
+    if unused > PADDED_BYTES * len(buffers) or (not num_rows and (lengths > PADDED_BYTES).any()):
+        raise ValueError(f"{body_bytes} bytes for {num_rows} rows in {len(buffers)} buffers")
+    own = (num_rows, buffers) if kind == BATCH else (0, NO_BUFFERS)
+    return Message(kind, offset, header_bytes, body_bytes, *own, len(columns))
 
 
 class _Table:
@@ -137,6 +178,14 @@ class _Table:
         at = self._follow(field)
         count = self._read("<I", at)
         return np.frombuffer(self._data, "<i8", 2 * count, at + 4).reshape(count, 2)
+
+    def blocks(self, field: int) -> NDArray[np.int64]:
+        """Read where the blocks of a vector of a footer begin: int64[n]."""
+        if not self._place(field):
+            return np.empty(0, np.int64)
+        at = self._follow(field)
+        count = self._read("<I", at)
+        return np.frombuffer(self._data, "<i8", 3 * count, at + 4).reshape(count, 3)[:, 0]
 
     def _follow(self, field: int) -> int:
         at = self._place(field)

@@ -16,6 +16,9 @@ from dataio.source.columns.columns import check_columns, one_line, table_rows
 from dataio.source.columns.hugging_face import class_names
 from dataio.source.io.files import Storage, StorageFile
 
+MAGIC, TAIL_BYTES = b"PAR1", 8
+INDEX_BYTES = 8 << 20
+"""Of a file's indexes, no more are searched for the end of another file before it."""
 FOOTER_GROWTH = 10
 """A footer in memory to its bytes in the file: 9 were measured."""
 
@@ -33,8 +36,8 @@ class ParquetFormat:
         """Count the rows of each row group: readers that meet between two share none."""
         with storage.open(path) as file:
             metadata = _open(file, storage).metadata
-        groups = range(metadata.num_row_groups)
-        return Contents([metadata.row_group(group).num_rows for group in groups])
+            _check_ends(file, metadata)
+        return Contents(_group_rows(metadata))
 
     def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
         """Name the classes of a column, where Hugging Face wrote them."""
@@ -54,12 +57,17 @@ class ParquetFormat:
             _check(parquet, shard, fields)
             columns = sorted({field.key for field in fields.values()})
             stop = 0
-            for group in range(parquet.metadata.num_row_groups):
-                start, stop = stop, stop + parquet.metadata.row_group(group).num_rows
+            for group, num_rows in enumerate(_group_rows(parquet.metadata)):
+                start, stop = stop, stop + num_rows
                 first, last = np.searchsorted(numbers, [start, stop])
                 if first == last:
                     continue
                 table = _read_group(parquet, group, columns, shard.path)
+                if table.num_rows != num_rows:
+                    raise SourceError(
+                        f"{shard.path}: row group {group} holds {table.num_rows} rows, expected "
+                        f"{num_rows} by the footer; the shard is damaged: copy or write it again"
+                    )
                 chosen = numbers[first:last] - start
                 at = shard.first + start
                 yield from table_rows(table, chosen, fields, first=at, path=shard.path)
@@ -97,8 +105,10 @@ def _open(file: StorageFile, storage: Storage) -> pq.ParquetFile:
     arrow_file = pa.PythonFile(_File(file), mode="r")
     try:
         footer = storage.kept.get(file, lambda: pq.read_metadata(arrow_file), size_of=_footer_bytes)
-        return pq.ParquetFile(arrow_file, metadata=footer, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
+        return pq.ParquetFile(
+            arrow_file, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        )
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(
             f"{file.path}: found {file.size} bytes that do not read as Parquet "
             f"({one_line(error)}), expected a whole Parquet file; copy or write the shard again"
@@ -107,6 +117,51 @@ def _open(file: StorageFile, storage: Storage) -> pq.ParquetFile:
 
 def _footer_bytes(footer: pq.FileMetaData) -> int:
     return int(footer.serialized_size) * FOOTER_GROWTH
+
+
+def _group_rows(metadata: pq.FileMetaData) -> list[int]:
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+def _check_ends(file: StorageFile, metadata: pq.FileMetaData) -> None:
+    """Refuse a file that others were joined to: the last footer counts, from the first one's bytes.
+
+    Raises:
+        SourceError: If it does not begin as Parquet, or another file ends where it begins.
+    """
+    rows = _group_rows(metadata)
+    if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
+        found = f"a footer of {metadata.num_rows} rows, of whose row groups have {sum(rows)}"
+        raise _refused(file, file.size - metadata.serialized_size, found)
+    if not rows or not metadata.num_columns:
+        return
+    start, _ = _extent(metadata.row_group(0))
+    _, stop = _extent(metadata.row_group(len(rows) - 1))
+    # Indexes of pages and Bloom filters may lie before the footer.
+    num_behind = file.size - TAIL_BYTES - metadata.serialized_size - stop
+    if start == len(MAGIC) and num_behind == 0:
+        return
+    near = max(num_behind - INDEX_BYTES, 0)
+    joined = file.read_at(near, max(num_behind, 0) + len(MAGIC) - near).find(2 * MAGIC)
+    if joined >= 0:
+        raise _refused(file, near + joined, "the end of a Parquet file, and the begin of another")
+    if num_behind < 0 or file.read_at(0, len(MAGIC)) != MAGIC:
+        raise _refused(file, 0, "bytes that belong to no row group")
+
+
+def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:
+    """Find where the columns of a row group begin and end in the file."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    sizes = [column.total_compressed_size for column in columns]
+    return min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
+
+
+def _refused(file: StorageFile, at: int, found: str) -> SourceError:
+    return SourceError(
+        f"{file.path}: found {found} at byte {at} of {file.size}, expected one whole Parquet file; "
+        "give files that were joined as several shards, or copy or write it again"
+    )
 
 
 def _check(parquet: pq.ParquetFile, shard: Shard, fields: Mapping[str, Field]) -> None:
@@ -121,7 +176,7 @@ def _check(parquet: pq.ParquetFile, shard: Shard, fields: Mapping[str, Field]) -
 def _read_group(parquet: pq.ParquetFile, group: int, columns: Sequence[str], path: str) -> pa.Table:
     try:
         return parquet.read_row_group(group, columns=columns, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(
             f"{path}: row group {group} does not read ({one_line(error)}), expected "
             f"{', '.join(columns)} of its rows; the shard is damaged: copy or write it again"

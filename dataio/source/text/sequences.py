@@ -21,13 +21,12 @@ from dataio.source.io.files import Storage, StorageFile
 from dataio.source.io.window import merge_extents
 from dataio.source.records.megatron import (
     DOCUMENT,
-    HEAD,
     TOKENS,
     Index,
     MegatronFormat,
     open_index,
+    read_extents,
     read_head,
-    read_part,
 )
 from dataio.source.records.samples import check_keys, disagree
 from dataio.source.text.packing import Packing, Pieces, attention_costs, pack, ranges
@@ -91,8 +90,10 @@ class SequenceFormat(MegatronFormat):
 
     def survey(self, storage: Storage, path: str) -> Contents:
         """Count the sequences that the lengths in the index make, and what each costs."""
-        with open_index(storage, path, self.index_of(path)) as file:
-            pieces = self._pack(file, read_head(file))
+        with open_index(storage, path, self.index_of(path)) as beside:
+            index = read_head(beside)
+            extents = _all_extents(beside, index, storage.stat(path)[0])
+        pieces = self._pack(extents, index)
         costs = attention_costs(pieces, length=self._sequences.length)
         return Contents([pieces.num_sequences], costs=costs.tobytes())
 
@@ -105,34 +106,32 @@ class SequenceFormat(MegatronFormat):
     ) -> Iterator[Rows]:
         """Read sequences of a shard: the documents that they are made of."""
         check_keys(shard.path, (TOKENS, DOCUMENT), fields)
-        with open_index(storage, shard.path, self.index_of(shard.path)) as file:
-            index = read_head(file)
-            pieces = self._pieces(file, index, shard)
-            starts = read_part(
-                file, HEAD.size + 4 * index.num_sequences, "<i8", 0, index.num_sequences
-            ).astype(np.int64)
-        num_rows = max(GROUP_BYTES // (self._room * index.dtype.itemsize), 1)
-        with storage.open(shard.path) as file:
+        beside = open_index(storage, shard.path, self.index_of(shard.path))
+        with beside, storage.open(shard.path) as file:
+            index = read_head(beside)
+            extents = _all_extents(beside, index, file.size)
+            pieces = self._pieces(extents, index, shard)
+            num_rows = max(GROUP_BYTES // (self._room * index.dtype.itemsize), 1)
             for first in range(0, len(numbers), num_rows):
                 chosen = numbers[first : first + num_rows]
-                values = self._values(file, index, pieces, starts, chosen)
+                values = self._values(file, index, pieces, extents[:, 0], chosen)
                 yield array_rows(shard.first + chosen, values, fields, shard.path)
 
     @property
     def _room(self) -> int:
         return self._sequences.length + 1
 
-    def _pieces(self, file: StorageFile, index: Index, shard: Shard) -> Pieces:
+    def _pieces(self, extents: NDArray[np.int64], index: Index, shard: Shard) -> Pieces:
         with self._lock:
             if self._last is None or self._last[0] != shard.path:
-                self._last = shard.path, self._pack(file, index)
+                self._last = shard.path, self._pack(extents, index)
             pieces = self._last[1]
         if pieces.num_sequences != shard.num_samples:
             raise disagree(shard, f"documents that make {pieces.num_sequences} sequences")
         return pieces
 
-    def _pack(self, file: StorageFile, index: Index) -> Pieces:
-        lengths = read_part(file, HEAD.size, "<i4", 0, index.num_sequences).astype(np.int64)
+    def _pack(self, extents: NDArray[np.int64], index: Index) -> Pieces:
+        lengths = (extents[:, 1] - extents[:, 0]) // index.dtype.itemsize
         return pack(lengths, length=self._sequences.length, packing=self._sequences.packing)
 
     def _values(
@@ -168,6 +167,13 @@ class SequenceSource(ShardedSource):
     made_as = "Sequences"
 
 
+def _all_extents(beside: StorageFile, index: Index, bin_bytes: int) -> NDArray[np.int64]:
+    """Find where all documents lie: int64[num_documents, 2]; see `read_extents`."""
+    if not index.num_sequences:
+        return np.empty((0, 2), np.int64)
+    return read_extents(beside, index, 0, index.num_sequences, bin_bytes=bin_bytes)
+
+
 def _read(
     file: StorageFile, begins: NDArray[np.int64], num_bytes: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -178,11 +184,6 @@ def _read(
         int64[num_runs]: Where each run begins in it.
     """
     extents = merge_extents(np.stack([begins, begins + num_bytes], axis=1))
-    if extents[-1, 1] > file.size:
-        raise SourceError(
-            f"{file.path}: found {file.size} bytes, expected {extents[-1, 1]} by its .idx; the "
-            "file is truncated: copy both again"
-        )
     sizes = extents[:, 1] - extents[:, 0]
     parts = [file.view_at(int(start), int(stop - start)) for start, stop in extents]
     data = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])

@@ -327,6 +327,6 @@ RECORDS = [
         "megatron", megatron,
         {"tokens": Tokens("tokens", length=6), "document": Int("document")}, megatron_sample,
         NUM_SAMPLES, large_megatron, 0.55,
-        truncated_megatron, r"\.bin: found 65 bytes, expected 66 by its \.idx; .* truncated",
+        truncated_megatron, r"\.idx: sequence 11 of 12: .* of the \.bin to 66, .*of 65 bytes",
     ),
 ]  # fmt: skip
