@@ -25,6 +25,8 @@ NUMBERED = re.compile(r"-\d{5}-of-\d{5}(\.gz)?$")
 """How TensorFlow names TFRecord shards, with any suffix before, or none."""
 CHUNK = re.compile(r"(^|/)chunk-\d+-\d+(\.zstd)?\.bin$")
 """How LitData names its chunks."""
+PACKED = re.compile(r"\.(gz|zst|zstd|bz2)$")
+"""What follows the suffix of a shard that is compressed as a whole."""
 MAGIC = frozenset("*?[")
 
 
@@ -105,7 +107,25 @@ def _matches(name: str, storage: Storage) -> list[str]:
             f"ending in {' or '.join([*SHARD_SUFFIXES, *LINE_SUFFIXES])}; "
             f"{directory_advice(name)}"
         )
+    _refuse_twins(sorted(found))
     return sorted(found)
+
+
+def _refuse_twins(paths: Sequence[str]) -> None:
+    """Refuse a shard beside its own compressed copy, as both would be read.
+
+    Raises:
+        SourceError: If there is one.
+    """
+    plain: dict[str, str] = {}
+    for path in paths:
+        other = plain.setdefault(PACKED.sub("", path.replace(".tgz", ".tar")), path)
+        if other != path:
+            raise SourceError(
+                f"{path}: found beside {other}, which is named as the same shard compressed in "
+                "another way, expected one of the two, as each sample would come twice; remove "
+                "one, or name the shards"
+            )
 
 
 def _local(name: str, storage: Storage) -> tuple[list[str], str]:

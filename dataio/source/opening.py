@@ -21,7 +21,15 @@ from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
 from dataio.source.counts import Surveyed, read_counts, write_counts
-from dataio.source.expand import CHUNK, LINE_SUFFIXES, NUMBERED, RECORD_SUFFIXES, expand, is_shard
+from dataio.source.expand import (
+    CHUNK,
+    LINE_SUFFIXES,
+    MAGIC,
+    NUMBERED,
+    RECORD_SUFFIXES,
+    expand,
+    is_shard,
+)
 from dataio.source.grids import name_arrays, open_rows
 from dataio.source.growing import Counted, GrowingSource, check_tar_end
 from dataio.source.image_folder import ImageFolderSource, is_image_folder, list_images
@@ -301,7 +309,9 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
     if pipeline is not None:
         return json.dumps([pipeline.fingerprint, expand(spec, storage), None]).encode()
     directory = _directory(spec)
-    paths = None if directory is None else dataset_shards(directory) or indexed_shards(directory)
+    paths = None if directory is None else dataset_shards(directory)
+    if paths is None and (place := _place(spec, storage)):
+        paths = indexed_shards(place, storage)
     if directory is not None and paths is None and not _holds_shards(directory):
         root = str(directory)
         if is_image_folder(root):
@@ -323,6 +333,16 @@ def _directory(spec: str | Sequence[str]) -> Path | None:
     name = spec if isinstance(spec, str) else spec[0] if len(spec) == 1 else ""
     path = Path(name).expanduser()
     return path if name and "://" not in name and path.is_dir() else None
+
+
+def _place(spec: str | Sequence[str], storage: Storage) -> str:
+    """Name the directory, or what may be one behind a URL, if the pattern is no more."""
+    name = _names(spec)[0] if len(_names(spec)) == 1 else ""
+    if "://" not in name:
+        return str(_directory(spec) or "")
+    url = storage.remote(name).canonical(name)
+    is_file = is_shard(url) or url.endswith(LINE_SUFFIXES) or not MAGIC.isdisjoint(url)
+    return "" if is_file or "{" in url else url
 
 
 def _holds_shards(directory: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Check shards by the hashes that the index of their dataset has of them, where it has any."""
+"""Check shards by the sizes and hashes that the index of their dataset has, where it has any."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ from dataio.source.records.indexes import INDEX, described_shards
 HELD_BYTES = 128 << 20
 """A larger shard is read again behind its check, instead of being held."""
 
-Recorded = Mapping[str, str]
-"""The digests of a file by their algorithms, in hexadecimal."""
+Recorded = tuple[int, Mapping[str, str]]
+"""The length of a file, and its digests by their algorithms, in hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,15 @@ def checked(file: StorageFile, storage: Storage) -> StorageFile | HeldFile:
         storage: Says whether hashes are checked, and remembers what was.
 
     Raises:
-        SourceError: If its bytes have another hash than the index says.
+        SourceError: If it is longer or shorter, or has another hash, than the index says.
     """
     path = file.path
     if not storage.checks_hashes or path in storage.checked:
         return file
-    recorded = _recorded_of(path, storage)
+    num_bytes, recorded = _recorded_of(path, storage) or (file.size, {})
     if not recorded:
+        if file.size != num_bytes:
+            raise _refused(path, f"is {file.size} bytes long", f"{num_bytes} bytes")
         return file
     algorithm, hasher = _fastest(path, recorded)
     parts = []
@@ -68,16 +70,20 @@ def checked(file: StorageFile, storage: Storage) -> StorageFile | HeldFile:
         if file.size <= HELD_BYTES:
             parts.append(part)
     if hasher.hexdigest() != recorded[algorithm]:
-        raise SourceError(
-            f"{path}: has the {algorithm} {hasher.hexdigest()}, expected {recorded[algorithm]} by "
-            f"{INDEX} beside it; the shard was changed or is damaged: copy it again, or open it "
-            "with dataio.Shards(..., hashes=False) to leave hashes unchecked"
-        )
+        raise _refused(path, f"has the {algorithm} {hasher.hexdigest()}", recorded[algorithm])
     storage.checked.add(path)
     return HeldFile(path, b"".join(parts)) if parts else file
 
 
-def _fastest(path: str, recorded: Recorded) -> tuple[str, Any]:
+def _refused(path: str, found: str, expected: str) -> SourceError:
+    return SourceError(
+        f"{path}: {found}, expected {expected} by {INDEX} beside it; the shard was changed or is "
+        "damaged: copy it again, or open it with dataio.Shards(..., hashes=False) to leave sizes "
+        "and hashes unchecked"
+    )
+
+
+def _fastest(path: str, recorded: Mapping[str, str]) -> tuple[str, Any]:
     for name in sorted(recorded, key=lambda name: (not name.startswith("xxh"), name)):
         if name in xxhash.algorithms_available:
             return name, getattr(xxhash, name)()
@@ -89,14 +95,14 @@ def _fastest(path: str, recorded: Recorded) -> tuple[str, Any]:
     )
 
 
-def _recorded_of(path: str, storage: Storage) -> Recorded:
+def _recorded_of(path: str, storage: Storage) -> Recorded | None:
     directory, _, name = path.rpartition("/")
-    return _read_index(storage, f"{directory or '.'}/{INDEX}").get(PurePosixPath(name).name, {})
+    return _read_index(storage, f"{directory or '.'}/{INDEX}").get(PurePosixPath(name).name)
 
 
 @lru_cache(maxsize=8)
 def _read_index(storage: Storage, index: str) -> Mapping[str, Recorded]:
-    """Read the hashes of all files, once for each source."""
+    """Read the sizes and hashes of all files, once for each source."""
     if not storage.exists(index):
         return {}
     with storage.open(index) as file:
@@ -109,7 +115,7 @@ def _read_index(storage: Storage, index: str) -> Mapping[str, Recorded]:
             for part in ("raw_data", "zip_data")
             if entry.get(part)
         ]
-        return {part["basename"]: part["hashes"] for part in parts if part.get("hashes")}
+        return {part["basename"]: (int(part["bytes"]), part.get("hashes") or {}) for part in parts}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(
             f"{index}: does not read as the index of a dataset ({error!r}), expected what "

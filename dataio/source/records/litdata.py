@@ -76,9 +76,10 @@ class LitDataFormat:
 
 @dataclass(frozen=True)
 class _Config:
-    """What the samples are made of: serializers by the keys of leaves."""
+    """What the samples are made of: serializers by the keys of leaves; and each chunk's bytes."""
 
     kinds: Mapping[str, str]
+    chunk_bytes: Mapping[str, int]
 
     def find(self, path: str, name: str, field: Field) -> tuple[int, str]:
         """Find the leaf of a field: its number and its serializer."""
@@ -106,12 +107,18 @@ def _read_config(storage: Storage, index: str) -> _Config:
     with storage.open(index) as file:
         data = file.read_at(0, file.size)
     try:
-        config = json.loads(data)["config"]
+        document = json.loads(data)
+        config = document["config"]
         kinds = config["data_format"]
         spec = json.loads(config["data_spec"])[1]
         names = [".".join(keys) or "0" for keys in _leaves(spec)]
         compression, level = config.get("compression"), config.get("compression_level")
         loader = config.get("item_loader") or "PyTreeLoader"
+        sizes = {
+            str(chunk["filename"]): int(chunk["chunk_bytes"])
+            for chunk in document["chunks"]
+            if "chunk_bytes" in chunk
+        }
         if len(names) != len(kinds):
             raise ValueError(f"{len(names)} leaves of {len(kinds)} values")
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -127,7 +134,17 @@ def _read_config(storage: Storage, index: str) -> _Config:
             "none, or zstd of whole chunks, and PyTreeLoader; write them again, with litdata: "
             "optimize(..., compression=None)"
         )
-    return _Config(dict(zip(names, kinds, strict=True)))
+    return _Config(dict(zip(names, kinds, strict=True)), sizes)
+
+
+def _check_size(shard: Shard, offsets: NDArray[np.int64], config: _Config) -> None:
+    """Refuse a chunk that the index says another length of: of its samples, or with the table."""
+    expected = config.chunk_bytes.get(shard.path.rpartition("/")[2])
+    if expected not in (None, offsets[-1], offsets[-1] - offsets[0]):
+        raise SourceError(
+            f"{shard.path}: holds {offsets[-1]} bytes, expected {expected} by {INDEX} beside it; "
+            "one of the two is of another dataset, or damaged: copy or write both again"
+        )
 
 
 def _leaves(spec: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -150,7 +167,9 @@ def _samples(
     config: _Config,
     wanted: Sequence[tuple[int, str]],
 ) -> Iterator[Sample]:
-    for number, data in read_packed(file, read_table(file, shard), numbers):
+    offsets = read_table(file, shard)
+    _check_size(shard, offsets, config)
+    for number, data in read_packed(file, offsets, numbers):
         where = f"{shard.path}: sample {number}"
         values = cut_values(data, [None] * len(config.kinds), where)
         yield number, [_value(values[leaf], kind, where) for leaf, kind in wanted]
