@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tokenize import TokenError
 from typing import Protocol
 
 import numpy as np
@@ -55,7 +56,7 @@ class NpyFile:
         storage: Reads and counts.
 
     Raises:
-        SourceError: If it is none, or holds objects, or is truncated.
+        SourceError: If it is none, holds objects, or is shorter or longer than its array.
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
@@ -111,7 +112,7 @@ def read_header(
         num_bytes: Length of the file.
 
     Raises:
-        SourceError: If it is no ``.npy``, or holds objects, or is truncated.
+        SourceError: If it is no ``.npy``, holds objects, or is shorter or longer than its array.
     """
     head = io.BytesIO(data)
     try:
@@ -123,16 +124,17 @@ def read_header(
         )
         with NPY_LOCK:
             shape, in_columns, dtype = read(head)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, TokenError, RecursionError) as error:
         raise _refused(where, f"no header of an .npy ({error})", "an .npy file") from error
     if dtype.hasobject or dtype.itemsize == 0:
         raise _refused(where, f"the dtype {dtype}", "numbers or bytes; objects are never unpickled")
     if in_columns and len(shape) > 1:
         raise _refused(where, "columns one by one", "rows; write np.ascontiguousarray of it")
     start = head.tell()
-    if num_bytes < start + dtype.itemsize * math.prod(shape):
-        found = f"{num_bytes} bytes for the shape {list(shape)}"
-        raise _refused(where, found, "one row a sample, all of them there")
+    expected = start + dtype.itemsize * math.prod(shape)
+    if num_bytes != expected or min(shape, default=0) < 0:
+        found = f"{num_bytes} bytes for the shape {list(shape)} of {dtype}"
+        raise _refused(where, found, f"{expected}, one array, all of it there and no other behind")
     return shape, dtype, start
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 32 << 20
 """Of decoded chunks: where a region ends inside one, the next region finds it here."""
+SIGNATURE, SUPERBLOCK_BYTES = b"\x89HDF\r\n\x1a\n", 56
+END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
+"""Where the address of a file's end stands, by the version of its superblock."""
 ONLY_A_DIMENSION = b"This is a netCDF dimension but not a netCDF variable"
 
 
@@ -35,6 +38,7 @@ class Hdf5Format(PlainFormat):
                 opened = library.File(FileObject(file), "r", rdcc_nbytes=CACHE_BYTES)
             with opened:
                 with _explained(path):
+                    _check_alone(file, opened.userblock_size)
                     found = Hdf5File(opened, file, library)
                 yield found
 
@@ -49,6 +53,22 @@ def _explained(path: str) -> Iterator[None]:
             f"{path}: h5py cannot read it ({error}), expected a whole HDF5 or NetCDF-4 file; it is "
             "truncated, damaged or still being written: copy or write it again"
         ) from error
+
+
+def _check_alone(file: StorageFile, start: int) -> None:
+    """Refuse a file that others were joined to: of them nothing would be read.
+
+    Raises:
+        OSError: If another begins where it ends.
+    """
+    head = file.read_at(start, SUPERBLOCK_BYTES)
+    # Where its end stands depends on the version of the superblock.
+    at = END_AT.get(head[8], 0)
+    end = int.from_bytes(head[at : at + 8], "little")
+    # A block of the user's own comes before both, or none.
+    for begin in (end, end + start, end + 2 * start) if at else ():
+        if begin < file.size and file.read_at(begin, len(SIGNATURE)) == SIGNATURE:
+            raise OSError(f"another HDF5 file begins at byte {begin}, behind the end of this one")
 
 
 class Hdf5File:

@@ -37,6 +37,8 @@ class NetCdf3Format(PlainFormat):
         with storage.open(path) as file:
             try:
                 found = _Header(FileObject(file))
+                if file.read_at(end := found.end, 3) == b"CDF":
+                    raise struct.error(f"another NetCDF file begins at byte {end}, where it ends")
             except (struct.error, KeyError, UnicodeDecodeError, IndexError) as error:
                 raise SourceError(
                     f"{path}: its header cannot be read ({error}), expected a classic NetCDF file; "
@@ -114,6 +116,15 @@ class _Header:
         # A record variable that is alone is not padded.
         padded = records if len(records) == 1 else [-(-length // 4) * 4 for length in records]
         self.record_bytes = sum(padded)
+
+    @property
+    def end(self) -> int:
+        """Behind the last byte of all variables, padded to 4."""
+        ends = [
+            v.begin + v.num_bytes + (self.record_bytes * (v.shape[0] - 1) if v.is_record else 0)
+            for v in self.variables.values()
+        ]
+        return -(-max(ends, default=0) // 4) * 4
 
     def _skip_attributes(self) -> None:
         for _ in self._list(ATTRIBUTES):

@@ -19,6 +19,8 @@ from dataio.source.npy import HEADER_BYTES, read_header
 ONE_ARRAY = "arr_0"
 """The key of the array of an ``.npy``; `numpy.savez` names an array so that it is given alone."""
 LOCAL_HEADER_BYTES = 30
+END_MAGIC, END_BYTES = b"PK\5\6", 22
+"""What an archive ends with, but for its comment."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class NpzFormat(PlainFormat):
         with storage.open(path) as file:
             with _explained(path):
                 archive = zipfile.ZipFile(FileObject(file))
+                _check_whole(file, archive)
                 found = NumpyFile(
                     {
                         member.filename.removesuffix(".npy"): _member(file, archive, member)
@@ -50,6 +53,24 @@ class NpzFormat(PlainFormat):
                 )
             with archive:
                 yield found
+
+
+def _check_whole(file: StorageFile, archive: zipfile.ZipFile) -> None:
+    """Refuse an archive that bytes were joined to, or that has two members of one name.
+
+    Raises:
+        zipfile.BadZipFile: If it is one.
+    """
+    members = archive.infolist()
+    end = file.size - len(archive.comment) - END_BYTES
+    if file.read_at(end, len(END_MAGIC)) != END_MAGIC:
+        raise zipfile.BadZipFile(f"other bytes behind its directory, at byte {end} or before")
+    if members and (first := min(member.header_offset for member in members)):
+        raise zipfile.BadZipFile(f"other bytes before its first member, at byte {first}")
+    names = [member.filename for member in members]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise zipfile.BadZipFile(f"two members of the name {twice!r}")
 
 
 @contextmanager
