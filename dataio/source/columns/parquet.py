@@ -1,6 +1,7 @@
 """Rows from Parquet shards, one row group at a time, column by column."""
 
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from dataio.source.columns.hugging_face import class_names
 from dataio.source.io.files import Storage, StorageFile
 
 MAGIC, TAIL_BYTES = b"PAR1", 8
+JOINED = re.compile(rb"(?:PAR1|\0{4})PAR1")
 INDEX_BYTES = 8 << 20
 """Of a file's indexes, no more are searched for the end of another file before it."""
 FOOTER_GROWTH = 10
@@ -127,7 +129,7 @@ def _check_ends(file: StorageFile, metadata: pq.FileMetaData) -> None:
     """Refuse a file that others were joined to: the last footer counts, from the first one's bytes.
 
     Raises:
-        SourceError: If it does not begin as Parquet, or another file ends where it begins.
+        SourceError: If it does not begin as Parquet, or another file begins in it.
     """
     rows = _group_rows(metadata)
     if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
@@ -141,12 +143,14 @@ def _check_ends(file: StorageFile, metadata: pq.FileMetaData) -> None:
     num_behind = file.size - TAIL_BYTES - metadata.serialized_size - stop
     if start == len(MAGIC) and num_behind == 0:
         return
-    near = max(num_behind - INDEX_BYTES, 0)
-    joined = file.read_at(near, max(num_behind, 0) + len(MAGIC) - near).find(2 * MAGIC)
-    if joined >= 0:
-        raise _refused(file, near + joined, "the end of a Parquet file, and the begin of another")
     if num_behind < 0 or file.read_at(0, len(MAGIC)) != MAGIC:
         raise _refused(file, 0, "bytes that belong to no row group")
+    # So far behind its begin would a whole file end that has another before it.
+    near = max(num_behind - INDEX_BYTES, 0)
+    before = file.read_at(near, num_behind + len(MAGIC) - near)
+    if before.endswith(MAGIC) or (joined := JOINED.search(before)):
+        at = num_behind if before.endswith(MAGIC) else near + joined.end() - len(MAGIC)
+        raise _refused(file, at, "the begin of another Parquet file")
 
 
 def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 32 << 20
 """Of decoded chunks: where a region ends inside one, the next region finds it here."""
+SEARCHED_BYTES = 64 << 10
 SIGNATURE, SUPERBLOCK_BYTES = b"\x89HDF\r\n\x1a\n", 56
 END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 """Where the address of a file's end stands, by the version of its superblock."""
@@ -65,10 +66,9 @@ def _check_alone(file: StorageFile, start: int) -> None:
     # Where its end stands depends on the version of the superblock.
     at = END_AT.get(head[8], 0)
     end = int.from_bytes(head[at : at + 8], "little")
-    # A block of the user's own comes before both, or none.
-    for begin in (end, end + start, end + 2 * start) if at else ():
-        if begin < file.size and file.read_at(begin, len(SIGNATURE)) == SIGNATURE:
-            raise OSError(f"another HDF5 file begins at byte {begin}, behind the end of this one")
+    behind = file.read_at(end, SEARCHED_BYTES) if at else b""
+    if (begin := behind.find(SIGNATURE)) >= 0:
+        raise OSError(f"another HDF5 file begins at byte {end + begin}, behind the end of this one")
 
 
 class Hdf5File:

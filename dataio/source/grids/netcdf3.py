@@ -4,6 +4,7 @@ The format: "The NetCDF Classic Format Specification", Unidata; versions 1 (clas
 offsets) and 5 (64-bit data).
 """
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ DTYPES = {
     7: ">u1", 8: ">u2", 9: ">u4", 10: ">i8", 11: ">u8",
 }  # fmt: skip
 """By the number of the type in the file."""
+ANOTHER, SEARCHED_BYTES = re.compile(rb"\0*CDF[\1\2\5]"), 64 << 10
+"""What files that were joined begin with, and how far behind the end it is looked for."""
 DIMENSIONS, VARIABLES, ATTRIBUTES = 10, 11, 12
 
 
@@ -37,8 +40,8 @@ class NetCdf3Format(PlainFormat):
         with storage.open(path) as file:
             try:
                 found = _Header(FileObject(file))
-                if file.read_at(end := found.end, 3) == b"CDF":
-                    raise struct.error(f"another NetCDF file begins at byte {end}, where it ends")
+                if ANOTHER.match(file.read_at(found.end, SEARCHED_BYTES)):
+                    raise struct.error(f"another file begins behind its end at byte {found.end}")
             except (struct.error, KeyError, UnicodeDecodeError, IndexError) as error:
                 raise SourceError(
                     f"{path}: its header cannot be read ({error}), expected a classic NetCDF file; "

@@ -80,7 +80,7 @@ def _walk(
         piece = bytes(file.view_at(begin, min(read_bytes, stop - begin))) if begin < stop else b""
         read_bytes = min(2 * read_bytes, MOST_BYTES)
         if (zero := piece.find(0)) >= 0:
-            _refuse(file.path, begin + zero, f"a byte of zero in sample {number} or behind it")
+            _refuse(file.path, begin + zero, "a byte of zero")
         if len(rest) > MOST_LINE_BYTES:
             _refuse(file.path, at, f"a line of more than {MOST_LINE_BYTES} bytes")
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,9 +1,15 @@
 """What files of records hold beyond the table of sources, and what is refused in them."""
 
+import bz2
+import codecs
+import gzip
 import io
 import json
+import lzma
 import os
+import re
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +25,9 @@ from dataio import Loader, Reports, Workers
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import Shards, Source, open_source
-from dataio.source.io.codecs import HEAD_BYTES
+from dataio.source.io.codecs import HEAD_BYTES, codec_of
 from dataio.source.place import place_of
+from dataio.source.records import json_lines as json_lines_module
 from dataio.source.records.example import _varints, read_example
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
@@ -32,6 +39,7 @@ from tests.dataio.source.records.cases import (
     large_json_lines,
     large_tfrecord,
     megatron,
+    packed,
     truncated,
     write_megatron,
     zstd,
@@ -348,6 +356,152 @@ def test_a_hash_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     index.write_text(index.read_text().replace("sha1", "blink").replace("xxh64", "crc9"))
     with pytest.raises(DataioError, match=r"has hashes by blink, crc9, expected one that xxhash"):
         read_all(open_source(spec), {"text": Text("text")})
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b'{"x": 1}\n' * 3 + bytes(5000), r"x\.jsonl: at byte 27: found a byte of zero,"),
+        (b'{"x": 1}\n{"x": 1, "x": 2}\n', r"sample 1 at byte 9: .*\(the key 'x' twice\)"),
+        (b'{"x": 1, "y": {"a": 1, "a": 1}}\n', r"sample 0 .*\(the key 'a' twice\)"),
+        (b'{"x": 1}\n{"x": 1', r"sample 1 at byte 9: found b'\{\"x\": 1', expected one object"),
+        (b'{"x": 1} {"x": 2}\n', r"sample 0 .*Extra data"),
+        (b"[1]\n", r"sample 0 .*it is a list"),
+        (b'{"x": ' + b"[" * 100_000, r"sample 0 at byte 0: found b'\{\"x\": \["),
+        ('{"x": "é"}\n'.encode("latin-1"), r"sample 0 .*in UTF-8 \('utf-8' codec can't decode"),
+        ('{"x": 1}\n'.encode("utf-16"), r"x\.jsonl: at byte 3: found a byte of zero,"),
+        (lzma.compress(b'{"x": 1}\n'), r"x\.jsonl: is compressed by xz, .*; decompress the shard"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_none_are_refused(data: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(DataioError, match=found):
+        read_all(open_source(str(path)), {"x": Int("x")})
+
+
+def test_a_line_without_an_end_takes_no_more_than_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines_module, "MOST_LINE_BYTES", 1 << 20)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(gzip.compress(b" " * (32 << 20)))
+    with pytest.raises(DataioError, match=r"found a line of more than 1048576 bytes"):
+        open_source(str(path))
+
+
+def test_marks_and_ends_of_lines_of_other_systems_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    part = codecs.BOM_UTF8 + b'{"x": 1}\r\n\r\n  {"x": 2} \r\n'
+    path.write_bytes(2 * part)
+    rows = read_all(open_source(str(path)), {"x": Int("x")})
+    assert [int(np.frombuffer(x, "<i8")[0]) for _, (x,) in rows] == [1, 2, 1, 2]
+
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress, "zlib": zlib.compress, "zstd": zstd, "bz2": bz2.compress,
+    "xz": lzma.compress, "none": bytes,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.tfrec", "x-00000-of-00001", "x.mds"])
+def test_what_is_compressed_is_known_by_its_content(name: str, tmp_path: Path) -> None:
+    records: dict[str, tuple[bytes, Field]] = {
+        "x.tfrec": (framed(b"abc") * 4, Bytes("__record__")),
+        "x-00000-of-00001": (framed(b"abc") * 4, Bytes("__record__")),
+        "x.mds": (
+            packed([b"\3\0\0\0abc"] * 4, json.dumps({
+                "column_names": ["x"], "column_encodings": ["str"], "column_sizes": [None],
+                "version": 2,
+            }).encode()),
+            Text("x"),
+        ),
+    }  # fmt: skip
+    raw, field = records.get(name, (b'{"x": "abc"}\n' * 4, Text("x")))
+    for codec, pack in PACKINGS.items():
+        (tmp_path / name).write_bytes(pack(raw))
+        assert codec_of(pack(raw)[:12]) == (None if codec == "none" else codec)
+        if codec == "xz":
+            with pytest.raises(DataioError, match=r"is compressed by xz"):
+                open_source(str(tmp_path / name))
+        else:
+            rows = read_all(open_source(str(tmp_path / name)), {"x": field})
+            assert [row[1] for row in rows] == [[b"abc"]] * 4
+    with make(str(tmp_path / name), tmp_path / "cache", {"x": field}) as loader:
+        assert sum(int((batch["weight"] > 0).sum()) for batch in loader) == 4
+
+
+def test_a_record_as_long_as_a_codec_begins_is_not_taken_for_compressed(tmp_path: Path) -> None:
+    data = framed(bytes(0x088B1F))
+    assert codec_of(data[:12]) == "gzip"
+    (tmp_path / "x.tfrecord").write_bytes(data)
+    rows = read_all(open_source(str(tmp_path / "x.tfrecord")), {"x": Bytes("__record__")})
+    assert len(rows[0][1][0]) == 0x088B1F
+
+
+@pytest.mark.parametrize("name", ["mds", "mds_zstd", "litdata"])
+@pytest.mark.parametrize("where", ["", "memory://indexed"])
+def test_an_index_names_all_shards_that_are_there(where: str, name: str, tmp_path: Path) -> None:
+    spec = copied(name)(tmp_path)
+    root = where or spec
+    if where:
+        fsspec.filesystem("memory").put(f"{spec}/", f"/indexed/{name}/", recursive=True)
+        root = f"{where}/{name}"
+    fields: dict[str, Field] = {"text": Text("text")}
+    expected = [[f"sämple {number}".encode()] for number in range(NUM_SAMPLES)]
+    assert [row[1] for row in read_all(open_source(root), fields)] == expected
+    first = sorted(path.name for path in tmp_path.iterdir() if path.name != "index.json")[0]
+    for other in (re.sub(r"\d(?=\.)", "7", first, count=1), None):
+        with fsspec.open(f"{root}/{first}", "rb") as file:
+            data = file.read()
+        if other is not None:
+            with fsspec.open(f"{root}/{other}", "wb") as file:
+                file.write(data)
+            with pytest.raises(
+                DataioError, match=rf"but not {other}, of 1 others .* is older than"
+            ):
+                open_source(root)
+        system, path = fsspec.core.url_to_fs(f"{root}/{other or first}")
+        system.rm(path)
+    with pytest.raises(DataioError, match=r"index\.json: names \d shards, of which 1 are missing"):
+        open_source(root)
+
+
+def test_a_chunk_of_another_length_than_its_index_says_is_refused(tmp_path: Path) -> None:
+    spec = copied("litdata")(tmp_path)
+    index = tmp_path / "index.json"
+    document = json.loads(index.read_text())
+    document["chunks"][1]["chunk_bytes"] += 1
+    index.write_text(json.dumps(document))
+    with pytest.raises(
+        DataioError, match=r"chunk-0-1\.bin: holds \d+ bytes, expected \d+ by index"
+    ):
+        read_all(open_source(spec), {"text": Text("text")})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a.jsonl", "a.jsonl.gz"), ("a.tar", "a.tgz"), ("x.00000.mds", "x.00000.mds.zstd")],
+)
+def test_a_shard_beside_its_compressed_copy_is_refused(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    for name in (first, second):
+        (tmp_path / name).touch()
+    for pattern in (str(tmp_path), f"{tmp_path}/{first[0]}*"):
+        with pytest.raises(DataioError, match=r"each sample would come twice; remove one, or name"):
+            open_source(pattern)
+
+
+def test_documents_that_an_index_names_out_of_order_are_refused(tmp_path: Path) -> None:
+    sequences = [np.arange(3, dtype="<u2"), np.arange(2, dtype="<u2")]
+    for documents in ([0, 3], [0, 2, 1], [1, 2], [0, -1, 2], []):
+        name = write_megatron(tmp_path / "x", sequences, documents)
+        assert len(read_all(open_source(name), {"t": Tokens("tokens")})) == 2
+        with pytest.raises(
+            DataioError, match=r"x\.idx: found documents that begin at .*from 0 to 2"
+        ):
+            read_all(open_source(name), {"d": Int("document")})
 
 
 def test_another_index_of_a_bin_is_noticed(tmp_path: Path) -> None:
