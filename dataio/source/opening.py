@@ -93,7 +93,8 @@ class Shards:
         throttle: Slows down every read.
         version: Of a pipeline: whatever changes when functions that its own functions call do.
         hashes: Whether shards of MDS are checked by the hashes that their index has of them, if
-            any: each is then read whole the first time that a process reads any of it.
+            any: each is then read whole the first time that a process reads any of it. Without
+            hashes, whether their sizes are compared.
         grows: Whether shards are appended while a run trains: each epoch is of those that are there
             when it begins. See docs/sources.md.
         sequences: Of documents of tokens, the sequences of one length to make of them.

@@ -18,7 +18,7 @@ from dataio.source.columns.hugging_face import class_names
 from dataio.source.io.files import Storage, StorageFile
 
 MAGIC, TAIL_BYTES = b"PAR1", 8
-JOINED = re.compile(rb"(?:PAR1|\0{4})PAR1")
+ANOTHER = re.compile(rb"(?:PAR1|\0{4})PAR1|PAR1\Z")
 INDEX_BYTES = 8 << 20
 """Of a file's indexes, no more are searched for the end of another file before it."""
 FOOTER_GROWTH = 10
@@ -148,9 +148,9 @@ def _check_ends(file: StorageFile, metadata: pq.FileMetaData) -> None:
     # So far behind its begin would a whole file end that has another before it.
     near = max(num_behind - INDEX_BYTES, 0)
     before = file.read_at(near, num_behind + len(MAGIC) - near)
-    if before.endswith(MAGIC) or (joined := JOINED.search(before)):
-        at = num_behind if before.endswith(MAGIC) else near + joined.end() - len(MAGIC)
-        raise _refused(file, at, "the begin of another Parquet file")
+    if joined := ANOTHER.search(before):
+        begin = near + joined.end() - len(MAGIC)
+        raise _refused(file, begin, "the begin of another Parquet file")
 
 
 def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:

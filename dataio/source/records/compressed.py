@@ -44,8 +44,8 @@ def decompressed(
         return file
     if found not in ARROW_NAMES:
         raise SourceError(
-            f"{file.path}: is compressed by {found}, expected a shard as it is, or compressed by one "
-            f"of {', '.join(ARROW_NAMES)}; decompress the shard"
+            f"{file.path}: is compressed by {found}, expected a shard as it is, or by one of "
+            f"{', '.join(ARROW_NAMES)}; decompress the shard"
         )
     return DecompressedFile(file, ARROW_NAMES[found])
 

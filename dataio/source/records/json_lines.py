@@ -10,7 +10,7 @@ from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.source.base import Mark
 from dataio.source.io.window import File
-from dataio.source.records.marked import MarkedFormat
+from dataio.source.records.marked import MarkedFormat, Parse
 from dataio.source.records.samples import refuse_key, shaped
 from dataio.source.records.values import json_value
 
@@ -26,24 +26,27 @@ def json_lines_format() -> MarkedFormat:
     ``a.b`` is the key ``b`` of the object under ``a``. An object or a list that is not one of
     numbers is text.
     """
-    return MarkedFormat(_walk, _parse)
+    return MarkedFormat(_walk, _parser)
 
 
-def _parse(path: str, mark: Mark, line: memoryview, fields: Mapping[str, Field]) -> list[Raw]:
-    number, begin = mark
-    try:
-        # Each of several files that were joined may begin with a byte order mark.
-        document = _DECODER.decode(str(line, "utf-8").removeprefix("\ufeff"))
-        if not isinstance(document, dict):
-            raise ValueError(f"it is a {type(document).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise SourceError(
-            f"{path}: sample {number} at byte {begin}: found {bytes(line[:SHOWN_BYTES])!r}, "
-            f"expected one object of JSON a line, in UTF-8 ({error}); repair the line, or write "
-            "the file again"
-        ) from error
-    where = f"{path}: sample {number}"
-    return [_value(document, field, name, where) for name, field in fields.items()]
+def _parser(path: str, fields: Mapping[str, Field]) -> Parse:
+    def parse(mark: Mark, line: memoryview) -> list[Raw]:
+        number, begin = mark
+        try:
+            # Each of several files that were joined may begin with a byte order mark.
+            document = _DECODER.decode(str(line, "utf-8").removeprefix("\ufeff"))
+            if not isinstance(document, dict):
+                raise ValueError(f"it is a {type(document).__name__}")
+        except (ValueError, RecursionError) as error:
+            raise SourceError(
+                f"{path}: sample {number} at byte {begin}: found {bytes(line[:SHOWN_BYTES])!r}, "
+                f"expected one object of JSON a line, in UTF-8 ({error}); repair the line, or "
+                "write the file again"
+            ) from error
+        where = f"{path}: sample {number}"
+        return [_value(document, field, name, where) for name, field in fields.items()]
+
+    return parse
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -31,8 +31,8 @@ class Walk(Protocol):
     ) -> Iterator[tuple[Mark, memoryview]]: ...
 
 
-Parse = Callable[[str, Mark, memoryview, Mapping[str, Field]], Sequence[Raw]]
-"""Takes the values of the fields from a sample of the file of that path, by its mark and bytes."""
+Parse = Callable[[Mark, memoryview], Sequence[Raw]]
+"""Takes values from a sample, by its mark and its bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class MarkedFormat:
 
     Attributes:
         walk: Finds the samples.
-        parse: Reads one.
+        parser: Makes what takes the values of fields from samples of the file of a path.
         is_plain: Whether a shard that begins so is not compressed, whatever else it looks like.
     """
 
     walk: Walk
-    parse: Parse
+    parser: Callable[[str, Mapping[str, Field]], Parse]
     is_plain: Callable[[bytes], bool] = lambda begin: False
 
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
@@ -75,9 +75,9 @@ class MarkedFormat:
         """Read samples of a shard, from the mark before each run of them."""
         with storage.open(shard.path) as opened:
             file = decompressed(opened, is_plain=self.is_plain)
+            parse = self.parser(shard.path, fields)
             samples = (
-                (mark[0], self.parse(shard.path, mark, data, fields))
-                for mark, data in self._find(file, shard, numbers)
+                (mark[0], parse(mark, data)) for mark, data in self._find(file, shard, numbers)
             )
             yield from sample_rows(samples, shard, fields, storage)
 

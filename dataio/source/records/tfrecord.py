@@ -16,7 +16,7 @@ from dataio.rows.fields import Field, Raw
 from dataio.source.base import Mark
 from dataio.source.io.window import File, Window
 from dataio.source.records.example import Features, read_example
-from dataio.source.records.marked import MarkedFormat
+from dataio.source.records.marked import MarkedFormat, Parse
 from dataio.source.records.samples import refuse_key, shaped
 
 RECORD = "__record__"
@@ -27,26 +27,30 @@ MASK = 0xA282EAD8
 
 def tfrecord_format() -> MarkedFormat:
     """Read TFRecord shards: a sample is a record, a field's key a feature, or ``__record__``."""
-    return MarkedFormat(_walk, _parse, is_plain=_is_head)
+    return MarkedFormat(_walk, _parser, is_plain=_is_head)
 
 
-def _parse(path: str, mark: Mark, data: memoryview, fields: Mapping[str, Field]) -> list[Raw]:
-    number, begin = mark
-    record, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
-    if _masked_crc(record) != int.from_bytes(crc, "little"):
-        _refuse(path, number, begin, "a record that its checksum does not match")
-    features: Features = {}
+def _parser(path: str, fields: Mapping[str, Field]) -> Parse:
     keys = frozenset(field.key for field in fields.values())
-    if keys != {RECORD}:
-        try:
-            features = read_example(record, keys)
-        except ValueError as error:
-            _refuse(path, number, begin, f"bytes that are no tf.train.Example ({error})")
-    where = f"{path}: sample {number}"
-    return [
-        record if field.key == RECORD else _value(features, field, name, where)
-        for name, field in fields.items()
-    ]
+
+    def parse(mark: Mark, data: memoryview) -> list[Raw]:
+        number, begin = mark
+        record, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+        if _masked_crc(record) != int.from_bytes(crc, "little"):
+            _refuse(path, number, begin, "a record that its checksum does not match")
+        features: Features = {}
+        if keys != {RECORD}:
+            try:
+                features = read_example(record, keys)
+            except ValueError as error:
+                _refuse(path, number, begin, f"bytes that are no tf.train.Example ({error})")
+        where = f"{path}: sample {number}"
+        return [
+            record if field.key == RECORD else _value(features, field, name, where)
+            for name, field in fields.items()
+        ]
+
+    return parse
 
 
 def _value(features: Features, field: Field, name: str, where: str) -> Raw:
