@@ -15,7 +15,7 @@ import xxhash
 
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import SourceError
-from dataio.source.advice import advice
+from dataio.source.advice import ARRAY_SUFFIXES, advice
 from dataio.source.base import Contents, HasIndexes, Shard, ShardedSource, ShardFormat, Source
 from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
@@ -342,8 +342,9 @@ def _place(spec: str | Sequence[str], storage: Storage) -> str:
     if "://" not in name:
         return str(_directory(spec) or "")
     url = storage.remote(name).canonical(name)
-    is_file = is_shard(url) or url.endswith(LINE_SUFFIXES) or not MAGIC.isdisjoint(url)
-    return "" if is_file or "{" in url else url
+    # Whoever may read a file need not be allowed to ask what lies beside it.
+    is_file = is_shard(url) or url.endswith((*FORMATS, *ARRAY_SUFFIXES))
+    return "" if is_file or not (MAGIC | {"{"}).isdisjoint(url) else url
 
 
 def _holds_shards(directory: Path) -> bool:
