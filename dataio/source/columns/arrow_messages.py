@@ -144,9 +144,10 @@ def _parse(header: bytes, offset: int, header_bytes: int) -> Message:
     if (buffers < 0).any() or (buffers > body_bytes - buffers[:, ::-1]).any():
         raise ValueError("a column outside of its batch")
     lengths = buffers[:, 1]
-    # Behind each buffer there may be padding, and in each of no rows one offset.
-    unused = body_bytes - int(lengths.sum())
-    if unused > PADDED_BYTES * len(buffers) or (not num_rows and (lengths > PADDED_BYTES).any()):
+    # Behind each buffer there may be padding. Of no rows, what is nested in the first column may
+    # be written whole, but not the column.
+    unused, first = body_bytes - int(lengths.sum()), lengths[:2]
+    if unused > PADDED_BYTES * len(buffers) or (not num_rows and (first > PADDED_BYTES).any()):
         raise ValueError(f"{body_bytes} bytes for {num_rows} rows in {len(buffers)} buffers")
     own = (num_rows, buffers) if kind == BATCH else (0, NO_BUFFERS)
     return Message(kind, offset, header_bytes, body_bytes, *own, len(columns))

@@ -156,7 +156,11 @@ def _check_ends(file: StorageFile, metadata: pq.FileMetaData) -> None:
 def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:
     """Find where the columns of a row group begin and end in the file."""
     columns = [group.column(number) for number in range(group.num_columns)]
-    starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    # Some writers name a dictionary that is not there, behind the data or at 0.
+    starts = [
+        min(column.dictionary_page_offset or column.data_page_offset, column.data_page_offset)
+        for column in columns
+    ]
     sizes = [column.total_compressed_size for column in columns]
     return min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
 

@@ -342,3 +342,15 @@ def test_a_stream_that_was_not_closed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(DataioError, match=r"found the end of the file .* lack record batches"):
         open_source(str(path))
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_record_batches_without_rows_are_passed_over(new: Any, tmp_path: Path) -> None:
+    """Writers cut a slice of no rows out of its columns, but not out of what is nested there."""
+    held = pa.table({"x": list(range(50)), "n": [[{"a": i}] for i in range(50)]})
+    (batch,) = held.to_batches()
+    path = tmp_path / "shard.arrow"
+    with new(path, held.schema) as writer:
+        for each in (batch.slice(0, 0), batch, batch.slice(7, 0)):
+            writer.write_batch(each)
+    assert len(read_all(open_source(str(path)), {"x": Int("x")})) == 50
