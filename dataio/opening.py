@@ -106,4 +106,5 @@ class Opener:
             version=source.version,
             grows=source.grows,
             sequences=source.sequences,
+            joined=source.joined,
         )

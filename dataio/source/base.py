@@ -180,6 +180,15 @@ class HasIndexes(Protocol):
         ...
 
 
+@runtime_checkable
+class HasHints(Protocol):
+    """A format whose shards may have a file beside them that saves counting them. Optional."""
+
+    def hint_of(self, path: str) -> str:
+        """Name the file beside a shard."""
+        ...
+
+
 class ShardedSource:
     """A `Source` in shards of one format, which `open_source` opens again by its name.
 

@@ -12,12 +12,16 @@ import xxhash
 
 log = logging.getLogger(__name__)
 
+RULES = "2"
+"""Changes with what is a sample: what was counted by others counts for nothing."""
+
 
 class Surveyed(NamedTuple):
     """A shard: the samples of its pieces, its bytes and time of change; its marks, flat.
 
     ``beside`` are bytes and time of change of the file that lies beside it, if it has one;
-    ``costs`` a byte for each sample, where they cost differently, in base 64.
+    ``costs`` a byte for each sample, where they cost differently, in base 64; ``hint`` are bytes
+    and time of change of what the counts were taken from, if that was not the shard.
     """
 
     counts: list[int]
@@ -26,6 +30,7 @@ class Surveyed(NamedTuple):
     marks: list[int]
     beside: Sequence[int] = ()
     costs: str = ""
+    hint: Sequence[int] = ()
 
 
 def own_directory(root: Path) -> Path:
@@ -90,5 +95,5 @@ def write_counts(directory: Path, paths: Sequence[str], found: Sequence[Surveyed
 
 def _file(directory: Path, paths: Sequence[str]) -> Path:
     # A relative path means another shard in another working directory.
-    names = [path if "://" in path else str(Path(path).absolute()) for path in paths]
+    names = [RULES, *(path if "://" in path else str(Path(path).absolute()) for path in paths)]
     return directory / f"{xxhash.xxh3_64_hexdigest(json.dumps(names).encode())}.survey"

@@ -16,7 +16,15 @@ import xxhash
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import SourceError
 from dataio.source.advice import ARRAY_SUFFIXES, advice
-from dataio.source.base import Contents, HasIndexes, Shard, ShardedSource, ShardFormat, Source
+from dataio.source.base import (
+    Contents,
+    HasHints,
+    HasIndexes,
+    Shard,
+    ShardedSource,
+    ShardFormat,
+    Source,
+)
 from dataio.source.columns.arrow import ArrowFormat
 from dataio.source.columns.hugging_face import dataset_shards
 from dataio.source.columns.parquet import ParquetFormat
@@ -73,9 +81,13 @@ GROWING = tuple(
     suffix for suffix in FORMATS if not suffix.startswith((".mds", ".tfrec", "chunk", ".bin"))
 )
 """What shards may be appended of."""
+JOINABLE = tuple(suffix for suffix, its in FORMATS.items() if its in (TAR, GZIP))
+"""Of what a shard may be several files, one behind the other."""
 
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
 FOLDER, ARRAYS = b"folder", b"arrays"
+LISTED = (0, 0)
+"""In place of a hint: an index of all shards says how many samples each holds."""
 MAX_MARKS = 1 << 16
 """Of all shards: every rank receives all. Where shards are many, few ranks read parts of them."""
 COUNT_THREADS = 4
@@ -98,6 +110,9 @@ class Shards:
         grows: Whether shards are appended while a run trains: each epoch is of those that are there
             when it begins. See docs/sources.md.
         sequences: Of documents of tokens, the sequences of one length to make of them.
+        joined: Whether tar shards may be several archives, one behind the other, as ``cat`` joins
+            them: zeros between and behind members then end nothing, the end marker may lack, and a
+            key that comes again is another sample.
 
     Raises:
         ValueError: If it is a pipeline, and grows or has sequences.
@@ -111,12 +126,13 @@ class Shards:
     hashes: bool = True
     grows: bool = False
     sequences: Sequences | None = None
+    joined: bool = False
 
     def __post_init__(self) -> None:
-        if (self.grows or self.sequences) and is_pipeline(self.names):
+        if (self.grows or self.sequences or self.joined) and is_pipeline(self.names):
             raise ValueError(
-                "Shards: a pipeline excludes grows=True and sequences; give the pattern of the "
-                "shards, or leave these out"
+                "Shards: a pipeline excludes grows=True, joined=True and sequences; give the "
+                "pattern of the shards, or leave these out"
             )
 
 
@@ -135,6 +151,7 @@ def open_source(
     version: str = "",
     grows: bool = False,
     sequences: Sequences | None = None,
+    joined: bool = False,
 ) -> Source:
     """Open shards of samples. Collective: the ranks share the work of counting.
 
@@ -153,6 +170,7 @@ def open_source(
         version: Of a pipeline; see `Shards`.
         grows: Whether shards may be appended; see `Shards`.
         sequences: To make of documents; see `Shards`.
+        joined: Whether tar shards may be several archives; see `Shards`.
 
     Raises:
         SourceError: On every rank, if the pattern names nothing, or any rank finds a broken shard.
@@ -194,6 +212,9 @@ def open_source(
         shard_format = SequenceFormat(sequences)
         name, suffix, made = f"{name}#{sequences.key}", sequences.key, SequenceSource
         index_cache = index_cache / sequences.key if index_cache is not None else None
+    if joined:
+        shard_format = _joined(name, suffix)
+        index_cache = index_cache / "joined" if index_cache is not None else None
 
     # More shards are the same source there.
     known_by = [_name(named)] if grows else paths
@@ -210,7 +231,7 @@ def open_source(
             found = _survey(storage, shard_format, paths[i], known, found_before[i])
             if pipeline is None:
                 _refuse_empty(paths[i], found)
-            if grows and shard_format is TAR and found != found_before[i]:
+            if grows and FORMATS[suffix] is TAR and found != found_before[i]:
                 check_tar_end(storage, paths[i])
             return found._replace(marks=_thinned(found.marks, len(paths)))
 
@@ -280,7 +301,7 @@ def _growing(
     def survey(path: str) -> Surveyed:
         found = _survey(storage, shard_format, path, None, None)
         _refuse_empty(path, found)
-        if shard_format is TAR:
+        if isinstance(shard_format, TarFormat):
             check_tar_end(storage, path)
         return found._replace(marks=_thinned(found.marks, len(counted) + 1))
 
@@ -293,6 +314,16 @@ def _growing(
         num_shards=len(counted), own=own, storage=storage, list_paths=list_paths, survey=survey,
         keep=keep,
     )  # fmt: skip
+
+
+def _joined(name: str, suffix: str) -> ShardFormat:
+    """Choose the format that reads several archives in a shard."""
+    if suffix not in JOINABLE:
+        raise SourceError(
+            f"{name}: found shards that end in {suffix}, expected tar shards, as joined=True says; "
+            "leave it out"
+        )
+    return TarFormat(joined=True) if FORMATS[suffix] is TAR else GzipTarFormat(joined=True)
 
 
 def _refuse_growth(name: str, listing: bytes) -> None:
@@ -390,12 +421,24 @@ def _survey(
 ) -> Surveyed:
     """Find a shard's samples, piece by piece, its bytes and time of change."""
     now = storage.stat(path)
-    index = shard_format.index_of(path) if isinstance(shard_format, HasIndexes) else ""
-    beside = storage.stat(index) if index and storage.exists(index) else ()
+    beside = (
+        _stat(storage, shard_format.index_of(path)) if isinstance(shard_format, HasIndexes) else ()
+    )
+    hinted = shard_format.hint_of(path) if isinstance(shard_format, HasHints) and not known else ""
     if kept is not None and (kept.num_bytes, kept.mtime_ns, *kept.beside) == (*now, *beside):
-        return kept
+        # What was taken from elsewhere is as good as that still is.
+        hint = () if not kept.hint else LISTED if known else _stat(storage, hinted)
+        if (*kept.hint,) == (*hint,) and (known is None or known.counts == kept.counts):
+            return kept
+    hint = LISTED if known else _stat(storage, hinted)
     counts, marks, costs = known if known is not None else shard_format.survey(storage, path)
-    return Surveyed(counts, *now, marks.ravel().tolist(), beside, b64encode(costs).decode())
+    costs_text = b64encode(costs).decode()
+    return Surveyed(counts, *now, marks.ravel().tolist(), beside, costs_text, hint)
+
+
+def _stat(storage: Storage, path: str) -> tuple[int, ...]:
+    """Bytes and time of change of a file, if it is there."""
+    return storage.stat(path) if path and storage.exists(path) else ()
 
 
 def _refuse_empty(path: str, found: Surveyed) -> None:

@@ -72,6 +72,11 @@ class StorageFile:
         return URL_REQUEST_BYTES if "://" in self.path else FILE_REQUEST_BYTES
 
     @property
+    def most_bytes(self) -> int:
+        """How many bytes a single value may have."""
+        return self.size
+
+    @property
     def mtime_ns(self) -> int:
         """Time of the last change; 0 where the storage does not tell."""
         return self._status.mtime_ns

@@ -38,6 +38,11 @@ class File(Protocol):
         """How many bytes take as long to read as a request takes: fewer are not passed over."""
         ...
 
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes a single value may have: of what is compressed, a limit on its memory."""
+        ...
+
     def view_at(self, offset: int, length: int) -> memoryview:
         """Read, fewer bytes only at the end of the file; the view stays what it is."""
         ...

@@ -35,6 +35,10 @@ class HeldFile:
     def size(self) -> int:
         return len(self.data)
 
+    @property
+    def most_bytes(self) -> int:
+        return len(self.data)
+
     def read_at(self, offset: int, length: int) -> bytes:
         """Give ``length`` bytes, fewer only at the end."""
         return self.data[offset : offset + length]

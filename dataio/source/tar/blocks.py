@@ -5,6 +5,7 @@ looks like a header never is one. What is not plain (long names, links, sizes in
 without magic, damage) ends the stretch: `tar_headers` reads it one by one.
 """
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +38,13 @@ class Headers:
     end: int
 
 
-def plain_headers(data: memoryview, *, limit: int) -> Headers:
+def plain_headers(data: memoryview, *, limit: int, most_bytes: int = sys.maxsize) -> Headers:
     """Find the headers from the beginning of ``data`` on, as far as they are plain.
 
     Args:
         data: A stretch of a tar file that begins with a header.
         limit: How many bytes the file has from there on: members end within it.
+        most_bytes: How many a member may hold.
     """
     num_blocks = len(data) // BLOCK
     blocks = np.frombuffer(data, np.uint8, num_blocks * BLOCK).reshape(num_blocks, BLOCK)
@@ -57,7 +59,7 @@ def plain_headers(data: memoryview, *, limit: int) -> Headers:
     plain &= _sums_agree(header)
     plain &= np.where(regular, _named_plainly(header), _says_time_only(blocks, at, num_bytes, kind))
     following = at + 1 + (num_bytes + BLOCK - 1) // BLOCK
-    plain &= at * BLOCK + BLOCK + num_bytes <= limit
+    plain &= (at * BLOCK + BLOCK + num_bytes <= limit) & (num_bytes <= most_bytes)
     chain = _chase(at, following, plain)
     end = int(following[chain[-1]]) * BLOCK if len(chain) else 0
     chain = chain[regular[chain]]

@@ -6,20 +6,40 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from dataio.base.errors import SourceError
-from dataio.source.io.window import Window
+from dataio.source.io.codecs import HEAD_BYTES, codec_of
+from dataio.source.io.window import File, Window
 
 BLOCK = 512
 REGULAR = (b"0", b"\0", b"7")
-WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")
+HARD_LINK = b"1"
+LINKS = (HARD_LINK, b"2")
+WITHOUT_PAYLOAD = (*LINKS, b"3", b"4", b"5", b"6")
+OF_NO_SAMPLE = (b"5", b"D", b"V")
+"""Directories, lists of what they hold, and labels of volumes, whatever they are named."""
 EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
-EMPTY_BLOCK = bytes(BLOCK)
-GZIP_START = b"\x1f\x8b"
+OF_ONE_MEMBER = frozenset((b"path", b"size", b"linkpath"))
+"""What pax records say of a member: no global header may."""
+LINKED = -1
+"""In place of its length, of a member whose bytes are those of another."""
+END_BYTES = 2 * BLOCK
+"""Zeros that mark the end of an archive."""
+MOST_END_BYTES = END_BYTES + 19 * BLOCK
+"""With those that fill a record of 10,240 bytes, as writers do."""
+MOST_EXTENDED_BYTES = 1 << 20
+"""Of a long name or of pax records."""
+ZEROS_AT_ONCE, MOST_ZEROS = 1 << 20, 64 << 20
+"""How zeros are passed over; and how many are counted for a message."""
 SAMPLE_NAME = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 META_NAME = re.compile(rb"__[^/]*__(?:$|/)")
+CURE = "check the pattern, copy the shard again, or write it again with `tonari pack`"
+JOINED = "open it with dataio.Shards(..., joined=True)"
 
 
 class Member(NamedTuple):
-    """A file of a sample, inside a tar file: ``name[:key_bytes]`` is the sample's key."""
+    """A file of a sample, inside a tar file: ``name[:key_bytes]`` is the sample's key.
+
+    Of a link ``num_bytes`` is `LINKED`, and `Links` finds its bytes by ``offset``.
+    """
 
     name: bytes
     key_bytes: int
@@ -27,11 +47,22 @@ class Member(NamedTuple):
     num_bytes: int
 
 
+class Entry(NamedTuple):
+    """A file, link, directory or the like: its kind, and what a link leads to."""
+
+    kind: bytes
+    name: bytes
+    link: bytes
+    offset: int
+    num_bytes: int
+
+
 @dataclass
 class _Extended:
-    """What an extension header says about the member that follows, or a global one about all."""
+    """What extension headers say about the member that follows."""
 
     name: bytes | None = None
+    link: bytes | None = None
     num_bytes: int | None = None
 
 
@@ -65,58 +96,95 @@ def as_extension(name: bytes) -> str:
 class HeaderReader:
     """Reads a tar file header by header, from wherever the last one led to.
 
+    The file is one archive: behind its members come an end marker of two zero blocks, no more
+    zeros than fill a record, and the end of the file.
+
     Args:
         window: The file.
         offset: Where the first header begins.
+        joined: Whether the end of the file alone ends it: zeros are passed over, and may lack.
 
     Attributes:
         offset: Where the next header begins.
         ended: Whether there is none.
+        archive: Number of the archive, of several that are joined.
     """
 
-    def __init__(self, window: Window, offset: int = 0) -> None:
+    def __init__(self, window: Window, offset: int = 0, *, joined: bool = False) -> None:
         self.offset = offset
         self.ended = False
+        self.archive = 0
         self._window = window
-        self._here, self._everywhere = _Extended(), _Extended()
+        self._joined = joined
+        self._said = _Extended()
 
     @property
     def is_plain(self) -> bool:
         """Whether no extension header has a say in what follows."""
-        return self._here == self._everywhere == _Extended()
-
-    @property
-    def under_global(self) -> bool:
-        """Whether a global header has a say in all that follows."""
-        return self._everywhere != _Extended()
+        return self._said == _Extended()
 
     def step(self) -> tuple[Member, ...]:
         """Read one header: the member, if it is of a sample.
 
         Raises:
-            SourceError: If it is not a tar file, damaged, or ends inside a member.
+            SourceError: If it is not a tar file, damaged, or ends inside a member; or if there is
+                anything but one archive.
         """
-        window, offset = self._window, self.offset
-        block = _next_header(window, offset)
-        self.ended = not block
-        if self.ended:
+        entry = self.entry()
+        key_bytes = 0 if entry is None else key_length(entry.name)
+        if entry is None or not key_bytes or entry.kind in OF_NO_SAMPLE:
             return ()
-        kind, num_bytes = block[156:157], read_number(block[124:136])
-        start, found = offset + BLOCK, tuple[Member, ...]()
+        if entry.kind not in (*REGULAR, *LINKS):
+            found = f"member {as_shown(entry.name)} of kind {entry.kind.decode(errors='replace')!r}"
+            refuse(self._window.file, entry.offset - BLOCK, found, "files and links to them")
+        num_bytes = LINKED if entry.kind in LINKS else entry.num_bytes
+        return (Member(entry.name, key_bytes, entry.offset, num_bytes),)
+
+    def entry(self) -> Entry | None:
+        """Read one header; None if it only says something about the next, or there is none.
+
+        Raises:
+            SourceError: As `step`.
+        """
+        block = self._header()
+        if self.ended:
+            return None
+        window, said, kind = self._window, self._said, block[156:157]
+        start, num_bytes = self.offset + BLOCK, read_number(block[124:136])
+        found = None
         if kind in EXTENSIONS:
-            into = self._everywhere if kind == b"g" else self._here
-            _extend(window, start, num_bytes, kind=kind, into=into)
+            _extend(window, start, num_bytes, kind=kind, into=said)
         else:
-            name = self._here.name or self._everywhere.name or _name(block)
-            for extended in (self._everywhere, self._here):
-                num_bytes = num_bytes if extended.num_bytes is None else extended.num_bytes
+            name = said.name or _name(block)
+            num_bytes = num_bytes if said.num_bytes is None else said.num_bytes
             num_bytes = 0 if kind in WITHOUT_PAYLOAD else num_bytes
-            _check_member(window, offset, kind=kind, name=name, num_bytes=num_bytes)
-            self._here = _Extended()
-            if kind in REGULAR and (key_bytes := key_length(name)):
-                found = (Member(name, key_bytes, start, num_bytes),)
+            _check_member(window.file, self.offset, kind=kind, name=name, num_bytes=num_bytes)
+            link = said.link or block[157:257].split(b"\0", 1)[0]
+            found = Entry(kind, name, link, start, num_bytes)
+            self._said = _Extended()
         self.offset = start + (num_bytes + BLOCK - 1) // BLOCK * BLOCK
         return found
+
+    def _header(self) -> bytes:
+        """Read and check the next header; b"" at the end."""
+        window = self._window
+        block = bytes(window.view(self.offset, BLOCK))
+        if not block.strip(b"\0") and (block or self.offset):
+            if self._joined:
+                passed = _end_of_zeros(window, self.offset) - self.offset
+                self.offset += passed // BLOCK * BLOCK
+                self.archive += 1
+                block = bytes(window.view(self.offset, BLOCK))
+                self.ended = not block and self.offset < window.file.size + BLOCK
+            else:
+                _check_end(window, self.offset)
+                self.ended = True
+        if self.ended:
+            return b""
+        stored = read_number(block[148:156]) if len(block) == BLOCK else -1
+        if stored not in _header_sums(block) or read_number(block[124:136]) < 0:
+            _refuse_header(window.file, self.offset, block)
+        return block
 
 
 def read_number(field: bytes) -> int:
@@ -129,19 +197,56 @@ def read_number(field: bytes) -> int:
         return -1
 
 
-def _next_header(window: Window, offset: int) -> bytes:
-    """Read and check the header at ``offset``; b"" at the end of the archive."""
-    block = bytes(window.view(offset, BLOCK))
-    # Writers may leave out the two empty blocks at the end, but not everything.
-    if (0 < offset < window.file.size + BLOCK and not block) or block == EMPTY_BLOCK:
-        return b""
-    stored = read_number(block[148:156]) if len(block) == BLOCK else -1
-    if stored in _header_sums(block) and read_number(block[124:136]) >= 0:
-        return block
+def as_shown(name: bytes) -> str:
+    """Write a name for a message."""
+    return repr(name.decode(errors="replace"))
+
+
+def is_end_marker(end: memoryview) -> bool:
+    """Whether the last bytes of a shard are the zeros that writers leave."""
+    return END_BYTES <= len(end) <= MOST_END_BYTES and not bytes(end).strip(b"\0")
+
+
+def _check_end(window: Window, offset: int) -> None:
+    """Refuse anything from an end marker on but the zeros that writers leave."""
+    if is_end_marker(window.view(offset, MOST_END_BYTES + 1)):
+        return
+    stop = _end_of_zeros(window, offset, most=MOST_ZEROS)
+    num_zeros, behind = stop - offset, bytes(window.view(stop, 1))
+    expected = f"{END_BYTES} to {MOST_END_BYTES} zeros that end the file"
+    if behind.strip(b"\0"):
+        found = f"zeros up to byte {stop}, and more behind them"
+        cure = "headers may be zeroed: copy the shard again; or, if archives were joined, "
+    elif num_zeros < END_BYTES:
+        found = f"{num_zeros} zeros" if num_zeros else "the end of the file"
+        cure = "the shard is truncated: copy it again; or, if its writer leaves them out, "
+    else:
+        found = f"{num_zeros} zeros{' and more' if behind else ''}"
+        cure = "data may be missing, as of a download that broke off: copy the shard again; or, "
+        cure += "if it is meant so, "
+    refuse(window.file, offset, found, expected, cure + JOINED)
+
+
+def _end_of_zeros(window: Window, offset: int, most: int | None = None) -> int:
+    """Find the first byte from ``offset`` on that is not 0, or the end; or give up behind some."""
+    at = offset
+    while most is None or at - offset < most:
+        piece = bytes(window.view(at, ZEROS_AT_ONCE))
+        rest = piece.lstrip(b"\0")
+        at += len(piece) - len(rest)
+        if rest or not piece:
+            break
+    return at
+
+
+def _refuse_header(file: File, offset: int, block: bytes) -> NoReturn:
     if offset:
-        _refuse(window, offset, "no header", "one or the end; the shard is truncated or damaged")
-    hint = " (compressed: decompress it)" if block.startswith(GZIP_START) else ""
-    _refuse(window, 0, f"{block[:8]!r}{hint}", "a tar header; it is not a tar file")
+        refuse(file, offset, "no header", "one or the end; the shard is truncated or damaged")
+    if codec := codec_of(block[:HEAD_BYTES]):
+        cure = "decompress it, or compress it with gzip"
+        cure = "give its name the end .tar.gz" if codec == "gzip" else cure
+        refuse(file, 0, f"{block[:8]!r}, as {codec} begins", "a tar header; it is compressed", cure)
+    refuse(file, 0, f"{block[:8]!r}", "a tar header; it is not a tar file")
 
 
 def _header_sums(block: bytes) -> tuple[int, int]:
@@ -159,31 +264,47 @@ def _name(block: bytes) -> bytes:
     return name
 
 
-def _check_member(window: Window, offset: int, *, kind: bytes, name: bytes, num_bytes: int) -> None:
-    shown, size = repr(name.decode(errors="replace")), window.file.size
+def _check_member(file: File, offset: int, *, kind: bytes, name: bytes, num_bytes: int) -> None:
+    shown, size = as_shown(name), file.size
     if kind == b"S":
-        _refuse(window, offset, f"the sparse member {shown}", "plain ones, without --sparse")
+        refuse(file, offset, f"the sparse member {shown}", "plain ones, without --sparse")
     if not 0 <= num_bytes <= size - offset - BLOCK:
         found = f"member {shown} of {num_bytes} bytes, beyond the end of the file ({size})"
-        _refuse(window, offset, found, "it whole; the shard is truncated")
+        refuse(file, offset, found, "it whole; the shard is truncated")
+    if num_bytes > file.most_bytes:
+        found = f"member {shown} of {num_bytes} bytes in a compressed shard"
+        cure = "decompress the shard first if it is meant to hold that"
+        refuse(file, offset, found, f"at most {file.most_bytes} in one so small", cure)
 
 
 def _extend(window: Window, start: int, num_bytes: int, *, kind: bytes, into: _Extended) -> None:
     """Read an extension header's payload: a long name, a long link, or pax records."""
+    file = window.file
+    if num_bytes > MOST_EXTENDED_BYTES:
+        expected = f"at most {MOST_EXTENDED_BYTES}; the shard is damaged"
+        refuse(file, start, f"a long name of {num_bytes} bytes", expected)
     payload = bytes(window.view(start, num_bytes))
     if len(payload) < num_bytes:
-        _refuse(window, start, "the end of the file", "a long name; the shard is truncated")
+        refuse(file, start, "the end of the file", "a long name; the shard is truncated")
     if kind == b"L":
         into.name = payload.split(b"\0", 1)[0]
-    elif kind != b"K":
+    elif kind == b"K":
+        into.link = payload.split(b"\0", 1)[0]
+    else:
         try:
             records = dict(_pax_records(payload))
-            into.name = records.get(b"path", into.name)
-            into.num_bytes = int(records[b"size"]) if b"size" in records else into.num_bytes
+            num_bytes_said = int(records.get(b"size", -1))
         except (ValueError, IndexError) as error:
-            _refuse(window, start, f"an extended header that is none ({error})", "pax records")
+            refuse(file, start, f"an extended header that is none ({error})", "pax records")
         if any(keyword.startswith(b"GNU.sparse") for keyword in records):
-            _refuse(window, start, "a sparse member", "plain ones, without --sparse")
+            refuse(file, start, "a sparse member", "plain ones, without --sparse")
+        if kind != b"g":
+            into.name = records.get(b"path", into.name)
+            into.link = records.get(b"linkpath", into.link)
+            into.num_bytes = num_bytes_said if b"size" in records else into.num_bytes
+        elif OF_ONE_MEMBER & records.keys():
+            said = b", ".join(sorted(OF_ONE_MEMBER & records.keys())).decode()
+            refuse(file, start, f"a global header with {said}", "that for each member alone")
 
 
 def _pax_records(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -194,8 +315,6 @@ def _pax_records(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
         payload = payload[length:]
 
 
-def _refuse(window: Window, offset: int, found: str, expected: str) -> NoReturn:
-    raise SourceError(
-        f"{window.file.path}: found {found} at byte {offset}, expected {expected}; check the "
-        "pattern, copy the shard again, or write it again with `tonari pack`"
-    )
+def refuse(file: File, offset: int, found: str, expected: str, cure: str = CURE) -> NoReturn:
+    """Describe what a tar shard should not have."""
+    raise SourceError(f"{file.path}: found {found} at byte {offset}, expected {expected}; {cure}")

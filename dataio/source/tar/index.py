@@ -1,17 +1,24 @@
 """Where samples lie in a tar shard: by its headers, or by the indexes that others publish."""
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from dataio.base.atomic import write_file
 from dataio.base.errors import SourceError
+from dataio.source.base import Contents
 from dataio.source.io.files import Storage, StorageFile
 from dataio.source.io.window import Window
-from dataio.source.tar.headers import as_text, split_name
+from dataio.source.tar.headers import BLOCK, MOST_END_BYTES, as_text, is_end_marker, split_name
+from dataio.source.tar.marks import check_keys, mark_bytes
 from dataio.source.tar.samples import Samples, duplicate_member, walk_samples
+
+log = logging.getLogger(__name__)
 
 VERSION = "v1.2"
 
@@ -40,7 +47,7 @@ def scan_shard(file: StorageFile) -> ShardIndex:
     """
     index = ShardIndex([], [])
     for samples in walk_samples(Window(file)):
-        names, extents = list(samples.extensions.codes), samples.members.extents()
+        names, extents = list(samples.extensions.codes), samples.extents()
         members = [(names[code], at) for code, at in zip(samples.code, extents, strict=True)]
         cuts = [*samples.first_members().tolist(), len(members)]
         index.keys.extend(map(as_text, samples.keys(samples.first_members())))
@@ -59,28 +66,43 @@ def read_index(storage: Storage, shard_path: str) -> ShardIndex | None:
     Raises:
         SourceError: If it is not in DALI's form v1.2.
     """
-    path = index_path(shard_path)
-    if not storage.exists(path):
+    path, lines = index_path(shard_path), _read_lines(storage, shard_path)
+    if lines is None:
         return None
-    with storage.open(path) as file:
-        head, *lines = file.read_at(0, file.size).decode(errors="surrogateescape").splitlines() or [
-            ""
-        ]
-    count = _count(path, head)
-    index = _index(path, _parse(path, lines))
-    if len(lines) != count or len(index) != count:
-        raise _bad_index(path, f"{len(index)} samples in {len(lines)} lines", f"{count} as it says")
+    index = _index(path, _parse(path, (as_text(line) for line in lines)))
+    if len(index) != len(lines):
+        raise _bad_index(path, f"{len(index)} samples in {len(lines)} lines", "one in each")
     return index
 
 
-def indexed_count(storage: Storage, shard_path: str) -> int | None:
-    """Count the samples of a shard by the first line of its ``.idx``, if there is one."""
-    path = index_path(shard_path)
-    if not storage.exists(path):
+def indexed_contents(storage: Storage, shard_path: str) -> Contents | None:
+    """Count and mark the samples of a shard by its ``.idx``; None if there is none that fits it.
+
+    It fits if what it lists ends where the shard's end marker begins, and no key comes again.
+    Whether samples begin where it says is seen by whoever reads the shard.
+
+    Raises:
+        SourceError: If it is not in DALI's form v1.2.
+    """
+    path, lines = index_path(shard_path), _read_lines(storage, shard_path)
+    if not lines:
         return None
-    with storage.open(path) as file:
-        head = file.read_at(0, 64).decode(errors="replace")
-    return _count(path, head.partition("\n")[0])
+    with storage.open(shard_path) as file:
+        step = -(-len(lines) * mark_bytes(file.size) // max(file.size, 1))
+        numbers = np.append(np.arange(step, len(lines), step), len(lines))
+        # int64[num_marks + 1]: where a sample begins behind the one before, and where all end
+        begins = np.array([_end(path, number, lines[number - 1]) for number in numbers.tolist()])
+        is_sorted = bool((np.diff(begins) > 0).all())
+        fits = is_sorted and is_end_marker(file.view_at(int(begins[-1]), MOST_END_BYTES + 1))
+    if not fits or len(set(_keys(path, lines))) < len(lines):
+        log.warning(
+            "%s: is not of %s as it is now, expected its samples up to its end; they are counted "
+            "by their headers instead: write the index again, or remove it",
+            path,
+            shard_path,
+        )
+        return None
+    return Contents([len(lines)], np.stack([numbers, begins], axis=1)[:-1])
 
 
 def listed_counts(storage: Storage, shard_paths: Sequence[str]) -> list[int] | None:
@@ -105,13 +127,15 @@ def write_index(shard_path: Path) -> Path:
     """Write the ``.idx`` of a shard as DALI's wds2idx does, so that parts of it can be read.
 
     Raises:
-        SourceError: If the shard is broken, or a name holds white space, which the form cannot say.
+        SourceError: If the shard is broken, a key comes again, or a name holds white space, which
+            the form cannot say.
     """
-    lines = []
+    lines, keys = [], set[bytes]()
     with Storage().open(str(shard_path)) as file:
         for samples in walk_samples(Window(file)):
-            firsts = samples.first_members()
-            words = [_words(samples, member, file.path) for member in range(len(samples.names))]
+            firsts, extents = samples.first_members(), samples.extents()
+            check_keys(file.path, keys, samples.keys(firsts))
+            words = [_words(samples, i, at, file.path) for i, at in enumerate(extents)]
             lines += [" ".join(words[a:b]) for a, b in pairwise([*firsts.tolist(), len(words)])]
     path = Path(index_path(str(shard_path)))
     text = "\n".join([f"{VERSION} {len(lines)}", *lines, ""])
@@ -119,7 +143,7 @@ def write_index(shard_path: Path) -> Path:
     return path
 
 
-def _words(samples: Samples, member: int, path: str) -> str:
+def _words(samples: Samples, member: int, extent: tuple[int, int], path: str) -> str:
     """Say in an index where a member is."""
     name, key_bytes = as_text(samples.names[member]), samples.members.key_bytes[member]
     if any(character.isspace() for character in name):
@@ -129,8 +153,40 @@ def _words(samples: Samples, member: int, path: str) -> str:
             "index of words can hold; rename its members, or do without the index"
         )
     extension = as_text(samples.names[member][key_bytes + 1 :])
-    offset, num_bytes = samples.members.extents()[member]
-    return f"{extension} {offset} {num_bytes} {name}"
+    return f"{extension} {extent[0]} {extent[1]} {name}"
+
+
+def _read_lines(storage: Storage, shard_path: str) -> list[bytes] | None:
+    """Read the lines of an ``.idx``, one for each sample, if there is one."""
+    path = index_path(shard_path)
+    if not storage.exists(path):
+        return None
+    with storage.open(path) as file:
+        head, *lines = file.read_at(0, file.size).rstrip(b"\n").split(b"\n")
+    version, _, count = head.decode(errors="replace").strip().partition(" ")
+    if version != VERSION or not count.isdecimal():
+        expected = f"'{VERSION} <number of samples>' in its first line"
+        raise _bad_index(path, repr(as_text(head[:40])), expected)
+    if len(lines) != int(count):
+        raise _bad_index(path, f"{len(lines)} lines", f"{count} as its first says")
+    return lines
+
+
+def _end(path: str, number: int, line: bytes) -> int:
+    """Find where the last member ends that a line lists."""
+    *_, (offset, num_bytes) = (
+        (at, size) for _, _, at, size in _parse(path, [as_text(line)], number + 1)
+    )
+    return -(-(offset + num_bytes) // BLOCK) * BLOCK
+
+
+def _keys(path: str, lines: Sequence[bytes]) -> list[bytes]:
+    """The key of each line's first member."""
+    try:
+        names = [line.split(b" ", 4)[3] for line in lines]
+    except IndexError as error:
+        raise _bad_index(path, "a line of fewer than four words", "four a member") from error
+    return [name[: name.find(b".", name.rfind(b"/") + 1)] for name in names]
 
 
 def _index(path: str, members: Iterable[tuple[str, str, int, int]]) -> ShardIndex:
@@ -146,17 +202,8 @@ def _index(path: str, members: Iterable[tuple[str, str, int, int]]) -> ShardInde
     return index
 
 
-def _count(path: str, head: str) -> int:
-    version, _, count = head.strip().partition(" ")
-    if version != VERSION or not count.isdecimal():
-        raise _bad_index(
-            path, repr(head[:40]), f"'{VERSION} <number of samples>' in its first line"
-        )
-    return int(count)
-
-
-def _parse(path: str, lines: Iterable[str]) -> Iterator[tuple[str, str, int, int]]:
-    for number, line in enumerate(lines, start=2):
+def _parse(path: str, lines: Iterable[str], first: int = 2) -> Iterator[tuple[str, str, int, int]]:
+    for number, line in enumerate(lines, start=first):
         words = line.split(" ")
         if len(words) % 4:
             raise _bad_index(path, f"{len(words)} words in line {number}", "four a member")

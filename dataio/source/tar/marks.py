@@ -3,17 +3,20 @@
 Whoever counts the samples sees where they lie. Of that a sparse table is kept: the number of a
 sample and the byte its first header begins at, 256 or so of a shard, but one a MiB of large ones.
 What is read from a mark on is the same as from the beginning of the shard: no header before it has
-a say.
+a say. Marks may come from an index that somebody wrote. So whoever reads from one to the next sees
+that as many samples lie between as they say: any readers who together read all find what is wrong.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.errors import SourceError
 from dataio.source.base import Contents, Mark
 from dataio.source.io.window import File, Window
-from dataio.source.tar.headers import BLOCK
+from dataio.source.tar.headers import BLOCK, LINKED, as_text
 from dataio.source.tar.samples import Samples, walk_samples
 
 MARK_BYTES, MOST_MARK_BYTES = 16 << 10, 1 << 20
@@ -25,25 +28,57 @@ SKIPPED_BYTES = 1 << 20
 START: Mark = (0, 0)
 
 
-def count_and_mark(file: File) -> Contents:
+def count_and_mark(file: File, *, joined: bool = False) -> Contents:
     """Count the samples of a shard by its headers, and mark some of them.
 
+    Args:
+        file: The shard.
+        joined: As of `HeaderReader`; then a key may come again, too.
+
     Raises:
-        SourceError: If it is no tar file, truncated, or a sample has two members of one extension.
+        SourceError: If it is no tar file, truncated, a sample has two members of one extension, a
+            key comes again, or a link leads to no file of the shard.
     """
     num_samples = end = 0
-    mark_bytes = max(MARK_BYTES, min(file.size // MARKS, MOST_MARK_BYTES))
+    spacing = mark_bytes(file.size)
     marks = [np.empty((0, 2), np.int64)]
-    for samples in walk_samples(Window(file)):
+    keys = set[bytes]()
+    for samples in walk_samples(Window(file), joined=joined):
         begins = _begins(samples, end)
-        if not samples.under_global:
-            # One of every stretch that any begins in, but the first, which has the shard's start.
-            stretch = np.append(marks[-1][-1:, 1], begins) // mark_bytes
-            new = np.flatnonzero(np.diff(stretch, prepend=0)[len(stretch) - len(begins) :] > 0)
-            if len(new):
-                marks.append(np.stack([samples.start + new, begins[new]], axis=1))
+        # One of every stretch that any begins in, but the first, which has the shard's start.
+        stretch = np.append(marks[-1][-1:, 1], begins) // spacing
+        new = np.flatnonzero(np.diff(stretch, prepend=0)[len(stretch) - len(begins) :] > 0)
+        if len(new):
+            marks.append(np.stack([samples.start + new, begins[new]], axis=1))
+        if not joined:
+            check_keys(file.path, keys, samples.keys(samples.first_members()))
+        if (samples.members.num_bytes == LINKED).any():
+            samples.extents()
         num_samples, end = samples.stop, int(_ends(samples)[-1])
     return Contents([num_samples], np.concatenate(marks))
+
+
+def mark_bytes(num_bytes: int) -> int:
+    """Choose how far apart the marks of a shard of some bytes are."""
+    return max(MARK_BYTES, min(num_bytes // MARKS, MOST_MARK_BYTES))
+
+
+def check_keys(path: str, known: set[bytes], keys: Sequence[bytes]) -> None:
+    """Refuse a key that comes again; and know the others from now on.
+
+    Raises:
+        SourceError: It names the key.
+    """
+    num_known, again = len(known), known.intersection(keys)
+    known.update(keys)
+    if again or len(known) < num_known + len(keys):
+        again = again or {key for key, count in Counter(keys).items() if count > 1}
+        raise SourceError(
+            f"{path}: found sample {as_text(min(again))!r} in two places, expected the members of "
+            "a sample side by side; write the shard again, sorted by name (`tar --sort=name`), or "
+            "with other keys; or, if each is a sample of its own, open it with "
+            "dataio.Shards(..., joined=True)"
+        )
 
 
 def cut_at_marks(
@@ -67,10 +102,33 @@ def cut_at_marks(
         yield START if mark < 0 else (int(marks[mark, 0]), int(marks[mark, 1])), run
 
 
+def misplaced_mark(samples: Samples, marks: NDArray[np.int64]) -> tuple[Mark, int] | None:
+    """Find a mark among some samples, or just behind them, that is not where its sample begins.
+
+    Returns:
+        The mark, and the byte where the sample does begin; None if all are right.
+    """
+    first, last = np.searchsorted(marks[:, 0], [samples.start, samples.stop], side="right")
+    if first == last:
+        return None
+    # int64[num_samples]: where the sample behind each begins
+    begins = _ends(samples)[np.append(samples.first_members()[1:], len(samples.number)) - 1]
+    begins = begins[marks[first:last, 0] - samples.start - 1]
+    wrong = np.flatnonzero(begins != marks[first:last, 1])
+    if not len(wrong):
+        return None
+    number, offset = marks[first + wrong[0]].tolist()
+    return (number, offset), int(begins[wrong[0]])
+
+
 def _ends(samples: Samples) -> NDArray[np.int64]:
     """int64[num_members]: The first byte behind each member, where the next header may be."""
-    members = samples.members
-    return members.offset + (members.num_bytes + BLOCK - 1) // BLOCK * BLOCK
+    return padded_ends(samples.members.offset, samples.members.num_bytes)
+
+
+def padded_ends(offset: NDArray[np.int64], num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find the first byte behind each of some members."""
+    return offset + (num_bytes + BLOCK - 1) // BLOCK * BLOCK
 
 
 def _begins(samples: Samples, end: int) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ class Members:
         name: uint8[n, width]: Names, filled up with zeros.
         key_bytes: int64[n]: Length of the sample's key, which the name begins with.
         offset: int64[n]: Where the bytes begin in the shard.
-        num_bytes: int64[n]: How many there are.
+        num_bytes: int64[n]: How many there are; `LINKED` of a link, whose bytes lie elsewhere.
     """
 
     name: NDArray[np.uint8]
@@ -67,27 +67,23 @@ class MemberWalk:
     Args:
         window: The file. Reads around members where little is read at once.
         offset: Where the first header begins.
+        joined: As of `HeaderReader`.
 
     Attributes:
         held: Bytes of the file, in which most of the members listed last lie.
         held_from: Where these begin.
     """
 
-    def __init__(self, window: Window, offset: int = 0) -> None:
+    def __init__(self, window: Window, offset: int = 0, *, joined: bool = False) -> None:
         self.held = memoryview(b"")
         self.held_from = 0
         self._window = window
-        self._reader = HeaderReader(window, offset)
+        self._reader = HeaderReader(window, offset, joined=joined)
 
     @property
     def ended(self) -> bool:
         """Whether all members were listed."""
         return self._reader.ended
-
-    @property
-    def under_global(self) -> bool:
-        """Whether a global header had a say in the members listed, or has in the next."""
-        return self._reader.under_global
 
     def take(self, most: int = MEMBERS_AT_ONCE) -> Members:
         """List the members that come next: those of a window, or a few where little is read.
@@ -104,7 +100,8 @@ class MemberWalk:
             return self._few(most)
         stop, plain = self.held_from + len(self.held), no_members()
         if reader.is_plain:
-            found = plain_headers(self.held, limit=window.file.size - reader.offset)
+            limit = window.file.size - reader.offset
+            found = plain_headers(self.held, limit=limit, most_bytes=window.file.most_bytes)
             plain = _split(found, reader.offset)
             reader.offset += found.end
         # The rest of the window, so that where nothing is plain it is not tried at every header.

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, READ_BYTES, Window
-from dataio.source.tar.headers import as_extension, as_text
+from dataio.source.io.window import HEADER_BYTES, MANY_BYTES, READ_BYTES, File, Window
+from dataio.source.tar.headers import LINKED, as_extension, as_text
+from dataio.source.tar.links import Links
 from dataio.source.tar.members import MEMBERS_AT_ONCE, Members, MemberWalk, join, no_members
 
 
@@ -38,7 +39,7 @@ class Samples:
         number: int64[num_members]: The sample that a member belongs to, from the shard's first.
         code: int64[num_members]: A member's extension.
         extensions: What the codes mean.
-        under_global: Whether a global header may have a say in what they are.
+        links: Where the bytes of members lie that are links.
     """
 
     members: Members
@@ -46,7 +47,7 @@ class Samples:
     number: NDArray[np.int64]
     code: NDArray[np.int64]
     extensions: Extensions
-    under_global: bool
+    links: Links
     window: Window
     held: memoryview
     held_from: int
@@ -96,8 +97,32 @@ class Samples:
         codes = self.code[self.number == number].tolist()
         return [names[code] for code in codes]
 
+    def extents(self) -> list[tuple[int, int]]:
+        """(offset, num_bytes) of each member's bytes.
+
+        Raises:
+            SourceError: If a member is a link to no file of the shard.
+        """
+        return [
+            self.links.extent(offset) if num_bytes == LINKED else (offset, num_bytes)
+            for offset, num_bytes in self.members.extents()
+        ]
+
     def payloads(self, members: NDArray[np.int64]) -> list[memoryview]:
         """View the bytes of some members, given in their order."""
+        links = (self.members.num_bytes[members] == LINKED) & (members >= len(self.kept))
+        if not links.any():
+            return self._payloads(members)
+        others = iter(self._payloads(members[~links]))
+        return [
+            self._view(*self.links.extent(offset)) if is_link else next(others)
+            for offset, is_link in zip(self.members.offset[members].tolist(), links, strict=True)
+        ]
+
+    def _view(self, offset: int, num_bytes: int) -> memoryview:
+        return _whole(self.window.file, self.window.file.view_at(offset, num_bytes), num_bytes)
+
+    def _payloads(self, members: NDArray[np.int64]) -> list[memoryview]:
         num_kept = int(np.searchsorted(members, len(self.kept)))
         views = [self.kept[member] for member in members[:num_kept].tolist()]
         starts = self.members.offset[members[num_kept:]] - self.held_from
@@ -109,14 +134,17 @@ class Samples:
         ]
         for start, stop in zip(starts[num_held:].tolist(), stops[num_held:].tolist(), strict=True):
             view = self.window.view(self.held_from + start, stop - start)
-            if len(view) < stop - start:
-                raise SourceError(
-                    f"{self.window.file.path}: found the end of the file in a member of "
-                    f"{stop - start} bytes, expected it whole; the shard is truncated: copy it "
-                    "again, or write it again with `tonari pack`"
-                )
-            views.append(view)
+            views.append(_whole(self.window.file, view, stop - start))
         return views
+
+
+def _whole(file: File, view: memoryview, num_bytes: int) -> memoryview:
+    if len(view) < num_bytes:
+        raise SourceError(
+            f"{file.path}: found the end of the file in a member of {num_bytes} bytes, expected it "
+            "whole; the shard is truncated: copy it again, or write it again with `tonari pack`"
+        )
+    return view
 
 
 @dataclass(frozen=True)
@@ -145,7 +173,11 @@ class Wanted:
 
 
 def walk_samples(
-    window: Window, wanted: Wanted | None = None, *, start: tuple[int, int] = (0, 0)
+    window: Window,
+    wanted: Wanted | None = None,
+    *,
+    start: tuple[int, int] = (0, 0),
+    joined: bool = False,
 ) -> Iterator[Samples]:
     """Find the samples of a shard from one on, around what is not wanted.
 
@@ -153,12 +185,14 @@ def walk_samples(
         window: The shard.
         wanted: The samples whose bytes will be asked for; by default none.
         start: Number of the sample to begin with, and where its first header is.
+        joined: As of `HeaderReader`.
 
     Raises:
         SourceError: If it is no tar file, damaged, or a sample has two members of one extension.
     """
     first, offset = start
-    walk, extensions = MemberWalk(window, offset), Extensions()
+    walk, extensions = MemberWalk(window, offset, joined=joined), Extensions()
+    links = Links(window.file, joined=joined)
     # The last sample of a window may go on in the next: its members wait for it here.
     waiting, kept = no_members(), list[memoryview]()
     window.pace(HEADER_BYTES if wanted is None else window.skip_piece_bytes(wanted.mean_bytes))
@@ -175,7 +209,7 @@ def walk_samples(
         members = join(waiting, found)
         if not len(members):
             continue
-        samples = _grouped(members, first, extensions, walk=walk, window=window, kept=kept)
+        samples = _grouped(members, first, extensions, links, walk=walk, window=window, kept=kept)
         last = samples.stop if walk.ended else samples.stop - 1
         if wanted is not None and following == first:
             # Views of these members may read on: no further than is wanted behind them.
@@ -191,6 +225,7 @@ def _grouped(
     members: Members,
     first: int,
     extensions: Extensions,
+    links: Links,
     *,
     walk: MemberWalk,
     window: Window,
@@ -206,7 +241,7 @@ def _grouped(
         number,
         code,
         extensions,
-        walk.under_global,
+        links,
         window,
         walk.held,
         walk.held_from,

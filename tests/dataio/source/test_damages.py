@@ -20,7 +20,8 @@ def tar(directory: Path, *, indexed: bool = False, padded: bool = True) -> Path:
     """Members of different sizes, many of a block only."""
     path = write_tar(directory / "shard.tar", numbered(60, num_bytes=900))
     if not padded:
-        path.write_bytes(path.read_bytes().rstrip(b"\0").ljust(60 * 4 * 512, b"\0") + bytes(1024))
+        raw = path.read_bytes().rstrip(b"\0")
+        path.write_bytes(raw + bytes(-len(raw) % 512 + 1024))
     if indexed:
         write_index(path)
     return path

@@ -16,7 +16,17 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Bytes, Field, Int
 from dataio.source import Storage, open_source, scan_shard, write_index
 from dataio.source.base import ShardedSource
-from tests.dataio.source.shards import damage, ids, numbered, read_all, rows_of, write_tar
+from dataio.world import World, run_threads, thread_worlds
+from tests.dataio.source.shards import (
+    Row,
+    damage,
+    forget_survey,
+    ids,
+    numbered,
+    read_all,
+    rows_of,
+    write_tar,
+)
 
 FIELDS: dict[str, Field] = {"data": Bytes("bin"), "label": Int("cls")}
 REUSE = settings(
@@ -65,17 +75,17 @@ def test_every_byte_is_read_once(tmp_path: Path, num_parts: int) -> None:
     shards = [write_tar(tmp_path / f"{i}.tar", numbered(300, first=300 * i)) for i in range(2)]
     for shard in shards:
         write_index(shard)
-    sources = [opened(str(tmp_path)) for _ in range(num_parts)]
     parts = np.array_split(np.arange(600), num_parts)
-    rows = [
-        row
-        for part, source in zip(parts, sources, strict=True)
-        for row in rows_of(source.read(part, FIELDS))
-    ]
-    assert [row[0] for row in rows] == list(range(600))
+
+    def read(world: World) -> tuple[list[Row], int]:
+        source = opened(str(tmp_path), world=world)
+        return rows_of(source.read(parts[world.rank], FIELDS)), source.bytes_read
+
+    found = run_threads(thread_worlds([1] * num_parts), read)
+    assert [row[0] for rows, _ in found for row in rows] == list(range(600))
     total = sum(shard.stat().st_size for shard in shards)
-    # Each part pays for the tails of indexes that it opens beside the first.
-    assert sum(source.bytes_read for source in sources) <= 1.02 * total
+    # Each index is read once, and a part begins at the mark before it.
+    assert sum(num_bytes for _, num_bytes in found) <= 1.03 * total
 
 
 def test_every_shard_is_opened_once(tmp_path: Path) -> None:
@@ -137,7 +147,7 @@ def test_every_form_of_tar_is_read(tmp_path: Path, form: int) -> None:
         folder = tarfile.TarInfo("folder.cls")
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
-        link = tarfile.TarInfo("link.cls")
+        link = tarfile.TarInfo("link")
         link.type, link.linkname = tarfile.SYMTYPE, "b.cls"
         tar.addfile(link)
         for name, data in write:
@@ -165,10 +175,13 @@ def test_a_size_in_base_256_is_read(tmp_path: Path) -> None:
     assert read_all(open_source(str(path)), FIELDS)[0][1][1] == b"data"
 
 
-def test_missing_end_blocks_are_tolerated(tmp_path: Path) -> None:
+def test_a_missing_end_marker_is_accepted_on_request(tmp_path: Path) -> None:
+    # A shard that was cut between two members looks the same.
     path = write_tar(tmp_path / "a.tar", numbered(2, num_bytes=8))
     path.write_bytes(path.read_bytes().rstrip(b"\0"))
-    assert len(read_all(open_source(str(path)), FIELDS)) == 2
+    with pytest.raises(SourceError, match=r"found the end of the file at byte 4096.*joined=True"):
+        open_source(str(path))
+    assert len(read_all(open_source(str(path), joined=True), FIELDS)) == 2
 
 
 def test_the_index_is_dalis(tmp_path: Path) -> None:
@@ -214,7 +227,8 @@ def test_what_is_not_a_tar_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     for data, found in [
         (b"x" * 5000, r"b'xxxxxxxx' at byte 0, expected a tar header; it is not a tar file"),
-        (b"\x1f\x8b" + b"x" * 999, "compressed: decompress it"),
+        (b"\x1f\x8b\x08" + b"x" * 999, r"as gzip begins.*; give its name the end \.tar\.gz"),
+        (b"BZh9" + b"x" * 999, r"as bz2 begins.*; decompress it"),
         (b"", r"a\.tar: .*expected a tar header"),
         (bytes(10240), r"holds no samples \(10240 bytes\), expected at least one; remove"),
     ]:
@@ -237,54 +251,88 @@ def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
 def test_a_shard_truncated_after_indexing_is_refused(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(10))
     write_index(path)
-    path.write_bytes(path.read_bytes()[:20_000])
-    source = open_source(str(path))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:20_000])
     with pytest.raises(SourceError, match="the shard is truncated; check"):
-        read_all(source, FIELDS)
-    with pytest.raises(
-        SourceError, match="by the index; the shard was changed or is damaged: remove"
-    ):
-        list(source.read(ids(9), FIELDS))
+        open_source(str(path))
+    path.write_bytes(raw)
+    source = open_source(str(path))
+    damage(path, raw[:20_000])
+    forget_survey(source)
+    for wanted in (np.arange(10), ids(9)):
+        with pytest.raises(SourceError, match=r"a\.tar: found .*the shard is truncated"):
+            list(source.read(wanted, FIELDS))
 
 
 @pytest.mark.parametrize("num_samples", [8, 12])
-def test_an_index_that_disagrees_is_refused(tmp_path: Path, num_samples: int) -> None:
-    path = write_tar(tmp_path / "a.tar", numbered(10))
+def test_a_list_that_disagrees_is_refused(tmp_path: Path, num_samples: int) -> None:
+    path, index_cache = write_tar(tmp_path / "a.tar", numbered(10)), tmp_path / "indexes"
     index = tmp_path / "index.json"
     index.write_text(json.dumps({"shardlist": [{"url": "far/a.tar", "nsamples": num_samples}]}))
-    for _ in range(2):
-        source = open_source(str(path))
-        assert source.num_samples == num_samples
-        with pytest.raises(SourceError, match=f"expected {num_samples} by the index"):
-            read_all(source, FIELDS)
-        with pytest.raises(SourceError, match=f"expected {num_samples} by the index"):
-            list(source.read(ids(num_samples - 1), FIELDS))
-        write_index(path)
+    source = open_source(str(path), index_cache=index_cache)
+    assert source.num_samples == num_samples
+    for wanted in (np.arange(num_samples), ids(num_samples - 1)):
+        with pytest.raises(SourceError, match=f"expected {num_samples} by the index.*: remove"):
+            list(source.read(wanted, FIELDS))
+    # What was kept of it goes with it.
+    index.unlink()
+    assert len(read_all(open_source(str(path), index_cache=index_cache), FIELDS)) == 10
 
 
-def test_an_index_of_another_shard_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("readers", [1, 2, 4])
+def test_an_index_whose_marks_are_wrong_is_refused_by_any_readers(
+    tmp_path: Path, readers: int
+) -> None:
+    path, index_cache = write_tar(tmp_path / "a.tar", numbered(40)), tmp_path / "indexes"
+    index = write_index(path)
+    lines = index.read_text().splitlines()
+    # As many samples, and the same end; but the first is not there, and one of the others is two.
+    words = lines[30].split(" ")
+    two = [" ".join(words[:4]), " ".join([*words[4:7], "x.cls"])]
+    index.write_text("\n".join([lines[0], *lines[2:30], *two, *lines[31:], ""]))
+    with pytest.raises(SourceError, match=r"a\.tar: found sample \d+ at byte .* by the index"):
+        source = open_source(str(path), index_cache=index_cache)
+        assert source.num_samples == 40
+        for part in np.array_split(np.arange(40), readers):
+            list(source.read(part, FIELDS))
+    index.unlink()
+    assert len(read_all(open_source(str(path), index_cache=index_cache), FIELDS)) == 40
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_an_index_of_another_shard_counts_for_nothing(
+    tmp_path: Path, readers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(10))
     write_index(path)
-    write_tar(path, numbered(10, num_bytes=2996))
-    with pytest.raises(SourceError, match=r"found no member of \d+ bytes at \d+, expected one"):
-        list(open_source(str(path)).read(ids(5), FIELDS))
+    for num_samples, num_bytes in ((10, 2996), (14, 3000), (10, 4000), (8, 3000)):
+        expected = write_tar(path, numbered(num_samples, num_bytes=num_bytes))
+        source = open_source(str(path))
+        parts = np.array_split(np.arange(source.num_samples), readers)
+        rows = [row for part in parts for row in rows_of(source.read(part, FIELDS))]
+        expected.with_suffix(".idx").rename(tmp_path / "away")
+        assert rows == read_all(open_source(str(path)), FIELDS)
+        (tmp_path / "away").rename(tmp_path / "a.idx")
+        assert len(rows) == num_samples
+    assert "write the index again, or remove it" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("", "found ''"),
-        ("v1.1 2\n", r"expected 'v1\.2 <number of samples>' in its first line; remove the index"),
-        ("v1.2 10\ncls 512 1\n", "found 3 words in line 2, expected four a member"),
-        ("v1.2 10\ncls 512 1 000000.cls\n", "found 1 samples in 1 lines, expected 10"),
-        ("v1.2 10\ncls x 1 000000.cls\n", "found 'x' '1' in line 2"),
+        ("v1.1 1\n", r"expected 'v1\.2 <number of samples>' in its first line; remove the index"),
+        ("v1.2 1\ncls 512 1\n", "found 3 words in line 2, expected four a member"),
+        ("v1.2 10\ncls 512 1 000000.cls\n", "found 1 lines, expected 10"),
+        ("v1.2 1\ncls x 1 000000.cls\n", "found 'x' '1' in line 2"),
+        ("v1.2 3\n\ncls 512 1 000000.cls\ncls 512 1 a.cls", "found 1 words in line 2, expected"),
     ],
 )
 def test_a_broken_idx_is_refused(tmp_path: Path, text: str, found: str) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(10))
     (tmp_path / "a.idx").write_text(text)
     with pytest.raises(SourceError, match=found):
-        list(open_source(str(path)).read(ids(5), FIELDS))
+        open_source(str(path))
 
 
 def test_a_broken_index_json_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field
 from dataio.source import Storage, open_source
-from dataio.source.tar.gz import GunzippedFile
+from dataio.source.io.compressed import DecompressedFile
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS
 
@@ -114,7 +114,7 @@ def test_reads_of_any_length_join_to_the_whole(tmp_path: Path) -> None:
     plain, path = gzipped(tmp_path / "a.tar", parts=2)
     raw = Path(plain).read_bytes()
     with Storage().open(path) as file:
-        inside, at = GunzippedFile(file), 0
+        inside, at = DecompressedFile(file, "gzip"), 0
         for length in (1, 511, 1 << 20, 7, 5 << 20, 1 << 40):
             assert inside.read_at(at, length) == raw[at : at + length]
             at = min(at + length + 100, len(raw))
