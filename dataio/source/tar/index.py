@@ -130,13 +130,14 @@ def write_index(shard_path: Path) -> Path:
         SourceError: If the shard is broken, a key comes again, or a name holds white space, which
             the form cannot say.
     """
-    lines, keys = [], set[bytes]()
+    lines, keys = [], list[bytes]()
     with Storage().open(str(shard_path)) as file:
         for samples in walk_samples(Window(file)):
             firsts, extents = samples.first_members(), samples.extents()
-            check_keys(file.path, keys, samples.keys(firsts))
+            keys += samples.keys(firsts)
             words = [_words(samples, i, at, file.path) for i, at in enumerate(extents)]
             lines += [" ".join(words[a:b]) for a, b in pairwise([*firsts.tolist(), len(words)])]
+    check_keys(str(shard_path), keys)
     path = Path(index_path(str(shard_path)))
     text = "\n".join([f"{VERSION} {len(lines)}", *lines, ""])
     write_file(path, text.encode(errors="surrogateescape"))

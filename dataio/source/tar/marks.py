@@ -42,19 +42,21 @@ def count_and_mark(file: File, *, joined: bool = False) -> Contents:
     num_samples = end = 0
     spacing = mark_bytes(file.size)
     marks = [np.empty((0, 2), np.int64)]
-    keys = set[bytes]()
+    keys = list[bytes]()
     for samples in walk_samples(Window(file), joined=joined):
-        begins = _begins(samples, end)
+        firsts = samples.first_members()
+        begins = _begins(samples, firsts, end)
         # One of every stretch that any begins in, but the first, which has the shard's start.
         stretch = np.append(marks[-1][-1:, 1], begins) // spacing
         new = np.flatnonzero(np.diff(stretch, prepend=0)[len(stretch) - len(begins) :] > 0)
         if len(new):
             marks.append(np.stack([samples.start + new, begins[new]], axis=1))
         if not joined:
-            check_keys(file.path, keys, samples.keys(samples.first_members()))
+            keys += samples.keys(firsts)
         if (samples.members.num_bytes == LINKED).any():
             samples.extents()
         num_samples, end = samples.stop, int(_ends(samples)[-1])
+    check_keys(file.path, keys)
     return Contents([num_samples], np.concatenate(marks))
 
 
@@ -63,21 +65,18 @@ def mark_bytes(num_bytes: int) -> int:
     return max(MARK_BYTES, min(num_bytes // MARKS, MOST_MARK_BYTES))
 
 
-def check_keys(path: str, known: set[bytes], keys: Sequence[bytes]) -> None:
-    """Refuse a key that comes again; and know the others from now on.
+def check_keys(path: str, keys: Sequence[bytes]) -> None:
+    """Refuse a shard in which a key comes again, behind other samples.
 
     Raises:
         SourceError: It names the key.
     """
-    num_known, again = len(known), known.intersection(keys)
-    known.update(keys)
-    if again or len(known) < num_known + len(keys):
-        again = again or {key for key, count in Counter(keys).items() if count > 1}
+    if len(set(keys)) < len(keys):
+        again = as_text(Counter(keys).most_common(1)[0][0])
         raise SourceError(
-            f"{path}: found sample {as_text(min(again))!r} in two places, expected the members of "
-            "a sample side by side; write the shard again, sorted by name (`tar --sort=name`), or "
-            "with other keys; or, if each is a sample of its own, open it with "
-            "dataio.Shards(..., joined=True)"
+            f"{path}: found sample {again!r} in two places, expected the members of a sample side "
+            "by side; write the shard again, sorted by name (`tar --sort=name`), or with other "
+            "keys; or, if each is a sample of its own, open it with dataio.Shards(..., joined=True)"
         )
 
 
@@ -123,20 +122,16 @@ def misplaced_mark(samples: Samples, marks: NDArray[np.int64]) -> tuple[Mark, in
 
 def _ends(samples: Samples) -> NDArray[np.int64]:
     """int64[num_members]: The first byte behind each member, where the next header may be."""
-    return padded_ends(samples.members.offset, samples.members.num_bytes)
+    members = samples.members
+    return members.offset + (members.num_bytes + BLOCK - 1) // BLOCK * BLOCK
 
 
-def padded_ends(offset: NDArray[np.int64], num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Find the first byte behind each of some members."""
-    return offset + (num_bytes + BLOCK - 1) // BLOCK * BLOCK
-
-
-def _begins(samples: Samples, end: int) -> NDArray[np.int64]:
+def _begins(samples: Samples, firsts: NDArray[np.int64], end: int) -> NDArray[np.int64]:
     """int64[num_samples]: The first byte that may say something about each sample.
 
     That is behind the last member of the one before, which ends at ``end`` for the first: long
     names and pax records stand before the header that they belong to.
     """
-    begins = _ends(samples)[samples.first_members() - 1]
+    begins = _ends(samples)[firsts - 1]
     begins[0] = end
     return begins

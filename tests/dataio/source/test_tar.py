@@ -5,6 +5,7 @@ import json
 import sys
 import tarfile
 import warnings
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -290,11 +291,11 @@ def test_an_index_whose_marks_are_wrong_is_refused_by_any_readers(
     words = lines[30].split(" ")
     two = [" ".join(words[:4]), " ".join([*words[4:7], "x.cls"])]
     index.write_text("\n".join([lines[0], *lines[2:30], *two, *lines[31:], ""]))
+    source = open_source(str(path), index_cache=index_cache)
+    assert source.num_samples == 40
+    parts = [source.read(part, FIELDS) for part in np.array_split(np.arange(40), readers)]
     with pytest.raises(SourceError, match=r"a\.tar: found sample \d+ at byte .* by the index"):
-        source = open_source(str(path), index_cache=index_cache)
-        assert source.num_samples == 40
-        for part in np.array_split(np.arange(40), readers):
-            list(source.read(part, FIELDS))
+        list(chain(*parts))
     index.unlink()
     assert len(read_all(open_source(str(path), index_cache=index_cache), FIELDS)) == 40
 
