@@ -1,7 +1,6 @@
 """Where samples lie in a tar shard: by its headers, or by the indexes that others publish."""
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,8 +16,6 @@ from dataio.source.io.window import Window
 from dataio.source.tar.headers import BLOCK, MOST_END_BYTES, as_text, is_end_marker, split_name
 from dataio.source.tar.marks import check_keys, mark_bytes
 from dataio.source.tar.samples import Samples, duplicate_member, walk_samples
-
-log = logging.getLogger(__name__)
 
 VERSION = "v1.2"
 
@@ -76,13 +73,14 @@ def read_index(storage: Storage, shard_path: str) -> ShardIndex | None:
 
 
 def indexed_contents(storage: Storage, shard_path: str) -> Contents | None:
-    """Count and mark the samples of a shard by its ``.idx``; None if there is none that fits it.
+    """Count and mark the samples of a shard by its ``.idx``; None if there is none.
 
-    It fits if what it lists ends where the shard's end marker begins, and no key comes again.
-    Whether samples begin where it says is seen by whoever reads the shard.
+    What it lists must end where the shard's end marker begins. Whether samples begin where it says
+    is seen by whoever reads the shard.
 
     Raises:
-        SourceError: If it is not in DALI's form v1.2.
+        SourceError: If it is not in DALI's form v1.2, not of the shard as it is now, or a key comes
+            again.
     """
     path, lines = index_path(shard_path), _read_lines(storage, shard_path)
     if not lines:
@@ -92,16 +90,16 @@ def indexed_contents(storage: Storage, shard_path: str) -> Contents | None:
         numbers = np.append(np.arange(step, len(lines), step), len(lines))
         # int64[num_marks + 1]: where a sample begins behind the one before, and where all end
         begins = np.array([_end(path, number, lines[number - 1]) for number in numbers.tolist()])
-        is_sorted = bool((np.diff(begins) > 0).all())
-        fits = is_sorted and is_end_marker(file.view_at(int(begins[-1]), MOST_END_BYTES + 1))
-    if not fits or len(set(_keys(path, lines))) < len(lines):
-        log.warning(
-            "%s: is not of %s as it is now, expected its samples up to its end; they are counted "
-            "by their headers instead: write the index again, or remove it",
-            path,
-            shard_path,
+        end = file.view_at(int(begins[-1]), MOST_END_BYTES + 1)
+        num_bytes = file.size
+    if not (np.diff(begins) > 0).all() or not is_end_marker(end):
+        raise SourceError(
+            f"{path}: found {len(lines)} samples up to byte {begins[-1]}, expected them in order, "
+            f"and behind them the end of {shard_path}, which has {num_bytes} bytes; one of the two "
+            "was changed or is damaged: remove the index if it is the older, else copy the shard "
+            "again"
         )
-        return None
+    check_keys(shard_path, _keys(path, lines))
     return Contents([len(lines)], np.stack([numbers, begins], axis=1)[:-1])
 
 
