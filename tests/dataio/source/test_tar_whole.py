@@ -240,7 +240,8 @@ def test_a_small_compressed_shard_that_expands_without_limit_is_refused(
     head.size = num_bytes
     if form == tarfile.PAX_FORMAT:
         head.size, head.pax_headers = 0, {"size": str(num_bytes)}
-    path.write_bytes(gzip.compress(head.tobuf(form) + bytes(num_bytes + 1024)))
+    raw = head.tobuf(form)  # type: ignore[arg-type]
+    path.write_bytes(gzip.compress(raw + bytes(num_bytes + 1024)))
     assert path.stat().st_size < 10_000
     with pytest.raises(
         SourceError, match=r"member 'a\.txt' of 8388608 bytes in a compressed shard"
