@@ -231,7 +231,7 @@ def open_source(
             found = _survey(storage, shard_format, paths[i], known, found_before[i])
             if pipeline is None:
                 _refuse_empty(paths[i], found)
-            if grows and FORMATS[suffix] is TAR and found != found_before[i]:
+            if grows and isinstance(shard_format, TarFormat) and found != found_before[i]:
                 check_tar_end(storage, paths[i])
             return found._replace(marks=_thinned(found.marks, len(paths)))
 
