@@ -9,7 +9,7 @@ import numpy as np
 
 from dataio.batch.deliver import Delivery
 from dataio.batch.gather import Gather
-from dataio.batch.values import Batch, BatchTransform, Collate, Transform
+from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.cache.files.reader import Verify
 from dataio.iterations import OneLoop
 from dataio.options import Reports, Staging, Workers
@@ -57,6 +57,7 @@ class Evaluation:
         workers: Workers,
         reports: Reports,
         verify: Verify,
+        on_error: OnError,
         delivery: Delivery,
         seed: int = 0,
         transforms: Transforms,
@@ -81,6 +82,8 @@ class Evaluation:
             foreign=foreign,
             readers=staging.readers,
             bandwidth=staging.bytes_per_s,
+            check=staging.check,
+            skips=on_error == "skip",
         )
         try:
             self._pool.ensure(wanted)
@@ -110,8 +113,11 @@ class Evaluation:
             prefetch=workers.prefetch,
             timeout_s=world.timeout_s,
             verify=verify,
+            on_error=on_error,
             pinned=delivery.pinned,
             place_of=partial(place_of, source),
+            begin=self._pool.raise_refused,
+            trusts_pictures=staging.check == "none",
         )
         self._delivery = delivery
         self._passes = OneLoop("Evaluation")

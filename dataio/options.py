@@ -10,6 +10,7 @@ from typing import Literal
 from dataio.base.checked import checked
 from dataio.base.sizes import parse_bytes
 from dataio.cache.files.reader import Verify
+from dataio.rows.whole import Check
 from dataio.source.transformed import StageTransform
 
 
@@ -62,6 +63,9 @@ class Staging:
         readers: Shards that each rank reads at once, >= 1.
         bandwidth: Bytes/s that this node may read from the source, >= 0, or a size such as
             ``"500MB"``; 0: as fast as it can.
+        check: How a picture that is kept compressed is looked at, so that a part that is missing
+            is found now: ``"markers"``: by its marks and sizes, and decoded if these leave doubt;
+            ``"decode"``: every one is decoded; ``"none"``: not before a batch needs it.
         transform: ``sample -> sample`` on decoded arrays, applied once, as rows are staged; what it
             returns is stored in place of the loader's fields. See `TransformedSource`.
 
@@ -72,6 +76,7 @@ class Staging:
     when: Literal["before", "overlap"] = "before"
     readers: int = 2
     bandwidth: float | str = 0.0
+    check: Check = "markers"
     transform: StageTransform | None = None
 
     def __post_init__(self) -> None:

@@ -166,6 +166,7 @@ class Parts:
             workers=arguments.workers,
             reports=arguments.reports,
             verify=arguments.cache.verify,
+            on_error=arguments.on_error,
             delivery=self.delivery,
         )
 
@@ -346,6 +347,8 @@ def _open_pool(
         foreign=arguments.foreign,
         readers=arguments.staging.readers,
         bandwidth=arguments.staging.bytes_per_s,
+        check=arguments.staging.check,
+        skips=arguments.on_error == "skip",
         quota_bytes=arguments.cache.quota_bytes,
         batch_size=arguments.batch_size,
     )
@@ -376,4 +379,6 @@ def _start_gather(
         repair=pool.repair,
         pinned=delivery.pinned,
         place_of=partial(place_of, source),
+        begin=pool.raise_refused,
+        trusts_pictures=arguments.staging.check == "none",
     )

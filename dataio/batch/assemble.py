@@ -17,7 +17,15 @@ from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.job import Job, Work, num_rows
 from dataio.batch.stack import Columns, Form, blank, forms
-from dataio.batch.values import Array, AsList, OnError, Sample, Transform, Value
+from dataio.batch.values import (
+    Array,
+    AsList,
+    NothingDecodesError,
+    OnError,
+    Sample,
+    Transform,
+    Value,
+)
 from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
 from dataio.cache.files.reader import RowReader
 from dataio.rows.fields import Field
@@ -34,6 +42,7 @@ class Assembler:
         keep_samples: Leave the samples of a batch as they are, for a collate.
         seed: The run's seed.
         on_error: What to do with a row that does not decode.
+        trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
         watch: Looks at what the transform draws from.
     """
 
@@ -47,6 +56,7 @@ class Assembler:
         keep_samples: bool,
         seed: int,
         on_error: OnError,
+        trusts_pictures: bool = False,
         watch: Watch,
     ) -> None:
         self._fields = fields
@@ -55,7 +65,14 @@ class Assembler:
         self._keep_samples = keep_samples
         self._seed = seed
         self._watch = watch
-        self._filler = Filler(reader, fields, ring=ring, seed=seed, on_error=on_error)
+        self._filler = Filler(
+            reader,
+            fields,
+            ring=ring,
+            seed=seed,
+            on_error=on_error,
+            trusts_pictures=trusts_pictures,
+        )
         self._forms: dict[str, Form | None] | None = None
         # Rows are only worked on one by one where that takes time.
         self.by_row = transform is not None or keep_samples or self._filler.decodes
@@ -92,8 +109,8 @@ class Assembler:
                 break
         job.here = how == "seeded"
 
-    def _nothing_decodes(self, job: Job, why: str) -> FieldError:
-        return FieldError(
+    def _nothing_decodes(self, job: Job, why: str) -> NothingDecodesError:
+        return NothingDecodesError(
             f"step {job.work.step}: none of its {num_rows(job)} rows decodes, expected one at "
             f"least {why}; look at the source"
         )

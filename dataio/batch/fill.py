@@ -10,12 +10,13 @@ from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import Job, Pictures, Work
-from dataio.batch.values import Array, AsList, OnError, Value
+from dataio.batch.values import Array, AsList, NothingDecodesError, OnError, Value
 from dataio.cache.files.reader import RowReader
-from dataio.rows.decode import decode_image, image_shape, store_pixels
+from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
-from dataio.rows.views import MIDDLE, NUM_DRAWS, Size
+from dataio.rows.refused import WORDS, find_refused, is_replaced
+from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, Size
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""
@@ -30,6 +31,7 @@ class Filler:
         ring: Where buffers come from.
         seed: The run's seed.
         on_error: What to do with a row that does not decode.
+        trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
     """
 
     def __init__(
@@ -40,13 +42,19 @@ class Filler:
         ring: BufferRing,
         seed: int,
         on_error: OnError,
+        trusts_pictures: bool = False,
     ) -> None:
         self._reader, self._fields, self._ring, self._on_error = reader, fields, ring, on_error
-        self._seed = seed
+        self._seed, self._trusts_pictures = seed, trusts_pictures
         self._sizes: dict[str, Size] = {}
         self._lock = threading.Lock()
         schema = reader.schema
         pictures = {name: kind for name, kind in fields.items() if isinstance(kind, Image | Mask)}
+        self._replaced = [
+            (number, column)
+            for number, column in enumerate(schema.fixed)
+            if is_replaced(fields[column.name])
+        ]
         self.decoded = [name for name in pictures if name not in schema.variable]
         # Kept as pixels, of which every epoch delivers another part.
         self._anew = {
@@ -77,7 +85,7 @@ class Filler:
 
     def plain_columns(self) -> dict[str, Array] | None:
         """The large fixed fields, if a batch is nothing but copies of fixed fields; or None."""
-        if self.decodes or self.decoded or self._reader.schema.variable:
+        if self.decodes or self._replaced or self._reader.schema.variable:
             return None
         return {name: self._reader.column(number) for number, name in self._large}
 
@@ -86,6 +94,7 @@ class Filler:
         located, num_rows = work.located, len(work.located.position)
         reader = work.reader or self._reader
         job = Job(work, dict(work.small), [], [], [])
+        self._refuse_replaced(job, reader)
         for number, name in self._large:
             column = reader.column(number)
             out = self._ring.take((num_rows, *column.shape[1:]), column.dtype)
@@ -106,6 +115,21 @@ class Filler:
             stream = key(self._seed, "pictures", epoch=work.epoch)
             job.draws = uniform(stream, work.occurrences, NUM_DRAWS).tolist()
         return job
+
+    def _refuse_replaced(self, job: Job, reader: RowReader) -> None:
+        """Refuse the rows whose pictures did not decode when they were staged."""
+        for number, column in self._replaced:
+            stored = reader.column(number)[job.work.located.position]
+            for row in find_refused(stored, column):
+                self.refuse(
+                    job,
+                    row,
+                    FieldError(
+                        f"{_where(job, row, column.name)}: its picture did not decode when it was "
+                        'staged with on_error="skip", expected one that does; repair the sample, '
+                        "or go on without such samples as before"
+                    ),
+                )
 
     def _variable(self, job: Job, name: str, data: list[memoryview]) -> Value:
         kind = self._fields[name]
@@ -166,14 +190,15 @@ class Filler:
         return out[..., 0] if isinstance(kind, Mask) else out.transpose(0, 3, 1, 2)
 
     def _first_size(self, job: Job, name: str, kind: Image | Mask, data: list[memoryview]) -> Size:
-        for row, piece in enumerate(data):
+        for row, piece in enumerate(map(_unmarked, data)):
             try:
                 return image_shape(piece, where=_where(job, row, name), upright=kind.upright)
             except FieldError as error:
-                if row + 1 == len(data):
-                    raise
                 self.refuse(job, row, error)
-        raise AssertionError("a batch has rows")
+        raise NothingDecodesError(
+            f"step {job.work.step}, field {name!r}: none of its {len(data)} pictures decodes, "
+            "expected one at least to see their size; look at the source"
+        )
 
     def fill(self, job: Job, start: int, stop: int) -> None:
         """Copy and decode the rows [start, stop)."""
@@ -220,9 +245,22 @@ class Filler:
                     data[job.work.located.position[row]], out[row], kind, draws, where=where
                 )
             else:
-                decode_image(data[row], out[row], kind, draws, where=where)
+                self._decode_kept(data[row], out[row], kind, draws, where)
         except FieldError as error:
             self.refuse(job, row, error)
+
+    def _decode_kept(
+        self, data: memoryview, out: NDArray[np.uint8], kind: Image | Mask, draws: Draws, where: str
+    ) -> None:
+        try:
+            decode_image(data, out, kind, draws, where=where)
+        except FieldError:
+            # The words before a picture that was refused while staging are none.
+            if data[: len(WORDS)] != WORDS:
+                raise
+            if not self._trusts_pictures:
+                check_decodes(data[len(WORDS) :], kind, where=where)
+            decode_image(data[len(WORDS) :], out, kind, draws, where=where)
 
     def refuse(self, job: Job, row: int, error: FieldError) -> None:
         """Raise what is wrong with a row, or leave the row to become padding."""
@@ -246,6 +284,10 @@ class Filler:
             # [batch, channels, height, width], channels last in memory
             values[name] = stored.transpose(0, 3, 1, 2)
         return values
+
+
+def _unmarked(data: memoryview) -> memoryview:
+    return data[len(WORDS) :] if data[: len(WORDS)] == WORDS else data
 
 
 def _where(job: Job, row: int, name: str) -> str:

@@ -16,19 +16,28 @@ import torch
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import DataioError
+from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
-from dataio.batch.job import Job
+from dataio.batch.job import Job, Work
 from dataio.batch.lookup import Lookup, Pending, Pick
 from dataio.batch.prefetch import Prefetcher
 from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
 from dataio.batch.shape import Shaper
-from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
+from dataio.batch.values import (
+    Batch,
+    BatchTransform,
+    Collate,
+    NothingDecodesError,
+    OnError,
+    Sample,
+    Transform,
+    Value,
+)
 from dataio.batch.verify import Repair, RowVerifier
 from dataio.batch.watch import How, Watch
 from dataio.cache.cache import Cache
 from dataio.cache.files.fetch import Fetcher, is_needed
-from dataio.cache.files.reader import RowReader, Verify
+from dataio.cache.files.reader import RowReader, Verify, locate
 from dataio.rows.fields import Field
 
 INLINE_BYTES = 16 << 20
@@ -45,6 +54,15 @@ class Unfinished(NamedTuple):
     job: Job
     pending: Pending
     how: How
+
+
+class Undecodable(NamedTuple):
+    """A batch of which no row decodes: the loader's own thread makes padding of it."""
+
+    pending: Pending
+
+
+Outcome = Batch | Unfinished | Undecodable
 
 
 class Gather:
@@ -69,6 +87,8 @@ class Gather:
         timeout_s: Longest wait for one batch.
         pinned: Make batches in memory that a GPU copies from without waiting.
         place_of: Says where the source has a sample, for messages; None: nobody knows.
+        begin: Raises what must be known before a batch is made; None: nothing.
+        trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
     """
 
     def __init__(
@@ -90,8 +110,11 @@ class Gather:
         timeout_s: float = 600.0,
         pinned: bool = False,
         place_of: Callable[[int], str] | None = None,
+        begin: Callable[[], None] | None = None,
+        trusts_pictures: bool = False,
     ) -> None:
         self._cache = cache
+        self._begin = begin
         self._place_of = place_of
         self._fields = fields
         self._batch_transform = batch_transform
@@ -119,6 +142,7 @@ class Gather:
             keep_samples=collate is not None,
             seed=seed,
             on_error=on_error,
+            trusts_pictures=trusts_pictures,
             watch=Watch(
                 "transform",
                 unit="sample",
@@ -139,6 +163,7 @@ class Gather:
             collate is not None,
             seed,
             on_error,
+            trusts_pictures,
             speaks,
         )
         self._workers = (
@@ -153,7 +178,7 @@ class Gather:
         self._inline_s = self._threads_s = 0.0
         self._threads_lock = threading.Lock()
         self._fetcher: Fetcher | None = None
-        self._running: Prefetcher[Pending, Batch | Unfinished] | None = None
+        self._running: Prefetcher[Pending, Outcome] | None = None
 
     def batches(self, pick: Pick, steps: range, *, epoch: int) -> Iterator[Batch]:
         """Make the batches of some steps, in order. Stops the batches that were asked for before.
@@ -168,6 +193,8 @@ class Gather:
             int64[batch]; the last two are PADDING on rows that only keep the shape.
         """
         self.stop()
+        if self._begin is not None:
+            self._begin()
         return self._placed(self._begun(pick, steps, epoch))
 
     def _placed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -296,9 +323,40 @@ class Gather:
         return pending
 
     def _make(self, pending: Pending) -> Batch:
-        job = self._assembler.prepare(self._checked(pending).work)
+        try:
+            job = self._assembler.prepare(self._checked(pending).work)
+        except NothingDecodesError:
+            return self._padding(pending)
         self._assembler.run(job, 0, len(pending.slot))
-        return self._finish(job, pending, self._shaper.plan())
+        return self._taken(Unfinished(job, pending, self._shaper.plan()))
+
+    def _padding(self, pending: Pending) -> Batch:
+        """Make a batch of which no row decodes: of other rows of the pool, as padding."""
+        work, num_rows = pending.work, len(pending.slot)
+        held = np.flatnonzero(self._cache.entries.present)
+        for first in range(0, len(held), num_rows):
+            slots = np.resize(held[first : first + num_rows], num_rows)
+            located = locate(self._cache.entries, slots)
+            found = self._verifier.check(slots, located)
+            located = found.relocated or located
+            small = self._assembler.gather_small(located.position)
+            other = Work(work.epoch, work.step, located, small, frozenset(found.bad))
+            try:
+                job = self._assembler.prepare(other)
+                self._assembler.run(job, 0, num_rows)
+                self._assembler.complete(job)
+                values, samples = self._values(job)
+            except NothingDecodesError:
+                continue
+            if len(other.bad) < num_rows:
+                work.bad = frozenset(range(num_rows))
+                return self._shaper.batch(
+                    pending, self._shaper.plan(), values=values, samples=samples
+                )
+        raise FieldError(
+            f"{self._cache.directory}: none of the {len(held)} rows held there decodes, expected "
+            'one at least to be padding, as on_error="skip" leaves it; look at the source'
+        )
 
     def _copied(self, pending: Pending, columns: Mapping[str, NDArray[np.generic]]) -> Batch:
         """Make a batch that is nothing but copies: as `_make` does, in a third of its own time."""
@@ -318,13 +376,18 @@ class Gather:
         batch["slot"] = torch.from_numpy(pending.slot)
         return batch
 
-    def _submit(self, pending: Pending) -> Future[Batch | Unfinished]:
+    def _submit(self, pending: Pending) -> Future[Outcome]:
         """Give a batch's rows to the threads, a few at a time; the last to end puts it together.
 
         If it may.
         """
         assert self._threads is not None
-        job = self._assembler.prepare(self._checked(pending).work)
+        try:
+            job = self._assembler.prepare(self._checked(pending).work)
+        except NothingDecodesError:
+            undecodable: Future[Outcome] = Future()
+            undecodable.set_result(Undecodable(pending))
+            return undecodable
         num_rows = len(pending.slot)
         num_parts = min(4 * self._num_threads, num_rows) if self._assembler.by_row else 1
         bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
@@ -335,28 +398,40 @@ class Gather:
             self._threads.submit(parts.run, self._run_part, job, start, stop)
         return self._ended(parts.batch) if left.how == "look" else parts.batch
 
-    def _ended(self, batch: Future[Batch | Unfinished]) -> Future[Batch | Unfinished]:
+    def _ended(self, batch: Future[Outcome]) -> Future[Outcome]:
         """Wait for a batch and end it, as the next are called the way it shows to be right."""
         wait([batch], self._timeout_s)
         if not batch.done():
             return batch  # whoever takes it says what hangs
-        ended: Future[Batch | Unfinished] = Future()
+        ended: Future[Outcome] = Future()
         try:
             ended.set_result(self._taken(batch.result()))
         except BaseException as error:  # handed to the caller, who raises it
             ended.set_exception(error)
         return ended
 
-    def _taken(self, made: Batch | Unfinished) -> Batch:
-        return self._finish(*made) if isinstance(made, Unfinished) else made
+    def _taken(self, made: Outcome) -> Batch:
+        if isinstance(made, Unfinished):
+            made = self._finish(*made)
+        return self._padding(made.pending) if isinstance(made, Undecodable) else made
 
-    def _finish(self, job: Job, pending: Pending, how: How) -> Batch:
+    def _finish(self, job: Job, pending: Pending, how: How) -> Batch | Undecodable:
         self._assembler.complete(job)
+        try:
+            values, samples = self._values(job)
+        except NothingDecodesError:
+            return Undecodable(pending)
+        return self._shaper.batch(pending, how, values=values, samples=samples)
+
+    def _values(self, job: Job) -> tuple[dict[str, Value], list[Sample]]:
+        """Give what a batch is put together of: values by field, or samples for a collate."""
         if self._collate is not None:
-            return self._shaper.batch(pending, how, samples=self._assembler.samples(job))
-        return self._shaper.batch(pending, how, values=self._assembler.finish(job))
+            return {}, self._assembler.samples(job)
+        return self._assembler.finish(job), []
 
     def _received(self, pending: Pending, made: Made) -> Batch:
+        if made.failure is not None:
+            return self._padding(pending)
         pending.work.bad |= made.bad
         return self._shaper.batch(
             pending, self._shaper.plan(), values=made.values or {}, samples=made.samples or ()
@@ -366,8 +441,8 @@ class Gather:
 class _Parts:
     """Counts the parts of a batch that threads work on; the lock guards the count and the error."""
 
-    def __init__(self, num_parts: int, finish: Callable[[], Batch | Unfinished]) -> None:
-        self.batch: Future[Batch | Unfinished] = Future()
+    def __init__(self, num_parts: int, finish: Callable[[], Outcome]) -> None:
+        self.batch: Future[Outcome] = Future()
         self._left = num_parts
         self._finish = finish
         self._error: BaseException | None = None

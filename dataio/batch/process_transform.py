@@ -29,7 +29,7 @@ from dataio.batch.assemble import Assembler
 from dataio.batch.job import Work
 from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
-from dataio.batch.values import OnError, Sample, Transform, Value
+from dataio.batch.values import NothingDecodesError, OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
 from dataio.cache.files.fetch import Fetcher, is_needed
 from dataio.cache.files.reader import RowReader
@@ -88,6 +88,7 @@ class Recipe:
     keep_samples: bool
     seed: int
     on_error: OnError
+    trusts_pictures: bool = False
     speaks: bool = True
 
 
@@ -152,13 +153,15 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
         keep_samples=recipe.keep_samples,
         seed=recipe.seed,
         on_error=recipe.on_error,
+        trusts_pictures=recipe.trusts_pictures,
         watch=Watch("transform", unit="sample", cure="", speaks=recipe.speaks, is_alone=True),
     )
 
 
 def _described(error: Exception) -> Failure:
     if isinstance(error, FieldError):
-        return Failure(FieldError, str(error), error.sample_id, error.key)
+        kind = NothingDecodesError if isinstance(error, NothingDecodesError) else FieldError
+        return Failure(kind, str(error), error.sample_id, error.key)
     cause = error.__cause__
     if isinstance(error, WorkerError) and cause is not None:
         # The user's own frames alone.
@@ -221,7 +224,7 @@ class WorkerProcesses:
         self._coming: Iterator[Made] | None = None
 
     def make(self, pending: Iterator[P]) -> Iterator[tuple[P, Made]]:
-        """Make batches in order.
+        """Make batches in order; one of which no row decodes comes back with that failure.
 
         Raises:
             FieldError: If a row does not decode, or the transform returned what it may not.
@@ -244,7 +247,7 @@ class WorkerProcesses:
             self.close()
             raise self._ended(statuses) from error
         while (made := self._next()) is not None:
-            if made.failure is not None:
+            if made.failure is not None and made.failure.kind is not NothingDecodesError:
                 failed = made.failure.kind(made.failure.text)
                 failed.sample_id, failed.key = made.failure.sample_id, made.failure.key
                 raise failed

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.base.errors import FieldError
+
 Array = NDArray[np.generic]
 Sample = dict[str, Array | bytes | str]
 """The fields of one sample, by name."""
@@ -25,6 +27,10 @@ class AsList:
     """
 
     value: object
+
+
+class NothingDecodesError(FieldError):
+    """No row of a batch decodes, so that nobody knows what its padding is to look like."""
 
 
 Value = Array | list[Any]

@@ -13,6 +13,7 @@ from dataio.cache.quota import without_history
 from dataio.plan.history import ScoreColumn, Scores, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
+from dataio.pool.checked_source import CheckedSource
 from dataio.pool.filling import Filling
 from dataio.pool.opening import open_node_cache
 from dataio.pool.quota_agreement import QuotaAgreement
@@ -21,6 +22,7 @@ from dataio.pool.repair import repair_rows
 from dataio.pool.streaming import SlotsOf, Streamed, Streaming
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
+from dataio.rows.whole import Check
 from dataio.source.base import Source
 from dataio.state.scores import no_scores, open_scores
 from dataio.world import World
@@ -52,6 +54,8 @@ class Pool:
             are read from the source in every epoch, by `windows`. None: no limit.
         batch_size: Rows of a batch of each rank: room for two batches is the least beside the rows
             that stay.
+        check: How pictures are looked at as they are staged; see `Staging`.
+        skips: Whether a sample whose picture fails then is padding, not an error.
 
     Attributes:
         streamed: Counts what `windows` read.
@@ -79,8 +83,11 @@ class Pool:
         bandwidth: float = 0.0,
         quota_bytes: int | None = None,
         batch_size: int = 1,
+        check: Check = "markers",
+        skips: bool = False,
     ) -> None:
         self.source = source
+        self._checked = CheckedSource(source, check=check, skips=skips)
         self.fields = fields
         self.world = world
         self.keeps_scores = bool(columns)
@@ -118,7 +125,7 @@ class Pool:
             undo.pop_all()
         self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
         self._filling = Filling(
-            source,
+            self._checked,
             fields,
             self.cache,
             world=world,
@@ -256,7 +263,7 @@ class Pool:
             return
         self.close_windows()
         streaming = self._streaming = Streaming(
-            self.source,
+            self._checked,
             self.fields,
             self.cache,
             halves=self._quota.halves,
@@ -339,7 +346,7 @@ class Pool:
             CorruptRowError: If the source has no such sample, or other bytes of it than the
                 manifest's checksum says.
         """
-        repair_rows(self.cache, slots, source=self.source, fields=self.fields)
+        repair_rows(self.cache, slots, source=self._checked, fields=self.fields)
 
     def fetch(self, sample_ids: NDArray[np.int64]) -> Iterator[Rows]:
         """Read samples from the source, to go in the place of rows that were damaged elsewhere.
@@ -348,7 +355,15 @@ class Pool:
             sample_ids: int64[n], sorted, distinct; ids that no sample has are ignored.
         """
         known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
-        return self.source.read(sample_ids[known], self.fields)
+        return self._checked.read(sample_ids[known], self.fields)
+
+    def raise_refused(self) -> None:
+        """Raise what is wrong with pictures that were staged, if that is an error.
+
+        Raises:
+            FieldError: If some are not whole; see `CheckedSource`.
+        """
+        self._checked.raise_refused()
 
     def await_commit(self) -> None:
         """Wait until this node's part of the last commit is durable. Blocks on the disk.

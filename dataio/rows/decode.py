@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import io
-import struct
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from dataio.base.errors import FieldError
 from dataio.rows.jpeg import COLORS, Pixels, decode_region, jpeg_header
+from dataio.rows.orientation import JPEG_START, UPRIGHT, as_stored, find_orientation
 from dataio.rows.views import MIDDLE, Box, Crop, Draws, Resizing, Size, View, find_scale, find_view
 
 if TYPE_CHECKING:
     import torch
 
-JPEG_START = b"\xff\xd8"
 PILLOW_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 PILLOW_ERRORS = (
     OSError,
@@ -30,8 +30,19 @@ PILLOW_ERRORS = (
     UnidentifiedImageError,
     Image.DecompressionBombError,
 )
-ORIENTATION = 0x0112
-"""The EXIF tag; 1 is upright."""
+UPRIGHT_BY = (
+    Image.Transpose.FLIP_LEFT_RIGHT,
+    Image.Transpose.ROTATE_180,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
+"""What brings the orientations from 2 on upright."""
+
+MOST_RESIZED = 16
+"""Up to so many times the pixels delivered a picture is resized whole, and then cropped."""
 
 
 class Delivery(Protocol):
@@ -86,9 +97,11 @@ def decode_image(
     """
     # A JPEG that the strict decoder refuses may be merely untidy, or CMYK: Pillow has the last
     # word.
-    if bytes(data[:2]) == JPEG_START and (not how.upright or jpeg_orientation(data) == 1):
+    if bytes(data[:2]) == JPEG_START and not (how.upright and find_orientation(data) > UPRIGHT):
         try:
             size, subsampling = jpeg_header(data)
+            if how.classes and subsampling != "Gray":
+                raise ValueError("classes are no colours")
             view = _view(size, out, how, draws, where)
             if view == View(size, Box(0, 0, *size), size, False):
                 simplejpeg.decode_jpeg(data, COLORS[how.channels], buffer=out)
@@ -123,17 +136,20 @@ def store(picture: Picture, view: View, out: Pixels, how: Delivery) -> None:
     """Decode what a view shows, and resize it into ``out``."""
     whole = Box(0, 0, *picture.size)
     if view.resized != picture.size:
-        pixels = picture.region(whole, find_scale(whole, view.resized))
+        if math.prod(view.resized) > MOST_RESIZED * math.prod(view.out):
+            picture = _resized_by_parts(picture, view, how)
+        else:
+            pixels = picture.region(whole, _scale(whole, view.resized, how))
+            if view.box == Box(0, 0, *view.resized):
+                _put(pixels, out, view.flipped, how)
+                return
+            middle = np.empty((*view.resized, how.channels), np.uint8)
+            _put(pixels, middle, False, how)
+            picture = Picture(view.resized, lambda box, _: middle[_slices(box)])
         whole = Box(0, 0, *view.resized)
-        if view.box == whole:
-            _put(pixels, out, view.flipped, how)
-            return
-        middle = np.empty((*view.resized, how.channels), np.uint8)
-        _put(pixels, middle, False, how)
-        picture = Picture(view.resized, lambda box, _: middle[_slices(box)])
     inside = _intersection(view.box, whole)
     if inside == view.box:
-        _put(picture.region(inside, find_scale(inside, view.out)), out, view.flipped, how)
+        _put(picture.region(inside, _scale(inside, view.out, how)), out, view.flipped, how)
         return
     # Beyond the edges nothing is resized.
     padded = np.full_like(out, how.fill)
@@ -141,6 +157,59 @@ def store(picture: Picture, view: View, out: Pixels, how: Delivery) -> None:
     if inside.height and inside.width:
         padded[_slices(place)] = picture.region(inside, 1)
     _put(padded, out, view.flipped, how)
+
+
+def _resized_by_parts(picture: Picture, view: View, how: Delivery) -> Picture:
+    """Resize a picture that would be huge then, as a line of pixels would: only what is shown.
+
+    The region of a box comes in the size delivered, resized at once from the picture's own pixels.
+    """
+    scale = _scale(Box(0, 0, *picture.size), view.resized, how)
+
+    def region(box: Box, _: int) -> Pixels:
+        size = view.out if box == view.box else (box.height, box.width)
+        down, across = (
+            _span(
+                box[axis], box[axis + 2], picture.size[axis], view.resized[axis], size[axis], scale
+            )
+            for axis in (0, 1)
+        )
+        own = Box(down.first, across.first, down.stop - down.first, across.stop - across.first)
+        pixels = picture.region(own, scale)
+        # Decoders that do not divide give all pixels.
+        by_row, by_column = pixels.shape[0] / own.height, pixels.shape[1] / own.width
+        shown = (
+            across.start * by_column, down.start * by_row,
+            min(across.end * by_column, pixels.shape[1]), min(down.end * by_row, pixels.shape[0]),
+        )  # fmt: skip
+        kind = Image.Resampling.NEAREST if how.classes else Image.Resampling.BILINEAR
+        planes = [
+            Image.fromarray(np.ascontiguousarray(pixels[..., channel])).resize(
+                (size[1], size[0]), kind, shown
+            )
+            for channel in range(pixels.shape[2])
+        ]
+        return np.stack([np.asarray(plane) for plane in planes], 2)
+
+    return Picture(view.resized, region)
+
+
+class _Span(NamedTuple):
+    """Pixels [first, stop) of one side; between start and end, from the first on, lies a box."""
+
+    first: int
+    stop: int
+    start: float
+    end: float
+
+
+def _span(place: int, length: int, side: int, resized: int, shown: int, scale: int) -> _Span:
+    """Find of which pixels a part of a resized side is mixed; they begin at multiples of scale."""
+    start, end = place * side / resized, (place + length) * side / resized
+    reach = max((end - start) / shown, scale) + scale
+    first = max(int((start - reach) // scale) * scale, 0)
+    stop = min(math.ceil((end + reach) / scale) * scale, side)
+    return _Span(first, stop, start - first, min(end, side) - first)
 
 
 def _put(pixels: Pixels, out: Pixels, flipped: bool, how: Delivery) -> None:
@@ -238,61 +307,55 @@ def image_shape(data: memoryview | Pixels, *, where: str = "image", upright: boo
         FieldError: If it has none.
     """
     try:
-        with Image.open(io.BytesIO(data.tobytes())) as image:
-            turned = upright and image.getexif().get(ORIENTATION, 1) > 4
-            return (image.width, image.height) if turned else (image.height, image.width)
+        with Image.open(io.BytesIO(as_stored(data))) as image:
+            lies_on_side = upright and find_orientation(data, image.info) > 4
+            return (image.width, image.height) if lies_on_side else (image.height, image.width)
     except PILLOW_ERRORS as error:
         raise _undecodable(data, where, error) from error
 
 
-def jpeg_orientation(data: memoryview | Pixels) -> int:
-    """Read from a JPEG's EXIF how the picture lies: 1 (upright) to 8; 1 where it does not say.
+def open_picture(
+    data: bytes | memoryview | Pixels,
+    *,
+    upright: bool = True,
+    draft: tuple[str, Size] | None = None,
+) -> Image.Image:
+    """Load a picture with Pillow.
 
-    Source: Exif 2.32, section 4.6.4; the segments before the first scan, and ITU-T T.81, B.1.1.2:
-    the bytes that fill the space before these.
+    Args:
+        data: The compressed picture.
+        upright: As it is seen, not as it is stored, where the two differ.
+        draft: Mode and size for `Image.draft`: a decoder may shrink a large JPEG for free.
+
+    Raises:
+        PILLOW_ERRORS: If it does not decode.
     """
-    place, end = 2, len(data)
-    while place + 4 <= end and data[place] == 0xFF:
-        marker, length = data[place + 1], (int(data[place + 2]) << 8) + int(data[place + 3])
-        # Any number of bytes 0xFF may fill the space before a marker.
-        if marker == 0xFF:
-            place += 1
-            continue
-        if marker == 0xE1:
-            found = _exif_orientation(bytes(data[place + 4 : place + 2 + length]))
-            if found:
-                return found
-        # The picture itself: no EXIF comes behind its sizes or its first scan.
-        elif marker in (0xC0, 0xC1, 0xC2, 0xDA):
-            break
-        place += 2 + length
-    return 1
+    with Image.open(io.BytesIO(as_stored(data))) as image:
+        if draft is not None:
+            image.draft(*draft)
+        image.load()
+        orientation = find_orientation(data, image.info) if upright else UPRIGHT
+        return image if orientation == UPRIGHT else image.transpose(UPRIGHT_BY[orientation - 2])
 
 
-def _exif_orientation(segment: bytes) -> int:
-    """Find the orientation in an APP1 segment; 0 if it has none."""
-    if segment[:6] != b"Exif\0\0":
-        return 0
-    tiff = segment[6:]
-    order = "<" if tiff[:2] == b"II" else ">"
-    try:
-        (first,) = struct.unpack_from(f"{order}I", tiff, 4)
-        (count,) = struct.unpack_from(f"{order}H", tiff, first)
-        for entry in range(count):
-            tag, _, _, value = struct.unpack_from(f"{order}HHIH", tiff, first + 2 + 12 * entry)
-            if tag == ORIENTATION:
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 0
+def check_decodes(data: memoryview | Pixels, how: Delivery, *, where: str) -> None:
+    """Decode a whole picture, whatever of it is delivered.
+
+    Raises:
+        FieldError: If it does not decode, or holds what the field cannot.
+    """
+    if bytes(data[:2]) == JPEG_START and not how.classes:
+        try:
+            simplejpeg.decode_jpeg(data, COLORS[how.channels])
+            return
+        except ValueError:
+            pass
+    _by_pillow(data, how, where)
 
 
 def _by_pillow(data: memoryview | Pixels, how: Delivery, where: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data.tobytes())) as image:
-            if how.upright and image.getexif().get(ORIENTATION, 1) != 1:
-                return _pixels(ImageOps.exif_transpose(image), how, where)
-            return _pixels(image, how, where)
+        return _pixels(open_picture(data, upright=how.upright), how, where)
     except PILLOW_ERRORS as error:
         raise _undecodable(data, where, error) from error
 
@@ -326,6 +389,11 @@ def _pixels(image: Image.Image, how: Delivery, where: str) -> Pixels:
     return pixels.reshape(*pixels.shape[:2], how.channels)
 
 
+def _scale(box: Box, out: Size, how: Delivery) -> int:
+    """Choose by what a JPEG is divided while it is decoded: class numbers are never averaged."""
+    return 1 if how.classes else find_scale(box, out)
+
+
 def _slices(box: Box) -> tuple[slice, slice]:
     return slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
 
@@ -338,8 +406,9 @@ def _intersection(box: Box, other: Box) -> Box:
 
 
 def _undecodable(data: memoryview | Pixels, where: str, error: Exception) -> FieldError:
+    why = "in no format that is known" if isinstance(error, UnidentifiedImageError) else error
     return FieldError(
-        f"{where}: {len(data)} bytes beginning {bytes(data[:8])!r} do not decode ({error}), "
+        f"{where}: {len(data)} bytes beginning {bytes(data[:8])!r} do not decode ({why}), "
         "expected a JPEG, PNG or another image that Pillow reads; repair the sample, or declare "
         "Bytes"
     )

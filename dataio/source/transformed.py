@@ -1,6 +1,7 @@
 """A source whose samples are decoded and changed once, while they are staged."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -26,6 +27,7 @@ from dataio.rows.fields import (
     declarations,
     row_schema,
 )
+from dataio.rows.refused import Lenient, find_refused, is_replaced, refused_row
 from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.views import Crop, Resize, Resizing
 from dataio.source.base import Source, costs_of
@@ -38,6 +40,8 @@ from dataio.source.values import raw_value
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
+log = logging.getLogger(__name__)
+
 Value = NDArray[np.generic] | np.generic | int | float | bytes | str
 SourceSample = dict[str, Value]
 StageTransform = Callable[[SourceSample], Mapping[str, object]]
@@ -45,6 +49,9 @@ StageTransform = Callable[[SourceSample], Mapping[str, object]]
 FIELDS: Mapping[str, Callable[..., Field]] = {
     kind.__name__: kind for kind in (Array, Bytes, Float, Image, Mask, Int, Text, Tokens)
 }
+SAMPLES_TRIED = 100
+"""To find one that decodes, which shows what the function returns."""
+
 VIEWS: Mapping[str, Callable[..., object]] = {
     kind.__name__: kind for kind in (*get_args(Resizing), *get_args(Crop))
 }
@@ -149,11 +156,9 @@ class TransformedSource:
         def look() -> bytes:
             if self._world.rank:
                 return b""
-            first = np.zeros(1, np.int64)
-            rows = next(iter(self._source.read(first, self._fields)))
-            _, sample = next(self._samples(rows))
-            made = self._made(0, sample)
-            return _packed(self._fields_of(0, made))
+            sample_id, sample = self._first()
+            made = self._made(sample_id, sample)
+            return _packed(self._fields_of(sample_id, made))
 
         # No cached_property: before Python 3.12 it locks out the other ranks of a thread world.
         if self._made_fields is None:
@@ -161,12 +166,31 @@ class TransformedSource:
             self._made_fields = _unpacked(parts[0])
         return self._made_fields
 
-    def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+    def _first(self) -> tuple[int, SourceSample]:
+        """Read the first sample that decodes; if the first few do not, raise why."""
+        failed: FieldError | None = None
+        for sample_id in range(min(self.num_samples, SAMPLES_TRIED)):
+            try:
+                rows = next(iter(self._source.read(np.array([sample_id]), self._fields)))
+                _, sample = next(self._samples(rows))
+            except FieldError as error:
+                failed = failed or error
+                continue
+            assert sample is not None, "nothing is skipped"
+            return sample_id, sample
+        assert failed is not None, "a source has samples"
+        raise failed
+
+    def read(
+        self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field], *, skips: bool = False
+    ) -> Iterator[Rows]:
         """Read and transform samples; see `Source.read`.
 
         Args:
             sample_ids: int64[n], sorted, distinct.
             fields: Some of ``self.fields``.
+            skips: Whether a sample whose pictures do not decode is refused in its row, where that
+                has room for it, and is no error.
         """
         unknown = [field.key for field in fields.values() if field.key not in self.fields]
         if unknown:
@@ -174,13 +198,21 @@ class TransformedSource:
                 f"{self.name}: the transform returns {', '.join(self.fields)}, expected "
                 f"{unknown[0]!r}; name one of these, or return it too"
             )
-        return self._read(sample_ids, fields)
+        skips = skips and any(isinstance(field, Lenient) for field in fields.values())
+        return self._read(sample_ids, fields, skips=skips)
 
-    def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+    def _read(
+        self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field], *, skips: bool
+    ) -> Iterator[Rows]:
         block = RowBlock(fields)
         keys = {name: field.key for name, field in fields.items()}
-        for rows in self._source.read(sample_ids, self._fields):
-            for sample_id, sample in self._samples(rows):
+        for rows in self._source.read(sample_ids, self._asked(skips)):
+            for sample_id, sample in self._samples(rows, skips=skips):
+                if sample is None:
+                    if len(block):
+                        yield block.take()
+                    yield refused_row(fields, sample_id)
+                    continue
                 made = self._made(sample_id, sample)
                 self._check_same(sample_id, made)
                 raw = {name: made[key] for name, key in keys.items()}
@@ -190,8 +222,20 @@ class TransformedSource:
         if len(block):
             yield block.take()
 
-    def _samples(self, rows: Rows) -> Iterator[tuple[int, SourceSample]]:
-        """Take rows apart into samples, decoded."""
+    def _asked(self, skips: bool) -> dict[str, Field]:
+        asked = dict(self._fields)
+        return asked | {n: Lenient(f) for n, f in asked.items() if skips and is_replaced(f)}
+
+    def _samples(
+        self, rows: Rows, *, skips: bool = False
+    ) -> Iterator[tuple[int, SourceSample | None]]:
+        """Take rows apart into samples, decoded; None for one that is refused."""
+        refused = {
+            row
+            for column, data in zip(rows.schema.fixed, rows.fixed, strict=True)
+            if skips and is_replaced(self._fields[column.name])
+            for row in find_refused(data, column)
+        }
         fixed = {
             column.name: np.ascontiguousarray(data)
             .view(column.dtype)
@@ -200,15 +244,28 @@ class TransformedSource:
         }
         bounds = [row_offsets(rows.lengths[:, i]).tolist() for i in range(len(rows.variable))]
         for row, sample_id in enumerate(rows.sample_id.tolist()):
+            if row in refused:
+                yield sample_id, None
+                continue
             # Copies: the function may write to what it gets.
             sample: SourceSample = {name: values[row].copy() for name, values in fixed.items()}
-            for name, data, cuts in zip(rows.schema.variable, rows.variable, bounds, strict=True):
-                where = f"{self.place_of(sample_id)}: sample {sample_id}, field {name!r}"
-                sample[name] = _decoded(self._fields[name], data[cuts[row] : cuts[row + 1]], where)
+            try:
+                for name, data, cuts in zip(
+                    rows.schema.variable, rows.variable, bounds, strict=True
+                ):
+                    where = f"{self.place_of(sample_id)}: sample {sample_id}, field {name!r}"
+                    held = data[cuts[row] : cuts[row + 1]]
+                    sample[name] = _decoded(self._fields[name], held, where)
+            except FieldError as error:
+                if not skips:
+                    raise
+                log.warning("%s; its row is padding", error)
+                yield sample_id, None
+                continue
             yield sample_id, {name: sample[name] for name in self._fields}
 
     def _where(self, sample_id: int) -> str:
-        return f"{self.name}: sample {sample_id}, transformed"
+        return f"{self.place_of(sample_id)}: sample {sample_id}, transformed"
 
     def _made(self, sample_id: int, sample: SourceSample) -> dict[str, Raw]:
         """Call the function, and bring what it returns to what fields take."""
@@ -216,7 +273,7 @@ class TransformedSource:
             made = self._transform(sample)
         except Exception as error:
             raise SourceError(
-                f"{self.name}: the stage transform failed on sample {sample_id} "
+                f"{self.place_of(sample_id)}: the stage transform failed on sample {sample_id} "
                 f"({type(error).__name__}: {error}), expected a dict; repair it or the sample"
             ) from error
         if not isinstance(made, Mapping) or not made:
@@ -305,7 +362,7 @@ def _decoded(field: Field, data: NDArray[np.uint8], where: str) -> Value:
         from dataio.rows.decode import decode_image, image_shape
 
         fixed = field.once if isinstance(field, Image) else field
-        size = fixed.out if fixed.out is not None else image_shape(data, where=where)
+        size = fixed.out or image_shape(data, where=where, upright=fixed.upright)
         pixels = np.empty((*size, fixed.channels), np.uint8)
         decode_image(data, pixels, fixed, where=where)
         return pixels

@@ -17,7 +17,7 @@ from PIL import Image as PillowImage
 from dataio import Field, Source
 from dataio.base.atomic import write_file
 from dataio.base.npy_lock import NPY_LOCK
-from dataio.rows.decode import PILLOW_ERRORS
+from dataio.rows.decode import PILLOW_ERRORS, open_picture
 from tonari.errors import CommandError
 from tonari.hardest.fingerprint import SIDE, hash_pictures, similarity
 from tonari.hardest.groups import (
@@ -122,10 +122,8 @@ def _bytes(value: object) -> bytes:
 def _small(data: bytes) -> NDArray[np.uint8]:
     """Shrink a picture to SIDE x SIDE, grey; one without contrast where it does not decode."""
     try:
-        with PillowImage.open(io.BytesIO(data)) as image:
-            image.draft("L", (2 * SIDE, 2 * SIDE))
-            grey = image.convert("L")
-            return np.asarray(grey.resize((SIDE, SIDE), PillowImage.Resampling.BOX))
+        grey = open_picture(data, draft=("L", (2 * SIDE, 2 * SIDE))).convert("L")
+        return np.asarray(grey.resize((SIDE, SIDE), PillowImage.Resampling.BOX))
     except PILLOW_ERRORS:
         return np.zeros((SIDE, SIDE), np.uint8)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from dataio.base.digest import digest
-from dataio.rows.decode import PILLOW_ERRORS
+from dataio.rows.decode import PILLOW_ERRORS, open_picture
 from tonari.hardest.rank import Measure
 from tonari.hardest.table import Row, words
 
@@ -112,13 +112,12 @@ def _plain(value: object) -> object:
 def _image(data: bytes) -> dict[str, object]:
     """Make what the page knows of an image: none where it does not decode."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            small = max(image.size) <= SMALL_SIDE
-            kind = SHOWN.get(image.format or "")
-            image.draft("RGB", (SIDE, SIDE))
-            image.load()
-            if kind is None or len(data) > MOST_BYTES:
-                kind, data = "jpeg", _shrunk(image)
+        with Image.open(io.BytesIO(data)) as header:
+            small = max(header.size) <= SMALL_SIDE
+            kind = SHOWN.get(header.format or "")
+        image = open_picture(data, draft=("RGB", (SIDE, SIDE)))
+        if kind is None or len(data) > MOST_BYTES:
+            kind, data = "jpeg", _shrunk(image)
     except PILLOW_ERRORS:
         return {"image": None}
     return {"image": f"data:image/{kind};base64,{base64.b64encode(data).decode()}", "small": small}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dataio.rows.decode import PILLOW_ERRORS
+from dataio.rows.decode import PILLOW_ERRORS, open_picture
 
 SIDE, GAP, MARGIN = 128, 14, 24
 COLUMNS = 10
@@ -99,12 +99,10 @@ def _draw(
 def _thumbnail(data: bytes) -> Image.Image | None:
     """Scale an image to fit a tile; None if it does not decode, as the hardest may not."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            scale = SIDE / max(image.size)
-            size = tuple(max(1, round(side * scale)) for side in image.size)
-            # A decoder may shrink a large JPEG for free
-            image.draft("RGB", (2 * SIDE, 2 * SIDE))
-            return image.convert("RGB").resize((size[0], size[1]), Image.Resampling.BICUBIC)
+        image = open_picture(data, draft=("RGB", (2 * SIDE, 2 * SIDE))).convert("RGB")
+        scale = SIDE / max(image.size)
+        size = tuple(max(1, round(side * scale)) for side in image.size)
+        return image.resize((size[0], size[1]), Image.Resampling.BICUBIC)
     except PILLOW_ERRORS:
         return None
 

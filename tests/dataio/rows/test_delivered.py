@@ -12,8 +12,9 @@ from PIL import Image as Pillow
 
 from dataio.base.errors import FieldError
 from dataio.base.seeding import key, uniform
-from dataio.rows.decode import decode_image, image_shape, jpeg_orientation
+from dataio.rows.decode import decode_image, image_shape
 from dataio.rows.image import Image, ImageSize, Mask
+from dataio.rows.orientation import find_orientation
 from dataio.rows.views import (
     MIDDLE,
     NUM_DRAWS,
@@ -157,7 +158,7 @@ def test_a_turned_picture_is_delivered_upright(orientation: int, form: str) -> N
     sizes = np.frombuffer(ImageSize("x").encode(data, "here"), "<i8")
     assert tuple(sizes) == expected.shape[:2]
     if form == "JPEG":
-        assert jpeg_orientation(memoryview(data)) == orientation
+        assert find_orientation(memoryview(data)) == orientation
 
 
 def filled(data: bytes, num_bytes: int) -> bytes:
@@ -177,10 +178,10 @@ def test_a_jpeg_whose_segments_have_filled_space_before_them_is_turned_too(num_b
     data = encoded(photo(40, 60), exif=exif)
     with_space = filled(data, num_bytes)
     assert len(with_space) > len(data) + 5 * num_bytes
-    assert jpeg_orientation(memoryview(with_space)) == 6
+    assert find_orientation(memoryview(with_space)) == 6
     assert image_shape(memoryview(with_space)) == (60, 40)
     assert (delivered(with_space, Image("x")) == delivered(data, Image("x"))).all()
-    assert jpeg_orientation(memoryview(data[:2] + b"\xff" * 10)) == 1
+    assert find_orientation(memoryview(data[:2] + b"\xff" * 10)) == 1
 
 
 def test_a_jpeg_with_damaged_exif_is_taken_as_upright() -> None:
@@ -190,9 +191,9 @@ def test_a_jpeg_with_damaged_exif_is_taken_as_upright() -> None:
     for place in range(20, 60):
         torn = bytearray(data)
         torn[place] ^= 0xFF
-        assert 1 <= jpeg_orientation(memoryview(bytes(torn))) <= 8
-    assert jpeg_orientation(memoryview(b"\xff\xd8\xff\xe1")) == 1
-    assert jpeg_orientation(memoryview(b"\xff\xd8\xff\xe1\x00\x08Exif\0\0")) == 1
+        assert 1 <= find_orientation(memoryview(bytes(torn))) <= 8
+    assert find_orientation(memoryview(b"\xff\xd8\xff\xe1")) == 1
+    assert find_orientation(memoryview(b"\xff\xd8\xff\xe1\x00\x08Exif\0\0")) == 1
 
 
 def test_deep_and_unusual_pictures() -> None:

@@ -1,0 +1,140 @@
+"""A source as staging reads it: pictures whose end is missing are found now, not epochs later."""
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.base.errors import FieldError
+from dataio.rows.fields import Field, Text
+from dataio.rows.image import Image, Mask
+from dataio.rows.refused import Lenient, is_replaced, with_refused
+from dataio.rows.rows import Rows, row_offsets
+from dataio.rows.whole import Check, find_suspects
+from dataio.source.base import Source
+from dataio.source.place import place_of
+from dataio.source.transformed import TransformedSource
+
+MOST_NAMED = 20
+"""Pictures that are named of those that are refused."""
+
+log = logging.getLogger(__name__)
+
+
+class CheckedSource:
+    """A `Source` that marks the pictures of which a part is missing, see `with_refused`.
+
+    Reader threads note what they find; whoever delivers rows raises it.
+
+    Args:
+        source: What is read.
+        check: See `Staging`.
+        skips: Whether a sample that fails is no error, but keeps a row that is padding.
+
+    Attributes:
+        refused: What is wrong with the first pictures that failed.
+        num_refused: How many did.
+    """
+
+    def __init__(self, source: Source, *, check: Check, skips: bool) -> None:
+        self._source, self._check, self._skips = source, check, skips
+        self.refused: list[str] = []
+        self.num_refused = 0
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def made_as(self) -> str:
+        return self._source.made_as
+
+    @property
+    def num_samples(self) -> int:
+        return self._source.num_samples
+
+    @property
+    def total_bytes(self) -> int:
+        return self._source.total_bytes
+
+    @property
+    def fingerprint(self) -> str:
+        return self._source.fingerprint
+
+    @property
+    def shard_starts(self) -> NDArray[np.int64]:
+        return self._source.shard_starts
+
+    @property
+    def bytes_read(self) -> int:
+        return self._source.bytes_read
+
+    def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        """Read samples; see `Source.read`."""
+        asked = dict(fields)
+        if self._skips:
+            asked |= {n: Lenient(field) for n, field in fields.items() if is_replaced(field)}
+        if self._skips and isinstance(self._source, TransformedSource):
+            blocks = self._source.read(sample_ids, asked, skips=True)
+        else:
+            blocks = self._source.read(sample_ids, asked)
+        pictures = {name: kind for name, kind in fields.items() if isinstance(kind, Image | Mask)}
+        return map(lambda rows: self._checked(rows, pictures), blocks)
+
+    def _checked(self, rows: Rows, pictures: Mapping[str, Image | Mask]) -> Rows:
+        refused: dict[int, set[int]] = {}
+        for number, name in enumerate(rows.schema.variable):
+            if name not in pictures or self._check == "none":
+                continue
+            data, lengths = rows.variable[number], rows.lengths[:, number]
+            every = self._check == "decode"
+            suspects = range(len(rows)) if every else find_suspects(data, lengths)
+            bounds = row_offsets(lengths).tolist() if suspects else []
+            for row in suspects:
+                try:
+                    self._decode(data[bounds[row] : bounds[row + 1]], pictures[name])
+                except FieldError as error:
+                    self._note(int(rows.sample_id[row]), name, error)
+                    refused.setdefault(number, set()).add(row)
+        return with_refused(rows, refused) if refused else rows
+
+    def _decode(self, data: NDArray[np.uint8], kind: Image | Mask) -> None:
+        # Its libraries are not needed where all pictures are whole.
+        from dataio.rows.decode import check_decodes
+
+        check_decodes(data, kind, where="")
+
+    def _note(self, sample_id: int, name: str, error: FieldError) -> None:
+        self.num_refused += 1
+        if self.num_refused > MOST_NAMED:
+            return
+        where = f"{place_of(self._source, sample_id)}{self._key_of(sample_id)}"
+        text = f"{where}: sample {sample_id}, field {name!r}{error}"
+        self.refused.append(text)
+        if self._skips:
+            log.warning("%s; its row becomes padding", text)
+
+    def raise_refused(self) -> None:
+        """Raise what was found, if that is an error.
+
+        Raises:
+            FieldError: It names the first samples, and says how many there are.
+        """
+        if self._skips or not self.refused:
+            return
+        more = "".join(f"\n{text}" for text in self.refused[1:])
+        raise FieldError(
+            f'{self.refused[0]}, or go on without such samples with on_error="skip", or as if they '
+            f'were whole with Staging(check="none"); {self.num_refused} such pictures were staged'
+            f"{more and ', among them' + more}"
+        )
+
+    def _key_of(self, sample_id: int) -> str:
+        """Read the key of one sample, where the source has keys."""
+        try:
+            ids = np.array([sample_id])
+            rows = next(iter(self._source.read(ids, {"key": Text("__key__")})))
+        except Exception:  # a source of somebody else's that has none raises what it likes
+            return ""
+        return f", key {rows.variable[0].tobytes().decode(errors='replace')!r}"
