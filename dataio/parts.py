@@ -307,7 +307,7 @@ def _assemble(
         undo.callback(pool.close)
         feedback = Feedback(pool.scores, pool.ids_in, rank=world.rank)
         reported = Reported(feedback, world, arguments.importance, keeps_scores=pool.keeps_scores)
-        gather = _start_gather(arguments, source, pool, fields, delivery, world)
+        gather = _start_gather(arguments, source, pool, fields, delivery, world, exclusion)
         undo.callback(gather.close)
         dealer = Dealer(
             sampling, world=world, importance=arguments.importance, seed=seed,
@@ -361,6 +361,7 @@ def _start_gather(
     fields: Mapping[str, Field],
     delivery: Delivery,
     world: World,
+    exclusion: Exclusion,
 ) -> Gather:
     return Gather(
         pool.cache,
@@ -379,6 +380,6 @@ def _start_gather(
         repair=pool.repair,
         pinned=delivery.pinned,
         place_of=partial(place_of, source),
-        begin=pool.raise_refused,
+        begin=partial(pool.raise_refused, exclusion.flags),
         trusts_pictures=arguments.staging.check == "none",
     )

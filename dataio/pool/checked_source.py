@@ -1,7 +1,7 @@
 """A source as staging reads it: pictures whose end is missing are found now, not epochs later."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from dataio.source.place import place_of
 from dataio.source.transformed import TransformedSource
 
 MOST_NAMED = 20
-"""Pictures that are named of those that are refused."""
+"""Pictures that a message or the log names of those that are refused."""
+MOST_NOTED = 100_000
+"""Pictures that are remembered; the others are refused where they are delivered."""
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +35,12 @@ class CheckedSource:
         skips: Whether a sample that fails is no error, but keeps a row that is padding.
 
     Attributes:
-        refused: What is wrong with the first pictures that failed.
-        num_refused: How many did.
+        refused: Samples whose pictures failed, and what is wrong with each.
     """
 
     def __init__(self, source: Source, *, check: Check, skips: bool) -> None:
         self._source, self._check, self._skips = source, check, skips
-        self.refused: list[str] = []
-        self.num_refused = 0
+        self.refused: list[tuple[int, str]] = []
 
     @property
     def name(self) -> str:
@@ -106,28 +106,36 @@ class CheckedSource:
         check_decodes(data, kind, where="")
 
     def _note(self, sample_id: int, name: str, error: FieldError) -> None:
-        self.num_refused += 1
-        if self.num_refused > MOST_NAMED:
-            return
-        where = f"{place_of(self._source, sample_id)}{self._key_of(sample_id)}"
-        text = f"{where}: sample {sample_id}, field {name!r}{error}"
-        self.refused.append(text)
-        if self._skips:
-            log.warning("%s; its row becomes padding", text)
+        number = len(self.refused)
+        if number < MOST_NOTED:
+            self.refused.append((sample_id, f"sample {sample_id}, field {name!r}{error}"))
+        if self._skips and number < MOST_NAMED:
+            log.warning("%s; its row becomes padding", self._named(number))
 
-    def raise_refused(self) -> None:
+    def _named(self, number: int) -> str:
+        sample_id, text = self.refused[number]
+        return f"{place_of(self._source, sample_id)}{self._key_of(sample_id)}: {text}"
+
+    def raise_refused(self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]]) -> None:
         """Raise what was found, if that is an error.
+
+        Args:
+            are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
 
         Raises:
             FieldError: It names the first samples, and says how many there are.
         """
         if self._skips or not self.refused:
             return
-        more = "".join(f"\n{text}" for text in self.refused[1:])
+        ids = np.array([sample_id for sample_id, _ in self.refused])
+        shown = np.flatnonzero(~are_excluded(ids)).tolist()
+        if not shown:
+            return
+        first, *others = map(self._named, shown[:MOST_NAMED])
+        more = f", among them\n{chr(10).join(others)}" if others else ""
         raise FieldError(
-            f'{self.refused[0]}, or go on without such samples with on_error="skip", or as if they '
-            f'were whole with Staging(check="none"); {self.num_refused} such pictures were staged'
-            f"{more and ', among them' + more}"
+            f'{first}, or go on without such samples with on_error="skip", or as if they were '
+            f'whole with Staging(check="none"); {len(shown)} such pictures were staged{more}'
         )
 
     def _key_of(self, sample_id: int) -> str:

@@ -1,7 +1,7 @@
 """A node's pool: rows by slot, and their scores; the parts of it put together."""
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,11 @@ from dataio.world import World
 
 MOST_BYTES = 2**32 - 1
 """More than a row has: what the scores' column holds."""
+
+
+def no_rows(sample_id: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Exclude nothing: bool[n]."""
+    return np.zeros(len(sample_id), np.bool_)
 
 
 class Pool:
@@ -357,13 +362,18 @@ class Pool:
         known = (sample_ids >= 0) & (sample_ids < self.source.num_samples)
         return self._checked.read(sample_ids[known], self.fields)
 
-    def raise_refused(self) -> None:
+    def raise_refused(
+        self, are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows
+    ) -> None:
         """Raise what is wrong with pictures that were staged, if that is an error.
+
+        Args:
+            are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
 
         Raises:
             FieldError: If some are not whole; see `CheckedSource`.
         """
-        self._checked.raise_refused()
+        self._checked.raise_refused(are_excluded)
 
     def await_commit(self) -> None:
         """Wait until this node's part of the last commit is durable. Blocks on the disk.

@@ -30,7 +30,7 @@ class Image:
         flip: Probability that left and right change places.
         channels: 1 (gray), 3 (RGB) or 4 (RGBA).
         fill: Value of what a crop shows beyond the picture's edges.
-        upright: Turn the picture as its EXIF says.
+        upright: Turn the picture as its metadata say, EXIF or XMP.
         decoded: Decode while staging and keep the pixels: more bytes in the cache, no decoding
             while training. ``resize``, and a crop that draws nothing, are done once; a random crop
             and the flip anew each time. Needs one size to keep.
@@ -133,9 +133,10 @@ class Image:
 class Mask:
     """A picture of class numbers, kept compressed, delivered as uint8[batch, height, width].
 
-    A gray or an indexed PNG: of an indexed one the index is delivered, not its colour. Resized to
-    the nearest pixel, so that no class is invented. With the ``resize``, ``crop`` and ``flip`` of
-    an `Image` of the same size it is cut where that is.
+    A gray or an indexed PNG: of an indexed one the index is delivered, not its colour; other gray
+    pictures are taken at their word, colours are refused. Resized to the nearest pixel, so that no
+    class is invented. With the ``resize``, ``crop`` and ``flip`` of an `Image` of the same size it
+    is cut where that is.
 
     Attributes:
         key: Extension or column.
@@ -188,7 +189,7 @@ class ImageSize:
 
     Attributes:
         key: Extension or column of the picture.
-        upright: As it is seen after its EXIF, not as it is stored.
+        upright: As it is seen, as its metadata say, not as it is stored.
     """
 
     key: str

@@ -3,8 +3,9 @@ wherever a picture is read."""
 
 import io
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -106,7 +107,7 @@ def tar(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-def opened(source: str, fields: dict[str, object], cache: Path, **options: object) -> Loader:
+def opened(source: str, fields: Mapping[str, object], cache: Path, **options: object) -> Loader:
     options = {"batch_size": 1, "reports": Reports(progress=False)} | options
     return Loader(source, fields=fields, cache=cache, **options)  # type: ignore[arg-type]
 
@@ -199,6 +200,17 @@ def test_every_picture_is_decoded_if_that_is_asked_for(tar, tmp_path: Path) -> N
     assert is_whole(memoryview(bytes(damaged)))
     one = opened(source, {"i": CROP}, tmp_path / "a", staging=Staging(check="decode"))
     with one as loader, pytest.raises(FieldError, match=r"a\.tar, sample 1 of 2, key 's1': "):
+        trained(loader)
+
+
+def test_an_excluded_picture_is_no_error(tar, tmp_path: Path) -> None:
+    source = tar(GOOD, CUT, GOOD, CUT)
+    with opened(source, {"i": CROP}, tmp_path / "a", exclude=[1, 3]) as loader:
+        assert trained(loader, epochs=2) == [0, 0, 2, 2]
+    with (
+        opened(source, {"i": CROP}, tmp_path / "b", exclude=[1]) as loader,
+        pytest.raises(FieldError, match=r"sample 3 of 4, .* 1 such pictures were staged$"),
+    ):
         trained(loader)
 
 
@@ -364,10 +376,14 @@ def test_an_evaluation_names_what_does_not_decode(tar, evaluating) -> None:
         list(evaluation)
 
 
+def upper_half(sample: dict[str, Any]) -> dict[str, object]:
+    return {"i": sample["i"][:8].copy(), "n": np.float32(1)}
+
+
 @pytest.mark.parametrize("decoded", [False, True])
 def test_a_stage_transform_is_not_given_what_does_not_decode(tar, tmp_path, decoded: bool) -> None:
     fields = {"i": Image("img", resize=Resize(16), decoded=decoded)}
-    staging = Staging(transform=lambda sample: {"i": sample["i"][:8].copy(), "n": np.float32(1)})
+    staging = Staging(transform=upper_half)
     source = tar(b"", GOOD, CUT, GOOD)
     with opened(source, fields, tmp_path / "a", staging=staging, on_error="skip") as loader:
         assert trained(loader, epochs=2) == [1, 1, 3, 3]

@@ -2,11 +2,13 @@
 
 import io
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from dataio.base.errors import FieldError
 from dataio.base.seeding import key, uniform
 from dataio.rows import decode
 from dataio.rows.decode import decode_image
@@ -24,7 +26,7 @@ from dataio.rows.views import (
 # Imported where something is first resized: its memory is no picture's.
 pytest.importorskip("torch")
 
-VIEWS = {
+VIEWS: dict[str, Any] = {
     "the middle": {"resize": ResizeShort(64), "crop": CenterCrop(56)},
     "a part": {"resize": ResizeShort(64), "crop": RandomCrop(56)},
     "a part and its border": {"resize": ResizeShort(64), "crop": RandomCrop(56, padding=20)},
@@ -124,5 +126,5 @@ def test_a_mask_holds_no_class_that_its_file_does_not(form: str) -> None:
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
 def test_a_mask_of_colours_is_refused_in_every_format(form: str) -> None:
     how = Mask("x", crop=CenterCrop(8))
-    with pytest.raises(decode.FieldError, match=r"here: holds colours \(RGB\), expected one class"):
+    with pytest.raises(FieldError, match=r"here: holds colours \(RGB\), expected one class"):
         delivered(encoded(photo(20, 30), form), how)

@@ -100,7 +100,9 @@ def app1(held: bytes) -> bytes:
 EXIF_START, XMP_START = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
 
-def in_jpeg(*held: bytes, rgb: bool = False, where: str = "first", **options: object):
+def in_jpeg(
+    *held: Callable[..., bytes], rgb: bool = False, where: str = "first", **options: object
+):
     """Segments put first, behind JFIF, or just before the first scan."""
 
     def make(orientation: int) -> bytes:
@@ -108,7 +110,7 @@ def in_jpeg(*held: bytes, rgb: bool = False, where: str = "first", **options: ob
         pixels = np.stack([pixels] * 3, 2) if rgb else pixels
         data = saved(pixels, "JPEG", quality=95, **options)
         at = {"first": 2, "behind JFIF": 20, "before the scan": data.index(b"\xff\xda")}[where]
-        return data[:at] + b"".join(app1(one(orientation)) for one in held) + data[at:]  # type: ignore[operator]
+        return data[:at] + b"".join(app1(one(orientation)) for one in held) + data[at:]
 
     return make
 
@@ -272,7 +274,8 @@ def quadrants(pixels: Pixels) -> list[int]:
 
 
 def size_of(data: bytes, upright: bool) -> list[int]:
-    return np.frombuffer(ImageSize("x", upright=upright).encode(data, "here"), "<i8").tolist()
+    sizes = np.frombuffer(ImageSize("x", upright=upright).encode(data, "here"), "<i8")
+    return [int(side) for side in sizes]
 
 
 def staged(data: bytes, how: Image) -> Pixels:
