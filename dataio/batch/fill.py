@@ -119,8 +119,8 @@ class Filler:
     def _refuse_replaced(self, job: Job, reader: RowReader) -> None:
         """Refuse the rows whose pictures did not decode when they were staged."""
         for number, column in self._replaced:
-            stored = reader.column(number)[job.work.located.position]
-            for row in find_refused(stored, column):
+            position = job.work.located.position
+            for row in find_refused(reader.column(number), column, position):
                 self.refuse(
                     job,
                     row,

@@ -34,14 +34,23 @@ def words_of(column: FixedColumn | None) -> bytes:
     return (WORDS * (column.width_bytes // len(WORDS) + 1))[: column.width_bytes]
 
 
-def find_refused(stored: NDArray[np.generic], column: FixedColumn) -> list[int]:
-    """Find the rows, dtype[num_rows, ...], in which a column holds the words."""
+def find_refused(
+    stored: NDArray[np.generic], column: FixedColumn, positions: NDArray[np.int64] | None = None
+) -> list[int]:
+    """Find which of some positions hold the words; of all, where none are given.
+
+    Args:
+        stored: dtype[num_positions, ...], C-contiguous.
+        column: What they are.
+        positions: int64[n].
+    """
     words = np.frombuffer(words_of(column), np.uint8)
-    # uint8[num_rows, width_bytes]
-    rows = np.ascontiguousarray(stored).view(np.uint8).reshape(len(stored), -1)
-    # Most rows differ in their first bytes.
-    first = rows[:, :8].copy().view(np.uint64)[:, 0] == words[:8].view(np.uint64)[0]
-    return [row for row in np.flatnonzero(first).tolist() if np.array_equal(rows[row], words)]
+    # uint8[num_positions, width_bytes]
+    rows = stored.reshape(len(stored), -1).view(np.uint8)
+    which = np.arange(len(rows)) if positions is None else positions
+    # Most rows differ in their first bytes: no others are read.
+    first = rows[which, :8].view(np.uint64)[:, 0] == words[:8].view(np.uint64)[0]
+    return [n for n in np.flatnonzero(first).tolist() if np.array_equal(rows[which[n]], words)]
 
 
 class Lenient:

@@ -30,8 +30,10 @@ from dataio import (
     Workers,
 )
 from dataio.rows.decode import check_decodes
+from dataio.rows.refused import WORDS
 from dataio.rows.whole import find_suspects, is_whole
 from dataio.world import run_threads, thread_worlds
+from tonari.cli import main
 
 CROP = Image("img", crop=RandomResizedCrop(8, scale=(0.02, 0.05)))
 SMALL = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
@@ -201,6 +203,19 @@ def test_every_picture_is_decoded_if_that_is_asked_for(tar, tmp_path: Path) -> N
     one = opened(source, {"i": CROP}, tmp_path / "a", staging=Staging(check="decode"))
     with one as loader, pytest.raises(FieldError, match=r"a\.tar, sample 1 of 2, key 's1': "):
         trained(loader)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_words_before_a_refused_picture_are_no_picture(form: str) -> None:
+    with pytest.raises(FieldError, match="in no format that is known"):
+        check_decodes(memoryview(WORDS + FORMS[form]), Image("img"), where="here")
+
+
+def test_staging_beforehand_names_what_is_not_whole(tar, tmp_path, capsys) -> None:
+    source = tar(GOOD, CUT)
+    arguments = ["--fields", "i=image:img", "--cache", str(tmp_path / "cache")]
+    assert main(["cache", "stage", source, *arguments]) == 1
+    assert "sample 1 of 2, key 's1'" in capsys.readouterr().err
 
 
 def test_an_excluded_picture_is_no_error(tar, tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ class Stage:
                 pool.ensure(wanted)
                 read = np.array([source.bytes_read])
                 read = world.allreduce(read, op="sum", doing="count bytes")
+                pool.raise_refused()
             if world.local_rank == 0:
                 report = inspect_cache(pool.cache.directory)
                 print_details([report], as_json=self.json, extra={"source_bytes": int(read[0])})
