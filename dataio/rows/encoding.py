@@ -40,17 +40,6 @@ def is_numeric(dtype: str) -> bool:
         return False
 
 
-def fits(found: NDArray[np.generic], dtype: np.dtype[np.generic]) -> bool:
-    """Whether every number is kept as it is: only floats may lose digits."""
-    if found.dtype == dtype or not found.size:
-        return True
-    if found.dtype.kind in "biu" and dtype.kind in "iu":
-        # By a cast and back: NumPy's own comparison of both is exact.
-        return bool(np.array_equal(found, found.astype(dtype)))
-    kinds = {"b": "biufc", "i": "fc", "u": "fc", "f": "fc", "c": "c"}
-    return dtype.kind in kinds.get(found.dtype.kind, "")
-
-
 def read_npy(
     field: Declared, raw: bytes | memoryview, where: str, expected: str
 ) -> NDArray[np.generic]:
@@ -82,7 +71,10 @@ def compress(field: Declared, pixels: NDArray[np.generic], where: str) -> bytes:
 def as_bytes(field: Declared, raw: object, where: str) -> bytes | memoryview:
     """Take bytes, or text as UTF-8; FieldError for anything else."""
     if isinstance(raw, str):
-        return raw.encode()
+        try:
+            return raw.encode()
+        except UnicodeEncodeError as error:
+            reject(field, raw, where, "text that UTF-8 can encode", "nothing", error)
     if isinstance(raw, (bytes, memoryview)):
         return raw
     reject(field, raw, where, "bytes", "Int, Float or Array")

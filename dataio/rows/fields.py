@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from dataio.rows.encoding import (
     Stored,
     as_bytes,
     check_key,
-    fits,
     is_numeric,
     read_npy,
     reject,
 )
 from dataio.rows.image import Image, ImageSize, Mask
+from dataio.rows.numbers import TIMES, converted, dtype_for, is_wider, read_number, read_whole
 from dataio.rows.rows import FixedColumn, RowSchema
 
 __all__ = [
@@ -154,18 +153,15 @@ class Int:
 
     def encode(self, raw: Raw, where: str) -> Stored:
         try:
-            if isinstance(raw, np.ndarray) and raw.ndim == 0:
-                raw = raw.item()
-            value = int(raw) if isinstance(raw, (bytes, memoryview, str)) else operator.index(raw)  # type: ignore[arg-type]
-            return struct.pack("<q", value)
+            return struct.pack("<q", read_whole(raw))
         except (ValueError, TypeError, struct.error) as error:
-            reject(self, raw, where, "a whole number of 64 bits", "Float or Bytes", error)
+            reject(self, raw, where, "a whole number of 64 bits", other_for(self, raw), error)
 
 
 @checked
 @dataclass(frozen=True)
 class Float:
-    """A number (ASCII in tar), delivered as float32."""
+    """A number (ASCII in tar), delivered as float32, to which fractions are rounded."""
 
     key: str
 
@@ -177,9 +173,16 @@ class Float:
 
     def encode(self, raw: Raw, where: str) -> Stored:
         try:
-            return struct.pack("<f", float(raw))
-        except (ValueError, TypeError, OverflowError) as error:
-            reject(self, raw, where, "a number of 32 bits", "Array or Bytes", error)
+            number = read_number(raw)
+            stored = struct.pack("<f", number)
+            (kept,) = struct.unpack("<f", stored)
+            # As `converted` does it with many.
+            if kept != number and (kept == 0 or float(number).is_integer()):
+                raise ValueError(f"float32 makes {kept} of it")
+            return stored
+        except (ValueError, TypeError, ArithmeticError) as error:
+            expected = "a number of 32 bits (whole ones are never rounded)"
+            reject(self, raw, where, expected, other_for(self, raw), error)
 
 
 @checked
@@ -208,25 +211,32 @@ class Array:
         expected = f"{self.dtype}{list(self.shape)}"
         if isinstance(raw, str):
             reject(self, raw, where, expected, "Text")
-        if isinstance(raw, (int, float, np.ndarray)):
-            return self._checked(np.asarray(raw), where)
+        if isinstance(raw, (int, float)):
+            return self._checked(np.asarray(raw), where, has_dtype=False)
+        if isinstance(raw, np.ndarray):
+            return self._checked(raw, where)
         dtype = np.dtype(self.dtype)
-        if self.key.split(".")[-1] != "npy" and len(raw) == dtype.itemsize * math.prod(self.shape):
-            return raw
-        if bytes(raw[:6]) != np.lib.format.MAGIC_PREFIX:
+        if bytes(raw[:6]) == np.lib.format.MAGIC_PREFIX:
+            return self._checked(read_npy(self, raw, where, f"an .npy of {expected}"), where)
+        if self.key.split(".")[-1] == "npy" or len(raw) != dtype.itemsize * math.prod(self.shape):
             reject(
                 self, raw, where, f"the bytes of {expected}, or an .npy", "the true shape and dtype"
             )
-        return self._checked(read_npy(self, raw, where, f"an .npy of {expected}"), where)
+        return raw
 
-    def _checked(self, found: NDArray[np.generic], where: str) -> bytes:
-        if found.shape != self.shape or found.dtype.newbyteorder("=") != np.dtype(self.dtype):
-            raise FieldError(
-                f"{where}: found {found.dtype}{list(found.shape)}, expected "
-                f"{self.dtype}{list(self.shape)}; declare the true shape and dtype, which all "
-                "samples must share"
-            )
-        return found.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+    def _checked(self, found: NDArray[np.generic], where: str, *, has_dtype: bool = True) -> bytes:
+        """Take numbers of this shape; those that have a dtype of their own only to widen it."""
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        own = np.dtype(np.int64) if found.dtype.kind in TIMES else found.dtype
+        stored, at = converted(found, dtype)
+        if found.shape == self.shape and at < 0 and (is_wider(own, dtype) or not has_dtype):
+            return stored.tobytes()
+        refused = f", which does not hold {found.reshape(-1)[at]!s:.40}" if at >= 0 else ""
+        raise FieldError(
+            f"{where}: found {found.dtype}{list(found.shape)}, expected "
+            f"{self.dtype}{list(self.shape)}{refused}; declare the true shape and dtype, which all "
+            "samples must share"
+        )
 
 
 @checked
@@ -260,7 +270,7 @@ class Tokens:
             )
         if self.length is not None and self.length < 1:
             raise ValueError(f"Tokens({self.key!r}): length is {self.length}, must be >= 1")
-        if not fits(np.asarray(self.pad), np.dtype(self.dtype)):
+        if converted(np.asarray(self.pad), np.dtype(self.dtype))[1] >= 0:
             raise ValueError(
                 f"Tokens({self.key!r}): pad is {self.pad}, must be a number of {self.dtype}"
             )
@@ -277,10 +287,31 @@ class Tokens:
                     reject(self, raw, where, f"{expected}, as raw bytes or an .npy", "Bytes")
                 return raw
             raw = read_npy(self, raw, where, expected)
+        if isinstance(raw, str):
+            reject(self, raw, where, expected, "Text")
         found = raw if isinstance(raw, np.ndarray) else np.asarray(raw)
-        if found.ndim != 1 or not fits(found, dtype):
+        if found.ndim != 1:
             reject(self, found, where, expected, "Array")
-        return found.astype(dtype).tobytes()
+        stored, at = converted(found, dtype)
+        if at >= 0:
+            number = found[at]
+            refused = f"{expected}, which do not hold {number!s:.40}"
+            reject(self, found, where, refused, other_for(self, number))
+        return stored.tobytes()
+
+
+def other_for(field: Field, raw: object) -> str:
+    """Name what to declare in place of a field that does not hold a number, for its message."""
+    try:
+        dtype = dtype_for(read_number(raw))
+    except (ValueError, TypeError, ArithmeticError):
+        dtype = ""
+    if not isinstance(field, (Int, Float)):
+        return f"the dtype {dtype}" if dtype else "Text"
+    is_text = isinstance(raw, (bytes, memoryview, str))
+    array = f"Array({field.key!r}, (), {dtype!r})" if dtype else "Array"
+    kind = "Float or " if isinstance(field, Int) else "Int or " if dtype == "int64" else ""
+    return kind + ("Bytes" if is_text else array)
 
 
 def row_schema(fields: Mapping[str, Field]) -> RowSchema:

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError, SourceError
-from dataio.rows.fields import Field, Float, Int, row_schema
+from dataio.rows.fields import Array, Field, Float, Int, row_schema
+from dataio.rows.numbers import TIMES, converted, is_wider
 from dataio.rows.rows import FixedColumn, Rows, make_rows
 from dataio.source.base import check_ids
 from dataio.source.io.files import Storage
 from dataio.source.io.throttle import Throttle
 from dataio.source.npy import MemoryArray, NpyFile
 from dataio.source.row_block import BLOCK_BYTES
+from dataio.source.values import unmasked
 
 
 @checked
@@ -127,14 +129,14 @@ def array_rows(
     variable: list[NDArray[np.uint8]] = []
     for name, field in fields.items():
         rows, column = values[field.key], field.column(name)
-        if column is not None and _is_stored(field, column, rows):
-            stored = np.ascontiguousarray(rows.astype(column.dtype, copy=False))
+        stored = _stored(field, column, rows) if column is not None else None
+        if column is not None and stored is not None:
             fixed.append(stored.view(np.uint8).reshape(len(ids), column.width_bytes))
             continue
         # Rows of one dimension are values, of more are arrays.
-        each = rows.tolist() if rows.ndim == 1 else rows
+        each = rows.tolist() if rows.ndim == 1 and rows.dtype.kind not in TIMES else rows
         parts = [
-            field.encode(row, f"{where}: array {field.key!r}, sample {sample_id}")
+            field.encode(row, f"{where}: field {name!r}, array {field.key!r}, sample {sample_id}")
             for sample_id, row in zip(ids.tolist(), each, strict=True)
         ]
         data = np.frombuffer(b"".join(parts), np.uint8)
@@ -163,16 +165,20 @@ def _opened(
             f"NumpySource: array {key!r} is {found}, expected an array of numbers or text with one "
             "row a sample, or a path; convert it with np.asarray"
         )
-    return MemoryArray(value)
+    return MemoryArray(unmasked(value, f"NumpySource: array {key!r}"))
 
 
-def _is_stored(field: Field, column: FixedColumn, rows: NDArray[np.generic]) -> bool:
-    """Whether all rows can be taken at once: they are what would be stored, or cannot lose."""
-    dtype = rows.dtype.newbyteorder("<")
+def _stored(
+    field: Field, column: FixedColumn, rows: NDArray[np.generic]
+) -> NDArray[np.generic] | None:
+    """Bring all rows to what is stored at once; None where `encode` has to look at each."""
+    dtype = np.dtype(column.dtype)
     if rows.shape[1:] != column.shape:
-        return False
-    if isinstance(field, Int):
-        return dtype.kind in "bi" or (dtype.kind == "u" and dtype.itemsize < 8)
-    if isinstance(field, Float):
-        return dtype.kind == "f" and dtype.itemsize <= 4
-    return dtype == np.dtype(column.dtype)
+        return None
+    is_free = rows.dtype.newbyteorder("=") == dtype.newbyteorder("=")
+    if isinstance(field, Array):
+        is_free = is_wider(rows.dtype, dtype)
+    if is_free or isinstance(field, (Int, Float)):
+        stored, at = converted(rows, dtype)
+        return np.ascontiguousarray(stored) if at < 0 else None
+    return None

@@ -1,5 +1,6 @@
-"""What datasets and transforms return -> what fields take. Neither torch nor Pillow is imported."""
+"""What sources and transforms give -> what fields take. Neither torch nor Pillow is imported."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -7,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
-from dataio.rows.fields import Field, Raw
+from dataio.rows.fields import Array, Field, Float, Int, Raw, Tokens
+from dataio.rows.numbers import converted
 
 
 @runtime_checkable
@@ -43,11 +45,13 @@ def raw_value(value: object, where: str) -> Raw:
     Raises:
         FieldError: If it is something else.
     """
-    if isinstance(value, (bytes, memoryview, str, int, float, np.ndarray)):
+    if isinstance(value, (bytes, str, int, float)):
         return value
-    if isinstance(value, bytearray):
+    if isinstance(value, np.ndarray):
+        return unmasked(value, where)
+    if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    if isinstance(value, np.generic):
+    if isinstance(value, (np.generic, complex)):
         return np.asarray(value)
     if isinstance(value, _Tensor):
         return _array(value, where)
@@ -57,14 +61,78 @@ def raw_value(value: object, where: str) -> Raw:
         gray = value.mode in ("1", "L")
         mode = "L" if gray else "RGBA" if transparent else "RGB"
         return np.asarray(value if value.mode == mode else value.convert(mode))
-    if isinstance(value, Sequence):
-        array = np.asarray(value)
-        if array.dtype.kind in "biufc":
-            return array
+    if isinstance(value, Sequence) and (numbers := listed_numbers(value)) is not None:
+        return numbers
     raise FieldError(
         f"{where}: found {type(value).__name__}, expected a number, bytes, text, a tensor, an "
         "array or an image of Pillow; return one of these"
     )
+
+
+def unmasked(array: NDArray[np.generic], where: str) -> NDArray[np.generic]:
+    """Refuse an array of which some values are masked: what lies under the mask is none."""
+    if np.ma.is_masked(array):
+        raise FieldError(
+            f"{where}: found an array of which {np.ma.count_masked(array)} values are masked, "
+            "expected values; give array.filled(...)"
+        )
+    return array
+
+
+def listed_numbers(values: Sequence[object]) -> NDArray[np.generic] | None:
+    """Bring a list of numbers, or one of lists of one shape, to an array; None if it is none."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        return None
+    if array.dtype.kind not in "biufc":
+        return None
+    if array.dtype.kind == "f" and (np.abs(array) >= 2.0**53).any():
+        # Whole numbers beside fractions became floats too.
+        given = np.asarray(values, object).ravel().tolist()
+        pairs = zip(given, array.ravel().tolist(), strict=True)
+        if any(one == one and one != other for one, other in pairs):
+            return None
+    return array
+
+
+def shaped(values: NDArray[np.generic], field: Field, name: str) -> NDArray[np.generic]:
+    """Give the numbers of a list, which has no dtype of its own, that of a field.
+
+    A flat list of as many numbers is an array of several dimensions, row by row; a nested one has a
+    shape of its own.
+
+    Args:
+        values: As the file has them.
+        field: The field.
+        name: Of the field.
+
+    Returns:
+        The same numbers; as they were where they are not what the field declares, which it refuses.
+    """
+    column = field.column(name)
+    if column is None or isinstance(field, (Int, Float)):
+        return values
+    shape = column.shape
+    if values.ndim == 1 and len(shape) > 1 and len(values) == math.prod(shape):
+        values = values.reshape(shape)
+    if values.shape != shape:
+        return values
+    stored, at = converted(values, np.dtype(column.dtype).newbyteorder("="))
+    return stored if at < 0 else values
+
+
+def refuse_letters(where: str, field: Field, name: str) -> None:
+    """Refuse to take text for an array: its bytes are the codes of letters.
+
+    Raises:
+        FieldError: If the field is an array.
+    """
+    if isinstance(field, (Array, Tokens)):
+        raise FieldError(
+            f"{where}: found text, expected numbers for field {name!r}; declare "
+            f"Text({field.key!r}), or Int or Float where it is the text of one number"
+        )
 
 
 def named_values(sample: object) -> dict[str, object]:
@@ -95,14 +163,17 @@ def fields_of(
                 f"{where} holds {', '.join(sample)}, expected {field.key!r} for field "
                 f"{name!r}; name one of these, or return it from the dataset"
             )
-        raw[name] = raw_value(sample[field.key], f"{where}, field {name!r}")
+        value = sample[field.key]
+        found = raw_value(value, f"{where}, field {name!r}")
+        is_list = isinstance(value, Sequence) and isinstance(found, np.ndarray)
+        raw[name] = shaped(found, field, name) if is_list else found
     return raw
 
 
 def _array(tensor: _Tensor, where: str) -> NDArray[np.generic]:
     try:
         return np.asarray(tensor.detach().cpu().numpy())
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise FieldError(
             f"{where}: found a tensor that NumPy has no form for ({error}), expected a dtype that "
             "it has; return tensor.float() or such"

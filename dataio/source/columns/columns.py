@@ -1,5 +1,6 @@
 """Arrow tables -> rows: what Parquet, Arrow files and Hugging Face datasets have in common."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -10,16 +11,35 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError
-from dataio.rows.fields import Field, Stored, Text, Tokens, row_schema
+from dataio.rows.fields import (
+    Array,
+    Bytes,
+    Field,
+    Float,
+    Image,
+    Int,
+    Mask,
+    Stored,
+    Text,
+    Tokens,
+    other_for,
+    row_schema,
+)
+from dataio.rows.numbers import converted
 from dataio.rows.rows import FixedColumn, Rows, make_rows, row_offsets
+from dataio.source.records.samples import refuse_twice
 from dataio.source.row_block import BLOCK_BYTES
+from dataio.source.values import raw_value, refuse_letters
+
+MOST_BYTES = 8 * BLOCK_BYTES
+"""Rows that together have more are divided further: their sizes are not alike."""
 
 VaryingColumn = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """Bounds, int64[num_rows + 1] from 0, and the bytes of all rows back to back."""
 
 
 def check_columns(path: str, names: Sequence[str], fields: Mapping[str, Field]) -> None:
-    """Refuse a shard that lacks the column of a field.
+    """Refuse a shard that lacks the column of a field, or has two of its name.
 
     Raises:
         FieldError: If it does.
@@ -30,6 +50,8 @@ def check_columns(path: str, names: Sequence[str], fields: Mapping[str, Field]) 
                 f"{path}: found the columns {', '.join(names)}, expected {field.key!r} for "
                 f"field {name!r}; name one of these columns, or add it to the shard"
             )
+        if names.count(field.key) > 1:
+            refuse_twice(path, field.key, name)
 
 
 def table_rows(
@@ -52,11 +74,35 @@ def table_rows(
     if rows[-1] - rows[0] + 1 == len(rows):
         table = table.slice(int(rows[0]), len(rows))
     else:
-        table = table.take(pa.array(rows))
+        table = _taken(table, rows)
     ids = first + rows
     num_rows = max(1, int(BLOCK_BYTES * len(ids) // max(_num_bytes(table), 1)))
     for at in range(0, len(ids), num_rows):
-        yield _rows(table.slice(at, num_rows), ids[at : at + num_rows], fields, path)
+        for start, part in _divided(table.slice(at, num_rows), at):
+            yield _rows(part, ids[start : start + len(part)], fields, path)
+
+
+def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Take rows out of each chunk by itself: Arrow joins no more than 2 GiB."""
+    batches = table.to_batches()
+    cuts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    bounds = np.searchsorted(rows, cuts)
+    parts = [
+        batch.take(pa.array(rows[low:high] - start))
+        for batch, start, low, high in zip(batches, cuts[:-1], bounds[:-1], bounds[1:], strict=True)
+        if low < high
+    ]
+    return pa.Table.from_batches(parts)
+
+
+def _divided(table: pa.Table, at: int) -> Iterator[tuple[int, pa.Table]]:
+    """Halve a part of a table, and again, until no piece of several rows is far above its size."""
+    if len(table) == 1 or _num_bytes(table) <= MOST_BYTES:
+        yield at, table
+        return
+    half = len(table) // 2
+    yield from _divided(table.slice(0, half), at)
+    yield from _divided(table.slice(half), at + half)
 
 
 def _num_bytes(table: pa.Table) -> int:
@@ -76,7 +122,7 @@ def _rows(table: pa.Table, ids: NDArray[np.int64], fields: Mapping[str, Field], 
     lengths: list[NDArray[np.int64]] = []
     variable: list[NDArray[np.uint8]] = []
     for name, field in fields.items():
-        where = _Where(path, field.key, ids)
+        where = _Where(path, name, field, ids)
         values = _plain(table.column(field.key).combine_chunks(), where)
         column = field.column(name)
         if column is not None:
@@ -93,26 +139,34 @@ def _rows(table: pa.Table, ids: NDArray[np.int64], fields: Mapping[str, Field], 
 class _Where:
     """Says where a value is, when it is refused."""
 
-    def __init__(self, path: str, key: str, ids: NDArray[np.int64]) -> None:
-        self._column = f"{path}: column {key!r}"
+    def __init__(self, path: str, name: str, field: Field, ids: NDArray[np.int64]) -> None:
+        self.name, self.field = name, field
+        self._column = f"{path}: field {name!r}, column {field.key!r}"
         self._ids = ids
 
     def row(self, row: int) -> str:
         return f"{self._column}, sample {self._ids[row]}"
 
-    def refuse(self, found: str, expected: str, *, row: int | None = None) -> NoReturn:
-        where = self._column if row is None else self.row(int(row))
+    def refuse(self, found: str, expected: str, *, row: int = 0, cure: str = "") -> NoReturn:
+        cure = cure or "declare the field as what the column holds"
         raise FieldError(
-            f"{where}: found {found}, expected {expected}; declare the field as what the column "
-            "holds, or repair the column"
+            f"{self.row(int(row))}: found {found}, expected {expected}; {cure}, or repair the "
+            "column"
         )
+
+    def refuse_number(
+        self, kind: pa.DataType, number: object, dtype: np.dtype[np.generic], *, row: int
+    ) -> NoReturn:
+        kept = f"{type(self.field).__name__}({self.field.key!r})"
+        cure = f"declare {other_for(self.field, number)} instead of {kept}"
+        self.refuse(f"{kind} {number!s:.40}", f"what fits in {dtype.name}", row=row, cure=cure)
 
 
 def _plain(values: pa.Array, where: _Where) -> pa.Array:
     """Undo dictionaries, extensions, and the struct of bytes and path that image datasets use."""
     paths: pa.Array | None = None
     if isinstance(values, pa.ExtensionArray):
-        values = values.storage
+        values = _storage(values, where)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
@@ -130,6 +184,20 @@ def _plain(values: pa.Array, where: _Where) -> pa.Array:
     return values
 
 
+def _storage(values: pa.ExtensionArray, where: _Where) -> pa.Array:
+    """Find what an extension is stored as: tensors as lists of their shape."""
+    storage = values.storage
+    if not isinstance(values.type, pa.FixedShapeTensorType) or storage.null_count:
+        return storage
+    order = values.type.permutation
+    if order is not None and list(order) != sorted(order):
+        where.refuse(f"tensors whose axes are permuted by {order}", "none that are")
+    inner = storage.flatten()
+    for length in reversed(values.type.shape):
+        inner = pa.FixedSizeListArray.from_arrays(inner, length)
+    return inner
+
+
 def _without_views(values: pa.Array) -> pa.Array:
     kind = pa.large_string() if pa.types.is_string_view(values.type) else pa.large_binary()
     try:
@@ -141,7 +209,7 @@ def _without_views(values: pa.Array) -> pa.Array:
 def _variable(values: pa.Array, field: Field, where: _Where) -> VaryingColumn:
     if isinstance(field, Tokens) and _is_list(values.type):
         return _tokens(values, field, where)
-    if isinstance(field, Tokens):
+    if type(field) not in (Bytes, Text, Image, Mask):
         parts = _encoded(values, field, where)
         return row_offsets(np.array([len(part) for part in parts], np.int64)), _joined(parts)
     offsets, data = _binary(values, where)
@@ -187,7 +255,7 @@ def _binary(values: pa.Array, where: _Where) -> VaryingColumn:
 def _fixed(values: pa.Array, field: Field, column: FixedColumn, where: _Where) -> NDArray[np.uint8]:
     """Turn a column into uint8[num_rows, width_bytes]."""
     num_rows = len(values)
-    if not (_is_number(values.type) or _is_list(values.type)):
+    if not _is_listed(values.type) or type(field) not in (Int, Float, Array, Image):
         return _joined(_encoded(values, field, where)).reshape(num_rows, column.width_bytes)
     values = _flatten(values, column, where)
     per_row = len(values) // max(num_rows, 1)
@@ -197,6 +265,12 @@ def _fixed(values: pa.Array, field: Field, column: FixedColumn, where: _Where) -
 
 def _encoded(values: pa.Array, field: Field, where: _Where) -> list[Stored]:
     """Let the field look at each value by itself."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        refuse_letters(where.row(0), field, where.name)
+    if _is_listed(values.type) and not isinstance(field, Tokens):
+        held = _whole_times(values).to_pylist()
+        raws = [raw_value(value, where.row(row)) for row, value in enumerate(held)]
+        return [field.encode(raw, where.row(row)) for row, raw in enumerate(raws)]
     offsets, data = _binary(values, where)
     view, cuts = memoryview(data.tobytes()), offsets.tolist()
     return [
@@ -228,7 +302,8 @@ def _flatten(values: pa.Array, column: FixedColumn, where: _Where) -> pa.Array:
         if values.null_count:
             row = _first(values.is_null()) // (len(values) // num_rows)
             where.refuse("null in a list", "numbers", row=row)
-    if tuple(shape) != column.shape and shape != [np.prod(column.shape)]:
+    is_flat = len(column.shape) > 1 and shape == [math.prod(column.shape)]
+    if tuple(shape) != column.shape and not is_flat:
         where.refuse(f"the shape {shape}", f"{list(column.shape)}", row=0)
     return values
 
@@ -236,11 +311,37 @@ def _flatten(values: pa.Array, column: FixedColumn, where: _Where) -> pa.Array:
 def _numbers(
     values: pa.Array, dtype: np.dtype[np.generic], where: _Where, row_of: Callable[[int], int]
 ) -> NDArray[np.generic]:
-    if dtype.kind == "c":
-        where.refuse(f"{values.type}", f"{dtype.name}, which columns of numbers do not hold")
-    kind = pa.from_numpy_dtype(dtype.newbyteorder("="))
-    numbers = _cast(values, kind, where, f"what fits in {dtype.name}", row_of).to_numpy(False)
-    return np.ascontiguousarray(numbers.astype(dtype, copy=False))
+    """Bring numbers to a dtype by the rule of all fields; times are numbers of their unit."""
+    kind = values.type
+    if pa.types.is_null(kind):
+        return np.empty(0, dtype)
+    if pa.types.is_decimal(kind):
+        return _decimals(values, dtype, where, row_of)
+    found = _whole_times(values).to_numpy(False)
+    stored, at = converted(found, dtype)
+    if at >= 0:
+        where.refuse_number(kind, found[at].item(), dtype, row=row_of(at))
+    return np.ascontiguousarray(stored)
+
+
+def _decimals(
+    values: pa.Array, dtype: np.dtype[np.generic], where: _Where, row_of: Callable[[int], int]
+) -> NDArray[np.generic]:
+    if dtype.kind in "iu":
+        whole = pa.from_numpy_dtype(dtype.newbyteorder("="))
+        return _cast(values, whole, where, f"what fits in {dtype.name}", row_of).to_numpy(False)
+    numbers = values.to_pylist()
+    found = np.array([float(number) for number in numbers], np.float64)
+    stored, at = converted(found, dtype)
+    # What is not whole may be rounded.
+    large = np.flatnonzero(np.abs(found) >= 2.0**53).tolist()
+    others = [i for i in large if numbers[i] != found[i]]
+    if others or at >= 0:
+        at = min([*others[:1], *([at] if at >= 0 else [])])
+        number = numbers[at]
+        plain = int(number) if number == int(number) else float(number)
+        where.refuse_number(values.type, plain, dtype, row=row_of(at))
+    return stored
 
 
 def _cast(
@@ -267,6 +368,13 @@ def _casts(values: pa.Array, kind: pa.DataType) -> bool:
     return True
 
 
+def _whole_times(values: pa.Array) -> pa.Array:
+    """Turn dates, times and durations into the whole numbers of their unit; leave others."""
+    if not _is_time(values.type):
+        return values
+    return values.cast(pa.int32() if values.type.bit_width == 32 else pa.int64())
+
+
 def _first(flags: pa.Array) -> int:
     return int(flags.to_numpy(False).argmax())
 
@@ -289,6 +397,15 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in kinds)
 
 
+def _is_listed(kind: pa.DataType) -> bool:
+    return _is_number(kind) or _is_list(kind)
+
+
 def _is_number(kind: pa.DataType) -> bool:
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(is_kind(kind) for is_kind in kinds) or _is_time(kind)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    kinds = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_time, pa.types.is_duration)
     return any(is_kind(kind) for is_kind in kinds)

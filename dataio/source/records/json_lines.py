@@ -11,8 +11,9 @@ from dataio.rows.fields import Field, Raw
 from dataio.source.base import Mark
 from dataio.source.io.window import File
 from dataio.source.records.marked import MarkedFormat, Parse
-from dataio.source.records.samples import refuse_key, shaped
+from dataio.source.records.samples import refuse_key
 from dataio.source.records.values import json_value
+from dataio.source.values import shaped
 
 LEAST_BYTES, MOST_BYTES = 64 << 10, 8 << 20
 """Of a read: behind a mark only a little may be wanted."""

@@ -24,8 +24,10 @@ from dataio.source.records.indexes import INDEX, indexed_counts
 from dataio.source.records.packed import cut_values, read_packed, read_table
 from dataio.source.records.samples import Sample, check_keys, sample_rows
 from dataio.source.records.values import array, picture
+from dataio.source.values import refuse_letters
 
-AS_BYTES = ("bytes", "str", "text", "jpeg", "image")
+AS_TEXT = ("str", "text")
+AS_BYTES = ("bytes", "jpeg", "image", *AS_TEXT)
 SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}
 NUMPY = (
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
@@ -93,6 +95,8 @@ class _Config:
                 f"{', '.join([*AS_BYTES, *SCALARS, *ARRAYS, 'pil'])} for field {name!r}; name "
                 "another value, or write it again as bytes, text, a number or an array"
             )
+        if base in AS_TEXT:
+            refuse_letters(f"{path}: {field.key!r}", field, name)
         return list(self.kinds).index(field.key), kind
 
 
@@ -121,6 +125,8 @@ def _read_config(storage: Storage, index: str) -> _Config:
         }
         if len(names) != len(kinds):
             raise ValueError(f"{len(names)} leaves of {len(kinds)} values")
+        if len(set(names)) < len(names):
+            raise ValueError(f"two leaves of one name among {', '.join(names)}")
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise SourceError(
             f"{index}: does not read as the index of LitData chunks ({error!r}); copy or write the "

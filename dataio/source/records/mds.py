@@ -22,10 +22,18 @@ from dataio.source.records.compressed import decompressed
 from dataio.source.records.hashes import checked
 from dataio.source.records.indexes import indexed_counts
 from dataio.source.records.packed import WIDTH, cut_values, read_packed, read_table
-from dataio.source.records.samples import Sample, check_keys, refuse_key, sample_rows
+from dataio.source.records.samples import (
+    Sample,
+    check_keys,
+    refuse_key,
+    refuse_twice,
+    sample_rows,
+)
 from dataio.source.records.values import array, json_value, picture
+from dataio.source.values import refuse_letters, shaped
 
-AS_BYTES = ("bytes", "str", "jpeg", "png", "str_int", "str_float", "str_decimal", "json")
+AS_TEXT = ("str", "str_int", "str_float", "str_decimal", "json")
+AS_BYTES = ("bytes", "jpeg", "png", *AS_TEXT)
 SCALARS = {"int": "int64"} | {
     name: name
     for name in (
@@ -66,7 +74,10 @@ class MdsFormat:
             file = decompressed(checked(opened, storage))
             offsets = read_table(file, shard)
             columns = _read_columns(file, shard, int(offsets[0]))
-            wanted = [columns.find(shard.path, name, field) for name, field in fields.items()]
+            wanted = [
+                (name, field, *columns.find(shard.path, name, field))
+                for name, field in fields.items()
+            ]
             samples = _samples(file, shard, offsets, numbers, columns, wanted)
             yield from sample_rows(samples, shard, fields, storage)
 
@@ -87,6 +98,8 @@ class _Columns:
             is_json = column in self.names and self.encodings[self.names.index(column)] == "json"
             if not (key and is_json):
                 check_keys(path, self.names, {name: field})
+        if self.names.count(column) > 1:
+            refuse_twice(path, column, name)
         number = self.names.index(column)
         encoding = self.encodings[number]
         known = encoding in AS_BYTES or encoding in SCALARS or encoding == "pil"
@@ -97,6 +110,8 @@ class _Columns:
                 f"{', '.join([*AS_BYTES, *SCALARS, 'pil', 'ndarray'])} for field {name!r}; name "
                 "another column, or write this one again in one of these"
             )
+        if encoding in AS_TEXT and not key:
+            refuse_letters(f"{path}: column {column!r}", field, name)
         return number, encoding, key
 
 
@@ -122,18 +137,17 @@ def _samples(
     offsets: NDArray[np.int64],
     numbers: NDArray[np.int64],
     columns: _Columns,
-    wanted: Sequence[tuple[int, str, str]],
+    wanted: Sequence[tuple[str, Field, int, str, str]],
 ) -> Iterator[Sample]:
     for number, data in read_packed(file, offsets, numbers):
         where = f"{shard.path}: sample {number}"
         values = cut_values(data, columns.sizes, where)
-        yield (
-            number,
-            [
-                _value(values[column], encoding, key, where, columns.names[column])
-                for column, encoding, key in wanted
-            ],
-        )
+        raws: list[Raw] = []
+        for name, field, column, encoding, key in wanted:
+            value = _value(values[column], encoding, key, where, columns.names[column])
+            is_list = key and isinstance(value, np.ndarray)
+            raws.append(shaped(value, field, name) if is_list else value)
+        yield number, raws
 
 
 def _value(data: memoryview, encoding: str, key: str, where: str, column: str) -> Raw:

@@ -20,7 +20,8 @@ from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Shard
 from dataio.source.io.files import Storage, StorageFile
 from dataio.source.io.window import Window, merge_extents
-from dataio.source.records.samples import Sample, check_keys, disagree, sample_rows, shaped
+from dataio.source.records.samples import Sample, check_keys, disagree, sample_rows
+from dataio.source.values import shaped
 
 TOKENS, DOCUMENT = "tokens", "document"
 MAGIC = b"MMIDIDX\0\0"

@@ -1,16 +1,13 @@
 """Samples that a format has found -> rows, and what all formats of records refuse alike."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError, SourceError
-from dataio.rows.encoding import fits
-from dataio.rows.fields import Field, Float, Int, Raw
+from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import Shard
 from dataio.source.io.files import Storage
@@ -49,27 +46,6 @@ def sample_rows(
         yield block.take()
 
 
-def shaped(values: NDArray[np.generic], field: Field, name: str) -> NDArray[np.generic]:
-    """Give numbers that have no shape or dtype of their own those that a field declares.
-
-    Args:
-        values: dtype[n]: As the file has them.
-        field: The field.
-        name: Of the field.
-
-    Returns:
-        The same numbers; as they were where they do not fit, which the field refuses.
-    """
-    column = field.column(name)
-    if column is None or values.size != math.prod(column.shape):
-        return values
-    shape = values.reshape(column.shape)
-    dtype = np.dtype(column.dtype)
-    if isinstance(field, (Int, Float)) or not fits(values, dtype):
-        return shape
-    return shape.astype(dtype.newbyteorder("="))
-
-
 def check_keys(where: str, held: Iterable[str], fields: Mapping[str, Field]) -> None:
     """Refuse a field whose key no sample of a shard has.
 
@@ -87,6 +63,14 @@ def refuse_key(where: str, held: Iterable[str], key: str, name: str) -> NoReturn
     raise FieldError(
         f"{where} holds {', '.join(held) or 'nothing'}, expected {key!r} for field {name!r}; name "
         "one of these, or write the shard again with it"
+    )
+
+
+def refuse_twice(where: str, key: str, name: str) -> NoReturn:
+    """Raise the FieldError of a key that several columns have."""
+    raise FieldError(
+        f"{where}: found several columns {key!r}, expected one for field {name!r}; write the shard "
+        "again with names that differ"
     )
 
 

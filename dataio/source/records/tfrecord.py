@@ -17,7 +17,8 @@ from dataio.source.base import Mark
 from dataio.source.io.window import File, Window
 from dataio.source.records.example import Features, read_example
 from dataio.source.records.marked import MarkedFormat, Parse
-from dataio.source.records.samples import refuse_key, shaped
+from dataio.source.records.samples import refuse_key
+from dataio.source.values import shaped
 
 RECORD = "__record__"
 """The key of a record's own bytes, whatever they are."""
@@ -58,7 +59,10 @@ def _value(features: Features, field: Field, name: str, where: str) -> Raw:
         refuse_key(where, features, field.key, name)
     values = features[field.key]
     if isinstance(values, np.ndarray):
-        return shaped(values, field, name)
+        column = field.column(name)
+        # The format has no numbers but in lists.
+        is_one = column is not None and column.shape == () and len(values) == 1
+        return shaped(values.reshape(()) if is_one else values, field, name)
     if len(values) != 1:
         raise FieldError(
             f"{where}, field {name!r}: found {len(values)} byte strings in feature {field.key!r}, "

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.rows.fields import Raw
-from dataio.source.values import raw_value
+from dataio.source.values import listed_numbers, raw_value
 
 
 def picture(data: memoryview, where: str) -> Raw:
@@ -46,7 +46,10 @@ def json_value(document: object, key: str, where: str) -> Raw:
         FieldError: If the value is null.
     """
     found = _find(document, key)
-    if isinstance(found, dict) or (isinstance(found, list) and not _is_numeric(found)):
+    numbers = listed_numbers(found) if isinstance(found, list) else None
+    if numbers is not None:
+        return numbers
+    if isinstance(found, (dict, list)):
         return json.dumps(found, ensure_ascii=False)
     return raw_value(found, f"{where}, key {key!r}")
 
@@ -61,10 +64,3 @@ def _find(document: object, key: str) -> object:
     if dot and isinstance(held.get(first), dict):
         return _find(held[first], rest)
     raise KeyError(", ".join(held))
-
-
-def _is_numeric(values: list[object]) -> bool:
-    try:
-        return np.asarray(values).dtype.kind in "biuf"
-    except (ValueError, OverflowError):
-        return False

@@ -10,8 +10,9 @@ import numpy as np
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
-from dataio.source.records.samples import refuse_key, shaped
+from dataio.source.records.samples import refuse_key
 from dataio.source.records.values import json_value
+from dataio.source.values import shaped
 
 JSON = "json"
 SHOWN = 12
