@@ -98,6 +98,12 @@ def _of_values(
             )
         return [np.flatnonzero(values)], []
     if values.dtype.kind in "iu":
+        if _may_be_mask(values):
+            raise ValueError(
+                f"exclude: {len(values)} whole numbers, each {values.min()} or {values.max()}, "
+                "which may be a mask or ids that come many times, expected bools or ids; give "
+                "mask.astype(bool) or np.unique(ids)"
+            )
         return [cast("NDArray[np.integer]", values)], []
     strings = values.tolist()
     if not all(isinstance(value, str) for value in strings):
@@ -110,6 +116,15 @@ def _of_values(
         more, found = _of_path(path, source, world)
         ids, keys = [*ids, *more], [*keys, *found]
     return ids, [key for key in keys if not key.lower().endswith(LISTS)]
+
+
+def _may_be_mask(values: NDArray[np.integer]) -> bool:
+    """Whether all of them are 0, or 1, or 0 and one other number, as 255."""
+    if len(values) < 3 or len(set(values[:3].tolist())) == 3:
+        return False
+    low, high = int(values.min()), int(values.max())
+    is_two = low == 0 or low == high == 1
+    return is_two and bool(((values == low) | (values == high)).all())
 
 
 def _plain_paths(

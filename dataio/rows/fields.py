@@ -303,15 +303,17 @@ class Tokens:
 def other_for(field: Field, raw: object) -> str:
     """Name what to declare in place of a field that does not hold a number, for its message."""
     try:
-        dtype = dtype_for(read_number(raw))
+        number: object = read_number(raw)
+        dtype = dtype_for(number)
     except (ValueError, TypeError, ArithmeticError):
-        dtype = ""
+        number, dtype = None, ""
     if not isinstance(field, (Int, Float)):
         return f"the dtype {dtype}" if dtype else "Text"
-    is_text = isinstance(raw, (bytes, memoryview, str))
     array = f"Array({field.key!r}, (), {dtype!r})" if dtype else "Array"
-    kind = "Float or " if isinstance(field, Int) else "Int or " if dtype == "int64" else ""
-    return kind + ("Bytes" if is_text else array)
+    other = "Bytes" if isinstance(raw, (bytes, memoryview, str)) else array
+    is_whole = isinstance(number, (int, float)) and abs(number) < 1 << 63 and number == int(number)
+    kind = "Float or " if isinstance(field, Int) else "Int or " if is_whole else ""
+    return kind + other
 
 
 def row_schema(fields: Mapping[str, Field]) -> RowSchema:

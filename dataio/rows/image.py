@@ -205,7 +205,7 @@ class ImageSize:
     def encode(self, raw: Raw, where: str) -> Stored:
         from dataio.rows.decode import image_shape
 
-        if isinstance(raw, np.ndarray):
+        if isinstance(raw, np.ndarray) and raw.ndim > 1:
             size = raw.shape[0], raw.shape[1]
         else:
             data = memoryview(as_bytes(self, raw, where))

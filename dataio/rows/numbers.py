@@ -146,10 +146,11 @@ def _plain(raw: object) -> object:
 
 
 def dtype_for(number: object) -> str:
-    """Name a dtype that holds a number that another refused."""
-    if isinstance(number, (int, float, complex)):
-        found = np.asarray(number)
-        for name in ("int64", "uint64", "float64", "complex128"):
-            if converted(found, np.dtype(name))[1] < 0:
-                return name
+    """Name a dtype that holds a number that another refused; "" if there is none."""
+    if isinstance(number, float):
+        return "float64"
+    if isinstance(number, int):
+        return (
+            "int64" if -(1 << 63) <= number < 1 << 63 else "uint64" if 0 <= number < 1 << 64 else ""
+        )
     return ""

@@ -357,7 +357,8 @@ def _cast(
     except pa.ArrowException as error:
         said = one_line(error)
     at = bisect_left(range(len(values)), True, key=lambda n: not _casts(values[: n + 1], kind))
-    where.refuse(f"{values.type} ({said})", expected, row=row_of(at))
+    found = f"{values.type} {values[at].as_py()!s:.40} ({said})"
+    where.refuse(found, expected, row=row_of(at))
 
 
 def _casts(values: pa.Array, kind: pa.DataType) -> bool:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dataio.base.errors import SourceError
+from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Shard
@@ -58,6 +58,7 @@ class ParquetFormat:
             parquet = _open(file, storage)
             _check(parquet, shard, fields)
             columns = sorted({field.key for field in fields.values()})
+            days = _int96_columns(parquet, columns)
             stop = 0
             for group, num_rows in enumerate(_group_rows(parquet.metadata)):
                 start, stop = stop, stop + num_rows
@@ -72,6 +73,11 @@ class ParquetFormat:
                     )
                 chosen = numbers[first:last] - start
                 at = shard.first + start
+                if days:
+                    seconds = _read_group(
+                        _open(file, storage, int96_unit="s"), group, days, shard.path
+                    )
+                    _check_int96(table.select(days), seconds, first=at, path=shard.path)
                 yield from table_rows(table, chosen, fields, first=at, path=shard.path)
 
 
@@ -103,12 +109,16 @@ class _File(io.RawIOBase):
         return data
 
 
-def _open(file: StorageFile, storage: Storage) -> pq.ParquetFile:
+def _open(file: StorageFile, storage: Storage, *, int96_unit: str = "ns") -> pq.ParquetFile:
     arrow_file = pa.PythonFile(_File(file), mode="r")
     try:
         footer = storage.kept.get(file, lambda: pq.read_metadata(arrow_file), size_of=_footer_bytes)
         return pq.ParquetFile(
-            arrow_file, metadata=footer, pre_buffer=False, page_checksum_verification=True
+            arrow_file,
+            metadata=footer,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit=int96_unit,
         )
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(
@@ -189,3 +199,44 @@ def _read_group(parquet: pq.ParquetFile, group: int, columns: Sequence[str], pat
             f"{path}: row group {group} does not read ({one_line(error)}), expected "
             f"{', '.join(columns)} of its rows; the shard is damaged: copy or write it again"
         ) from error
+
+
+def _int96_columns(parquet: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
+    """List the columns of times that are kept as a day and a time of it, as Spark wrote them."""
+    named = parquet.schema_arrow
+    if not any("timestamp" in str(named.field(key).type) for key in columns):
+        return []
+    leaves = map(parquet.schema.column, range(len(parquet.schema)))
+    kept = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96"}
+    return [key for key in columns if key in kept]
+
+
+def _check_int96(found: pa.Table, seconds: pa.Table, *, first: int, path: str) -> None:
+    """Refuse times that nanoseconds of 64 bits do not reach: Arrow lets them wrap around.
+
+    Args:
+        found: The columns as they are read, in nanoseconds.
+        seconds: The same in seconds, which reach all of them.
+        first: Number of the first row as a sample.
+        path: Of the shard, for the message.
+
+    Raises:
+        FieldError: If there is one.
+    """
+    for key in found.column_names:
+        wrong = np.flatnonzero(_whole(found.column(key)) // 10**9 != _whole(seconds.column(key)))
+        if len(wrong):
+            is_flat = pa.types.is_timestamp(found.column(key).type)
+            sample = f"sample {first + wrong[0]}" if is_flat else f"samples from {first} on"
+            raise FieldError(
+                f"{path}: column {key!r}, {sample}: found a time of INT96 before 1678 or after "
+                "2261, expected one that 64 bits of nanoseconds reach; write the column again as "
+                "timestamp[us] (in Spark outputTimestampType=TIMESTAMP_MICROS)"
+            )
+
+
+def _whole(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    values = column.combine_chunks()
+    while pa.types.is_list(values.type):
+        values = values.flatten()
+    return np.asarray(values.cast(pa.int64()).fill_null(0).to_numpy(False))

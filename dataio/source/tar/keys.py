@@ -12,9 +12,11 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.source.records.samples import refuse_key
 from dataio.source.records.values import json_value
-from dataio.source.values import shaped
+from dataio.source.values import refuse_letters, shaped
 
 JSON = "json"
+TEXT = (JSON, "txt", "text", "transcript", "cls", "__key__")
+"""Extensions of text, by the conventions of WebDataset."""
 SHOWN = 12
 """Of a sample's extensions, in a message."""
 REPLACE_DOTS = r"--transform='s/\./_/g;s/_\([^_]*\)$/.\1/'"
@@ -46,9 +48,17 @@ class MemberKey:
         return cls(field.key.lower(), outer.lower(), inner)
 
 
-def member_keys(fields: Mapping[str, Field]) -> dict[str, MemberKey]:
-    """Find where each field is read from."""
-    return {name: MemberKey.of(field) for name, field in fields.items()}
+def member_keys(fields: Mapping[str, Field], path: str) -> dict[str, MemberKey]:
+    """Find where each field is read from.
+
+    Raises:
+        FieldError: If an array is to be read from a member whose extension says that it is text.
+    """
+    keys = {name: MemberKey.of(field) for name, field in fields.items()}
+    for name, key in keys.items():
+        if key.extension.rpartition(".")[2] in TEXT and not key.inner:
+            refuse_letters(f"{path}: member {key.extension!r}", fields[name], name)
+    return keys
 
 
 def extensions_of(keys: Mapping[str, MemberKey]) -> frozenset[str]:

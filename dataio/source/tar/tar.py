@@ -79,7 +79,7 @@ def read_tar(
     joined: bool,
 ) -> Iterator[Rows]:
     """Read samples by the headers of their shard, from its beginning or the marks before them."""
-    keys = member_keys(fields)
+    keys = member_keys(fields, shard.path)
     block = RowBlock(fields, buffers)
     for start, run in cut_at_marks(numbers, shard.marks):
         walk = _walk(file, shard, start, run, extensions_of(keys), joined=joined)
