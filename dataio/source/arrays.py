@@ -19,7 +19,7 @@ from dataio.source.io.files import Storage
 from dataio.source.io.throttle import Throttle
 from dataio.source.npy import MemoryArray, NpyFile
 from dataio.source.row_block import BLOCK_BYTES
-from dataio.source.values import unmasked
+from dataio.source.values import refuse_letters, unmasked
 
 
 @checked
@@ -128,15 +128,20 @@ def array_rows(
     lengths: list[list[int]] = []
     variable: list[NDArray[np.uint8]] = []
     for name, field in fields.items():
-        rows, column = values[field.key], field.column(name)
+        rows, column = _whole_times(values[field.key]), field.column(name)
         stored = _stored(field, column, rows) if column is not None else None
         if column is not None and stored is not None:
             fixed.append(stored.view(np.uint8).reshape(len(ids), column.width_bytes))
             continue
-        # Rows of one dimension are values, of more are arrays.
-        each = rows.tolist() if rows.ndim == 1 and rows.dtype.kind not in TIMES else rows
+        at = f"{where}: field {name!r}, array {field.key!r}"
+        if rows.dtype.kind in "SU":
+            refuse_letters(at, field, name)
+        # Rows of one dimension are values, of more are arrays; so is what must keep its dtype.
+        is_typed = rows.ndim > 1 or rows.dtype.kind in TIMES
+        is_typed |= isinstance(field, Array) and rows.dtype.kind in "biufc"
+        each = map(np.asarray, rows) if is_typed else rows.tolist()
         parts = [
-            field.encode(row, f"{where}: field {name!r}, array {field.key!r}, sample {sample_id}")
+            field.encode(row, f"{at}, sample {sample_id}")
             for sample_id, row in zip(ids.tolist(), each, strict=True)
         ]
         data = np.frombuffer(b"".join(parts), np.uint8)
@@ -166,6 +171,14 @@ def _opened(
             "row a sample, or a path; convert it with np.asarray"
         )
     return MemoryArray(unmasked(value, f"NumpySource: array {key!r}"))
+
+
+def _whole_times(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Turn dates and durations into whole numbers of their unit, unless one is missing."""
+    if rows.dtype.kind not in TIMES:
+        return rows
+    whole, at = converted(rows, np.dtype(np.int64))
+    return whole if at < 0 else rows
 
 
 def _stored(

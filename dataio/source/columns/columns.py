@@ -302,6 +302,8 @@ def _flatten(values: pa.Array, column: FixedColumn, where: _Where) -> pa.Array:
         if values.null_count:
             row = _first(values.is_null()) // (len(values) // num_rows)
             where.refuse("null in a list", "numbers", row=row)
+    if not _is_number(values.type):
+        where.refuse(f"lists of {values.type}", "lists of numbers")
     is_flat = len(column.shape) > 1 and shape == [math.prod(column.shape)]
     if tuple(shape) != column.shape and not is_flat:
         where.refuse(f"the shape {shape}", f"{list(column.shape)}", row=0)

@@ -101,6 +101,9 @@ class Hdf5File:
             for place, value in np.ndenumerate(values):
                 whole[place] = value.tobytes()
             return whole
+        if values.dtype == object and self._library.check_string_dtype(dataset.dtype):
+            for place, value in np.ndenumerate(values):
+                values[place] = _text(value)
         return values
 
     def _is_plain(self, dataset: "h5py.Dataset") -> bool:
@@ -123,6 +126,14 @@ def _dims(dataset: "h5py.Dataset") -> tuple[str, ...]:
     if dataset.is_scale and dataset.ndim == 1:
         return (_last(dataset.name),)
     return tuple(_last(dim[0].name) if len(dim) else str(dim.label) for dim in dataset.dims)
+
+
+def _text(value: bytes) -> str | bytes:
+    """Text as such, so that no field takes its letters for numbers; as bytes if it is not UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _last(name: str) -> str:
