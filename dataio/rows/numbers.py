@@ -6,6 +6,8 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
+AT_ONCE = 1 << 16
+"""Numbers whose copies stay in a core's cache."""
 TIMES = "mM"
 """Kinds of dtypes of durations and of dates."""
 
@@ -67,11 +69,24 @@ def _changed(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray
 def _rounded(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray[np.bool_]:
     """Of floating numbers in fewer bits: which were whole, or became infinity or zero."""
     limit = 1 << int(np.finfo(stored.dtype).nmant) + 1
-    # The usual case, in few passes: below the limit nothing but a fraction is rounded.
-    if -limit < stored.min() and stored.max() < limit:
-        return np.asarray((stored == 0) & (found != 0))
+    if _are_fractions(np.ravel(found), np.ravel(stored), limit):
+        return np.zeros(found.shape, np.bool_)
     refused = np.isinf(stored) | (stored == 0) | (np.trunc(found) == found)
     return np.asarray((stored != found) & refused)
+
+
+def _are_fractions(found: NDArray[np.generic], stored: NDArray[np.generic], limit: int) -> bool:
+    """Whether all are below the limit, where nothing but a fraction is rounded, and none is lost.
+
+    The usual case, in few passes over few numbers at a time.
+    """
+    for at in range(0, len(stored), AT_ONCE):
+        part = np.abs(stored[at : at + AT_ONCE])
+        if not part.max() < limit:
+            return False
+        if part.min() == 0 and found[at : at + AT_ONCE][part == 0].any():
+            return False
+    return True
 
 
 def _inexact(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray[np.bool_]:

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.rows.fields import Array, Bytes, Field, Image, Int, Raw, Stored, row_schema
+from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Raw, Stored, row_schema
+from dataio.rows.numbers import converted
 from dataio.rows.rows import Rows, make_rows
 
 BLOCK_BYTES = 8 << 20
@@ -17,6 +18,10 @@ LONG_BYTES = 16 << 10
 """Values of this mean are copied one by one into reused memory; shorter ones are joined."""
 
 BYTES = {bytes, memoryview}
+WHOLE = 2.0**53
+"""Below it float64 has each whole number of a text."""
+ZERO = b"+-0. \t\r\n"
+"""What is left of a text that spells zero is nothing; of a number too small for float64, digits."""
 NPY_START = b"\x93NUMPY"
 
 
@@ -119,23 +124,31 @@ def _encoded(
     name: str, field: Field, raws: Sequence[Raw], where: Callable[[int], str]
 ) -> Sequence[Stored]:
     """Encode a field of some samples, all at once where its kind allows."""
-    if type(field) is Int:
-        whole = _whole_numbers(raws)
-        if whole is not None:
-            return [whole]
+    if type(field) in (Int, Float):
+        numbers = _numbers(field, raws)
+        if numbers is not None:
+            return [numbers]
     elif _is_kept_as_it_is(name, field, raws):
         return raws  # type: ignore[return-value]
     return [field.encode(raw, f"{where(row)}, field {name!r}") for row, raw in enumerate(raws)]
 
 
-def _whole_numbers(raws: Sequence[Raw]) -> bytes | None:
-    """Turn digits into 64 bits each; None if a value is anything else, which `Int` explains."""
+def _numbers(field: Field, raws: Sequence[Raw]) -> bytes | None:
+    """Read text of numbers together; None if a value is anything else, which `encode` explains."""
     if not set(map(type, raws)) <= BYTES or b"_" in b"".join(raws):  # type: ignore[arg-type]
         return None
     try:
-        return np.array([*map(int, raws)], "<i8").tobytes()
+        if type(field) is Int:
+            return np.array([*map(int, raws)], "<i8").tobytes()
+        found = np.array([*map(float, raws)], "<f8")
     except (ValueError, OverflowError):
         return None
+    if not (np.abs(found) < WHOLE).all() or any(
+        bytes(raws[at]).strip(ZERO) for at in np.flatnonzero(found == 0).tolist()
+    ):
+        return None
+    stored, at = converted(found, np.dtype("<f4"))
+    return stored.tobytes() if at < 0 else None
 
 
 def _is_kept_as_it_is(name: str, field: Field, raws: Sequence[Raw]) -> bool:

@@ -76,9 +76,12 @@ def table_rows(
     else:
         table = _taken(table, rows)
     ids = first + rows
-    num_rows = max(1, int(BLOCK_BYTES * len(ids) // max(_num_bytes(table), 1)))
+    num_bytes = _num_bytes(table)
+    num_rows = max(1, int(BLOCK_BYTES * len(ids) // max(num_bytes, 1)))
     for at in range(0, len(ids), num_rows):
-        for start, part in _divided(table.slice(at, num_rows), at):
+        block = table.slice(at, num_rows)
+        parts = _divided(block, at) if num_bytes > MOST_BYTES else [(at, block)]
+        for start, part in parts:
             yield _rows(part, ids[start : start + len(part)], fields, path)
 
 

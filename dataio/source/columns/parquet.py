@@ -58,7 +58,6 @@ class ParquetFormat:
             parquet = _open(file, storage)
             _check(parquet, shard, fields)
             columns = sorted({field.key for field in fields.values()})
-            days = _int96_columns(parquet, columns)
             stop = 0
             for group, num_rows in enumerate(_group_rows(parquet.metadata)):
                 start, stop = stop, stop + num_rows
@@ -73,7 +72,7 @@ class ParquetFormat:
                     )
                 chosen = numbers[first:last] - start
                 at = shard.first + start
-                if days:
+                if days := _int96_columns(parquet, table.schema):
                     seconds = _read_group(
                         _open(file, storage, int96_unit="s"), group, days, shard.path
                     )
@@ -201,14 +200,14 @@ def _read_group(parquet: pq.ParquetFile, group: int, columns: Sequence[str], pat
         ) from error
 
 
-def _int96_columns(parquet: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
+def _int96_columns(parquet: pq.ParquetFile, schema: pa.Schema) -> list[str]:
     """List the columns of times that are kept as a day and a time of it, as Spark wrote them."""
-    named = parquet.schema_arrow
-    if not any("timestamp" in str(named.field(key).type) for key in columns):
+    times = [field.name for field in schema if "timestamp" in str(field.type)]
+    if not times:
         return []
     leaves = map(parquet.schema.column, range(len(parquet.schema)))
     kept = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96"}
-    return [key for key in columns if key in kept]
+    return [name for name in times if name in kept]
 
 
 def _check_int96(found: pa.Table, seconds: pa.Table, *, first: int, path: str) -> None:
