@@ -112,6 +112,15 @@ def test_what_is_not_of_the_source_is_refused_with_the_cure(tmp_path, shards):
     assert "has no keys, found 'a' to leave out" in refused(["a"], arrays)
 
 
+@pytest.mark.parametrize("mask", [[0, 1], [1, 1], [0, 255], [0, 0]])
+def test_a_mask_of_whole_numbers_is_not_taken_for_ids(tmp_path, mask):
+    for given_ in (np.resize(mask, 103), np.resize(mask, 103).astype(np.uint8), mask * 3):
+        with pytest.raises(ValueError, match=r"which may be a mask or ids.*mask\.astype\(bool\)"):
+            exclusion_of(tmp_path, given_)
+    assert exclusion_of(tmp_path, np.resize([0, 1], 103).astype(bool)) == list(range(1, 103, 2))
+    assert exclusion_of(tmp_path, [0, 1]) == [0, 1]
+
+
 def test_ranks_that_are_given_other_lists_are_named(tmp_path):
     def on_rank(world):
         make(world, tmp_path, exclude=[world.rank])

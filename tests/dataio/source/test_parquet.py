@@ -1,7 +1,10 @@
 """Parquet shards: a row is a sample, read one row group at a time."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int
+from dataio.rows.rows import FixedColumn
 from dataio.source import open_source
 from dataio.source.base import ShardedSource
+from dataio.source.columns import columns
 from dataio.source.columns.parquet import FOOTER_GROWTH, ParquetFormat
 from dataio.source.io.files import Storage
 from dataio.source.io.kept import Kept
@@ -51,8 +56,8 @@ def expected(number: int) -> tuple[int, list[bytes]]:
     ]
 
 
-def write(path: Path, *columns: pa.Table | dict[str, pa.Array], rows: int = 7) -> str:
-    for part in columns:
+def write(path: Path, *tables: pa.Table | dict[str, pa.Array], rows: int = 7) -> str:
+    for part in tables:
         held = part if isinstance(part, pa.Table) else pa.table(part)
         pq.write_table(held, path, row_group_size=rows)
     return str(path)
@@ -157,7 +162,7 @@ def test_other_column_types_read_the_same(tmp_path: Path) -> None:
     files = pa.array([{"bytes": b"one", "path": "1"}, {"bytes": b"two", "path": "2"}])
     nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.uint8(), 2)))
     raw = pa.array([np.arange(4, dtype="<f4").tobytes()] * 2, pa.binary(16))
-    columns = {
+    held = {
         "image": files,
         "nested": nested,
         "raw": raw,
@@ -173,7 +178,7 @@ def test_other_column_types_read_the_same(tmp_path: Path) -> None:
         "flag": Int("flag"),
         "wide": Bytes("wide"),
     }
-    rows = read_all(open_source(write(tmp_path / "a.parquet", columns)), fields)
+    rows = read_all(open_source(write(tmp_path / "a.parquet", held)), fields)
     nested_row, raw_row, digits, flag, image, wide = rows[0][1]
     assert np.frombuffer(nested_row).tolist() == [1, 2, 3, 4]
     assert np.frombuffer(raw_row, np.float32).tolist() == [0, 1, 2, 3]
@@ -219,6 +224,130 @@ def test_a_column_that_is_not_what_was_declared_is_refused(
     source = open_source(write(tmp_path / "a.parquet", {"x": values}))
     with pytest.raises(FieldError, match=found):
         read_all(source, {"field": field})
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    held = pa.Table.from_arrays(
+        [pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], ["a", "b", "b"]
+    )
+    source = open_source(write(tmp_path / "a.parquet", held))
+    with pytest.raises(
+        FieldError, match=r"a\.parquet: found several columns 'b', .* field 'label'"
+    ):
+        read_all(source, {"label": Int("b")})
+    rows = read_all(source, {"label": Int("a")})
+    assert [row for _, (row,) in rows] == [np.int64(i).tobytes() for i in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("values", "whole"),
+    [
+        (pa.array([1_714_521_600_123], pa.timestamp("ms", "UTC")), 1_714_521_600_123),
+        (pa.array([19844], pa.date32()), 19844),
+        (pa.array([3_600_000], pa.time32("ms")), 3_600_000),
+        (pa.array([-5], pa.duration("us")), -5),
+    ],
+)
+def test_times_are_whole_numbers_of_the_unit_of_their_column(
+    tmp_path: Path, values: pa.Array, whole: int
+) -> None:
+    source = open_source(write(tmp_path / "a.parquet", {"x": values}))
+    assert read_all(source, {"x": Int("x")}) == [(0, [np.int64(whole).tobytes()])]
+    if whole > 2**24:
+        with pytest.raises(FieldError, match=r"sample 0: found timestamp.*; declare Int or Array"):
+            read_all(source, {"x": Float("x")})
+
+
+def test_times_of_spark_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    near, far = 1_714_521_600_000_000, 253_402_214_400_000_000  # 2024-05-01, 9999-12-31
+    for times in ([near, -500_000], [near, far]):
+        held = pa.table({"t": pa.array(times, pa.timestamp("us")), "n": [1, 2]})
+        pq.write_table(held, path, use_deprecated_int96_timestamps=True)
+        source = open_source(str(path))
+        assert len(read_all(source, {"n": Int("n")})) == 2
+        if far in times:
+            with pytest.raises(
+                FieldError, match=r"column 't', sample 1: found a time of INT96 befo"
+            ):
+                read_all(source, {"t": Int("t")})
+        else:
+            rows = read_all(source, {"t": Int("t")})
+            assert [row for _, (row,) in rows] == [np.int64(1000 * t).tobytes() for t in times]
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "kept"),
+    [
+        (pa.array([Decimal("12.34"), Decimal("2.00")]), Float("x"), np.float32([12.34, 2])),
+        (pa.array([Decimal("12.00"), Decimal("2.00")]), Int("x"), np.int64([12, 2])),
+        (
+            pa.array([Decimal("2.00"), Decimal("12.34")]),
+            Int("x"),
+            r"sample 1: found decimal.* 12\.34",
+        ),
+        (
+            pa.array([Decimal(2), Decimal(2**53 + 1)]),
+            Array("x", (), "float64"),
+            "declare the dtype int",
+        ),
+        (pa.array([Decimal(2), Decimal(1_700_000_001)]), Float("x"), "declare Int or Array"),
+    ],
+)
+def test_decimals_arrive_by_the_rule_of_numbers(
+    tmp_path: Path, values: pa.Array, field: Field, kept: Any
+) -> None:
+    source = open_source(write(tmp_path / "a.parquet", {"x": values}))
+    if isinstance(kept, str):
+        with pytest.raises(FieldError, match=kept):
+            read_all(source, {"f": field})
+    else:
+        assert b"".join(row for _, (row,) in read_all(source, {"f": field})) == kept.tobytes()
+
+
+def test_a_tensor_column_has_its_own_shape(tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.int32(), (3, 2))
+    storage = pa.array([list(range(6)), list(range(6, 12))], pa.list_(pa.int32(), 6))
+    values = pa.ExtensionArray.from_storage(kind, storage)
+    source = open_source(write(tmp_path / "a.parquet", {"x": values}))
+    rows = read_all(source, {"x": Array("x", (3, 2), "int64")})
+    assert b"".join(row for _, (row,) in rows) == np.arange(12).tobytes()
+    with pytest.raises(FieldError, match=r"found the shape \[3, 2\], expected \[2, 3\]"):
+        read_all(source, {"x": Array("x", (2, 3), "int64")})
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """A field of one's own, whose values are kept twice as large."""
+
+    key: str
+
+    def column(self, name: str) -> FixedColumn:
+        return FixedColumn(name, "<i8", (2,))
+
+    def encode(self, raw: Any, where: str) -> bytes:
+        return (2 * np.asarray(raw, np.int64)).tobytes()
+
+
+def test_a_field_of_ones_own_looks_at_every_value_of_a_column(tmp_path: Path) -> None:
+    source = open_source(write(tmp_path / "a.parquet", {"x": pa.array([[1, 2], [3, 4]])}))
+    rows = read_all(source, {"x": Doubled("x")})
+    assert [row for _, (row,) in rows] == [np.int64(two).tobytes() for two in ([2, 4], [6, 8])]
+
+
+def test_rows_far_apart_are_taken_chunk_by_chunk_and_large_ones_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "BLOCK_BYTES", 4000)
+    monkeypatch.setattr(columns, "MOST_BYTES", 8000)
+    parts = [bytes([i]) * (3000 if i > 30 else 10) for i in range(40)]
+    chunks = pa.chunked_array([parts[:7], parts[7:35], parts[35:]], pa.binary())
+    table = pa.table({"x": chunks})
+    for rows in (np.arange(40), np.array([0, 6, 7, 33, 39]), np.arange(0, 40, 3)):
+        fields: dict[str, Field] = {"x": Bytes("x")}
+        blocks = list(columns.table_rows(table, rows, fields, first=100, path="a"))
+        assert rows_of(blocks) == [(100 + i, [parts[i]]) for i in rows.tolist()]
+        assert max(block.lengths.sum() for block in blocks) <= 8000
 
 
 def test_a_broken_shard_is_refused(tmp_path: Path) -> None:
