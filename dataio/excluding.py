@@ -118,7 +118,7 @@ def _of_values(
     return ids, [key for key in keys if not key.lower().endswith(LISTS)]
 
 
-def _may_be_mask(values: NDArray[np.integer]) -> bool:
+def _may_be_mask(values: NDArray[Any]) -> bool:
     """Whether all of them are 0, or 1, or 0 and one other number, as 255."""
     if len(values) < 3 or len(set(values[:3].tolist())) == 3:
         return False

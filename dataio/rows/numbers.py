@@ -2,6 +2,7 @@
 
 import math
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ def is_wider(found: np.dtype[np.generic], dtype: np.dtype[np.generic]) -> bool:
     return np.can_cast(found, dtype, "safe") and not loses
 
 
-def _changed(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray[np.bool_]:
+def _changed(found: NDArray[Any], stored: NDArray[Any]) -> NDArray[np.bool_]:
     """Say of each number whether the cast of it is refused."""
     if found.dtype.kind == "c":
         return _changed(found.real, stored.real) | _changed(found.imag, stored.imag)
@@ -66,7 +67,7 @@ def _changed(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray
     return _inexact(found, stored) if stored.dtype.kind == "f" else np.asarray(found != stored)
 
 
-def _rounded(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray[np.bool_]:
+def _rounded(found: NDArray[Any], stored: NDArray[Any]) -> NDArray[np.bool_]:
     """Of floating numbers in fewer bits: which were whole, or became infinity or zero."""
     limit = 1 << int(np.finfo(stored.dtype).nmant) + 1
     if _are_fractions(np.ravel(found), np.ravel(stored), limit):
@@ -75,7 +76,7 @@ def _rounded(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray
     return np.asarray((stored != found) & refused)
 
 
-def _are_fractions(found: NDArray[np.generic], stored: NDArray[np.generic], limit: int) -> bool:
+def _are_fractions(found: NDArray[Any], stored: NDArray[Any], limit: int) -> bool:
     """Whether all are below the limit, where nothing but a fraction is rounded, and none is lost.
 
     The usual case, in few passes over few numbers at a time.
@@ -89,7 +90,7 @@ def _are_fractions(found: NDArray[np.generic], stored: NDArray[np.generic], limi
     return True
 
 
-def _inexact(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray[np.bool_]:
+def _inexact(found: NDArray[Any], stored: NDArray[Any]) -> NDArray[np.bool_]:
     """Of whole numbers that became floating: which are others now."""
     limit = 1 << int(np.finfo(stored.dtype).nmant) + 1
     if -limit <= int(found.min()) and int(found.max()) <= limit:
@@ -100,7 +101,7 @@ def _inexact(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray
     return np.asarray(~within | (np.where(within, wide, 0).astype(found.dtype) != found))
 
 
-def _cut(found: NDArray[np.generic], stored: NDArray[np.generic]) -> NDArray[np.bool_]:
+def _cut(found: NDArray[Any], stored: NDArray[Any]) -> NDArray[np.bool_]:
     """Of floating numbers that became whole, or bools: which are others now."""
     wide = found.astype(np.promote_types(found.dtype, np.float64))
     if stored.dtype.kind == "b":

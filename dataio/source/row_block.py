@@ -144,7 +144,8 @@ def _numbers(field: Field, raws: Sequence[Raw]) -> bytes | None:
     except (ValueError, OverflowError):
         return None
     if not (np.abs(found) < WHOLE).all() or any(
-        bytes(raws[at]).strip(ZERO) for at in np.flatnonzero(found == 0).tolist()
+        bytes(raws[at]).strip(ZERO)  # type: ignore[arg-type]
+        for at in np.flatnonzero(found == 0).tolist()
     ):
         return None
     stored, at = converted(found, np.dtype("<f4"))

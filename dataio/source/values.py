@@ -73,7 +73,7 @@ def unmasked(array: NDArray[np.generic], where: str) -> NDArray[np.generic]:
     """Refuse an array of which some values are masked: what lies under the mask is none."""
     if np.ma.is_masked(array):
         raise FieldError(
-            f"{where}: found an array of which {np.ma.count_masked(array)} values are masked, "
+            f"{where}: found an array of which {np.count_nonzero(np.ma.getmaskarray(array))} values are masked, "
             "expected values; give array.filled(...)"
         )
     return array
@@ -165,8 +165,9 @@ def fields_of(
             )
         value = sample[field.key]
         found = raw_value(value, f"{where}, field {name!r}")
-        is_list = isinstance(value, Sequence) and isinstance(found, np.ndarray)
-        raw[name] = shaped(found, field, name) if is_list else found
+        if isinstance(value, Sequence) and isinstance(found, np.ndarray):
+            found = shaped(found, field, name)
+        raw[name] = found
     return raw
 
 

@@ -334,7 +334,8 @@ def _decimals(
 ) -> NDArray[np.generic]:
     if dtype.kind in "iu":
         whole = pa.from_numpy_dtype(dtype.newbyteorder("="))
-        return _cast(values, whole, where, f"what fits in {dtype.name}", row_of).to_numpy(False)
+        kept = _cast(values, whole, where, f"what fits in {dtype.name}", row_of)
+        return np.asarray(kept.to_numpy(False))
     numbers = values.to_pylist()
     found = np.array([float(number) for number in numbers], np.float64)
     stored, at = converted(found, dtype)

@@ -145,8 +145,9 @@ def _samples(
         raws: list[Raw] = []
         for name, field, column, encoding, key in wanted:
             value = _value(values[column], encoding, key, where, columns.names[column])
-            is_list = key and isinstance(value, np.ndarray)
-            raws.append(shaped(value, field, name) if is_list else value)
+            if key and isinstance(value, np.ndarray):
+                value = shaped(value, field, name)
+            raws.append(value)
         yield number, raws
 
 

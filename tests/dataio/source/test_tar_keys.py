@@ -1,6 +1,7 @@
 """Keys that lead into members of JSON, and names that have dots before their extension."""
 
 import gzip
+import io
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataio import Array, Bytes, Field, FieldError, Float, Int, SourceError, Text
+from dataio import Array, Bytes, Field, FieldError, Float, Int, SourceError, Text, Tokens
 from dataio.source import open_source, write_index
 from tests.dataio.source.shards import read_all, rows_of, write_tar
 
@@ -133,3 +134,27 @@ def test_one_extension_with_dots_is_named_as_a_whole(tmp_path: Path) -> None:
         read_all(open_source(str(path)), {"label": Int("cls")})
     rows = read_all(open_source(str(path)), {"label": Int("v1.cls")})
     assert [int.from_bytes(values[0], "little") for _, values in rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("extension", ["txt", "cls", "json", "caption.txt"])
+def test_text_of_a_member_is_no_array_of_letter_codes(tmp_path: Path, extension: str) -> None:
+    path = str(write_tar(tmp_path / "a.tar", [(f"0.{extension}", b"1234"), ("0.raw", b"1234")]))
+    source = open_source(path)
+    for field in (
+        Array(extension, (4,), "uint8"),
+        Array(extension, (), "int32"),
+        Tokens(extension),
+    ):
+        with pytest.raises(FieldError, match=rf"member '{extension}': found text.*field 'x'.*Text"):
+            read_all(source, {"x": field})
+    assert read_all(source, {"x": Array("raw", (4,), "uint8")}) == [(0, [b"1234"])]
+
+
+def test_an_npy_is_not_taken_for_the_raw_bytes_of_a_longer_array(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(4))
+    data = file.getvalue()
+    source = open_source(str(write_tar(tmp_path / "a.tar", [("0.x", data), ("1.x", data)])))
+    with pytest.raises(FieldError, match=rf"found int64\[4\], expected uint8\[{len(data)}\]"):
+        read_all(source, {"x": Array("x", (len(data),), "uint8")})
+    assert read_all(source, {"x": Array("x", (4,), "int64")})[1][1] == [np.arange(4).tobytes()]

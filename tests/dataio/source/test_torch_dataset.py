@@ -190,3 +190,25 @@ def test_a_tensor_that_numpy_has_no_form_for_is_refused() -> None:
 def test_sources_do_not_import_torch() -> None:
     program = "import dataio, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (np.ma.masked_array([1, 2], mask=[False, True]), "an array of which 1 values are masked"),
+        ([[1, 2], [3]], "list, expected a number"),
+        ([2**53 + 1, 0.5], "list, expected a number"),
+        (torch.zeros(2, dtype=torch.complex64).conj(), "a tensor that NumPy has no form for"),
+    ],
+)
+def test_a_value_that_an_array_would_change_is_refused(value: Any, found: str) -> None:
+    with pytest.raises(FieldError, match=rf"sample 0, field 'x': found {found}"):
+        read_all(DatasetSource([{"x": value}], name="d"), {"x": Array("x", (2,), "int64")})
+
+
+def test_a_list_takes_the_dtype_of_its_field_and_a_view_its_bytes() -> None:
+    view = memoryview(np.array([1, 2], np.int32))
+    source = DatasetSource([{"x": [0.5, 2], "raw": view}], name="d")
+    fields: dict[str, Field] = {"x": Array("x", (2,), "float32"), "raw": Bytes("raw")}
+    rows = read_all(source, fields)
+    assert rows == [(0, [np.float32([0.5, 2]).tobytes(), view.tobytes()])]

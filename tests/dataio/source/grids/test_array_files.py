@@ -4,11 +4,22 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
-from dataio import Array, ArrayFiles, FieldError, NodeCache, SourceError, Staging
+from dataio import (
+    Array,
+    ArrayFiles,
+    Bytes,
+    FieldError,
+    NodeCache,
+    SourceError,
+    Staging,
+    Text,
+    Tokens,
+)
 from dataio.base.errors import OtherDatasetError
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make, train
@@ -245,3 +256,17 @@ def test_files_share_one_numbering_and_must_share_shapes(tmp_path: Path, kind: s
         FieldError, match=r"other.npz: a sample of the variable 't2m' is float64\[1"
     ):
         mixed.read(ids(0), {"x": Array("t2m", (16, 24), "float32")})
+
+
+def test_text_of_hdf5_is_no_array_of_letter_codes(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("long", data=["abcd", "é"], dtype=h5py.string_dtype())
+        file.create_dataset("short", data=np.array([b"abcd", b"efgh"]))
+    source = ArrayFiles(tmp_path / "a.h5").open()
+    rows = read_all(source, {"long": Text("long"), "short": Bytes("short")})
+    assert [row for _, row in rows] == [[b"abcd", b"abcd"], ["é".encode(), b"efgh"]]
+    for key in ("long", "short"):
+        with pytest.raises(
+            FieldError, match=rf"field 'x', array '{key}'.*(text|'abcd').*declare T"
+        ):
+            read_all(source, {"x": Tokens(key)})
