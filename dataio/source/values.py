@@ -72,8 +72,9 @@ def raw_value(value: object, where: str) -> Raw:
 def unmasked(array: NDArray[np.generic], where: str) -> NDArray[np.generic]:
     """Refuse an array of which some values are masked: what lies under the mask is none."""
     if np.ma.is_masked(array):
+        num_masked = np.count_nonzero(np.ma.getmaskarray(array))
         raise FieldError(
-            f"{where}: found an array of which {np.count_nonzero(np.ma.getmaskarray(array))} values are masked, "
+            f"{where}: found an array of which {num_masked} values are masked, "
             "expected values; give array.filled(...)"
         )
     return array

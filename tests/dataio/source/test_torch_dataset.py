@@ -207,8 +207,8 @@ def test_a_value_that_an_array_would_change_is_refused(value: Any, found: str) -
 
 
 def test_a_list_takes_the_dtype_of_its_field_and_a_view_its_bytes() -> None:
-    view = memoryview(np.array([1, 2], np.int32))
+    view = memoryview(np.array([1, 2], np.int32).data)
     source = DatasetSource([{"x": [0.5, 2], "raw": view}], name="d")
     fields: dict[str, Field] = {"x": Array("x", (2,), "float32"), "raw": Bytes("raw")}
     rows = read_all(source, fields)
-    assert rows == [(0, [np.float32([0.5, 2]).tobytes(), view.tobytes()])]
+    assert rows == [(0, [np.array([0.5, 2], np.float32).tobytes(), view.tobytes()])]

@@ -273,7 +273,7 @@ def litdata(directory: Path, value: Any) -> Held | None:
     found = stored(value)
     if found is None:
         return None
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     spec = {"type": "builtins.dict", "context": '["x"]', "children_spec": [leaf]}
     kind = found[0].removesuffix("64")
     config = {"data_format": [kind], "data_spec": json.dumps([1, spec]), "compression": None}
@@ -296,6 +296,7 @@ def varint(number: int) -> bytes:
 def tfrecord(directory: Path, value: Any) -> Held | None:
     """Numbers are lists: of 64 bits if they are whole, else of 32."""
     numbers = value if isinstance(value, list) else [value]
+    given: Any
     if all(type(each) is int and -(2**63) <= each < 2**63 for each in numbers):
         given, number = numbers, 3
 
@@ -449,9 +450,10 @@ def cells(kind: str, directory: Path) -> Iterator[tuple[Field, Held, str, bytes 
         held = SOURCES[kind](place, value)
         for field in FIELDS if held is not None else ():
             assert held is not None
-            fields: Mapping[str, Field] = {"label": replace(field, key=held.key)}
+            fields: Mapping[str, Field] = {"label": replace(field, key=held.key)}  # type: ignore[type-var]
             if kind == "transformed":
                 try:
+                    assert isinstance(held.source, TransformedSource)
                     fields = held.source.fields
                 except DataioError as error:
                     yield Bytes("x"), held, f"{value!r:.60}", None, str(error)
