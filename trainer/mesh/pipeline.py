@@ -1,6 +1,7 @@
 """One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -231,6 +232,10 @@ class Pipeline:
         self._judges = outcome
         return self._pass(batch, backward=False, sync=False)
 
+    def drawing_alike(self) -> AbstractContextManager[None]:
+        """Draw the same whenever it is entered, and leave all generators as they were."""
+        return self._randomness.drawing_alike()
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """List the parameters of all parts."""
         for part in self.parts:
@@ -249,10 +254,12 @@ class Pipeline:
     def _pass(self, batch: Batch, *, backward: bool, sync: bool) -> Scored | None:
         inputs = None
         if self.place.has_input:
+            self._randomness.before_task("input")
             inputs = self._task.input(batch)
             for leaf in leaves(inputs):
                 self._take(leaf)
         if self.place.has_target:
+            self._randomness.before_task("target")
             self._target = self._take(self._task.target(batch))
         self._scores = []
         if self._schedule is None:

@@ -1,23 +1,30 @@
 """Draws inside a model, such as dropout's, that depend on the step and the place in the model only.
 
 Before each block of each microbatch torch's generators are seeded by (run's seed, step, microbatch
-among those of all replicas, block). So a run that is resumed draws what it would have drawn; so
-does another mesh that trains the same microbatches; peers over tp, which hold the same activations,
-draw the same; and what is computed again in the backward pass is what the forward pass drew.
+among those of all replicas, block, how often it was used before). So a run that is resumed draws
+what it would have drawn; so does another mesh that trains the same microbatches; peers over tp,
+which hold the same activations, draw the same; and what is computed again in the backward pass is
+what the forward pass drew. What a task draws is keyed by the step and the replica. Python's and
+NumPy's generators are seeded before a task and before each stage: for each block it would take
+longer than a small block itself.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dataio.base.seeding import key
+from dataio.base.seeding import Key, key
+from dataio.batch.global_generators import globals_kept, seed_globals
 
 SEEDS = 2**63
+BY_USE = 0x8CB92BA72F3D8DD7
+"""An odd constant that spreads the uses of a block over all seeds."""
 
 
 class Part(Protocol):
@@ -52,13 +59,14 @@ class Randomness:
             self._generators.append(torch.cuda.default_generators[number])
         self._on = False
         self._base = 0
-        self._microbatch: int | None = None
-        self._step_key = 0
+        self._step, self._step_key = 0, 0
+        # Of each place in the model, how often it was passed in this forward pass.
+        self._uses = Counter[int]()
 
     def attach(self, part: nn.Module) -> None:
         """Seed before each block of a part, before what comes before them, and after the last."""
-        part.register_forward_pre_hook(self._reseeding(0))
         blocks: dict[str, nn.Module] = dict(getattr(part, "blocks", {}).items())
+        part.register_forward_pre_hook(self._reseeding(0, stage=min(map(int, blocks), default=0)))
         for name, block in blocks.items():
             number = int(name) + 1
             block.register_forward_pre_hook(self._reseeding(number))
@@ -73,7 +81,7 @@ class Randomness:
             step: Number of the batch in the run.
         """
         states = [generator.get_state() for generator in self._generators]
-        self._on, self._step_key = True, key(self._seed, "draws", step=step)
+        self._on, self._step, self._step_key = True, step, key(self._seed, "draws", step=step)
         try:
             yield
         finally:
@@ -81,18 +89,44 @@ class Randomness:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
 
+    @contextmanager
+    def drawing_alike(self) -> Iterator[None]:
+        """Seed once, the same each time, and leave all generators as they were."""
+        device = [] if len(self._generators) == 1 else [torch.cuda.current_device()]
+        with globals_kept(), torch.random.fork_rng(devices=device):
+            self._seed_all(key(self._seed, "evaluation"))
+            yield
+
+    def before_task(self, what: Literal["input", "target"]) -> None:
+        """Seed before a task takes its part of a batch."""
+        if self._on:
+            self._seed_all(
+                key(self._seed, f"draws of {what}", replica=self._first, step=self._step)
+            )
+
+    def _seed_all(self, stream: Key) -> None:
+        seed_globals(stream)
+        for generator in self._generators:
+            generator.manual_seed(stream % SEEDS)
+
     def begin(self, microbatch: int) -> None:
         """Say which microbatch the next forward pass is of."""
         # Neighbouring numbers, spread over all seeds by the odd constant of the golden ratio.
+        self._uses.clear()
         number = (self._first + microbatch) * 1024 + self._apart
         self._base = (self._step_key + number * 0x9E3779B97F4A7C15) % SEEDS
 
-    def _reseeding(self, number: int) -> Callable[..., None]:
+    def _reseeding(self, number: int, *, stage: int | None = None) -> Callable[..., None]:
         # A compiler that looked inside would compile each block anew, and for each seed.
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def reseed(*_: object) -> None:
             if self._on:
-                seed = (self._base + number * 0xD1342543DE82EF95) % SEEDS
+                seed = (
+                    self._base + number * 0xD1342543DE82EF95 + self._uses[number] * BY_USE
+                ) % SEEDS
+                self._uses[number] += 1
+                if stage is not None:
+                    seed_globals(Key((seed + stage * BY_USE) % SEEDS))
                 for generator in self._generators:
                     generator.manual_seed(seed)
 

@@ -29,6 +29,7 @@ from trainer.models.trace import (
     pick_logits,
     trace,
 )
+from trainer.models.unchanged import without_trace
 
 Style = ParallelStyle | str
 """A style of torch's, or the name that Hugging Face's plans have for one."""
@@ -160,18 +161,30 @@ class Adapted(StagedModel):
     def _traced(self) -> Trace:
         assert self._example is not None, "the callers have asked"
         if self._trace is None:
-            given = {rows: self._example(rows) for rows in NUM_ROWS}
+            given = {rows: self._example_of(rows) for rows in NUM_ROWS}
             inputs = given[NUM_ROWS[0]]
             self._names = tuple(inputs) if isinstance(inputs, dict) else None
             example = {rows: self._prepared(each) for rows, each in given.items()}
             blocks = [self._block(number) for number in range(self.num_blocks)]
-            self._trace = trace(self.wrapped, blocks, example, self._output)
+            with without_trace(self.wrapped, self._output):
+                self._trace = trace(self.wrapped, blocks, example, self._output)
         return self._trace
+
+    def _example_of(self, rows: int) -> Inputs:
+        assert self._example is not None, "the callers have asked"
+        try:
+            return self._example(rows)
+        except Exception as error:
+            raise ConfigError(
+                f"the input of {type(self.wrapped).__name__} cannot be taken from a batch of ones, "
+                f"which shows its shape: {type(error).__name__}: {error}; let the task's input "
+                "take any values, or leave mesh.pp out"
+            ) from error
 
     def data_shape(self, batch_size: int) -> Any:
         """Describe the module's inputs, as meta tensors."""
         assert self._example is not None, "traced() has asked for it"
-        return self._example(batch_size)
+        return self._example_of(batch_size)
 
     def logits_shape(self, batch_size: int) -> tuple[int, ...]:
         return self.traced().logits.of(batch_size)
@@ -236,7 +249,7 @@ class Adapted(StagedModel):
             return 0
         try:
             return self._traced().flops_per_row
-        except ConfigError:
+        except Exception:
             # A figure of the metrics only; where the module is to be cut, the reason is given.
             return 0
 

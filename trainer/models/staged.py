@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
 from trainer.models.hub import HubFormat
+from trainer.models.unchanged import without_trace
 
 if TYPE_CHECKING:
     from trainer.models.deferred import Recording
@@ -130,13 +131,19 @@ class StagedModel(nn.Module, ABC):
         return self._meta(self.hidden_shape_before(before, batch_size))
 
     def flops_per_row(self) -> int:
-        """Count the operations of one sample's forward pass; for a whole model on one process."""
+        """Count the operations of one sample's forward pass, of a whole model on one process.
+
+        0 where it cannot run without data: a figure of the metrics only.
+        """
         weights = {
             name: torch.empty_like(tensor, device="meta")
             for name, tensor in [*self.named_parameters(), *self.named_buffers()]
         }
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            torch.func.functional_call(self, weights, (self.data_shape(1),))
+        try:
+            with FlopCounterMode(display=False) as counter, torch.no_grad(), without_trace(self):
+                torch.func.functional_call(self, weights, (self.data_shape(1),))
+        except Exception:
+            return 0
         return int(counter.get_total_flops())
 
     def check_mesh(self, *, num_stages: int = 1, tp: int = 1) -> None:

@@ -23,7 +23,7 @@ from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
 from trainer.mesh.swap import Swap
-from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred
+from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred, seeded
 from trainer.models.staged import without_data
 from trainer.run.data import text_sources, token_field
 from trainer.run.images import image_fields, image_task, normalise
@@ -243,7 +243,11 @@ def build_rank(
     layout, settings = lay_out(config, world_size), config.mesh
     mesh = make_mesh(layout.sizes, device_type=device.type)
     place = build_place(config, layout, rank)
-    model = deferred(partial(make_model, config, own), seed=config.run.seed)
+    # A caller's module stays as its constructor made it where no rank has a part of a weight.
+    _, _, *splits = layout.sizes
+    whole = config.model.is_own and layout.sizes[0] * math.prod(splits) == 1
+    build = seeded if whole else deferred
+    model = build(partial(make_model, config, own), seed=config.run.seed)
     task = make_task(config, own, mesh=mesh, replica=place.replica)
     check_loss(model, task, make_fields(config, own))
     flops = model.flops_per_row()

@@ -4,14 +4,17 @@ A module that was not written for the trainer is wrapped in `Adapted`; the field
 inputs look like, so that it can be followed without data.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 import dataio
@@ -20,8 +23,11 @@ from dataio.batch.values import Batch
 from trainer.errors import ConfigError
 from trainer.models import Adapted, StagedModel
 from trainer.models.staged import scaled
-from trainer.models.trace import NUM_ROWS, Inputs
+from trainer.models.trace import NUM_ROWS, Inputs, Shape
+from trainer.models.unchanged import without_trace
 from trainer.run.tasks import Columns, Task
+
+logger = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Logits and target, floating[rows, ...] and as the task gives it, to a loss a row."""
@@ -81,8 +87,11 @@ def adapt(
         std: Likewise.
 
     Raises:
-        ConfigError: If it is no module.
+        ConfigError: If it is no module, or has no sizes yet.
     """
+    if isinstance(module, nn.Module):
+        _check_sizes(module)
+        begin_training(module.wrapped if isinstance(module, Adapted) else module)
     if isinstance(module, StagedModel) and not isinstance(module, Adapted):
         return module
     if not isinstance(module, nn.Module):
@@ -95,18 +104,73 @@ def adapt(
         adapted.prepare = partial(_in_floats, mean=mean, std=std)
     columns = {name: fields[name] for name in task.columns.input if name in fields}
     if all(_shape(its) is not None for its in columns.values()):
-        adapted.describe_inputs(lambda rows: _on_meta(task.input(empty_batch(columns, rows))))
+        adapted.describe_inputs(partial(_input_of, cache(partial(_inputs_of_ones, task, columns))))
     return adapted
 
 
-def empty_batch(fields: Mapping[str, dataio.Field], rows: int) -> Batch:
-    """Make a batch without data, on ``meta``, of fields whose shape is known."""
+def begin_training(module: nn.Module) -> None:
+    """Put a module into training as a plain loop does; what was put into evaluation by hand stays.
+
+    A module that is in evaluation as a whole, as libraries give it, trains as a whole.
+    """
+    by_hand = [each for each in module.modules() if not each.training] if module.training else []
+    module.train()
+    for each in by_hand:
+        each.training = False
+    trained = [
+        name
+        for name, each in module.named_modules()
+        if not each.training
+        and not isinstance(each, _BatchNorm)
+        and any(parameter.requires_grad for parameter in each.parameters())
+    ]
+    if trained:
+        logger.warning(
+            "%s is in evaluation mode as it was made (%d modules with weights that are trained), "
+            "and stays so, without dropout and the like; call its train() where it is made, if "
+            "that is not meant",
+            trained[0], len(trained),
+        )  # fmt: skip
+
+
+def _check_sizes(module: nn.Module) -> None:
+    held = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, value in held if is_lazy(value)]
+    if lazy:
+        raise ConfigError(
+            f"{type(module).__name__} has weights without a size: {', '.join(lazy[:4])}, expected "
+            "sizes before the first batch, by which weights are made, spread and given to the "
+            "optimizer; give them (nn.Linear for nn.LazyLinear), or call the module once on an "
+            "example in the function that makes it"
+        )
+
+
+def _inputs_of_ones(task: Task, columns: Mapping[str, dataio.Field]) -> tuple[Inputs, Inputs]:
+    """Take the input of batches of ones: tasks may look at values, or make tensors on the CPU."""
+    with without_trace(task):
+        two, three = (_on_meta(task.input(batch_of_ones(columns, rows))) for rows in NUM_ROWS)
+    return two, three
+
+
+def _input_of(examples: Callable[[], tuple[Inputs, Inputs]], rows: int) -> Inputs:
+    """Describe what a task takes from a batch of some rows, as meta tensors."""
+
+    def scale(two: Tensor, three: Tensor) -> Tensor:
+        shape = Shape(tuple(two.shape), tuple(three.shape), two.dtype).of(rows)
+        return torch.empty(shape, dtype=two.dtype, device="meta")
+
+    found: Inputs = tree_map(scale, *examples())
+    return found
+
+
+def batch_of_ones(fields: Mapping[str, dataio.Field], rows: int) -> Batch:
+    """Make a batch of ones, of fields whose shape is known."""
     batch: dict[str, Any] = {}
     for name, its in fields.items():
         shaped = _shape(its)
         assert shaped is not None, "the caller has asked"
         shape, dtype = shaped
-        batch[name] = torch.empty((rows, *shape), dtype=dtype, device="meta")
+        batch[name] = torch.ones((rows, *shape), dtype=dtype)
     return batch
 
 
@@ -123,7 +187,9 @@ def check_loss(
         return
     try:
         logits = torch.empty(model.logits_shape(rows), device="meta")
-        losses = task.losses(logits, task.target(empty_batch(columns, rows)))
+        with without_trace(task):
+            target: Tensor = _on_meta(task.target(batch_of_ones(columns, rows)))
+            losses = task.losses(logits, target)
     except Exception:
         # Losses that look at values are checked as the first batch passes.
         return
@@ -195,6 +261,5 @@ def _in_floats(
     return (inputs.to(dtype) / 255 - shift[:, None, None]) / scale[:, None, None]
 
 
-def _on_meta(inputs: Inputs) -> Inputs:
-    found: Inputs = tree_map(lambda each: each.to("meta"), inputs)
-    return found
+def _on_meta(inputs: Any) -> Any:
+    return tree_map(lambda each: each.to("meta"), inputs)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dataio.batch.values import Batch
 from trainer.mesh.clip import clip_gradients
 from trainer.mesh.pipeline import Pipeline
+from trainer.models.unchanged import state_kept
 from trainer.run.tasks import CountsTargets
 
 MOST_BATCHES = 1 << 20
@@ -197,9 +198,21 @@ def evaluate(pipeline: Pipeline, batches: Iterable[Batch]) -> Evaluation:
 
 @contextlib.contextmanager
 def evaluating(pipeline: Pipeline) -> Iterator[None]:
-    """Put a model into evaluation, and back into training."""
-    for part in pipeline.parts:
-        part.eval()
-    yield
-    for part in pipeline.parts:
-        part.train()
+    """Put a model into evaluation; at the end all that it holds is as it was.
+
+    Those are buffers and attributes that a forward pass updates, the mode of each module, and the
+    generators of random numbers, from which evaluations draw the same each time.
+    """
+    with state_kept(pipeline.parts), pipeline.drawing_alike():
+        modes = [(each, each.training) for part in pipeline.parts for each in part.modules()]
+        before = [part.training for part in pipeline.parts]
+        for part in pipeline.parts:
+            part.eval()
+        try:
+            yield
+        finally:
+            # By its own method first: a module may do more there, such as merging weights.
+            for part, training in zip(pipeline.parts, before, strict=True):
+                part.train(training)
+            for module, training in modes:
+                module.training = training
