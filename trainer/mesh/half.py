@@ -9,6 +9,8 @@ from torch.autograd import Variable
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves, tree_map
 
+from trainer.mesh.hooked import put_hooks
+
 
 class Half:
     """Puts bfloat16 copies of a part's parameters in their places, between its two passes.
@@ -97,6 +99,9 @@ class Half:
         self._halves = [
             nn.Parameter(torch.empty_like(whole, dtype=torch.bfloat16)) for whole in self._wholes
         ]
+        for whole, half in zip(self._wholes, self._halves, strict=True):
+            if whole._backward_hooks:
+                put_hooks(whole._backward_hooks, half)
 
     def _put(self, parameters: list[nn.Parameter]) -> None:
         for module, name, number in self._places:

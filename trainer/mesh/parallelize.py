@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from trainer.errors import ConfigError
 from trainer.mesh.half import Half
+from trainer.mesh.hooked import carry_hooks, check_hooks, check_memory, hooks_on
 from trainer.mesh.materialize import materialize
 from trainer.mesh.recompute import Checkpointing, choose_blocks, recompute, worths
 from trainer.mesh.swap import Swap, swapped_blocks
@@ -91,6 +92,12 @@ def parallelize(
     num_stages = len(stages) * mesh["pp"].size()
     tp = mesh["tp"].size()
     model.check_mesh(num_stages=num_stages, tp=tp)
+    in_place = num_stages * tp == 1 and dtype == "float32" and not offload
+    in_place = in_place and model.recording is None and left_whole(model, mesh)
+    check_hooks(model, mesh, is_whole=in_place)
+    if not in_place:
+        check_memory(model)
+    hooks = hooks_on(model)
     # Of the model as it is on one process
     block_worths = worths(model) if checkpointing_blocks else ()
     if mesh["cp"].size() > 1:
@@ -131,6 +138,8 @@ def parallelize(
         if part.recording is not None:
             materialize(part, mesh.device_type, offload=offload)
             part.recording = None
+        if hooks:
+            carry_hooks(hooks, part)
     return parts
 
 

@@ -36,11 +36,16 @@ class WeightAverage:
         self._parts, self._decay = list(parts), decay
         whole = nn.ModuleList(parts)
         # Kept, as the optimizer keeps them: FSDP shows gathered ones in their place at times.
-        self._own: dict[str, Tensor] = dict(whole.named_parameters())
-        buffers = {name: its for name, its in whole.named_buffers() if its.is_floating_point()}
-        self._own |= buffers
+        self._parameters: dict[str, Tensor] = dict(whole.named_parameters())
+        buffers = [name for name, its in whole.named_buffers() if its.is_floating_point()]
+        # By their places: a module may put another tensor there in a forward pass.
+        self._places = [
+            (whole.get_submodule(path)._buffers, name)
+            for path, _, name in (each.rpartition(".") for each in buffers)
+        ]
         with torch.no_grad():
-            self.state = {name: value.detach().clone() for name, value in self._own.items()}
+            values = zip([*self._parameters, *buffers], self._own(), strict=True)
+            self.state = {name: value.detach().clone() for name, value in values}
         self._buffers = nn.Module()
         for number, name in enumerate(buffers):
             self._buffers.register_buffer(str(number), self.state[name])
@@ -53,7 +58,7 @@ class WeightAverage:
             steps: Of the run that are done, this one included.
         """
         kept = min(self._decay, (1 + steps) / (10 + steps))
-        means, values = _local(self.state.values()), _local(self._own.values())
+        means, values = _local(self.state.values()), _local(self._own())
         if means:
             torch._foreach_lerp_(means, values, 1 - kept)
 
@@ -70,10 +75,19 @@ class WeightAverage:
         finally:
             self._swap()
 
+    def _own(self) -> list[Tensor]:
+        """List the parameters and floating buffers as they are now."""
+        buffers = [held[name] for held, name in self._places]
+        return [*self._parameters.values(), *(its for its in buffers if its is not None)]
+
     @torch.no_grad()
     def _swap(self) -> None:
-        pairs = zip(_local(self.state.values()), _local(self._own.values()), strict=True)
+        pairs = zip(_local(self.state.values()), _local(self._own()), strict=True)
+        seen: set[int] = set()
         for mean, value in pairs:
+            if value.numel() and value.data_ptr() in seen:
+                continue  # two weights in the same memory change places once
+            seen.add(value.data_ptr())
             kept = value.clone()
             value.copy_(mean)
             mean.copy_(kept)
