@@ -44,8 +44,8 @@ Undo = Callable[[], None]
 def without_trace(*roots: object) -> Iterator[None]:
     """Put back at the end all that modules, tasks and functions reach, and global generators.
 
-    Inside, they run on tensors without data, into which nothing is written. Weights that modules
-    hold stay in their places: who puts others there puts them back.
+    Inside, they run on tensors without data. Weights that modules hold stay in their places: who
+    puts others there puts them back.
     """
     held = _Held(follows_code=True)
     for root in (random._inst, np.random.mtrand._rand, *roots):  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ class _Held:
     """What is reached, and how each of it is put back.
 
     Args:
-        follows_code: Whether to go into functions and classes; else into the contents of tensors.
+        follows_code: Whether to go into functions and classes; else into weights that are trained.
     """
 
     def __init__(self, *, follows_code: bool) -> None:
@@ -150,8 +150,11 @@ class _Held:
                 self._note_class(value)
 
     def _note_tensor(self, value: Tensor) -> None:
-        # A weight that is not trained stays as it is: a copy of all of a large model's is dear.
-        if not self._follows_code and (not isinstance(value, nn.Parameter) or value.requires_grad):
+        # A look has other tensors in the weights' places. Of those that are not trained an
+        # evaluation takes no copy: a large model may have little more memory than they take.
+        if isinstance(value, nn.Parameter) and (self._follows_code or not value.requires_grad):
+            return
+        if not value.is_meta:
             own = value.detach()
             copy = getattr(own, "_local_tensor", own).clone()
             self._undo.append(lambda: _copy_back(value, own, copy))

@@ -61,10 +61,15 @@ class Numbers(Classify):
         self.trained: list[tuple[Tensor, Tensor]] = []
 
     def input(self, batch: Batch) -> Tensor:
-        """Take the numbers, and note them where they are trained."""
-        if torch.is_grad_enabled():
-            self.trained.append((batch["x"].clone(), batch["y"].long()))
+        """Take the numbers."""
+        self.taken = batch["x"].clone()
         return batch["x"]
+
+    def target(self, batch: Batch) -> Tensor:
+        """Take the classes; note a batch that is trained."""
+        if torch.is_grad_enabled():
+            self.trained.append((self.taken, batch["y"].long()))
+        return batch["y"].long()
 
 
 def numbers(rows: int = ROWS) -> tuple[Tensor, Tensor]:
