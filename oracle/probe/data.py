@@ -28,11 +28,11 @@ from trainer.run.build import (
     build_loader,
     build_place,
     lay_out,
+    make_evaluation_fields,
     make_fields,
     make_task,
     training_source,
 )
-from trainer.run.images import evaluation_fields
 from trainer.run.own import Own
 from trainer.watch.launch import Job
 
@@ -150,7 +150,7 @@ def _time_loader(config: Config, job: Job, own: Own) -> DataTimes:
         stats = loader.stats()
         evaluated_rows = 0
         if test is not None:
-            given = None if own.fields else evaluation_fields(config.data, config.augment)
+            given = make_evaluation_fields(config, own)
             evaluation = loader.evaluation(test, fields=given, transform=own.evaluation_transform)
             evaluated_rows = len(evaluation) * config.data.batch_size * job.world.world_size
         batch_s, batch_cores, turn_s = _time_epochs(loader, job.world)

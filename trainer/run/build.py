@@ -26,7 +26,7 @@ from trainer.mesh.swap import Swap
 from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred, seeded
 from trainer.models.staged import without_data
 from trainer.run.data import text_sources, token_field
-from trainer.run.images import image_fields, image_task, normalise
+from trainer.run.images import evaluation_fields, image_fields, image_task, normalise
 from trainer.run.language import make_language_model
 from trainer.run.own import Own, OwnLoss, adapt, check_loss, import_model
 from trainer.run.pace import Pace, build_schedule, find_max_steps, tokens_per_step
@@ -193,6 +193,26 @@ def make_fields(config: Config, own: Own) -> Mapping[str, dataio.Field]:
     return own.fields or _fields(config)
 
 
+def make_evaluation_fields(config: Config, own: Own) -> Mapping[str, dataio.Field] | None:
+    """Describe a sample that is evaluated on; None: as one of training.
+
+    Raises:
+        ConfigError: If the caller's fields would crop or flip it by chance.
+    """
+    if own.evaluation_fields is not None:
+        return own.evaluation_fields
+    if not own.fields:
+        return evaluation_fields(config.data, config.augment)
+    for name, its in own.fields.items():
+        if isinstance(its, dataio.Image | dataio.Mask) and its.draws:
+            raise ConfigError(
+                f"fields: {name!r} is cropped or flipped by chance, expected none where a model is "
+                "measured; give train(evaluation_fields=...), such as Image(..., "
+                "crop=CenterCrop(224)), or leave data.test out"
+            )
+    return None
+
+
 def make_without_data(config: Config, layout: Layout, own: Own) -> StagedModel:
     """Make the whole model without data, for a dry run, and refuse what does not fit it.
 
@@ -327,6 +347,8 @@ def build_loader(
     data, own = config.data, own or Own()
     fields = make_fields(config, own)
     train, test = open_data(config)
+    if test is not None:
+        make_evaluation_fields(config, own)
     policy = make_importance(config)
     goes_by = policy.by_fields if isinstance(policy, ByFields) else ()
 

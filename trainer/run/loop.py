@@ -21,9 +21,14 @@ from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
 from trainer.mesh.parallelize import average_buffers
 from trainer.mesh.randomness import deterministic
-from trainer.run.build import Parallel, build_loader, build_pace, build_parallel
+from trainer.run.build import (
+    Parallel,
+    build_loader,
+    build_pace,
+    build_parallel,
+    make_evaluation_fields,
+)
 from trainer.run.ema import WeightAverage
-from trainer.run.images import evaluation_fields
 from trainer.run.mixing import mark_draws
 from trainer.run.optimizers import build_optimizer
 from trainer.run.outputs import Log, check_outputs, open_logs
@@ -75,6 +80,7 @@ def train(
     task: Task | None = None,
     fields: Mapping[str, Field] | None = None,
     transform: Transform | None = None,
+    evaluation_fields: Mapping[str, Field] | None = None,
     evaluation_transform: Transform | None = None,
     optimizer: MakeOptimizer | None = None,
     loss: Loss | None = None,
@@ -93,6 +99,8 @@ def train(
         task: Which columns it reads, and how a row's answer is judged; None: the label of an
             image, or the next token.
         fields: Of a sample, for a task that reads others than ``config.data`` names.
+        evaluation_fields: Of a sample that is evaluated on, where ``fields`` crop or flip by
+            chance; None: as those of training.
         transform: Of a sample, as of `dataio.Loader`; ``evaluation_transform``: of one that is
             evaluated on.
         optimizer: Makes it of this rank's parameters; the settings still say its learning rate.
@@ -113,7 +121,8 @@ def train(
         DataioError: If the data or the cache cannot be used.
     """
     own = Own(
-        model=model, task=task, fields=fields, transform=transform,
+        model=model, task=task, fields=fields, evaluation_fields=evaluation_fields,
+        transform=transform,
         evaluation_transform=evaluation_transform, optimizer=optimizer, loss=loss,
     )  # fmt: skip
     directory = Path(config.run.directory)
@@ -142,7 +151,7 @@ def train(
         )
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(
-            test, fields=None if fields else evaluation_fields(config.data, config.augment),
+            test, fields=make_evaluation_fields(config, own),
             transform=evaluation_transform, classes=config.data.test_classes,
         )  # fmt: skip
         logs = open_logs(

@@ -46,6 +46,7 @@ class Own:
     model: Callable[[], nn.Module] | None = None
     task: Task | None = None
     fields: Mapping[str, dataio.Field] | None = None
+    evaluation_fields: Mapping[str, dataio.Field] | None = None
     transform: Transform | None = None
     evaluation_transform: Transform | None = None
     optimizer: MakeOptimizer | None = None

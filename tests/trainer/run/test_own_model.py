@@ -1,6 +1,7 @@
 """Models that a caller brings: named in the settings, or given to `train`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import dataio
 from tests import hub
 from tests.multirank import ROOT, RunRanks, launch_command, run_job
 from tests.trainer.digits import write_config
@@ -238,6 +240,30 @@ def test_a_loss_that_is_not_one_a_row_is_refused(images: Path) -> None:
     with pytest.raises(ConfigError, match=r"the loss of 2 rows is \[\], expected \[2\].*none"):
         train(config, model=lambda: Adapted(PlainImages(2), layers="middle"), loss=F.cross_entropy)
     assert not (images.parent / "cache").exists()
+
+
+def test_a_module_whose_sizes_the_first_batch_decides_is_refused(images: Path) -> None:
+    config = load_config(images, (f"run.directory={images.parent / 'lazy'}",))
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+    with pytest.raises(ConfigError, match=r"Sequential has weights without a size: 1.weight, 1.b"):
+        train(config, model=lambda: lazy)
+    assert not (images.parent / "cache").exists()
+
+
+def test_fields_that_draw_are_no_evaluation_s(images: Path) -> None:
+    fields = {
+        "image": dataio.Image("png", crop=dataio.RandomCrop(6), flip=0.5),
+        "label": dataio.Int("cls"),
+    }
+    config = load_config(images, (f"run.directory={images.parent / 'cut'}", "run.epochs=2"))
+    config = replace(config, data=replace(config.data, test=config.data.train))
+    with pytest.raises(ConfigError, match=r"fields: 'image' is cropped .*evaluation_fields="):
+        train(config, model=lambda: PlainImages(2), fields=fields)
+    assert not (images.parent / "cache").exists()
+    middle = fields | {"image": dataio.Image("png", crop=dataio.CenterCrop(6))}
+    ended = train(config, model=lambda: PlainImages(2), fields=fields, evaluation_fields=middle)
+    assert ended.last is not None
+    assert float(ended.last["evaluation_loss"] or 0) > 0
 
 
 def test_a_module_without_layers_is_refused_over_a_pipeline() -> None:

@@ -1,0 +1,114 @@
+"""Hooks on weights go along to whatever takes a weight's place; what cannot is refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tests.trainer.mesh.test_parallelize_alone import TwoStages
+from trainer.errors import ConfigError
+from trainer.mesh.mesh import make_mesh
+from trainer.mesh.parallelize import parallelize
+from trainer.models import Adapted, StagedModel, deferred, seeded
+from trainer.watch.launch import join
+
+X = torch.arange(12.0).view(3, 4) / 7
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    with join(device="cpu"):
+        yield make_mesh((1, 1, 1, 1, 1), device_type="cpu")
+
+
+class Net(nn.Module):
+    """Two layers, of which hooks mask and scale gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        mask = torch.eye(4)
+        self.layers[0].weight.register_hook(lambda gradient: gradient * mask)
+        self.layers[1].weight.register_hook(lambda gradient: gradient * 0.5)
+        self.layers[1].bias.register_hook(torch.zeros_like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass through both."""
+        for layer in self.layers:
+            x = layer(x)
+        return x.tanh()
+
+
+class Late(Net):
+    """A hook that torch calls once a gradient is added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+class SameMemory(Net):
+    """Two parameters in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1].weight.data = self.layers[0].weight.data
+
+
+def adapted(kind: Callable[[], nn.Module] = Net) -> StagedModel:
+    """Name its layers, and say what it takes."""
+    model = Adapted(kind(), layers="layers")
+    model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "build"),
+    [
+        ({}, seeded), ({}, deferred), ({"offload": True}, seeded), ({"offload": True}, deferred),
+        ({"dtype": "bfloat16"}, deferred), ({"place": TwoStages()}, deferred),
+        ({"place": TwoStages()}, seeded), ({"checkpointing": "full"}, deferred),
+    ],
+)  # fmt: skip
+def test_gradients_pass_the_hooks_of_the_weight_that_was_made(
+    mesh: DeviceMesh, options: dict[str, Any], build: Callable[..., StagedModel]
+) -> None:
+    def train(parts: list[StagedModel]) -> dict[str, Tensor]:
+        values = X
+        first = parts[0]
+        assert isinstance(first, Adapted)
+        for part in parts:
+            given = part(values) if part is first else part(values, X)
+            values = given[0] if isinstance(given, tuple) else given
+        values.float().square().sum().backward()
+        named = [each for part in parts for each in part.named_parameters()]
+        found = {name: its.grad for name, its in named if its.grad is not None}
+        return {name: getattr(its, "_local_tensor", its) for name, its in found.items()}
+
+    plain = seeded(adapted, seed=3)
+    expected = train([plain])
+    assert expected["wrapped.layers.1.bias"].count_nonzero() == 0
+    found = train(parallelize(build(adapted, seed=3), mesh, **options))
+    assert found.keys() == expected.keys()
+    exact = "dtype" not in options
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-6 if exact else 0.05, atol=1e-7 if exact else 0.05
+        )
+        assert torch.equal(found[name] == 0, gradient == 0), name
+
+
+@pytest.mark.parametrize("build", [seeded, deferred])
+def test_what_would_be_lost_is_refused(mesh: DeviceMesh, build: Callable[..., StagedModel]) -> None:
+    late = build(lambda: adapted(Late), seed=3)
+    with pytest.raises(ConfigError, match=r"weight layers.0.bias has a hook .*leave it out"):
+        parallelize(late, mesh, offload=True)
+    same = build(lambda: adapted(SameMemory), seed=3)
+    with pytest.raises(ConfigError, match=r"weights layers.0.weight and layers.1.weight are two"):
+        parallelize(same, mesh, offload=True)
+    if build is seeded:
+        assert parallelize(seeded(lambda: adapted(Late), seed=3), mesh)
+        assert parallelize(seeded(lambda: adapted(SameMemory), seed=3), mesh)
