@@ -175,8 +175,7 @@ class Caches(Two):
             if not hasattr(self, "lazy"):
                 made = torch.sin(torch.arange(width).to(hidden))
                 self.register_buffer("lazy", made, persistent=False)
-            found: Tensor = self.lazy
-            return found
+            return self.get_buffer("lazy")
         if self.kept is None:
             self.kept = torch.sin(torch.arange(width).to(hidden))
         return self.kept
@@ -192,12 +191,14 @@ class Counts(Two):
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros(()))
         self.plain = torch.zeros(())
 
     def between(self, hidden: Tensor) -> Tensor:
         """Scale by the count."""
-        return hidden * (1 + self.count() / 8)
+        found: Tensor = hidden * (1 + self.count() / 8)
+        return found
 
     def count(self) -> Any:
         """Count one more."""
@@ -223,7 +224,7 @@ class Spectral(Two):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = spectral_norm(weight_norm(nn.Linear(WIDTH, HIDDEN)))
+        spectral_norm(weight_norm(self.stem))
 
 
 class OldNorms(Two):
@@ -305,7 +306,7 @@ class ListsWeights(Two):
 
     def between(self, hidden: Tensor) -> Tensor:
         """Scale by their norm."""
-        return hidden * self.listed[0].norm()
+        return hidden * torch.linalg.vector_norm(self.listed[0])
 
 
 class Features(Two):

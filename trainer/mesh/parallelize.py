@@ -1,6 +1,5 @@
 """Spread a model over the mesh, by torch's own means."""
 
-import copy
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal, Protocol
@@ -26,7 +25,7 @@ from trainer.mesh.materialize import materialize
 from trainer.mesh.recompute import Checkpointing, choose_blocks, recompute, worths
 from trainer.mesh.swap import Swap, swapped_blocks
 from trainer.mesh.tied import Owners, find_owners, tie_again
-from trainer.models.staged import StagedModel, aliases_of, without_data
+from trainer.models.staged import StagedModel, aliases_of, copied, without_data
 from trainer.models.styles import replicate_rest
 
 Dtype = Literal["float32", "bfloat16"]
@@ -108,7 +107,7 @@ def parallelize(
         model.hidden_dtype = torch.bfloat16
     names = aliases_of(model)
     owners = _owners(model, num_stages, names)
-    parts = [model, *(copy.deepcopy(model) for _ in stages[1:])]
+    parts = [model, *(copied(model) for _ in stages[1:])]
     for stage, part in zip(stages, parts, strict=True):
         _keep(part, stage, num_stages)
         part.first_names, part.shared_with = names, owners

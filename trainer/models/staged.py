@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
@@ -181,7 +182,29 @@ def without_data(model: StagedModel) -> StagedModel:
         memo[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(model, memo)
+    return copied(model, memo)
+
+
+def copied(model: StagedModel, memo: Mapping[int, object] | None = None) -> StagedModel:
+    """Copy a model; what cannot be copied, such as a lock, is in both.
+
+    Args:
+        model: To copy.
+        memo: What takes the place of some objects, by their identity.
+    """
+    taken = dict(memo or {})
+    try:
+        return copy.deepcopy(model, dict(taken))
+    except (TypeError, RuntimeError):  # as torch raises for a tensor that was computed
+        held = [value for module in model.modules() for value in vars(module).values()]
+        for leaf in tree_leaves(held):
+            # Modules themselves are copied: what they hold is looked at by itself.
+            if not isinstance(leaf, (nn.Module, nn.Parameter)):
+                try:
+                    copy.deepcopy(leaf, dict(taken))
+                except (TypeError, RuntimeError):
+                    taken[id(leaf)] = leaf
+        return copy.deepcopy(model, taken)
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:

@@ -4,7 +4,7 @@ A look at a model on tensors without data, and an evaluation, are to leave no tr
 So what a caller's objects reach is listed before, and put back after: attributes, containers,
 buffers and generators of random numbers; and for a look, which the caller does not know of, also
 what code reaches: variables of closures, class attributes, global variables that functions name,
-caches of `functools`.
+caches of `functools`. The code of installed packages is not followed.
 """
 
 import functools
@@ -13,7 +13,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -22,7 +30,7 @@ from torch import Tensor, nn
 
 OURS = ("trainer", "dataio", "tonari", "shuffle", "importance", "oracle")
 LIBRARIES = frozenset({*sys.stdlib_module_names, *OURS, "torch", "numpy", "PIL", "_pytest"})
-"""Packages whose code and objects keep nothing of a caller's model, but for those below."""
+"""Packages whose code is not followed, as that of all installed ones, which is long."""
 
 WRAPPERS = (staticmethod, classmethod, property, functools.cached_property)
 
@@ -48,10 +56,11 @@ def without_trace(*roots: object) -> Iterator[None]:
     puts others there puts them back.
     """
     held = _Held(follows_code=True)
-    for root in (random._inst, np.random.mtrand._rand, *roots):  # type: ignore[attr-defined]
+    for root in (random._inst, np.random.mtrand._rand, *roots):
         held.reach(root)
     generators = [torch.default_generator, *torch.cuda.default_generators]
-    for generator in generators if torch.cuda.is_initialized() else generators[:1]:
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    for generator in generators if on_gpu else generators[:1]:
         held.reach(generator)
     # What a caller compiles runs as it is: nothing is compiled for tensors without data.
     compiler = "torch._dynamo" in sys.modules
@@ -172,7 +181,7 @@ class _Held:
 
     def _note_object(self, value: Any) -> None:
         kind = type(value)
-        if not isinstance(value, HOLDERS) and _is_library(kind):
+        if not isinstance(value, HOLDERS) and _is_library(kind.__module__):
             return
         if isinstance(value, functools.partial):
             self._ahead += [value.func, value.args, value.keywords]
@@ -189,7 +198,7 @@ class _Held:
         for base in kind.__mro__:
             names = vars(base).get("__slots__", ())
             for name in (names,) if isinstance(names, str) else names:
-                if isinstance(slot := vars(base).get(name), type(_Slotted.slot)):  # type: ignore[misc]
+                if isinstance(slot := vars(base).get(name), MemberDescriptorType):
                     self._note_slot(value, slot)
 
     def _note_slot(self, value: Any, slot: Any) -> None:
@@ -201,7 +210,7 @@ class _Held:
         self._undo.append(lambda: slot.__set__(value, before))
 
     def _note_class(self, kind: type) -> None:
-        if _is_library(kind):
+        if _is_library(kind.__module__):
             return
         before = {
             name: its
@@ -212,7 +221,7 @@ class _Held:
         self._undo.append(lambda: _refill_class(kind, before))
 
     def _note_function(self, value: FunctionType) -> None:
-        if _root(value.__module__) in LIBRARIES:
+        if _is_library(value.__module__):
             return
         self._ahead += [value.__defaults__, value.__kwdefaults__, value.__dict__]
         for cell in value.__closure__ or ():
@@ -221,7 +230,7 @@ class _Held:
         self._note_globals(value.__globals__, names)
         for name in names & value.__globals__.keys():
             found = value.__globals__[name]
-            if isinstance(found, ModuleType) and _root(found.__name__) not in LIBRARIES:
+            if isinstance(found, ModuleType) and not _is_library(found.__name__):
                 self._note_globals(vars(found), names)
 
     def _note_cell(self, cell: CellType) -> None:
@@ -245,12 +254,16 @@ class _Held:
         self._undo.append(undo)
 
 
-class _Slotted:
-    __slots__ = ("slot",)
+def _is_library(module: str | None) -> bool:
+    package = _root(module)
+    return package in LIBRARIES or _is_installed(package)
 
 
-def _is_library(kind: type) -> bool:
-    return _root(kind.__module__) in LIBRARIES
+@functools.cache
+def _is_installed(package: str) -> bool:
+    module = sys.modules.get(package)
+    paths = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+    return any(name in path for path in paths for name in ("site-packages", "dist-packages"))
 
 
 def _root(module: str | None) -> str:

@@ -1,5 +1,6 @@
 """Hooks on weights go along to whatever takes a weight's place; what cannot is refused."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,11 +30,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.layers = nn.ModuleList([first, second])
         mask = torch.eye(4)
-        self.layers[0].weight.register_hook(lambda gradient: gradient * mask)
-        self.layers[1].weight.register_hook(lambda gradient: gradient * 0.5)
-        self.layers[1].bias.register_hook(torch.zeros_like)
+        first.weight.register_hook(lambda gradient: gradient * mask)
+        second.weight.register_hook(lambda gradient: gradient * 0.5)
+        second.bias.register_hook(torch.zeros_like)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass through both."""
@@ -47,7 +49,8 @@ class Late(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+        bias = self.get_parameter("layers.0.bias")
+        bias.register_post_accumulate_grad_hook(lambda parameter: None)
 
 
 class SameMemory(Net):
@@ -55,7 +58,8 @@ class SameMemory(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers[1].weight.data = self.layers[0].weight.data
+        first = self.get_parameter("layers.0.weight")
+        self.get_parameter("layers.1.weight").data = first.data
 
 
 def adapted(kind: Callable[[], nn.Module] = Net) -> StagedModel:
@@ -112,3 +116,20 @@ def test_what_would_be_lost_is_refused(mesh: DeviceMesh, build: Callable[..., St
     if build is seeded:
         assert parallelize(seeded(lambda: adapted(Late), seed=3), mesh)
         assert parallelize(seeded(lambda: adapted(SameMemory), seed=3), mesh)
+
+
+class Locked(Net):
+    """Holds what cannot be copied: a lock, an iterator, a tensor that was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.numbers = threading.Lock(), (number for number in range(3))
+        self.computed = self.get_parameter("layers.0.weight") * 2
+
+
+def test_a_rank_s_stages_share_what_cannot_be_copied(mesh: DeviceMesh) -> None:
+    parts = parallelize(seeded(lambda: adapted(Locked), seed=3), mesh, TwoStages())
+    locks = [each.wrapped.lock for each in parts if isinstance(each, Adapted)]
+    assert len(locks) == 2
+    assert locks[0] is locks[1]
+    assert parts[0](X)[0].shape == X.shape
