@@ -306,7 +306,8 @@ class ListsWeights(Two):
 
     def between(self, hidden: Tensor) -> Tensor:
         """Scale by their norm."""
-        return hidden * torch.linalg.vector_norm(self.listed[0])
+        scaled: Tensor = hidden * torch.linalg.vector_norm(self.listed[0])
+        return scaled
 
 
 class Features(Two):

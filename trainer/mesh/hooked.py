@@ -103,14 +103,16 @@ def check_memory(model: StagedModel) -> None:
     """
     first: dict[Any, str] = {}
     for name, parameter in model.named_parameters():
-        where: Any = parameter.data_ptr()
+        where: Any
         if model.recording is not None:
             view = model.recording.views[name]
             where = view.storage, view.offset * view.dtype.itemsize
-        if not parameter.numel() or (not where and not parameter.is_meta):
+        elif parameter.is_meta or not parameter.numel():
             continue
+        else:
+            where = parameter.data_ptr()
         before = first.setdefault(where, name)
-        if before != name:
+        if before != name and parameter.numel():
             raise ConfigError(
                 f"the weights {_plain(before)} and {_plain(name)} are two parameters in the same "
                 "memory, of which the mesh would make two; tie them as one (b.weight = a.weight, "

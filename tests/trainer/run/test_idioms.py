@@ -29,7 +29,10 @@ from trainer.run.tasks import Classify, Columns
 from trainer.watch.launch import join
 
 ROWS, STEPS = 12, 4
-FIELDS = {"x": dataio.Array("bin", (WIDTH,), "float32"), "y": dataio.Int("cls")}
+FIELDS: dict[str, dataio.Field] = {
+    "x": dataio.Array("bin", (WIDTH,), "float32"),
+    "y": dataio.Int("cls"),
+}
 SETTINGS = """
 [data]
 train = "{rows}"

@@ -251,7 +251,7 @@ def test_a_module_whose_sizes_the_first_batch_decides_is_refused(images: Path) -
 
 
 def test_fields_that_draw_are_no_evaluation_s(images: Path) -> None:
-    fields = {
+    fields: dict[str, dataio.Field] = {
         "image": dataio.Image("png", crop=dataio.RandomCrop(6), flip=0.5),
         "label": dataio.Int("cls"),
     }
