@@ -15,6 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from dataio.base.location import shown
+
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
@@ -159,7 +161,7 @@ def _has(value: object, name: str) -> bool:
 
 def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
     words = _listed(hint)
-    shown = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r:.100}"
+    found = f"the class {value.__name__}" if isinstance(value, type) else shown(repr(value))[:100]
     cure = CURES.get(f"{where}.{name}") or CURES.get(name, f"see help({where})")
     near = [
         near
@@ -174,7 +176,7 @@ def _refusal(where: str, name: str, value: object, hint: object) -> Exception:
     elif lacking := _lacking(value, hint):
         cure = f"add {', '.join(lacking)} to it"
     kind = ValueError if words and _fits(value, hint, any_word=True) else TypeError
-    return kind(f"{where}: {name} is {shown}, expected {_describe(hint)}; {cure}")
+    return kind(f"{where}: {name} is {found}, expected {_describe(hint)}; {cure}")
 
 
 def _lacking(value: object, hint: object) -> list[str]:

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+from dataio.base.location import shown
+
 
 class DataioError(Exception):
     """Root of every error that dataio raises for something outside the program.
 
     Args:
-        message: The four parts that a message has: where, found, expected, what to do.
+        message: The four parts that a message has: where, found, expected, what to do. URLs in it
+            lose what may be a secret.
         on_all_ranks: Whether every rank raises the same error. Then rank 0 alone prints it.
 
     Attributes:
@@ -19,7 +22,7 @@ class DataioError(Exception):
     key: str = ""
 
     def __init__(self, *message: object, on_all_ranks: bool = False) -> None:
-        super().__init__(*message)
+        super().__init__(*(shown(part) if isinstance(part, str) else part for part in message))
         self.on_all_ranks = on_all_ranks
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import braceexpand
 
 from dataio.base.errors import SourceError
+from dataio.base.location import bare, split_query
 from dataio.source.advice import directory_advice
 from dataio.source.io.files import Storage
+from dataio.source.io.retry import GaveUpError
 
 RECORD_SUFFIXES = tuple(
     suffix + packed for suffix in (".tfrecord", ".tfrecords", ".tfrec") for packed in ("", ".gz")
@@ -48,10 +50,10 @@ def expand(pattern: str | Sequence[str], storage: Storage | None = None) -> list
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns or not all(patterns):
         raise SourceError(
-            f"source: the shard pattern {pattern!r} is empty, expected one such as "
+            f"source: the shard pattern {_shown(pattern)!r} is empty, expected one such as "
             f'"shards/train-{{000000..000127}}.tar"'
         )
-    names = [name for part in patterns for name in braces(part)]
+    names = [name for part in patterns for name in spelled_out(part, storage)]
     paths = [path for name in names for path in _matches(name, storage)]
     local = [path for path in paths if "://" not in path]
     missing = storage.ask(
@@ -60,7 +62,8 @@ def expand(pattern: str | Sequence[str], storage: Storage | None = None) -> list
     if missing:
         raise SourceError(
             f"{missing[0]}: no such file; {len(missing)} of the {len(paths)} shards of "
-            f"{pattern!r} are missing; check the pattern, and that this node sees the directory"
+            f"{_shown(pattern)!r} are missing; check the pattern, and that this node sees the "
+            "directory"
         )
     return paths
 
@@ -83,24 +86,73 @@ def shards_among(names: Iterable[str]) -> list[str]:
     ]
 
 
-def braces(pattern: str) -> list[str]:
-    """Expand the braces of a pattern.
+def spelled_out(pattern: str, storage: Storage) -> list[str]:
+    """Expand the braces of a pattern, and name its URLs; what exists as it is written stays.
 
     Raises:
-        SourceError: If they do not match.
+        SourceError: If the braces do not match.
     """
+    if "{" not in pattern and "}" not in pattern:
+        return [storage.name(pattern)]
+    if "://" not in pattern:
+        literal, rest = storage.ask(pattern, lambda: _existing(pattern), doing="looking for it")
+        return [literal + name for name in _braces(rest)] if rest else [literal]
+    # Behind the path nothing is expanded.
+    plain, query = split_query(pattern)
+    if _is_there(pattern, storage):
+        return [storage.name(pattern)]
+    return [storage.name(name + query) for name in _braces(plain)]
+
+
+def _existing(pattern: str) -> tuple[str, str]:
+    """Divide a path behind the part that exists as it is written: all of it, or a directory."""
+    if Path(pattern).expanduser().exists():
+        return pattern, ""
+    end = pattern.rfind("/")
+    while end > 0 and not Path(pattern[:end]).expanduser().exists():
+        end = pattern.rfind("/", 0, end)
+    return pattern[: end + 1], pattern[end + 1 :]
+
+
+def _is_there(url: str, storage: Storage) -> bool:
+    """Whether there is a file of this very name behind a URL, whatever its letters stand for."""
+    try:
+        return storage.exists(url)
+    except SourceError as error:
+        if isinstance(error.__cause__, GaveUpError):
+            raise
+        # What it expands to says what is wrong.
+        return False
+
+
+def _braces(pattern: str) -> list[str]:
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:
         raise SourceError(
-            f"source: the braces of {pattern!r} do not match ({error}), expected something like "
-            f"{{000000..000127}}"
+            f"source: the braces of {bare(pattern)!r} do not match ({error}), expected something "
+            f"like {{000000..000127}}"
         ) from error
 
 
+def local_glob(name: str) -> list[str]:
+    """List what a pattern of paths names; brackets in directories that exist are letters."""
+    literal, rest = _existing(name)
+    root = Path(literal or ".").expanduser()
+    found = root.glob(rest) if rest else [root]
+    # As it was given: a relative pattern gives relative paths.
+    return [str(path) for path in found]
+
+
+def _shown(pattern: str | Sequence[str]) -> str | list[str]:
+    return bare(pattern) if isinstance(pattern, str) else [bare(part) for part in pattern]
+
+
 def _matches(name: str, storage: Storage) -> list[str]:
-    find = _remote if "://" in name else _local
-    found, kind = storage.ask(name, lambda: find(name, storage), doing="listing it")
+    if "://" in name:
+        found, kind = _remote(name, storage)
+    else:
+        found, kind = storage.ask(name, lambda: _local(name), doing="listing it")
     if not found:
         raise SourceError(
             f"{name}: the {kind} holds no shard, expected files "
@@ -128,7 +180,7 @@ def _refuse_twins(paths: Sequence[str]) -> None:
             )
 
 
-def _local(name: str, storage: Storage) -> tuple[list[str], str]:
+def _local(name: str) -> tuple[list[str], str]:
     path = Path(name).expanduser()
     if path.is_dir():
         return shards_among(map(str, path.iterdir())), "directory"
@@ -137,16 +189,14 @@ def _local(name: str, storage: Storage) -> tuple[list[str], str]:
         return [f"{path}.bin"], "path"
     if path.exists() or MAGIC.isdisjoint(name):
         return [str(path)], "path"
-    root = Path(path.anchor)
-    return [str(match) for match in root.glob(str(path.relative_to(root)))], "glob"
+    return local_glob(name), "glob"
 
 
 def _remote(name: str, storage: Storage) -> tuple[list[str], str]:
-    remote = storage.remote(name)
-    url = remote.canonical(name)
-    if not MAGIC.isdisjoint(url):
-        return remote.glob(url), "glob"
+    url = storage.canonical(name)
+    if not MAGIC.isdisjoint(url) and not ("[" in url and _is_there(url, storage)):
+        return storage.glob(url), "glob"
     # A name that ends like a shard costs no request: there may be thousands.
-    if is_shard(url) or remote.is_file(url):
+    if is_shard(url) or storage.is_file_of_url(url):
         return [url], "path"
-    return shards_among(remote.children(url)), "directory"
+    return shards_among(storage.children(url)), "directory"

@@ -15,6 +15,7 @@ import xxhash
 
 from dataio.base.checked import checked, checked_call
 from dataio.base.errors import SourceError
+from dataio.base.location import bare
 from dataio.source.advice import ARRAY_SUFFIXES, advice
 from dataio.source.base import (
     Contents,
@@ -204,7 +205,8 @@ def open_source(
         return ImageFolderSource(_name(named), listing.removeprefix(FOLDER), storage=storage)
     if listing == ARRAYS:
         return open_rows(_names(named), world=world, storage=storage)
-    suffix, paths, counts = json.loads(listing)
+    suffix, paths, counts, urls = json.loads(listing)
+    storage.adopt_urls(urls)
     shard_format = pipeline if pipeline is not None else FORMATS[suffix]
     name, made = _name(named), ShardedSource
     if sequences is not None:
@@ -339,7 +341,8 @@ def _refuse_growth(name: str, listing: bytes) -> None:
 
 def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineFormat | None) -> bytes:
     if pipeline is not None:
-        return json.dumps([pipeline.fingerprint, expand(spec, storage), None]).encode()
+        shards = expand(spec, storage)
+        return json.dumps([pipeline.fingerprint, shards, None, storage.urls]).encode()
     directory = _directory(spec)
     paths = None if directory is None else dataset_shards(directory)
     if paths is None and (place := _place(spec, storage)):
@@ -348,12 +351,12 @@ def _listing(storage: Storage, spec: str | Sequence[str], pipeline: PipelineForm
         root = str(directory)
         if is_image_folder(root):
             return FOLDER + list_images(root, storage)
-    if paths is None and name_arrays(_names(spec)):
+    if paths is None and name_arrays([bare(name) for name in _names(spec)]):
         return ARRAYS
     paths = expand(spec, storage) if paths is None else paths
     suffix = _suffix(paths)
     counts = FORMATS[suffix].known_counts(storage, paths)
-    return json.dumps([suffix, paths, counts]).encode()
+    return json.dumps([suffix, paths, counts, storage.urls]).encode()
 
 
 def _names(spec: str | Sequence[str]) -> list[str]:
@@ -372,7 +375,7 @@ def _place(spec: str | Sequence[str], storage: Storage) -> str:
     name = _names(spec)[0] if len(_names(spec)) == 1 else ""
     if "://" not in name:
         return str(_directory(spec) or "")
-    url = storage.remote(name).canonical(name)
+    url = storage.canonical(name)
     # Whoever may read a file need not be allowed to ask what lies beside it.
     is_file = is_shard(url) or url.endswith((*FORMATS, *ARRAY_SUFFIXES))
     return "" if is_file or not (MAGIC | {"{"}).isdisjoint(url) else url
@@ -457,5 +460,6 @@ def _thinned(marks: list[int], num_shards: int) -> list[int]:
 
 def _name(spec: str | Sequence[str]) -> str:
     if isinstance(spec, str):
-        return spec
-    return spec[0] if len(spec) == 1 else f"{spec[0]} and {len(spec) - 1} more, to {spec[-1]}"
+        return bare(spec)
+    first, last = bare(spec[0]), bare(spec[-1])
+    return first if len(spec) == 1 else f"{first} and {len(spec) - 1} more, to {last}"

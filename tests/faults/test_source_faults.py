@@ -156,8 +156,21 @@ def test_a_short_read_is_read_again() -> None:
 
 def test_a_file_that_stays_short_is_refused() -> None:
     file, _ = opened(FakeMedium(*[lambda o, n: whole(o, n - 1)] * 99), FakeTime())
-    with pytest.raises(SourceError, match=r"last: got 99 of 100 bytes; expected"):
+    with pytest.raises(SourceError, match=r"1 bytes at 99 failed .*last: got 0 of 1 bytes; expected"):
         file.read_at(0, 100)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_answer_that_is_cut_goes_on_where_it_stopped(
+    watched: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = [lambda o, n: whole(o, 60), fails(ConnectionResetError("reset")), lambda o, n: whole(o, 7)]
+    medium, time = FakeMedium(*cut, watched=watched), FakeTime()
+    file, storage = opened(medium, time)
+    assert file.read_at(100, 1000) == DATA[100:1100]
+    assert medium.requests == [(100, 1000), (160, 940), (160, 940), (167, 933)]
+    assert (storage.num_retries, storage.bytes_read) == (3, 1000)
+    assert "reading 1000 bytes at 100 was cut after 60 bytes; asking for the rest" in caplog.text
 
 
 def test_a_server_that_sends_more_than_asked_is_refused() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.machine import commit, describe_machine
 from dataio.base.atomic import write_json
+from dataio.base.location import bare_within
 from tonari.ablate.claims import claim
 from tonari.ablate.progress import Event
 from tonari.ablate.report import CellFile
@@ -284,7 +285,7 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "hidden_recall": result.hidden_recall,
         "epochs": [asdict(point) for point in result.points],
         "settings": asdict(cell.arm.settings),
-        "data": asdict(study.data),
+        "data": bare_within(asdict(study.data)),
         "device": study.study.device,
         "machine": _machine_words(),
         "torch": str(torch.__version__),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.pictures import render
 from dataio.base.atomic import write_file, write_json
+from dataio.base.location import bare_within
 from tonari.ablate.controls import CONTROLS
 from tonari.ablate.equal_loss import as_document, equal_loss, table_of
 from tonari.ablate.findings import findings
@@ -103,7 +104,7 @@ def _document(
         "wall_s": sum(number(cell, "wall_s") for cell in cells),
         "cpu_s": sum(number(cell, "cpu_s") for cell in cells),
         "margin_points": margin,
-        "data": asdict(study.data),
+        "data": bare_within(asdict(study.data)),
         "arms": [asdict(line) for line in lines],
         "settings": {arm.name: dict(arm.settings) for arm in arms},
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dataio.base.atomic import write_record
 from dataio.base.claim import Claimant, NoLocksError, claim, claimant
+from dataio.base.location import bare_within
 from trainer.checkpoint.directory import read_progress
 from trainer.config.config import Config
 from trainer.errors import ConfigError
@@ -75,7 +76,7 @@ def open_logs(
         return watching
     _make(directory)
     _claim(directory, opened)
-    write_record(directory / "config.json", asdict(config))
+    write_record(directory / "config.json", bare_within(asdict(config)))
     kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]

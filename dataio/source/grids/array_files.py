@@ -8,6 +8,7 @@ from typing import Literal
 
 from dataio.base.checked import checked
 from dataio.base.errors import SourceError
+from dataio.base.location import bare
 from dataio.source.grids.listing import FORMATS, format_of, list_files
 from dataio.source.grids.numbering import Axis
 from dataio.source.grids.source import ArrayFilesSource, FoundFile
@@ -99,9 +100,12 @@ class ArrayFiles:
         storage = storage if storage is not None else Storage(self.throttle, retry=self.retry)
 
         def listing() -> bytes:
-            return b"" if world.rank else json.dumps(list_files(self._names, storage)).encode()
+            if world.rank:
+                return b""
+            return json.dumps([list_files(self._names, storage), storage.urls]).encode()
 
-        paths: list[str] = json.loads(agree(world, listing, doing="list the array files")[0])
+        paths, urls = json.loads(agree(world, listing, doing="list the array files")[0])
+        storage.adopt_urls(urls)
         size = world.world_size
         cuts = [len(paths) * rank // size for rank in range(size + 1)]
 
@@ -117,7 +121,8 @@ class ArrayFiles:
                 own = cuts[world.rank] <= i < cuts[world.rank + 1]
                 num_bytes, mtime_ns = map(int, file.marks)
                 storage.expect(file.path, num_bytes, mtime_ns if own else None)
-        named, last = self._names, self._names[-1]
+        named = [bare(name) for name in self._names]
+        last = named[-1]
         name = named[0] if len(named) == 1 else f"{named[0]} and {len(named) - 1} more, to {last}"
         return ArrayFilesSource(
             name,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dataio.base.errors import SourceError
 from dataio.source.advice import ARRAY_SUFFIXES
-from dataio.source.expand import MAGIC, braces, shards_among
+from dataio.source.expand import MAGIC, local_glob, shards_among, spelled_out
 from dataio.source.grids.hdf5 import Hdf5Format
 from dataio.source.grids.netcdf3 import NetCdf3Format
 from dataio.source.grids.npz import NpyFormat, NpzFormat
@@ -38,7 +38,12 @@ def list_files(names: Sequence[str], storage: Storage) -> list[str]:
     Raises:
         SourceError: If a pattern names nothing.
     """
-    return [path for name in names for part in braces(name) for path in _matches(part, storage)]
+    return [
+        path
+        for name in names
+        for part in spelled_out(name, storage)
+        for path in _matches(part, storage)
+    ]
 
 
 def name_arrays(names: Sequence[str]) -> bool:
@@ -61,9 +66,8 @@ def _holds_arrays(name: str) -> bool:
 
 def _matches(name: str, storage: Storage) -> list[str]:
     if "://" in name:
-        remote = storage.remote(name)
-        url = remote.canonical(name).rstrip("/")
-        found = [url] if MAGIC.isdisjoint(url) else storage.ask(url, lambda: remote.glob(url))
+        url = storage.canonical(name).rstrip("/")
+        found = [url] if MAGIC.isdisjoint(url) else storage.glob(url)
     else:
         found = storage.ask(name, lambda: _local(name), doing="listing it")
     if not found:
@@ -81,8 +85,7 @@ def _local(name: str) -> list[str]:
         return [str(child) for child in path.iterdir() if child.name.endswith(ARRAY_SUFFIXES)]
     if path.exists() or MAGIC.isdisjoint(name):
         return [str(path)] if path.exists() else []
-    root = Path(path.anchor)
-    return [str(match) for match in root.glob(str(path.relative_to(root)))]
+    return local_glob(name)
 
 
 def format_of(path: str, storage: Storage) -> str:

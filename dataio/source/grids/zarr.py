@@ -169,7 +169,7 @@ def _store_class() -> type:
 
         def _names(self, place: str) -> Sequence[str]:
             if "://" in place:
-                children = self._storage.remote(place).children(place)
+                children = self._storage.children(place)
                 return [child.rstrip("/").rpartition("/")[2] for child in children]
             return self._storage.ask(place, lambda: sorted(os.listdir(place)))  # noqa: PTH208
 

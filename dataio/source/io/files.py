@@ -1,10 +1,13 @@
 """The only place that reads bytes of the source, so that each is counted, throttled and retried.
 
 A request that fails for a reason that may pass is made again for ``retry_s``: a connection that is
-reset, refused or cut, a server that answers 5xx, 408 or 429, a filesystem that says EIO, ESTALE,
-EAGAIN and the like, fewer bytes than the file has, no answer within ``read_timeout_s``. What does
-not pass is raised at once: no such file, bucket or object, refused credentials, a file that is not
-what it was when it was opened or surveyed.
+reset or refused, a server that answers 5xx, 408 or 429, a filesystem that says EIO, ESTALE, EAGAIN
+and the like, no byte where the file has some, no answer within ``read_timeout_s``. Of an answer
+that was cut the rest is asked for, from where it stopped. What does not pass is raised at once: no
+such file, bucket or object, refused credentials, a file that is not what it was when it was opened
+or surveyed.
+
+Paths that are given and returned are names: a URL that is given is named first, see `names`.
 
 Deadlines hold for URLs and for files on a shared filesystem, whose server may be away: their
 requests are made in threads that can be left behind. A local disk is read in the caller's thread.
@@ -14,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from typing_extensions import Self
@@ -22,14 +25,13 @@ from typing_extensions import Self
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import SourceError
 from dataio.base.filesystem import filesystem_of
+from dataio.base.location import split_query
 from dataio.source.io.kept import Kept
 from dataio.source.io.local import LocalFile
-from dataio.source.io.medium import Medium, Status
+from dataio.source.io.medium import DeniedError, Medium, Remote, Status
+from dataio.source.io.names import UrlNames
 from dataio.source.io.retry import GaveUpError, Retry, TransientError
 from dataio.source.io.throttle import Throttle
-
-if TYPE_CHECKING:
-    from dataio.source.io.medium import Remote
 
 T = TypeVar("T")
 Data = TypeVar("Data", bytes, memoryview)
@@ -109,7 +111,10 @@ class StorageFile:
             memory = self._storage.buffers.take((length,), np.uint8).data
             return memory[: medium.pread_into(offset, memory)]
 
-        return self._attempt(offset, length, pread)
+        view = self._attempt(offset, length, pread)
+        if len(view) < length:
+            return memoryview(self._rest(offset, length, view))
+        return view
 
     def check(self) -> None:
         """Make sure that the file is what it was when it was opened.
@@ -140,7 +145,14 @@ class StorageFile:
             self.close()
 
     def _request(self, offset: int, length: int) -> bytes:
-        return self._attempt(offset, length, lambda: self._medium.pread(offset, length))
+        data = self._attempt(offset, length, lambda: self._medium.pread(offset, length))
+        return data if len(data) == length else self._rest(offset, length, data)
+
+    def _rest(self, offset: int, length: int, data: bytes | memoryview) -> bytes:
+        """Read on where an answer was cut, and join."""
+        start = len(data)
+        self._storage.count_cut(f"{self.path}: reading {length} bytes at {offset}", start)
+        return b"".join([data, self._request(offset + start, length - start)])
 
     def _attempt(self, offset: int, length: int, pread: Callable[[], Data]) -> Data:
         def attempt(failures: int) -> Data:
@@ -152,10 +164,10 @@ class StorageFile:
         return self._storage.read(self.path, attempt, length, self._medium.watched, doing)
 
     def _checked(self, data: Data, offset: int, length: int) -> Data:
-        if self._medium.changes_in_place or len(data) < length:
+        if self._medium.changes_in_place or not data:
             self._compare(self._medium.status())
-        if len(data) < length:
-            raise TransientError(f"got {len(data)} of {length} bytes")
+        if not data:
+            raise TransientError(f"got 0 of {length} bytes")
         if len(data) > length:
             raise SourceError(
                 f"{self.path}: asked for {length} bytes at {offset}, got {len(data)}; the server "
@@ -202,6 +214,7 @@ class Storage:
         self._watch = watch
         self._lock = threading.Lock()
         self._remotes: dict[str, Remote] = {}
+        self._names = UrlNames()
         self._shared: dict[Path, bool] = {}
         self._expected: dict[str, tuple[int, int | None]] = {}
         self.bytes_read = 0
@@ -222,9 +235,9 @@ class Storage:
             SourceError: If it cannot be opened, or is not what `expect` said.
         """
         self._count(0, opens=1)
+        path = self.name(path)
         if "://" in path:
-            remote = self.remote(path)
-            medium = self.ask(path, lambda: remote.open(path), doing="opening it")
+            medium = self._ask_remote(path, lambda at, url: at.open(url), doing="opening it")
         else:
             watched = self._is_watched(path)
             medium = self.ask(
@@ -255,7 +268,7 @@ class Storage:
             mtime_ns: Time of its last change; None if another node saw it, whose copy may have
                 another.
         """
-        self._expected[path] = (size, mtime_ns)
+        self._expected[self.name(path)] = (size, mtime_ns)
 
     def stat(self, path: str) -> tuple[int, int]:
         """Find a file's length in bytes and its time of change; a local one is not opened.
@@ -271,14 +284,72 @@ class Storage:
         return status.st_size, status.st_mtime_ns
 
     def exists(self, path: str) -> bool:
-        """Say whether there is such a file."""
-        if "://" in path:
-            remote = self.remote(path)
-            return self.ask(path, lambda: remote.is_file(path))
-        return self.ask(path, Path(path).is_file, watched=self._is_watched(path))
+        """Say whether there is such a file, that this node may read."""
+        path = self.name(path)
+        if "://" not in path:
+            return self.ask(path, Path(path).is_file, watched=self._is_watched(path))
+        if self._names.is_out_of_reach(path):
+            return False
+        try:
+            return self.is_file_of_url(path)
+        except DeniedError:
+            # What many stores answer of a missing file, to whom they do not list files.
+            return False
 
-    def remote(self, url: str) -> "Remote":
-        """Find what reads a URL."""
+    def name(self, url: str) -> str:
+        """Name a URL as it is shown, and remember it: all takes its name from then on."""
+        return self._names.name(url) if "://" in url else url
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """What is behind the names, for other ranks of this job alone: they hold secrets."""
+        return self._names.urls
+
+    def adopt_urls(self, urls: dict[str, str]) -> None:
+        """Know what another rank named."""
+        self._names.adopt(urls)
+
+    def is_file_of_url(self, name: str) -> bool:
+        """Say whether a URL is that of a file; unlike `exists`, a refusal is an error."""
+        return self._ask_remote(name, lambda at, url: at.is_file(url))
+
+    def children(self, name: str) -> list[str]:
+        """List a directory behind a URL, as names.
+
+        Raises:
+            SourceError: If the URL has a ``?``: it opens one file.
+        """
+        return self._listed(name, lambda at, url: at.children(url))
+
+    def glob(self, name: str) -> list[str]:
+        """List what a pattern of a URL names, as names.
+
+        Raises:
+            SourceError: If the URL has a ``?``: it opens one file.
+        """
+        return self._listed(name, lambda at, url: at.glob(url))
+
+    def _listed(self, name: str, call: Callable[[Remote, str], list[str]]) -> list[str]:
+        if split_query(self._names.url(name))[1]:
+            raise SourceError(
+                f"{name}: found a query behind '?' in the URL, which opens one file and lists "
+                "nothing, but this is no shard by its name; expected a URL that ends in a shard's "
+                "suffix before the '?'; give the URL of each shard, in a list"
+            )
+        return [self.name(url) for url in self._ask_remote(name, call, doing="listing it")]
+
+    def canonical(self, url: str) -> str:
+        """Write a URL so that its last part is the name of the file, and name it."""
+        return self.name(self._remote(url).canonical(url))
+
+    def _ask_remote(
+        self, name: str, call: Callable[[Remote, str], T], *, doing: str = "asking for it"
+    ) -> T:
+        url = self._names.url(name)
+        remote = self._remote(url)
+        return self.ask(name, lambda: call(remote, url), doing=doing)
+
+    def _remote(self, url: str) -> Remote:
         scheme = "s3" if url.startswith("s3://") else "fsspec"
         if scheme not in self._remotes:
             # Imported here: either takes a while, and most sources need neither.
@@ -334,8 +405,12 @@ class Storage:
                 f"{path}: {doing} failed ({error}); check the filesystem, then start again: what "
                 "was staged is kept"
             ) from error
-        self._count(length)
+        self._count(len(data))
         return data
+
+    def count_cut(self, doing: str, num_bytes: int) -> None:
+        """Count and log an answer that was cut: the rest is a request made again."""
+        self._retry.note_cut(doing, num_bytes)
 
     def _count(self, num_bytes: int, *, opens: int = 0) -> None:
         with self._lock:

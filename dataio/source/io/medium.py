@@ -2,6 +2,28 @@
 
 from typing import NamedTuple, Protocol
 
+from dataio.base.errors import SourceError
+
+
+class MissingError(SourceError):
+    """The server says that there is no such file."""
+
+
+class DeniedError(SourceError):
+    """The server refuses this node's credentials, or what the URL holds of them."""
+
+
+class ServerError(Exception):
+    """A server's answer that is none.
+
+    Attributes:
+        status: Of HTTP.
+    """
+
+    def __init__(self, status: int, reason: str | None) -> None:
+        super().__init__(" ".join(filter(None, [str(status), reason])))
+        self.status = status
+
 
 class Status(NamedTuple):
     """By what a changed file is known."""
@@ -36,7 +58,7 @@ class Medium(Protocol):
         ...
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Read; what comes back short is noticed by the caller."""
+        """Read, one byte at least where there is one: the caller asks for what is left."""
         ...
 
     def renew(self) -> None:

@@ -20,17 +20,20 @@ from urllib.parse import parse_qsl, quote, urlencode
 from pyarrow import NativeFile, fs
 
 from dataio.base.errors import SourceError
-from dataio.source.io.medium import Status
+from dataio.base.location import OPTIONS, bare
+from dataio.source.io.medium import DeniedError, MissingError, Status
 from dataio.source.io.retry import TransientError, is_transient
 
 T = TypeVar("T")
 
 URL = re.compile(r"s3://(?:([^@/]*)@)?([^/?@]+)(?:/(.*))?", re.DOTALL)
-QUERY = re.compile(r"\?(\w+=[^?/]*(?:/[^?]*)?)$")
-OPTIONS = frozenset({"region", "scheme", "endpoint_override", "anonymous"})
+QUERY = re.compile(r"\?([\w.~%-]+=.*)$", re.DOTALL)
+SECRET = re.compile(r"key|secret|token|passw|pwd|signature|credential|sig$", re.IGNORECASE)
 MAGIC = frozenset("*?[")
 CONNECT_TIMEOUT_S = 10.0
 MARK_BYTES = 16
+MOST_BYTES, LEAST_BYTES = 16 << 20, 64 << 10
+"""Of a request: where answers are cut, half as much is asked for, down to the least."""
 
 DENIED = re.compile(
     r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|UNRECOGNIZED_CLIENT|NOT_SIGNED_UP|HTTP status 40[13]"
@@ -74,18 +77,21 @@ def locate(url: str) -> Location:
     query = QUERY.search(url)
     match = URL.fullmatch(url[: query.start()] if query else url)
     if match is None:
-        raise SourceError(f"{url}: names no bucket, expected s3://bucket/key; correct it")
+        raise SourceError(f"{bare(url)}: names no bucket, expected s3://bucket/key; correct it")
     front, bucket, key = match[1] or "", match[2], match[3] or ""
-    if front and "=" not in front:
-        raise SourceError(
-            f"s3://...@{bucket}/{key}: found credentials in the URL, where logs would show them; "
-            "expected them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: move them there"
-        )
     options = [*parse_qsl(front), *parse_qsl(query[1] if query else "")]
+    # What is no name=value in front is a user's; a slash may stand in a password.
+    is_user = (front and "=" not in front) or (":" in bucket and "@" in key)
+    if is_user or any(SECRET.search(name) or "@" in value for name, value in options):
+        raise SourceError(
+            f"{bare(url)}: found credentials in the URL, where logs would show them; expected "
+            "them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: move them there; a URL that is "
+            "signed begins with https://"
+        )
     unknown = [name for name, _ in options if name not in OPTIONS]
     if unknown:
         raise SourceError(
-            f"{url}: found the option {unknown[0]!r}, expected some of "
+            f"{bare(url)}: found the option {unknown[0]!r}, expected some of "
             f"{', '.join(sorted(OPTIONS))}; correct it"
         )
     return Location(tuple(sorted(options)), bucket, key)
@@ -173,12 +179,14 @@ class S3File:
         # An answer that was cut in its headers looks like an empty object: ask twice.
         self._idle = [first if first.size() else self._open()]
         self.opened = _status(self._idle[0])
+        self._most_bytes = MOST_BYTES
 
     def status(self) -> Status:
         with self._open() as file:
             return _status(file)
 
     def pread(self, offset: int, length: int) -> bytes:
+        length = min(length, self._most_bytes)
         try:
             file = self._idle.pop()
         except IndexError:
@@ -195,7 +203,8 @@ class S3File:
         return bytes(memoryview(data)[:num_read])
 
     def renew(self) -> None:
-        return None
+        # pyarrow does not say how much came of an answer that was cut: fewer bytes come whole.
+        self._most_bytes = max(self._most_bytes // 2, LEAST_BYTES)
 
     def close(self) -> None:
         while self._idle:
@@ -249,7 +258,7 @@ def _explain(where: Location, error: OSError) -> NoReturn:
     if MISSING_BUCKET.search(said):
         _missing(where, has_bucket=False, cause=error)
     if DENIED.search(said):
-        raise SourceError(
+        raise DeniedError(
             f"{url}: the server refused the credentials of this process ({_short(said)}), expected "
             "some that may read and list the bucket; check AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, on every node, and the rights of their owner"
@@ -274,11 +283,11 @@ def _explain(where: Location, error: OSError) -> NoReturn:
 
 def _missing(where: Location, *, has_bucket: bool, cause: OSError) -> NoReturn:
     if not has_bucket:
-        raise SourceError(
+        raise MissingError(
             f"{where.url}: there is no bucket {where.bucket!r} for these credentials; check its "
             "name, and the server (AWS_ENDPOINT_URL, endpoint_override=...)"
         ) from cause
-    raise SourceError(
+    raise MissingError(
         f"{where.url}: no such object in bucket {where.bucket!r}, expected a shard or a directory "
         "of shards; check its name, and whether it was removed"
     ) from cause

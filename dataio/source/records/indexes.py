@@ -65,7 +65,7 @@ def indexed_shards(directory: str, storage: Storage) -> list[str] | None:
 def _names(directory: str, storage: Storage) -> frozenset[str]:
     if "://" not in directory:
         return frozenset(child.name for child in Path(directory).iterdir())
-    children = storage.remote(directory).children(directory)
+    children = storage.children(directory)
     return frozenset(child.rstrip("/").rpartition("/")[2] for child in children)
 
 

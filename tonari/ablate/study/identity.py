@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from dataio import SourceError
+from dataio.base.location import bare
 from dataio.source.expand import expand
 from importance.named import ASKED
 
@@ -45,7 +46,7 @@ def content_key(pattern: str) -> list[str]:
     except SourceError:
         folder = Path(pattern).expanduser()
         paths = sorted(str(path) for path in folder.rglob("*") if path.is_file())
-    return [_file_key(path) for path in paths] or [pattern]
+    return [_file_key(path) for path in paths] or [bare(pattern)]
 
 
 def code_key(policy: object) -> str:
