@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dataio.base.cgroup import memory_room
 from dataio.base.errors import CacheError, SharedFilesystemError
+from dataio.base.own import check_root
 
 log = logging.getLogger(__name__)
 
@@ -101,18 +102,21 @@ def cache_directory(choice: str | None, *, read_only: bool = False) -> Path:
 
     Raises:
         SharedFilesystemError: If it lies on a shared filesystem.
-        CacheError: If it cannot be created or written, or is another user's.
+        CacheError: If it cannot be created or written, is another user's, or one in which others
+            could replace what lies there.
     """
     directory = find_directory(choice)
     _refuse_shared(directory)
     if not (read_only and os.access(directory, os.R_OK | os.X_OK)):
         _create(directory)
-    owner = directory.stat().st_uid
-    if not _named(choice) and owner != os.getuid():
+    named = bool(_named(choice))
+    owner = directory.lstat().st_uid
+    if not named and owner != os.getuid():
         raise CacheError(
             f"cache directory {directory} belongs to user {owner}, not to this one "
             f"({os.getuid()}); give another directory (cache=..., TONARI_CACHE)"
         )
+    check_root(directory, follows=named)
     return directory
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from dataio.base.errors import CacheBusyError, CacheError, CacheStagingError
 from dataio.base.filesystem import cache_directory
+from dataio.base.own import distrust
 from dataio.cache.cache import Cache
 from dataio.cache.opening import prepare
 from dataio.plan.placement import Placement
@@ -100,14 +101,17 @@ def _choose(
     """Take the first directory that will do."""
     home, root, uid = first.parent, first.parents[1], os.getuid()
     reason = "it holds no cache of this dataset"
-    if home.exists():
-        owner = home.stat().st_uid
+    if os.path.lexists(home):
+        owner = home.lstat().st_uid
         if owner != uid or not os.access(home, os.W_OK | os.X_OK):
             reason = f"it belongs to user {owner}"
             if exchanging:
                 reason += ", and only its owner may exchange rows in it, where it can be written"
             elif not os.access(home, os.R_OK | os.X_OK):
                 reason += ", and nobody else may look into it"
+            elif foreign and (why := distrust(root, home)):
+                reason = why
+                log.warning("[rank %d] %s: is not read: %s", world.rank, home, why)
             elif owner == uid or foreign:
                 cache, reason = _read_only(prepared, first)
                 if cache is not None:

@@ -6,8 +6,9 @@ from typing import Any
 
 from dataio.base.atomic import write_record
 from dataio.base.errors import CacheBusyError, CacheStagingError, OtherDatasetError
+from dataio.base.own import check_readable, make_own
 from dataio.cache.identity import Identity, read_meta
-from dataio.cache.lock import CacheLock, Mode, make_private, owners
+from dataio.cache.lock import CacheLock, Mode, owners
 
 
 class Hold:
@@ -60,8 +61,10 @@ class Hold:
         """Create or adopt the directory, and lock it; see `opening.prepare`."""
         for attempt in range(3):
             try:
-                if not read_only:
-                    make_private(self._directory)
+                if read_only:
+                    check_readable(self._directory)
+                else:
+                    make_own(self._directory)
                 self._take_lock(exchanging=exchanging, read_only=read_only)
                 return
             except FileNotFoundError:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from dataio.base.claim import JOB_VARIABLES
 from dataio.base.errors import CacheBusyError, CacheError
+from dataio.base.own import open_own, opened
 
 Mode = Literal["staging", "exchanging", "sharing", "verifying", "pruning", "exporting", ""]
 """What an owner does; one that is "staging" will share the cache when it is whole."""
@@ -84,8 +85,8 @@ class CacheLock:
 
     def take(self, mode: Mode) -> bool:
         """Take it exclusively; False if anybody else holds it."""
-        with gate(self.directory):
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with gate(self.directory) as here:
+            descriptor = self._open(here, os.O_RDWR | os.O_CREAT)
             if not _flock(descriptor, fcntl.LOCK_EX):
                 os.close(descriptor)
                 return False
@@ -98,8 +99,8 @@ class CacheLock:
 
         Where no lock can be opened, as in another user's read-only cache, there is none to take.
         """
-        with gate(self.directory):
-            descriptor, writable = self._open()
+        with gate(self.directory) as here:
+            descriptor, writable = self._open_to_share(here)
             if descriptor is not None and not _flock(descriptor, fcntl.LOCK_SH):
                 os.close(descriptor)
                 return False
@@ -170,18 +171,19 @@ class CacheLock:
             "cache directory of its own (cache=..., TONARI_CACHE)"
         )
 
-    @property
-    def _path(self) -> Path:
-        return self.directory / "lock"
+    def _open(self, here: int, flags: int) -> int:
+        return open_own("lock", flags, directory=self.directory, descriptor=here)
 
-    def _open(self) -> tuple[int | None, bool]:
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), True
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
+    def _open_to_share(self, here: int) -> tuple[int | None, bool]:
+        """Open it in a directory that is open; of another user's, only to read."""
+        if os.fstat(here).st_uid == os.getuid():
+            try:
+                return self._open(here, os.O_RDWR | os.O_CREAT), True
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
         with contextlib.suppress(PermissionError, FileNotFoundError):
-            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), False
+            return self._open(here, os.O_RDONLY), False
         return None, False
 
     def _sign(self, mode: Mode, *, alone: bool) -> None:
@@ -222,19 +224,12 @@ def refuse_others(directory: Path) -> None:
     Raises:
         CacheError: If it is one.
     """
-    owner = directory.stat().st_uid
+    owner = directory.lstat().st_uid
     if owner != os.getuid():
         raise CacheError(
             f"{directory}: belongs to user {owner}, not to this one ({os.getuid()}); ask its owner "
             "to do it"
         )
-
-
-def make_private(directory: Path) -> None:
-    """Create a node's cache directory, and the two above it, for this user alone."""
-    # One by one: parents=True would leave all but the last to the umask.
-    for level in (*reversed(directory.parents[:2]), directory):
-        level.mkdir(mode=0o700, exist_ok=True)
 
 
 def owners(directory: Path) -> list[Owner]:
@@ -243,9 +238,9 @@ def owners(directory: Path) -> list[Owner]:
     Raises:
         OSError: If the directory cannot be read.
     """
-    with gate(directory):
+    with gate(directory) as here:
         try:
-            descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_own("lock", os.O_RDONLY, directory=directory, descriptor=here)
         except FileNotFoundError:
             return []
         try:
@@ -266,15 +261,17 @@ def describe(found: list[Owner]) -> str:
 
 
 @contextlib.contextmanager
-def gate(directory: Path) -> Iterator[None]:
+def gate(directory: Path) -> Iterator[int]:
     """Keep every other process from taking, changing or looking at this cache's lock.
+
+    Yields:
+        The open directory.
 
     Raises:
         FileNotFoundError: If the directory is not there, or has been removed.
         CacheBusyError: If somebody keeps the gate, as a stopped process would.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(directory) as descriptor:
         deadline = time.monotonic() + GATE_TIMEOUT_S
         while not _flock(descriptor, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
@@ -283,12 +280,10 @@ def gate(directory: Path) -> Iterator[None]:
                     "expected milliseconds; look for a stopped process that uses the directory"
                 )
             time.sleep(0.002)
-        here, opened = directory.stat(), os.fstat(descriptor)
-        if (here.st_dev, here.st_ino) != (opened.st_dev, opened.st_ino):
+        here, found = directory.lstat(), os.fstat(descriptor)
+        if (here.st_dev, here.st_ino) != (found.st_dev, found.st_ino):
             raise FileNotFoundError(f"{directory} has been removed")
-        yield
-    finally:
-        os.close(descriptor)
+        yield descriptor
 
 
 def _flock(descriptor: int, kind: int) -> bool:

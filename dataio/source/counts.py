@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import xxhash
 
+from dataio.base.errors import CacheError
+from dataio.base.own import check_own_file, own_subdirectory
+
 log = logging.getLogger(__name__)
 
 RULES = "2"
@@ -33,11 +36,23 @@ class Surveyed(NamedTuple):
     hint: Sequence[int] = ()
 
 
-def own_directory(root: Path) -> Path:
-    """Choose where this user keeps counts in a cache root that several users may share."""
-    first = root / "indexes"
-    is_anothers = first.exists() and first.stat().st_uid != os.getuid()
-    return root / f"indexes-{os.getuid()}" if is_anothers else first
+def own_directory(root: Path) -> Path | None:
+    """Choose where this user keeps counts in a cache root that several users may share.
+
+    Returns:
+        A directory that is this user's alone, made where it was not there; None where others have
+        put theirs in its place, whose counts nobody believes.
+    """
+    names = ("indexes", f"indexes-{os.getuid()}")
+    found = own_subdirectory(root, names)
+    if found is None:
+        log.warning(
+            "%s: is not this user's own, or others may write there: counts of shards are not read "
+            "from it, nor kept; remove it, or give another cache directory (cache=..., "
+            "TONARI_CACHE)",
+            root / names[-1],
+        )
+    return found
 
 
 def read_counts(directory: Path, paths: Sequence[str]) -> list[Surveyed] | None:
@@ -47,10 +62,11 @@ def read_counts(directory: Path, paths: Sequence[str]) -> list[Surveyed] | None:
     """
     file = _file(directory, paths)
     try:
+        check_own_file(file)
         digest, _, text = file.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
-    except OSError as error:
+    except (CacheError, OSError) as error:
         log.warning(
             "%s: the counts of %d shards cannot be read (%s); they are counted again: make the "
             "directory readable, or remove it",

@@ -156,7 +156,9 @@ def test_a_short_read_is_read_again() -> None:
 
 def test_a_file_that_stays_short_is_refused() -> None:
     file, _ = opened(FakeMedium(*[lambda o, n: whole(o, n - 1)] * 99), FakeTime())
-    with pytest.raises(SourceError, match=r"1 bytes at 99 failed .*last: got 0 of 1 bytes; expected"):
+    with pytest.raises(
+        SourceError, match=r"1 bytes at 99 failed .*last: got 0 of 1 bytes; expected"
+    ):
         file.read_at(0, 100)
 
 
@@ -164,7 +166,11 @@ def test_a_file_that_stays_short_is_refused() -> None:
 def test_an_answer_that_is_cut_goes_on_where_it_stopped(
     watched: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cut = [lambda o, n: whole(o, 60), fails(ConnectionResetError("reset")), lambda o, n: whole(o, 7)]
+    cut = [
+        lambda o, n: whole(o, 60),
+        fails(ConnectionResetError("reset")),
+        lambda o, n: whole(o, 7),
+    ]
     medium, time = FakeMedium(*cut, watched=watched), FakeTime()
     file, storage = opened(medium, time)
     assert file.read_at(100, 1000) == DATA[100:1100]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataio.base.errors import CacheError, DataioError
+from dataio.base.location import bare
 from dataio.cache.cache import Cache
 from dataio.cache.identity import Identity, read_meta
 from dataio.cache.lock import describe, owners
@@ -94,7 +95,7 @@ def inspect_cache(directory: Path) -> CacheReport:
     names = [column.name for column in cache.schema.fixed] + list(cache.schema.variable)
     report = CacheReport(
         directory=str(directory),
-        source=cache.identity.source,
+        source=bare(cache.identity.source),
         fingerprint=cache.identity.fingerprint,
         num_slots=len(entries),
         num_missing=len(entries) - len(here),

@@ -129,7 +129,6 @@ class HttpFile:
     def _read(self, start: int, stop: int, into: bytearray | None) -> Status:
         system, url = self._system, self._url
 
-
         def request() -> Status:
             status: Status = fsspec.asyn.sync(
                 system.loop, read_range, system, url, start, stop, into

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from dataio.base.checked import checked
+from dataio.base.own import open_own
 
 STATE = struct.Struct("<dQ")
 """When the bucket is drained (seconds of the machine's monotonic clock), and bytes so far."""
@@ -76,7 +78,8 @@ class Throttle:
     def _locked(self) -> Iterator[int]:
         # Opened anew each time: an flock belongs to the open file, so threads exclude one another
         # too.
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = Path(self.path)
+        descriptor = open_own(path.name, os.O_RDWR | os.O_CREAT, directory=path.parent)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor

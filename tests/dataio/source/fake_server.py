@@ -7,7 +7,9 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 
-def client_error(module: str, name: str, text: str, *bases: type, **attributes: object) -> Exception:
+def client_error(
+    module: str, name: str, text: str, *bases: type, **attributes: object
+) -> Exception:
     """Make an error as a client library has it."""
     kind = type(name, bases or (Exception,), {"__module__": module, **attributes})
     return kind(text)  # type: ignore[no-any-return]
@@ -68,7 +70,9 @@ class FakeServer(AbstractFileSystem):
 
     def ls(self, path, detail=False, **kwargs):
         self.asked.append(path)
-        return [url for url in self.files if url.rpartition("/")[0].endswith(path.rpartition("@")[2])]
+        return [
+            url for url in self.files if url.rpartition("/")[0].endswith(path.rpartition("@")[2])
+        ]
 
     def glob(self, path, **kwargs):
         from fnmatch import fnmatch

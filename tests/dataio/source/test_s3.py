@@ -327,7 +327,10 @@ def test_a_url_ends_in_its_name_and_loses_nothing(url: str, canonical: str) -> N
         ("s3://secret_key=secret@bucket/a.tar", r"^s3://bucket/a\.tar: found credentials"),
         ("s3://bucket/a.tar?secret_key=secret", r"^s3://bucket/a\.tar: found credentials"),
         ("s3://bucket/a.tar?X-Amz-Signature=secret", r"^s3://bucket/a\.tar: found credentials"),
-        ("s3://bucket/a.tar?endpoint_override=http://u:secret@h", r"^s3://bucket/a\.tar: found cred"),
+        (
+            "s3://bucket/a.tar?endpoint_override=http://u:secret@h",
+            r"^s3://bucket/a\.tar: found cred",
+        ),
         ("s3://bucket/a.tar?colour=red", "found the option 'colour', expected some of anonymous"),
     ],
 )
