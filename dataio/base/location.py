@@ -121,6 +121,6 @@ def _only_options(text: str) -> bool:
 def _secrets(url: str) -> set[str]:
     plain, query = split_query(url)
     parts = re.split(r"[&=?]", query)[2:] + re.split(r"[:@]", split_user(plain)[1])
-    found = {form for part in parts for form in (part, unquote(part))}
+    found = {form for part in parts for form in (part, unquote(part), unquote(part).rstrip("="))}
     # Shorter ones are numbers and names that stand in any text.
     return {part for part in found if len(part) >= 4 and part not in OPTIONS}

@@ -57,6 +57,7 @@ class StorageFile:
         self._medium = medium
         self._status = medium.opened
         self._storage = storage
+        self._was_cut = False
 
     @property
     def size(self) -> int:
@@ -151,7 +152,10 @@ class StorageFile:
     def _rest(self, offset: int, length: int, data: bytes | memoryview) -> bytes:
         """Read on where an answer was cut, and join."""
         start = len(data)
-        self._storage.count_cut(f"{self.path}: reading {length} bytes at {offset}", start)
+        # Of a server that does so with each answer, once.
+        doing = "" if self._was_cut else f"{self.path}: reading {length} bytes at {offset}"
+        self._was_cut = True
+        self._storage.count_cut(doing, start)
         return b"".join([data, self._request(offset + start, length - start)])
 
     def _attempt(self, offset: int, length: int, pread: Callable[[], Data]) -> Data:
@@ -409,7 +413,7 @@ class Storage:
         return data
 
     def count_cut(self, doing: str, num_bytes: int) -> None:
-        """Count and log an answer that was cut: the rest is a request made again."""
+        """Count an answer that was cut, and log it if it says where: the rest is asked for."""
         self._retry.note_cut(doing, num_bytes)
 
     def _count(self, num_bytes: int, *, opens: int = 0) -> None:

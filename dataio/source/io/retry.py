@@ -125,10 +125,11 @@ class Retry:
                 self.num_retries += 1
 
     def note_cut(self, doing: str, num_bytes: int) -> None:
-        """Log and count that an answer was cut, and the rest is asked for at once."""
+        """Count that an answer was cut, and the rest is asked for at once; log it by its words."""
         with self._lock:
             self.num_retries += 1
-        _log.warning("%s was cut after %d bytes; asking for the rest", doing, num_bytes)
+        if doing:
+            _log.warning("%s was cut after %d bytes; asking for the rest", doing, num_bytes)
 
     def _wait_s(self, failures: int) -> float:
         longest_s = min(FIRST_WAIT_S * 2.0 ** min(failures - 1, 30), LONGEST_WAIT_S)

@@ -86,12 +86,16 @@ def test_a_second_user_starts_on_a_common_cache_root(common, tmp_path):
     assert [stat.st_uid for stat in found.values()].count(FIRST) == 2
 
 
-def test_an_index_directory_of_another_user_is_not_looked_at(tmp_path, monkeypatch):
+def test_an_index_directory_of_another_user_is_not_looked_at(tmp_path, caplog):
     (tmp_path / "cache" / "indexes").mkdir(parents=True)
-    own = os.getuid()
-    assert counts.own_directory(tmp_path / "cache") == tmp_path / "cache" / "indexes"
-    monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    assert counts.own_directory(tmp_path / "cache") == tmp_path / "cache" / f"indexes-{own + 1}"
+    root, own = tmp_path / "cache", os.getuid()
+    assert counts.own_directory(root) == root / "indexes"
+    (root / "indexes").chmod(0o777)  # As good as another's: whoever wants to may write there.
+    assert counts.own_directory(root) == root / f"indexes-{own}"
+    (root / f"indexes-{own}").rename(tmp_path / "elsewhere")
+    (root / f"indexes-{own}").symlink_to(tmp_path / "elsewhere")
+    assert counts.own_directory(root) is None
+    assert f"indexes-{own}: is not this user's own" in caplog.text
 
 
 def test_an_index_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, caplog):

@@ -3,6 +3,9 @@
 Errors are named, and lie in modules, as those of client libraries, which need not be installed.
 """
 
+from fnmatch import fnmatch
+from typing import ClassVar
+
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
@@ -28,9 +31,9 @@ class FakeServer(AbstractFileSystem):
 
     protocol = "fake"
     cachable = False
-    files: dict[str, bytes] = {}
-    fails: list[Exception | None] = []
-    asked: list[str] = []
+    files: ClassVar[dict[str, bytes]] = {}
+    fails: ClassVar[list[Exception | None]] = []
+    asked: ClassVar[list[str]] = []
     needs = ""
     cuts = 1 << 40
 
@@ -75,7 +78,5 @@ class FakeServer(AbstractFileSystem):
         ]
 
     def glob(self, path, **kwargs):
-        from fnmatch import fnmatch
-
         self.asked.append(path)
         return [u for u in self.files if fnmatch(u.rpartition("/")[2], path.rpartition("/")[2])]
