@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
+from dataio.base.location import bare, check_path
 from dataio.plan.exclusion import Exclusion, exclude_ids
 from dataio.source import Source, TransformedSource
 from dataio.source.base import ShardedSource
@@ -139,15 +140,16 @@ def _shards_among(strings: list[str], source: Source) -> Found:
     """Take the samples of each string that is a shard's path; the others are keys."""
     shards = source.shards if isinstance(source, ShardedSource) else ()
     by_path = {shard.path: shard for shard in shards}
-    whole = [by_path[path] for path in strings if path in by_path]
+    whole = [by_path[path] for path in map(bare, strings) if path in by_path]
     ids = [np.arange(shard.first, shard.first + shard.num_samples) for shard in whole]
-    return [*ids], [key for key in strings if key not in by_path]
+    return [*ids], [key for key in strings if bare(key) not in by_path]
 
 
 def _of_path(path: str, source: Source, world: World) -> Found:
     whole, _ = _shards_among([path], source)
     if whole:
         return whole, []
+    check_path(path, "exclude")
     columns = together(world, lambda: read_list(Path(path)), doing="read what to leave out")
     if "sample_id" not in columns:
         return [], [key for keys in columns.get("key", []) for key in keys.tolist()]
@@ -270,14 +272,14 @@ def _ids_of(keys: Sequence[str], source: Source, world: World) -> NDArray[np.int
     reply = json.loads(agree(world, look, doing="find the samples to leave out")[0])
     if not reply:
         raise ValueError(
-            f"exclude: {source.name} has no keys, found {keys[0]!r} to leave out, expected sample "
-            "ids; give these, or a list with a column sample_id"
+            f"exclude: {source.name} has no keys, found {bare(keys[0])!r} to leave out, expected "
+            "sample ids; give these, or a list with a column sample_id"
         )
     if reply["missing"]:
         raise ValueError(
             f"exclude: {len(reply['missing'])} of {len(keys)} keys are of no sample of "
-            f"{source.name}, such as {reply['missing'][0]!r}, expected keys, or paths of shards, "
-            f"as the source has them; {CURE}"
+            f"{source.name}, such as {bare(reply['missing'][0])!r}, expected keys, or paths of "
+            f"shards, as the source has them; {CURE}"
         )
     if reply["several"]:
         key, (one, other) = reply["several"][0]

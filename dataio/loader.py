@@ -16,6 +16,7 @@ from dataio.arguments import Arguments, find_device
 from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
 from dataio.base.errors import StateError
+from dataio.base.location import check_path
 from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.epochs import Epochs
 from dataio.evaluation import Evaluation, Transforms
@@ -365,6 +366,7 @@ class Loader:
             StateError: On all ranks, and nothing is changed, if anything else lies there; or if it
                 cannot be written.
         """
+        check_path(path, "Loader.save: path")
         self.flush()
         node, figures = self._run.snapshot(), self._parts.line.so_far()
         save_snapshot(Path(path), self.state_dict(), node, self.world, figures=figures)
@@ -391,6 +393,7 @@ class Loader:
             StateError: On all ranks, if nothing was saved there, if it is damaged, or by a loader
                 made otherwise.
         """
+        check_path(path, "Loader.restore: path")
         saved = find_state(Path(path), self.world)
         self._run.restore(saved, self._run.find_position(saved.state))
         self._run.ensure_running()

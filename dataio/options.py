@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from dataio.base.checked import checked
+from dataio.base.location import check_path
 from dataio.base.sizes import parse_bytes
 from dataio.cache.files.reader import Verify
 from dataio.rows.whole import Check
@@ -29,7 +30,7 @@ class NodeCache:
             ``"always"`` finds it, each time that a row is read. ``"never"`` finds none.
 
     Raises:
-        ValueError: If the quota is no size.
+        ValueError: If the quota is no size, or the path a URL.
     """
 
     path: str | os.PathLike[str] = "auto"
@@ -38,6 +39,7 @@ class NodeCache:
     verify: Verify = "once"
 
     def __post_init__(self) -> None:
+        check_path(self.path, "NodeCache: path")
         _ = self.quota_bytes
 
     @property
@@ -147,6 +149,7 @@ class Reports:
     def __post_init__(self) -> None:
         check_least("Reports", accumulate=(self.accumulate, 1))
         for name, path in (("metrics", self.metrics), ("rows", self.rows)):
+            check_path(path, f"Reports: {name}")
             if path == "":
                 raise ValueError(f"Reports: {name} is empty, expected a path; give one, or None")
 

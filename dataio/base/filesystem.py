@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dataio.base.cgroup import memory_room
 from dataio.base.errors import CacheError, SharedFilesystemError
+from dataio.base.location import check_path
 from dataio.base.own import check_root
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ def find_directory(choice: str | None) -> Path:
         choice: As `cache_directory` takes it.
     """
     named = _named(choice)
+    check_path(named, "cache directory")
     return Path(named).expanduser().absolute() if named else _scratch_directory()
 
 

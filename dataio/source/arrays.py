@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError, SourceError
+from dataio.base.location import bare
 from dataio.rows.fields import Array, Field, Float, Int, row_schema
 from dataio.rows.numbers import TIMES, converted, is_wider
 from dataio.rows.rows import FixedColumn, Rows, make_rows
@@ -67,8 +68,8 @@ class NumpySource:
     @property
     def name(self) -> str:
         if self._name is not None:
-            return self._name
-        return fspath(self._paths[0]) if self._paths else f"numpy://{self.fingerprint}"
+            return bare(self._name)
+        return bare(fspath(self._paths[0])) if self._paths else f"numpy://{self.fingerprint}"
 
     @cached_property
     def fingerprint(self) -> str:

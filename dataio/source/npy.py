@@ -60,7 +60,7 @@ class NpyFile:
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
-        self._path = path
+        self._path = path = storage.name(path)
         self._storage = storage
         with storage.open(path) as file:
             head = file.read_at(0, HEADER_BYTES)

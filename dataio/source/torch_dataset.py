@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dataio.base.checked import checked
 from dataio.base.errors import FieldError, SourceError
+from dataio.base.location import bare
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import check_ids
@@ -53,7 +54,7 @@ class DatasetSource:
     def __init__(self, dataset: MapDataset, *, name: str | None = None, version: str = "") -> None:
         _check_map_style(dataset)
         self._is_named = name is not None
-        name = name if name is not None else type(dataset).__qualname__
+        name = bare(name) if name is not None else type(dataset).__qualname__
         self._label = name if "://" in name else f"dataset://{name}"
         self.num_samples = len(dataset)
         self.bytes_read = 0

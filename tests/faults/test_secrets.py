@@ -205,6 +205,44 @@ def test_array_files_and_pipelines_keep_no_secret(server, tmp_path, caplog) -> N
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("url", [f"s3://u:{SECRET}@bucket/x", f"https://h/x.csv?sig={SECRET}"])
+def test_a_url_becomes_no_name_of_a_file(tmp_path, monkeypatch, url) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"x": np.arange(4)}
+
+    def load(**options):
+        options = {"cache": tmp_path / "cache", **options}
+        return dataio.Loader(data, batch_size=2, fields={"x": Int("x")}, **options)
+
+    with load() as loader:
+        wrong = [
+            lambda: load(cache=url), lambda: load(reports=dataio.Reports(rows=url)),
+            lambda: load(reports=dataio.Reports(metrics=url)), lambda: load(exclude=url),
+            lambda: load(exclude=[url]), lambda: loader.save(url), lambda: loader.restore(url),
+            lambda: build_config({"data": {"train": "x"}, "run": {"directory": url}}),
+        ]  # fmt: skip
+        for use in wrong:
+            with pytest.raises((ValueError, ConfigError, DataioError)) as caught:
+                use()
+            assert SECRET not in everything_of(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_arrays_and_labels_keep_no_secret(server, tmp_path, caplog) -> None:
+    whole = io.BytesIO()
+    np.save(whole, np.arange(4))
+    server.files["fake://h/x.npy"] = whole.getvalue()
+    arrays = {"x": f"fake://{USER}h/x.npy?{SIGNED}"}
+    named = dataio.NumpySource({"x": np.arange(4)}, name=f"db://{USER}h/table?{SIGNED}")
+    for number, source in enumerate((arrays, named)):
+        with train(source, tmp_path / str(number), fields={"x": Int("x")}):
+            pass
+    with pytest.raises(DataioError) as caught:
+        train({"x": f"fake://{USER}h/none.npy?{SIGNED}"}, tmp_path, fields={"x": Int("x")})
+    assert SECRET not in everything_of(caught.value) + caplog.text
+    assert looked_at(tmp_path) > 5
+
+
 def test_settings_of_a_run_keep_no_secret(tmp_path) -> None:
     given = {"train": SOURCES["signed"], "test": SOURCES["signed list"]}
     config = build_config({"data": given, "run": {"directory": str(tmp_path / "run")}})

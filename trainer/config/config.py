@@ -13,6 +13,7 @@ from typing import Literal, NoReturn, get_type_hints
 from dataio import NodeCache, Staging, Workers
 from dataio.base import toml
 from dataio.base.examples import EXAMPLES
+from dataio.base.location import check_path
 from dataio.plan.history import ScoreColumn
 from dataio.plan.policies import Importance
 from dataio.source.classes import Classes
@@ -290,6 +291,10 @@ class RunConfig(Section):
                     f"run.{name}_steps is {steps} and run.{name}_tokens is {tokens}, "
                     "expected one of them; leave the other out"
                 )
+        try:
+            check_path(self.directory, "run.directory")
+        except ValueError as error:
+            raise ConfigError(error) from error
         traced = self.profile_steps
         if traced and (len(traced) != 2 or traced[0] > traced[1]):
             raise ConfigError(

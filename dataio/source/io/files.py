@@ -344,6 +344,7 @@ class Storage:
 
     def canonical(self, url: str) -> str:
         """Write a URL so that its last part is the name of the file, and name it."""
+        url = self._names.url(url)
         return self.name(self._remote(url).canonical(url))
 
     def _ask_remote(

@@ -18,7 +18,7 @@ def client_error(
     return kind(text)  # type: ignore[no-any-return]
 
 
-class FakeServer(AbstractFileSystem):
+class FakeServer(AbstractFileSystem):  # type: ignore[misc]
     """Gives out ``files`` by their URL without user and query, as long as ``fails`` is empty.
 
     Attributes:
