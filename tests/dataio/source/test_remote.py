@@ -13,7 +13,8 @@ import pytest
 
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Int
-from dataio.source import Retry, Storage, open_source
+from dataio.source import Retry, Source, Storage, open_source
+from dataio.source.base import ShardedSource
 from dataio.source.expand import expand
 from tests.dataio.source.fake_server import FakeServer, client_error
 from tests.dataio.source.shards import numbered, read_all, write_tar
@@ -33,8 +34,13 @@ def tar(tmp_path: Path) -> bytes:
     return write_tar(tmp_path / "made.tar", numbered(5)).read_bytes()
 
 
-def fast(**options: float) -> Storage:
-    return Storage(retry=Retry(**{"retry_s": 0.0, **options}))
+def fast(*, retry_s: float = 0.0) -> Storage:
+    return Storage(retry=Retry(retry_s=retry_s))
+
+
+def paths_of(source: Source) -> list[str]:
+    assert isinstance(source, ShardedSource)
+    return [shard.path for shard in source.shards]
 
 
 def one_of(server: type[FakeServer], *names: str, tar: bytes) -> None:
@@ -45,7 +51,7 @@ def test_signed_urls_open_by_what_stands_before_their_query(server, tar) -> None
     one_of(server, "a.tar", "b.tar", tar=tar)
     server.needs = "S3CR3T"
     source = open_source([f"fake://h/{name}.tar?{KEY}-{name}" for name in "ab"], storage=fast())
-    assert [shard.path for shard in source.shards] == ["fake://h/a.tar", "fake://h/b.tar"]
+    assert paths_of(source) == ["fake://h/a.tar", "fake://h/b.tar"]
     assert source.name == "fake://h/a.tar and 1 more, to fake://h/b.tar"
     assert len(read_all(source, FIELDS)) == 10
     # No index was asked for: no URL of one is known.
@@ -58,7 +64,7 @@ def test_a_signature_for_a_directory_holds_for_each_of_its_braces(server, tar) -
     one_of(server, "a-0.tar", "a-1.tar", tar=tar)
     server.needs = "sig=S3CR3T"
     source = open_source("fake://h/a-{0..1}.tar?sv=1&sig=S3CR3T", storage=fast())
-    assert [shard.path for shard in source.shards] == ["fake://h/a-0.tar", "fake://h/a-1.tar"]
+    assert paths_of(source) == ["fake://h/a-0.tar", "fake://h/a-1.tar"]
     assert source.name == "fake://h/a-{0..1}.tar"
 
 
@@ -89,7 +95,7 @@ def test_a_user_in_the_url_is_sent_for_all_that_lies_beside(server, tar) -> None
     server.needs = "me:S3CR3T@"
     for pattern in ("fake://me:S3CR3T@h/d", "fake://me:S3CR3T@h/d/*.tar"):
         source = open_source(pattern, storage=fast())
-        assert [shard.path for shard in source.shards] == ["fake://h/d/a.tar", "fake://h/d/b.tar"]
+        assert paths_of(source) == ["fake://h/d/a.tar", "fake://h/d/b.tar"]
         assert len(read_all(source, FIELDS)) == 10
     assert any(url.endswith(".idx") for url in server.asked)
 
