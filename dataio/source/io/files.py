@@ -13,6 +13,7 @@ Deadlines hold for URLs and for files on a shared filesystem, whose server may b
 requests are made in threads that can be left behind. A local disk is read in the caller's thread.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,8 @@ from dataio.source.io.names import UrlNames
 from dataio.source.io.retry import GaveUpError, Retry, TransientError
 from dataio.source.io.throttle import Throttle
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Data = TypeVar("Data", bytes, memoryview)
 
@@ -45,6 +48,8 @@ URL_REQUEST_BYTES = 1 << 20
 
 REUSED_BYTES = 1 << 20
 """From here on fresh memory costs more than the read itself."""
+OPTIONAL_S = 5.0
+"""How long a file is asked for that need not be there."""
 MAX_IDLE = 16
 """Buffers that wait: what two readers and the blocks ahead of the writer use in turn."""
 
@@ -219,6 +224,7 @@ class Storage:
         self._lock = threading.Lock()
         self._remotes: dict[str, Remote] = {}
         self._names = UrlNames()
+        self._fails_beside: set[str] = set()
         self._shared: dict[Path, bool] = {}
         self._expected: dict[str, tuple[int, int | None]] = {}
         self.bytes_read = 0
@@ -287,17 +293,37 @@ class Storage:
         status = self.ask(path, Path(path).stat, watched=self._is_watched(path))
         return status.st_size, status.st_mtime_ns
 
-    def exists(self, path: str) -> bool:
-        """Say whether there is such a file, that this node may read."""
+    def exists(self, path: str, *, is_optional: bool = False) -> bool:
+        """Say whether there is such a file, that this node may read.
+
+        Args:
+            path: The file.
+            is_optional: Whether all goes on without it: where a server that goes on failing is
+                asked for it, it is taken as not there, as are those beside it.
+
+        Raises:
+            SourceError: If the storage fails.
+        """
         path = self.name(path)
         if "://" not in path:
             return self.ask(path, Path(path).is_file, watched=self._is_watched(path))
         if self._names.is_out_of_reach(path):
             return False
+        directory = path.rpartition("/")[0]
+        if is_optional and directory in self._fails_beside:
+            return False
         try:
-            return self.is_file_of_url(path)
+            return self._ask_remote(
+                path, lambda at, url: at.is_file(url), most_s=OPTIONAL_S if is_optional else None
+            )
         except DeniedError:
             # What many stores answer of a missing file, to whom they do not list files.
+            return False
+        except SourceError as error:
+            if not (is_optional and isinstance(error.__cause__, GaveUpError)):
+                raise
+            self._fails_beside.add(directory)
+            _log.warning("%s; it is taken as not there", error)
             return False
 
     def name(self, url: str) -> str:
@@ -348,11 +374,16 @@ class Storage:
         return self.name(self._remote(url).canonical(url))
 
     def _ask_remote(
-        self, name: str, call: Callable[[Remote, str], T], *, doing: str = "asking for it"
+        self,
+        name: str,
+        call: Callable[[Remote, str], T],
+        *,
+        doing: str = "asking for it",
+        most_s: float | None = None,
     ) -> T:
         url = self._names.url(name)
         remote = self._remote(url)
-        return self.ask(name, lambda: call(remote, url), doing=doing)
+        return self.ask(name, lambda: call(remote, url), doing=doing, most_s=most_s)
 
     def _remote(self, url: str) -> Remote:
         scheme = "s3" if url.startswith("s3://") else "fsspec"
@@ -375,14 +406,17 @@ class Storage:
         *,
         doing: str = "asking for it",
         watched: bool = True,
+        most_s: float | None = None,
     ) -> T:
-        """Make a request that reads no bytes, with retries.
+        """Make a request that reads no bytes, with retries, for ``most_s`` if that is given.
 
         Raises:
             SourceError: If the storage fails.
         """
         try:
-            return self._retry.call(lambda _: work(), doing=f"{path}: {doing}", watched=watched)
+            return self._retry.call(
+                lambda _: work(), doing=f"{path}: {doing}", watched=watched, most_s=most_s
+            )
         except GaveUpError as error:
             raise self._gave_up(path, doing, error) from error
         except OSError as error:

@@ -90,19 +90,28 @@ class Retry:
         self._lock = threading.Lock()
         self._deadline = Deadline()
 
-    def call(self, work: Callable[[int], T], *, doing: str, watched: bool) -> T:
+    def call(
+        self,
+        work: Callable[[int], T],
+        *,
+        doing: str,
+        watched: bool,
+        most_s: float | None = None,
+    ) -> T:
         """Make a request. Blocks for ``retry_s`` and one request at most, if it is watched.
 
         Args:
             work: Makes it; is told how often it failed before.
             doing: Where and what, for the log.
             watched: Whether it may hang, and is given up after ``read_timeout_s``.
+            most_s: Instead of ``retry_s`` where that is longer.
 
         Raises:
             GaveUpError: If it went on failing.
             OSError: If it failed for a reason that does not pass.
         """
         started = self._clock()
+        retry_s = self.retry_s if most_s is None else min(self.retry_s, most_s)
         failures = 0
         while True:
             try:
@@ -116,7 +125,7 @@ class Retry:
                 failures += 1
                 wait_s = self._wait_s(failures)
                 elapsed_s = self._clock() - started
-                if elapsed_s + wait_s > self.retry_s:
+                if elapsed_s + wait_s > retry_s:
                     times = "once" if failures == 1 else f"{failures} times"
                     raise GaveUpError(f"{times} in {elapsed_s:.3g} s, last: {error}") from error
                 _log.warning("%s failed (%s); again in %.1f s", doing, error, wait_s)

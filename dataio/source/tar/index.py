@@ -158,7 +158,7 @@ def _words(samples: Samples, member: int, extent: tuple[int, int], path: str) ->
 def _read_lines(storage: Storage, shard_path: str) -> list[bytes] | None:
     """Read the lines of an ``.idx``, one for each sample, if there is one."""
     path = index_path(shard_path)
-    if not storage.exists(path):
+    if not storage.exists(path, is_optional=True):
         return None
     with storage.open(path) as file:
         head, *lines = file.read_at(0, file.size).rstrip(b"\n").split(b"\n")
@@ -224,7 +224,7 @@ def _bad_index(path: str, found: str, expected: str) -> SourceError:
 
 
 def _listed(storage: Storage, path: str) -> dict[str, int]:
-    if not storage.exists(path):
+    if not storage.exists(path, is_optional=True):
         return {}
     with storage.open(path) as file:
         text = file.read_at(0, file.size)

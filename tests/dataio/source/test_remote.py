@@ -106,6 +106,20 @@ def test_an_index_that_may_not_be_read_is_none(server, tar) -> None:
     assert open_source("fake://h/a.tar", storage=fast()).num_samples == 5
 
 
+def test_an_index_of_which_the_server_never_answers_is_none(server, tar, caplog) -> None:
+    one_of(server, "a.tar", "b.tar", tar=tar)
+    lost = client_error("aiohttp", "ServerDisconnectedError", "lost")
+    server.fails = [lost]
+    source = open_source(["fake://h/a.tar", "fake://h/b.tar"], storage=fast())
+    assert (source.num_samples, len(read_all(source, FIELDS))) == (10, 10)
+    assert "it is taken as not there" in caplog.text
+    assert not any(url.endswith(".idx") for url in server.asked)
+    # What is needed is asked for as long as any other.
+    server.fails = [lost]
+    with pytest.raises(SourceError, match="storage is up"):
+        fast().exists("fake://h/c/0.0")
+
+
 @pytest.mark.parametrize("name", ["a[1].tar", "a{b}.tar", "a{0..3}.tar", "a{b,c}.tar", "{.tar"])
 def test_names_with_brackets_and_braces_are_found_as_they_are(server, tar, tmp_path, name) -> None:
     one_of(server, name, tar=tar)
