@@ -441,7 +441,7 @@ def _survey(
 
 def _stat(storage: Storage, path: str) -> tuple[int, ...]:
     """Bytes and time of change of a file, if it is there."""
-    return storage.stat(path) if path and storage.exists(path) else ()
+    return storage.stat(path) if path and storage.exists(path, is_optional=True) else ()
 
 
 def _refuse_empty(path: str, found: Surveyed) -> None:

@@ -42,7 +42,11 @@ class TarFormat:
 
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         # The index of a shard says where its samples lie, too.
-        return None if storage.exists(index_path(paths[0]), is_optional=True) else listed_counts(storage, paths)
+        return (
+            None
+            if storage.exists(index_path(paths[0]), is_optional=True)
+            else listed_counts(storage, paths)
+        )
 
     def hint_of(self, path: str) -> str:
         """Name the index of a shard."""

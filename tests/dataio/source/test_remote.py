@@ -113,7 +113,7 @@ def test_an_index_of_which_the_server_never_answers_is_none(server, tar, caplog)
     source = open_source(["fake://h/a.tar", "fake://h/b.tar"], storage=fast())
     assert (source.num_samples, len(read_all(source, FIELDS))) == (10, 10)
     assert "it is taken as not there" in caplog.text
-    assert not any(url.endswith(".idx") for url in server.asked)
+    assert sum(url.endswith(".idx") for url in server.asked) <= 1
     # What is needed is asked for as long as any other.
     server.fails = [lost]
     with pytest.raises(SourceError, match="storage is up"):
