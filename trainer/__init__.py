@@ -18,6 +18,7 @@ from trainer.run.loop import Summary, train
 from trainer.run.schedule import learning_rate
 from trainer.run.step import evaluate, rescore, train_step
 from trainer.run.tasks import Classify, NextToken, Task
+from trainer.run.verify.checking import Verdict, verify
 from trainer.watch.launch import Job, join
 from trainer.watch.metrics import MetricsLog
 from trainer.watch.watchdog import Watchdog
@@ -26,7 +27,8 @@ __all__ = [
     "GPT", "Adapted", "CheckpointError", "Checkpoints", "Classify", "Config", "ConfigError",
     "DeliveryError", "Job", "MetricsLog", "NextToken", "Pipeline", "Place", "Progress",
     "ReplicaLoader", "ResNet", "SmallCNN", "StagedModel", "Summary", "Task",
-    "TorchVersionError", "ViT", "Watchdog",
+    "TorchVersionError", "Verdict", "ViT", "Watchdog",
     "average_buffers", "axis_sizes", "evaluate", "find", "join", "learning_rate", "load_config",
     "make_mesh", "parallelize", "place_of", "rescore", "restore", "seeded", "train", "train_step",
+    "verify",
 ]  # fmt: skip

@@ -346,7 +346,7 @@ def build_loader(
     """
     data, own = config.data, own or Own()
     fields = make_fields(config, own)
-    train, test = open_data(config)
+    train, test = own.sources or open_data(config)
     if test is not None:
         make_evaluation_fields(config, own)
     policy = make_importance(config)

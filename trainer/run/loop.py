@@ -30,6 +30,7 @@ from trainer.run.build import (
 )
 from trainer.run.ema import WeightAverage
 from trainer.run.mixing import mark_draws
+from trainer.run.observed import Begun, Observer
 from trainer.run.optimizers import build_optimizer
 from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
@@ -125,6 +126,25 @@ def train(
         transform=transform,
         evaluation_transform=evaluation_transform, optimizer=optimizer, loss=loss,
     )  # fmt: skip
+    return train_observed(
+        config, own, resume=resume, metrics_path=metrics_path, plan=plan, skip_steps=skip_steps,
+        on_epoch=on_epoch,
+    )  # fmt: skip
+
+
+def train_observed(
+    config: Config,
+    own: Own,
+    *,
+    resume: str = "auto",
+    metrics_path: Path | None = None,
+    plan: Path | None = None,
+    skip_steps: Sequence[range] = (),
+    on_epoch: Listener | None = None,
+    observer: Observer | None = None,
+) -> Summary:
+    """Train as `train` does, and let ``observer`` look on. Collective."""
+    observer = observer or Observer()
     directory = Path(config.run.directory)
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.
@@ -152,7 +172,7 @@ def train(
         opened.enter_context(loader)
         evaluation = None if test is None else loader.evaluation(
             test, fields=make_evaluation_fields(config, own),
-            transform=evaluation_transform, classes=config.data.test_classes,
+            transform=own.evaluation_transform, classes=config.data.test_classes,
         )  # fmt: skip
         logs = open_logs(
             config, job, opened, found=found, metrics_path=metrics_path, stats=loader.stats,
@@ -161,11 +181,12 @@ def train(
         run = Run(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
             loader=loader, evaluation=evaluation, opened=opened, logs=logs, stop=stop,
-            parts=parts, on_epoch=on_epoch, own=own, skips=skips,
+            parts=parts, on_epoch=on_epoch, own=own, skips=skips, observer=observer,
         )  # fmt: skip
         if found:
             run.restore(found)
             set_aside_later(directory / "checkpoints", found)
+        run.begin(found)
         finished = run.train()
         return Summary(
             progress=run.progress, num_replicas=place.num_replicas, rank=job.world.rank,
@@ -189,6 +210,7 @@ class Run:
         on_epoch: Called on rank 0 with each epoch's line.
         own: What the caller brings.
         skips: Steps to pass over.
+        observer: Looks on.
 
     Attributes:
         progress: What is done.
@@ -210,6 +232,7 @@ class Run:
         on_epoch: Listener | None,
         own: Own,
         skips: Skips,
+        observer: Observer,
     ) -> None:
         self.progress = Progress()
         self.last: Line | None = None
@@ -229,6 +252,7 @@ class Run:
         if config.optimizer.ema:
             self._ema = WeightAverage(self._pipeline.parts, decay=config.optimizer.ema)
         self._on_epoch, self._skips = on_epoch, skips
+        self._own, self._observer = own, observer
         run, rank = config.run, job.world.rank
         directory = Path(run.directory)
         checkpoints = Checkpoints(
@@ -251,6 +275,14 @@ class Run:
         self.progress = restore(
             path, self._pipeline.parts, self._optimizer, self._loader, average=self._average
         )  # fmt: skip
+
+    def begin(self, found: Path | None) -> None:
+        """Show the observer the run, which goes on from a checkpoint or starts anew."""
+        begun = Begun(
+            config=self._config, own=self._own, job=self._job, pipeline=self._pipeline,
+            optimizer=self._optimizer, progress=self.progress, checkpoint=found,
+        )  # fmt: skip
+        self._observer.begin(begun)
 
     def train(self) -> bool:
         """Train the epochs that remain; say whether all are done, rather than stopped."""
@@ -295,10 +327,12 @@ class Run:
             self._trace.step()
             if config.augment.draws:
                 mark_draws(batches, step=self.progress.steps)
+            clip = config.optimizer.clip or (math.inf if self._observer.wants_norm else 0.0)
             step = train_step(
-                self._pipeline, self._optimizer, self._loader, batches,
-                clip=config.optimizer.clip, step=self.progress.steps,
+                self._pipeline, self._optimizer, self._observer.reports(self._loader), batches,
+                clip=clip, step=self.progress.steps,
             )  # fmt: skip
+            self._observer.step(batches, step, number=self.progress.steps, lr=lr)
             for batch in batches:
                 meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
@@ -407,7 +441,9 @@ class Run:
         averaged: Figures = {}
         if self._evaluation is not None:
             with self._parts.time("evaluation_s"):
-                found = evaluate(self._pipeline, self._watched(self._evaluation))
+                batches = self._observer.evaluating(self._watched(self._evaluation))
+                found = evaluate(self._pipeline, batches)
+                self._observer.evaluated(found)
                 accuracy, evaluation_loss = found
                 if ema is not None:
                     with ema.applied():
@@ -460,6 +496,7 @@ class Run:
             average_buffers(part, self._pipeline.mesh)
         if self._ema is not None:
             self._ema.average_buffers(self._pipeline.mesh)
+        self._observer.buffers_averaged()
 
     def _place(self, epoch: int) -> dict[str, int]:
         return {"epoch": epoch, "step": self.progress.steps}

@@ -41,7 +41,11 @@ Transform = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What a caller gives in place of what the settings name; see `trainer.train`."""
+    """What a caller gives in place of what the settings name; see `trainer.train`.
+
+    Attributes:
+        sources: What is trained, and what is evaluated on; the others are arguments of `train`.
+    """
 
     model: Callable[[], nn.Module] | None = None
     task: Task | None = None
@@ -51,6 +55,7 @@ class Own:
     evaluation_transform: Transform | None = None
     optimizer: MakeOptimizer | None = None
     loss: Loss | None = None
+    sources: tuple[dataio.Source, dataio.Source | None] | None = None
 
 
 def import_model(path: str) -> Callable[..., nn.Module]:

@@ -1,0 +1,319 @@
+"""Verify a mesh: a short run on it, the same steps by plain torch, and what differs."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dataio import Field, NodeCache
+from trainer.checkpoint.agree import from_rank_0
+from trainer.config.config import Config, ImportanceConfig, ShuffleConfig
+from trainer.mesh.mesh import num_microbatches
+from trainer.run.build import lay_out
+from trainer.run.loop import train_observed
+from trainer.run.own import Loss, MakeOptimizer, Own, Transform
+from trainer.run.tasks import Task
+from trainer.run.verify.compare import Compared, Difference
+from trainer.run.verify.double import InDouble
+from trainer.run.verify.plain import Plain
+from trainer.run.verify.recording import Columns, Recorded, Recorder
+from trainer.run.verify.rows import first_rows
+from trainer.watch.launch import join
+
+EPOCH_STEPS, STOP_AFTER, STEPS = 2, 3, 4
+"""Steps of an epoch and of the run, which is stopped within its second epoch and goes on."""
+
+MICROBATCH_ROWS = 2
+TOLERANCES = {"float64": (1e-9, 1e-5), "float32": (1e-3, 1e-3), "bfloat16": (0.1, 0.1)}
+"""By the precision of the weights: where all is computed in it, and where parts are in less."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out on a mesh.
+
+    Attributes:
+        mesh: Its sizes, in words.
+        figures: Of each thing that was compared: equal, how many differ, or "-".
+        differences: In the order of time and of the module; empty: the mesh trains what one
+            process does.
+        left_out: Of what was not compared, why.
+        notes: What else is to be known, such as layers that were left out.
+        tolerance: Differences up to this share of the largest number are rounding.
+        compared: Tensors and figures.
+        seconds: What it took.
+    """
+
+    mesh: str
+    figures: Mapping[str, str]
+    differences: tuple[Difference, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    tolerance: float = 0.0
+    compared: int = 0
+    seconds: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+
+def verify(
+    config: Config,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    task: Task | None = None,
+    fields: Mapping[str, Field] | None = None,
+    transform: Transform | None = None,
+    evaluation_transform: Transform | None = None,
+    optimizer: MakeOptimizer | None = None,
+    loss: Loss | None = None,
+) -> Verdict:
+    """Train some steps on the mesh of this job, and the same in plain torch; compare. Collective.
+
+    Takes what `trainer.train` takes, and leaves the run's directory and cache alone. Every rank
+    sees the directory for temporary files (TMPDIR). The plain steps are rank 0's.
+
+    Args:
+        config: The run's settings; see `verified_config` for what is set otherwise.
+        model, task, fields, transform, evaluation_transform, optimizer, loss: See `trainer.train`.
+
+    Returns:
+        What came out, the same on every rank.
+
+    Raises:
+        ConfigError: If the mesh refuses the model, or the settings do not fit.
+    """
+    own = Own(
+        model=model, task=task, fields=fields, transform=transform,
+        evaluation_transform=evaluation_transform, optimizer=optimizer, loss=loss,
+    )  # fmt: skip
+    started = time.monotonic()
+    with join(device="cpu", timeout_s=config.run.timeout_s) as job:
+        made = tempfile.mkdtemp(prefix="tonari-verify-") if job.world.rank == 0 else ""
+        directory = Path(from_rank_0(made))
+        replicate = lay_out(config, job.world.world_size).sizes[1]
+        config = replace(config, mesh=replace(config.mesh, dp_replicate=replicate))
+        try:
+            run_on_mesh(config, own, directory)
+            dist.barrier()
+            verdicts: list[Verdict | None] = [None]
+            if job.world.rank == 0:
+                verdicts = [compare_recorded(config, own, directory)]
+            dist.broadcast_object_list(verdicts)
+        finally:
+            if job.world.rank == 0:
+                shutil.rmtree(directory, ignore_errors=True)
+    (verdict,) = verdicts
+    assert verdict is not None, "sent by rank 0"
+    return replace(verdict, seconds=time.monotonic() - started)
+
+
+def verified_config(config: Config, directory: Path) -> Config:
+    """Make a short run of a run's settings, with its model, mesh, optimizer and loss.
+
+    Few rows a batch, in double precision on the CPU, all of them trained in each epoch, at a
+    learning rate that stays as it is; results, cache and checkpoints in a directory of their own.
+    """
+    mesh = config.mesh
+    microbatches = num_microbatches(
+        mesh.microbatches, pp=mesh.pp, schedule=mesh.schedule, virtual=mesh.virtual
+    )
+    return replace(
+        config,
+        data=replace(
+            config.data, batch_size=MICROBATCH_ROWS * microbatches, drop_last=False, exclude="",
+            cache=NodeCache(str(directory / "cache")),
+            workers=replace(config.data.workers, threads=0, processes=0),
+        ),
+        shuffle=ShuffleConfig(kind="local"),
+        importance=ImportanceConfig(),
+        optimizer=replace(
+            config.optimizer, schedule="steps", milestones=(), schedule_by="epoch", ema=0.0,
+            min_lr=0.0, warmup_epochs=0, warmup_steps=0, warmup_tokens=0,
+        ),
+        mesh=replace(config.mesh, swap_blocks=0),
+        run=replace(
+            config.run, epochs=STEPS, max_steps=STEPS, max_tokens=0, evaluate_steps=0,
+            evaluate_tokens=0, checkpoint_epochs=STEPS, checkpoint_steps=0, checkpoint_tokens=0,
+            directory=str(directory / "run"), log_steps=1, tensorboard=False, prometheus="",
+            otel=False, profile_steps=(), device="cpu", timeout_s=min(config.run.timeout_s, 60.0),
+        ),
+    )  # fmt: skip
+
+
+def world_size_of(config: Config) -> int:
+    """Count the ranks of the smallest job that a mesh fits."""
+    mesh = config.mesh
+    return mesh.pp * (mesh.dp_replicate or 1) * mesh.dp_shard * mesh.cp * mesh.tp
+
+
+def replicas_of(config: Config) -> int:
+    """Count the replicas of that job."""
+    return (config.mesh.dp_replicate or 1) * config.mesh.dp_shard
+
+
+def short_run(config: Config, own: Own, directory: Path) -> tuple[Config, Own]:
+    """Make the short run, and its rows; the same on every rank."""
+    short = verified_config(config, directory)
+    step_rows = short.data.batch_size * replicas_of(short) * short.optimizer.accumulate
+    own = replace(own, sources=first_rows(config, own, EPOCH_STEPS * step_rows))
+    if short.mesh.dtype == "float64" and own.task is not None:
+        own = replace(own, task=InDouble(own.task))
+    return short, own
+
+
+def run_on_mesh(config: Config, own: Own, directory: Path) -> None:
+    """Train the short run, stop it, go on, and leave what this rank saw. Collective."""
+    short, own = short_run(config, own, directory)
+    for number, last in enumerate((STOP_AFTER, STEPS)):
+        recorder = Recorder(keep=(0, STEPS - 1))
+        part = replace(short, run=replace(short.run, max_steps=last))
+        train_observed(part, own, observer=recorder)
+        assert recorder.found is not None, "it has begun"
+        torch.save(recorder.found, directory / f"{number}-{recorder.found.rank}.pt")
+
+
+def compare_recorded(config: Config, own: Own, directory: Path) -> Verdict:
+    """Do in this process what the ranks did, and compare.
+
+    Args:
+        config: As `run_on_mesh` was given.
+        own: Likewise.
+        directory: Where the ranks left what they saw.
+    """
+    started = time.monotonic()
+    short, own = short_run(config, own, directory)
+    replicas = replicas_of(short)
+    microbatches = lay_out(short, world_size_of(short)).microbatches
+    plain = Plain(short, own, replicas=replicas, microbatches=microbatches)
+    compared = Compared(tolerance=TOLERANCES[short.mesh.dtype][0])
+    for part in range(2):
+        _compare_start(plain, _read(directory, part), compared, replicas=replicas)
+    _conclude(plain, compared, pieces=replicas * microbatches)
+    if plain.in_parts:
+        compared = _with_tolerance(compared, TOLERANCES[short.mesh.dtype][1])
+    return Verdict(
+        mesh=mesh_words(config), figures=compared.verdicts(),
+        differences=tuple(compared.differences), left_out=compared.left_out,
+        tolerance=compared.tolerance, compared=compared.count,
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
+
+
+def mesh_words(config: Config) -> str:
+    """Say a mesh in words: the axes that have several ranks, and the schedule of a pipeline."""
+    mesh = config.mesh
+    sizes = {name: getattr(mesh, name) or 1 for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    named = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    return " ".join(named + [mesh.schedule] * (mesh.pp > 1)) or "one process"
+
+
+def _read(directory: Path, part: int) -> list[Recorded]:
+    paths = sorted(directory.glob(f"{part}-*.pt"))
+    found: list[Recorded] = [torch.load(path, weights_only=False) for path in paths]
+    return sorted(found, key=lambda each: each.rank)
+
+
+def _compare_start(
+    plain: Plain, ranks: list[Recorded], compared: Compared, *, replicas: int
+) -> None:
+    """Do the steps of one start of the run, and compare each with what the ranks saw of it."""
+
+    def held(states: Callable[[Recorded], object]) -> list[tuple[str, int, list[object]]]:
+        return [(f"rank {r.rank}: {r.place}", r.replica, states(r)) for r in ranks]  # type: ignore[misc]
+
+    def expected() -> list[dict[tuple[str, str], Tensor]]:
+        return [plain.state(replica) for replica in range(replicas)]
+
+    first = ranks[0]
+    if first.goes_on:
+        compared.state("after the resume", held(lambda r: r.restored), expected(), figure="resume")  # type: ignore[arg-type]
+    for position, step in enumerate(first.steps):
+        batches = [
+            [_joined(ranks, replica, lambda r: r.steps[position].batches[number])  # noqa: B023
+             for replica in range(replicas)]
+            for number in range(len(step.batches))
+        ]  # fmt: skip
+        when = f"step {step.number + 1}"
+        losses, norm = plain.step(batches, number=step.number, lr=step.lr, first=not step.number)
+        for number, each in enumerate(losses):
+            for replica, its in enumerate(each):
+                (scorer,) = [r for r in ranks if r.scores and r.replica == replica]
+                valid = batches[number][replica]["sample_id"] >= 0
+                compared.tensor(
+                    "losses", when, "the loss of each row", scorer.steps[position].losses[number][valid],
+                    its.cpu()[valid], where=f"replica {replica}",
+                )  # fmt: skip
+        compared.value("gradient norms", when, "the norm of all gradients", step.norm, norm)
+        if step.number in first.states:
+            compared.state(when, held(lambda r: r.states[step.number]), expected())  # type: ignore[arg-type]  # noqa: B023
+        if step.number in first.averaged:
+            plain.average_buffers()
+        for after, _, found in first.evaluations:
+            if after == step.number:
+                _compare_evaluation(plain, ranks, after, found, compared, replicas=replicas)
+
+
+def _compare_evaluation(
+    plain: Plain, ranks: list[Recorded], after: int, found: object, compared: Compared, *,
+    replicas: int,
+) -> None:  # fmt: skip
+    def batches_of(rank: Recorded) -> list[Columns]:
+        return next(batches for step, batches, _ in rank.evaluations if step == after)
+
+    count = len(batches_of(ranks[0]))
+    batches = [
+        [_joined(ranks, replica, lambda r: batches_of(r)[n]) for n in range(count)]  # noqa: B023
+        for replica in range(replicas)
+    ]
+    expected = plain.evaluate(batches)
+    when = f"the evaluation after step {after + 1}"
+    for name in ("loss", "accuracy"):
+        compared.value(
+            "evaluation", when, f"its {name}", getattr(found, name), getattr(expected, name)
+        )
+
+
+def _joined(
+    ranks: list[Recorded], replica: int, columns: Callable[[Recorded], Columns]
+) -> Columns:
+    """Put the columns of a replica's reader and of its scorer together."""
+    found: Columns = {}
+    for rank in ranks:
+        if rank.replica == replica and (rank.reads or rank.scores):
+            found |= columns(rank)
+    return found
+
+
+def _conclude(plain: Plain, compared: Compared, *, pieces: int) -> None:
+    """Compare what one process alone shows: a batch in one pass, and draws that repeat."""
+    if pieces == 1:
+        compared.leave_out("whole batch", "a step is one pass")
+    elif plain.apart is None:
+        compared.leave_out("whole batch", plain.why or "the module cannot be copied")
+    else:
+        compared.value(
+            "whole batch", "step 1", f"the losses of {pieces} parts of a batch, and of all its "
+            "rows in one pass, apart", plain.apart, 0.0, scale=1.0,
+        )  # fmt: skip
+    if not plain.drew:
+        compared.leave_out("draws", "it draws nothing")
+    for name, number in plain.repeats.items():
+        compared.value(
+            "draws", "step 1", f"uses of block {name} that draw what an earlier one drew",
+            float(number), 0.0, scale=1.0,
+        )  # fmt: skip
+
+
+def _with_tolerance(compared: Compared, tolerance: float) -> Compared:
+    """Take differences for rounding up to another tolerance."""
+    kept = [each for each in compared.differences if not each.apart <= tolerance]
+    return replace(compared, tolerance=tolerance, differences=kept)

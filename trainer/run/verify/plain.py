@@ -1,0 +1,309 @@
+"""The steps of a recorded run by plain torch: one process, the plain module, a plain loop.
+
+Nothing of the mesh is here: no stages, no sharding, no pipeline, no clipping of ours. Three things
+are as the mesh has them, as nothing else could be compared: the rows of each microbatch, the keys by
+which blocks draw, and that each replica has batch statistics of its own, which are averaged now and
+then. So there is one module for each replica, and all of them have the same parameters.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from trainer.checkpoint.weights import WeightFiles
+from trainer.config.config import Config
+from trainer.mesh.randomness import Randomness
+from trainer.models import Adapted, StagedModel, seeded
+from trainer.models.trace import Inputs, call
+from trainer.run.build import make_model, make_task
+from trainer.run.optimizers import build_optimizer
+from trainer.run.own import Own
+from trainer.run.step import MOST_BATCHES, Evaluation
+from trainer.run.tasks import CountsTargets, Task
+from trainer.run.verify.recording import Columns
+
+Key = tuple[str, str]
+"""A kind and a name, as `recording.Held` has them."""
+
+
+class Plain:
+    """The model in one process, and its plain steps.
+
+    Args:
+        config: The settings of the run.
+        own: What its caller brings.
+        replicas: Of the mesh.
+        microbatches: Parts of a batch.
+        weights: To start from, by the names of the plain module; None: those of the constructor.
+        device: Where it computes.
+
+    Attributes:
+        in_parts: Whether some of it computes in less than the precision of its weights.
+        drew: Whether anything was drawn.
+        repeats: Blocks that drew the same numbers twice in a step, and how often.
+        apart: How far the first step's losses are from those of its whole batch in one pass, of
+            the largest; None where they cannot be compared: ``why`` says so.
+    """
+
+    def __init__(
+        self, config: Config, own: Own, *, replicas: int, microbatches: int,
+        weights: Mapping[str, Tensor] | None = None, device: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        self._config, self._microbatches = config, microbatches
+        device = device or torch.device("cpu")
+        model = seeded(partial(make_model, config, own), seed=config.run.seed)
+        if config.model.weights and weights is None:
+            WeightFiles(Path(config.model.weights)).read_into([model])
+        model = model.double() if config.mesh.dtype == "float64" else model
+        if weights is not None:
+            plain_of(model).load_state_dict(weights, strict=False)
+        model = model.to(device)
+        shared = {id(each): each for each in model.parameters()}
+        self.models = [model, *(copy.deepcopy(model, dict(shared)) for _ in range(1, replicas))]
+        self._tasks = [make_task(config, own, replica=number) for number in range(replicas)]
+        self._draws = [
+            Randomness(
+                seed=config.run.seed, replica=number, microbatches=microbatches, apart=0,
+                device=device,
+            )
+            for number in range(replicas)
+        ]  # fmt: skip
+        self.repeats: dict[str, int] = {}
+        self._seeds: set[int] = set()
+        for draws, each in zip(self._draws, self.models, strict=True):
+            draws.attach(cast(nn.Module, _Keyed(each)))
+            self._watch_draws(each)
+        self._parameters = list(model.parameters())
+        make = own.optimizer or partial(build_optimizer, config.optimizer)
+        self._optimizer = make(self._parameters)
+        self._rates = [group["lr"] / config.optimizer.lr for group in self._optimizer.param_groups]
+        self.drew = self.in_parts = False
+        self.apart: float | None = None
+        self.why = ""
+
+    def step(
+        self, batches: Sequence[Sequence[Columns]], *, number: int, lr: float, first: bool = False
+    ) -> tuple[list[list[Tensor]], float]:
+        """Train a step: forward, backward, clip, update.
+
+        Args:
+            batches: For each batch of the step, the columns of each replica's rows.
+            number: Of the step in the run.
+            lr: Its learning rate.
+            first: Whether to compare it with its batch in one pass.
+
+        Returns:
+            Each batch's and replica's losses, floating[rows], and the norm of the gradients.
+        """
+        before = self._copy() if first else None
+        losses, norm = self.gradients(batches, number=number)
+        if before is not None:
+            self._compare_whole(before, batches, losses)
+        if self._config.optimizer.clip:
+            given = [each for each in self._parameters if each.grad is not None]
+            nn.utils.clip_grad_norm_(given, self._config.optimizer.clip)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = lr * rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return losses, norm
+
+    def gradients(
+        self, batches: Sequence[Sequence[Columns]], *, number: int
+    ) -> tuple[list[list[Tensor]], float]:
+        """Add up the gradients of a step: of the mean over all its rows that are no padding."""
+        self._seeds.clear()
+        total = sum(
+            float(self._weights(replica, batch).sum())
+            for each in batches
+            for replica, batch in enumerate(each)
+        )
+        losses: list[list[Tensor]] = []
+        for position, each in enumerate(batches, 1):
+            losses.append([])
+            for replica, batch in enumerate(each):
+                drawing = number * MOST_BATCHES + position
+                with self._draws[replica].drawing(drawing):
+                    losses[-1].append(self._pass(replica, batch, max(total, 1)))
+        grads = [each.grad for each in self._parameters if each.grad is not None]
+        return losses, float(nn.utils.get_total_norm(grads))
+
+    def average_buffers(self) -> None:
+        """Give all replicas the mean of their batch statistics."""
+        for named in zip(*(list(each.buffers()) for each in self.models), strict=True):
+            if len(named) > 1 and named[0].is_floating_point():
+                mean = torch.stack([each.detach() for each in named]).mean(0)
+                for each in named:
+                    each.data.copy_(mean)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Sequence[Columns]]) -> Evaluation:
+        """Judge the model: means over all rows that are no padding; changes nothing."""
+        right = loss = rows = 0.0
+        for replica, model in enumerate(self.models):
+            with _evaluating(model):
+                for batch in batches[replica]:
+                    task = self._tasks[replica]
+                    inputs, target = task.input(batch), task.target(batch)
+                    logits = run(model, inputs)
+                    valid = batch["valid"]
+                    shares, _ = task.outcome(logits, target)
+                    right += float(shares.double()[valid].sum())
+                    loss += float(task.losses(logits, target).double()[valid].sum())
+                    rows += float(valid.sum())
+        return Evaluation(right / max(rows, 1), loss / max(rows, 1))
+
+    def state(self, replica: int) -> dict[Key, Tensor]:
+        """Name all that one process holds: weights, buffers and what the optimizer remembers."""
+        model = plain_of(self.models[replica])
+        found: dict[Key, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            found["weight", name] = parameter.detach().clone()
+            for kind, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, (Tensor, int, float)):
+                    found[kind, name] = torch.as_tensor(value).detach().clone()
+        saved = set(model.state_dict())
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            if name in saved:
+                found["buffer", name] = buffer.detach().clone()
+        return found
+
+    def _pass(self, replica: int, batch: Columns, total: float) -> Tensor:
+        task, model = self._tasks[replica], self.models[replica]
+        inputs, target = task.input(batch), task.target(batch)
+        weights = self._weights(replica, batch) / total
+        found = []
+        for number, rows in enumerate(torch.arange(len(weights)).chunk(self._microbatches)):
+            self._draws[replica].begin(number)
+            state = torch.get_rng_state()
+            with _Precisions(self):
+                logits = run(model, tree_map(lambda each, rows=rows: each[rows], inputs))
+            self.drew = self.drew or not torch.equal(state, torch.get_rng_state())
+            losses = task.losses(logits, target[rows])
+            found.append(losses.detach())
+            (losses * weights[rows].to(losses)).sum().backward()  # type: ignore[no-untyped-call]
+        return torch.cat(found)
+
+    def _weights(self, replica: int, batch: Columns) -> Tensor:
+        """Weigh each row: 1, or as many as its targets where the task counts them; padding 0."""
+        task = self._tasks[replica]
+        counts = task.num_targets(batch) if isinstance(task, CountsTargets) else 1
+        return (batch["sample_id"] >= 0).double() * counts
+
+    def _copy(self) -> list[StagedModel] | None:
+        try:
+            return [copy.deepcopy(self.models[0])]
+        except Exception:
+            # What cannot be copied is compared by its microbatches alone.
+            return None
+
+    @torch.no_grad()
+    def _compare_whole(
+        self, before: Sequence[StagedModel], batches: Sequence[Sequence[Columns]],
+        losses: list[list[Tensor]],
+    ) -> None:  # fmt: skip
+        """Compare the losses of the microbatches with those of all rows in one pass."""
+        first = batches[0]
+        if self.drew:
+            self.why = "it draws"
+        elif any(isinstance(each, nn.modules.batchnorm._NormBase) for each in before[0].modules()):
+            self.why = "its batch statistics are those of a microbatch"
+        if self.why:
+            return
+        tasks = [task for task, _ in zip(self._tasks, first, strict=True)]
+        inputs = [task.input(batch) for task, batch in zip(tasks, first, strict=True)]
+        targets = [task.target(batch) for task, batch in zip(tasks, first, strict=True)]
+        joined = tree_map(lambda *each: torch.cat(each), *inputs)
+        found = tasks[0].losses(run(before[0], joined), torch.cat(targets))
+        expected = torch.cat(losses[0])
+        valid = torch.cat([batch["sample_id"] >= 0 for batch in first])
+        self.apart = float(
+            (found - expected)[valid].abs().max() / found[valid].abs().max().clamp_min(1e-30)
+        )
+
+    def _watch_draws(self, model: StagedModel) -> None:
+        """Note blocks that draw numbers that were drawn before in the same step."""
+        for name, block in model.blocks.items():
+            started: list[Tensor] = []
+
+            def before(*_: object, started: list[Tensor] = started) -> None:
+                started.append(torch.get_rng_state())
+
+            def after(
+                *_: object, started: list[Tensor] = started, name: str = name
+            ) -> None:
+                state = started.pop()
+                if not self._watches or torch.equal(state, torch.get_rng_state()):
+                    return
+                drawn = hash(state.numpy().tobytes())
+                if drawn in self._seeds:
+                    self.repeats[name] = self.repeats.get(name, 0) + 1
+                self._seeds.add(drawn)
+
+            block.register_forward_pre_hook(before)
+            # Before the generators are seeded again for what follows the block
+            block.register_forward_hook(after, prepend=True)
+
+    @property
+    def _watches(self) -> bool:
+        return torch.is_grad_enabled()
+
+
+class _Keyed:
+    """What `Randomness.attach` asks of a stage, of the plain module."""
+
+    def __init__(self, model: StagedModel) -> None:
+        self.blocks = model.blocks
+        self.register_forward_pre_hook = plain_of(model).register_forward_pre_hook
+
+
+class _Precisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether floating point of less than double precision is computed with."""
+
+    def __init__(self, plain: Plain) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plain = plain
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        for each in tree_leaves(given):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self._plain.in_parts |= each.dtype != torch.float64
+        return given
+
+
+def plain_of(model: StagedModel) -> nn.Module:
+    """Take the caller's module out of what adapts it; a model of the trainer's is one itself."""
+    return model.wrapped if isinstance(model, Adapted) else model
+
+
+def run(model: StagedModel, inputs: Inputs) -> Tensor:
+    """Call the module as its author would, and take the logits."""
+    if not isinstance(model, Adapted):
+        return cast(Tensor, model(inputs))
+    return model._output(call(model.wrapped, model._prepared(inputs)))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation, and each part of it back as it was; buffers too."""
+    modes = {each: each.training for each in model.modules()}
+    buffers = [(each, each.clone()) for each in model.buffers()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+        for each, value in buffers:
+            each.copy_(value)
+
+

@@ -1,0 +1,62 @@
+"""The first rows of a dataset as one of its own."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dataio
+from dataio.rows.rows import Rows
+from trainer.config.config import Config
+from trainer.run.build import open_data
+from trainer.run.own import Own
+
+
+class FirstRows:
+    """The first samples of a source.
+
+    Args:
+        source: Of all.
+        count: How many.
+    """
+
+    made_as = "FirstRows"
+    total_bytes = 0
+
+    def __init__(self, source: dataio.Source, count: int) -> None:
+        self._source = source
+        self.num_samples = min(count, source.num_samples)
+        self.name = source.name
+        self.shard_starts: NDArray[np.int64] = np.zeros(1, np.int64)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._source.fingerprint}-{self.num_samples}"
+
+    @property
+    def bytes_read(self) -> int:
+        return self._source.bytes_read
+
+    def read(
+        self, sample_ids: NDArray[np.int64], fields: Mapping[str, dataio.Field]
+    ) -> Iterator[Rows]:
+        """Read samples; see `dataio.Source`."""
+        return self._source.read(sample_ids, fields)
+
+
+def first_rows(config: Config, own: Own, count: int) -> tuple[FirstRows, FirstRows]:
+    """Open the first rows to train on, and as many to evaluate on: of the same where none are given.
+
+    Raises:
+        ConfigError: If a text cannot be read.
+        DataioError: If the data cannot.
+    """
+    train, test = own.sources or open_data(config)
+    first = FirstRows(_open(train), count)
+    return first, first if test is None else FirstRows(_open(test), count)
+
+
+def _open(data: dataio.Source | dataio.Shards | list[str]) -> dataio.Source:
+    if isinstance(data, dataio.Shards):
+        return dataio.open_source(data.names, sequences=data.sequences)
+    return dataio.open_source(data) if isinstance(data, list) else data
