@@ -19,6 +19,10 @@ COMMANDS = {
     "init": ("tonari.init.command", "write a config, a loop and a batch script to begin with"),
     "pack": ("tonari.pack.command", "turn Parquet or images into tar shards, text into tokens"),
     "train": ("tonari.train.command", "train a model as a TOML file says, alone or on many ranks"),
+    "verify": (
+        "tonari.verify.command",
+        "compare some steps on a mesh with one process of plain torch, tensor by tensor",
+    ),
     "ablate": ("tonari.ablate.command", "compare ways to train, by accuracy over seeds"),
     "hardest": (
         "tonari.hardest.command",

@@ -48,6 +48,8 @@ class Verdict:
         tolerance: Differences up to this share of the largest number are rounding.
         compared: Tensors and figures.
         seconds: What it took.
+        failed: ``"refused"`` or ``"failed"`` where the mesh did not train at all, for a reason among
+            the notes; else empty.
     """
 
     mesh: str
@@ -58,11 +60,25 @@ class Verdict:
     tolerance: float = 0.0
     compared: int = 0
     seconds: float = 0.0
+    failed: str = ""
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
-        return not self.differences
+        """Whether the mesh trained, and nothing differs."""
+        return not self.differences and not self.failed
+
+    @property
+    def line(self) -> str:
+        """Say it in one line."""
+        if self.failed:
+            return f"{self.mesh}: {self.failed}"
+        if self.equal:
+            return (
+                f"{self.mesh}: equal: {self.compared} tensors and figures to {self.tolerance:.0e} "
+                "of the largest"
+            )
+        names = dict.fromkeys(each.figure for each in self.differences)
+        return f"{self.mesh}: DIFFERS from one process of plain torch: {', '.join(names)}"
 
 
 def verify(
@@ -234,7 +250,9 @@ def _compare_start(
         return [plain.state(replica) for replica in range(replicas)]
 
     first = ranks[0]
-    if first.goes_on:
+    if first.goes_on and compared.differs("weights", "buffers", "optimizer"):
+        compared.leave_out("resume", "the state differed before it")
+    elif first.goes_on:
         compared.state("after the resume", held(lambda r: r.restored), expected(), figure="resume")  # type: ignore[arg-type]
     for position, step in enumerate(first.steps):
         batches = [
@@ -269,12 +287,14 @@ def _compare_evaluation(
     def batches_of(rank: Recorded) -> list[Columns]:
         return next(batches for step, batches, _ in rank.evaluations if step == after)
 
-    count = len(batches_of(ranks[0]))
     batches = [
-        [_joined(ranks, replica, lambda r: batches_of(r)[n]) for n in range(count)]  # noqa: B023
+        [_joined(ranks, replica, lambda r: batches_of(r)[n]) for n in range(len(batches_of(ranks[0])))]  # noqa: B023
         for replica in range(replicas)
     ]
     expected = plain.evaluate(batches)
+    if plain.evaluation_draws:
+        compared.leave_out("evaluation", "it draws, which nothing keys there")
+        return
     when = f"the evaluation after step {after + 1}"
     for name in ("loss", "accuracy"):
         compared.value(
@@ -304,7 +324,7 @@ def _conclude(plain: Plain, compared: Compared, *, pieces: int) -> None:
             "whole batch", "step 1", f"the losses of {pieces} parts of a batch, and of all its "
             "rows in one pass, apart", plain.apart, 0.0, scale=1.0,
         )  # fmt: skip
-    if not plain.drew:
+    if not plain.draws:
         compared.leave_out("draws", "it draws nothing")
     for name, number in plain.repeats.items():
         compared.value(

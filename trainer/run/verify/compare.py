@@ -160,6 +160,10 @@ class Compared:
         """Say why something was not compared."""
         self.left_out[figure] = why
 
+    def differs(self, *figures: str) -> bool:
+        """Say whether any of these differs so far."""
+        return any(each.figure in figures for each in self.differences)
+
     def verdicts(self) -> dict[str, str]:
         """Say of each figure what came out: equal, how many differ, or why it was left out."""
         found: dict[str, str] = {}

@@ -46,8 +46,6 @@ class Plain:
         device: Where it computes.
 
     Attributes:
-        in_parts: Whether some of it computes in less than the precision of its weights.
-        drew: Whether anything was drawn.
         repeats: Blocks that drew the same numbers twice in a step, and how often.
         apart: How far the first step's losses are from those of its whole batch in one pass, of
             the largest; None where they cannot be compared: ``why`` says so.
@@ -85,7 +83,7 @@ class Plain:
         make = own.optimizer or partial(build_optimizer, config.optimizer)
         self._optimizer = make(self._parameters)
         self._rates = [group["lr"] / config.optimizer.lr for group in self._optimizer.param_groups]
-        self.drew = self.in_parts = False
+        self._operations, self._evaluating = _Operations(), _Operations()
         self.apart: float | None = None
         self.why = ""
 
@@ -136,6 +134,21 @@ class Plain:
         grads = [each.grad for each in self._parameters if each.grad is not None]
         return losses, float(nn.utils.get_total_norm(grads))
 
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws random numbers."""
+        return self._operations.draws
+
+    @property
+    def evaluation_draws(self) -> bool:
+        """Whether an evaluation does."""
+        return self._evaluating.draws
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts of it compute in less than double precision."""
+        return self._operations.in_parts
+
     def average_buffers(self) -> None:
         """Give all replicas the mean of their batch statistics."""
         for named in zip(*(list(each.buffers()) for each in self.models), strict=True):
@@ -153,7 +166,8 @@ class Plain:
                 for batch in batches[replica]:
                     task = self._tasks[replica]
                     inputs, target = task.input(batch), task.target(batch)
-                    logits = run(model, inputs)
+                    with self._evaluating:
+                        logits = run(model, inputs)
                     valid = batch["valid"]
                     shares, _ = task.outcome(logits, target)
                     right += float(shares.double()[valid].sum())
@@ -183,11 +197,9 @@ class Plain:
         found = []
         for number, rows in enumerate(torch.arange(len(weights)).chunk(self._microbatches)):
             self._draws[replica].begin(number)
-            state = torch.get_rng_state()
-            with _Precisions(self):
+            with self._operations:
                 logits = run(model, tree_map(lambda each, rows=rows: each[rows], inputs))
-            self.drew = self.drew or not torch.equal(state, torch.get_rng_state())
-            losses = task.losses(logits, target[rows])
+                losses = task.losses(logits, target[rows])
             found.append(losses.detach())
             (losses * weights[rows].to(losses)).sum().backward()  # type: ignore[no-untyped-call]
         return torch.cat(found)
@@ -212,7 +224,7 @@ class Plain:
     ) -> None:  # fmt: skip
         """Compare the losses of the microbatches with those of all rows in one pass."""
         first = batches[0]
-        if self.drew:
+        if self.draws:
             self.why = "it draws"
         elif any(isinstance(each, nn.modules.batchnorm._NormBase) for each in before[0].modules()):
             self.why = "its batch statistics are those of a microbatch"
@@ -265,19 +277,26 @@ class _Keyed:
         self.register_forward_pre_hook = plain_of(model).register_forward_pre_hook
 
 
-class _Precisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether floating point of less than double precision is computed with."""
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether random numbers are drawn, and whether some is computed in less than double."""
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._plain = plain
+        self.draws = self.in_parts = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = func(*args, **(kwargs or {}))
-        for each in tree_leaves(given):
-            if isinstance(each, Tensor) and each.is_floating_point():
-                self._plain.in_parts |= each.dtype != torch.float64
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+        # What is made of nothing, such as a mask, or turned into double, is not computed with.
+        self.in_parts |= _is_narrow(given) and _is_narrow((args, kwargs))
         return given
+
+
+def _is_narrow(values: object) -> bool:
+    return any(
+        isinstance(each, Tensor) and each.is_floating_point() and each.dtype != torch.float64
+        for each in tree_leaves(values)
+    )
 
 
 def plain_of(model: StagedModel) -> nn.Module:

@@ -1,0 +1,21 @@
+"""One rank of a mesh that is verified; started by `tonari.verify.command`.
+
+Arguments: the config, the directory to leave what it saw in, overrides.
+"""
+
+import sys
+from pathlib import Path
+
+from trainer.config.config import load_config
+from trainer.run.own import Own
+from trainer.run.verify.checking import run_on_mesh
+
+
+def main(argv: list[str]) -> None:
+    """Train the short run."""
+    config, directory, *overrides = argv
+    run_on_mesh(load_config(Path(config), overrides), Own(), Path(directory))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
