@@ -257,7 +257,8 @@ class RunConfig(Section):
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
     last step, of this start of the run, that torch's profiler traces. ``deterministic`` has torch
     use kernels alone that give the same bits each time, and refuse operations that have none.
-    ``peak_tflops`` of a device is for the MFU, 0: as known of it.
+    ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first step
+    of a model of your own on several ranks with one process of plain torch, once: docs/models.md.
     """
 
     epochs: Count = 10
@@ -281,6 +282,7 @@ class RunConfig(Section):
     peak_tflops: NotNegative = 0.0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     timeout_s: Positive = 300.0
+    verify: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

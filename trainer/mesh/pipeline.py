@@ -247,6 +247,11 @@ class Pipeline:
         return self._task
 
     @property
+    def num_microbatches(self) -> int:
+        """Parts of a batch that are under way at a time."""
+        return len(self._rows)
+
+    @property
     def again(self) -> set[nn.Parameter]:
         """Parameters that are further copies of a weight of several stages."""
         return self._ties.again

@@ -39,6 +39,7 @@ from trainer.run.pretrained import start_from_weights
 from trainer.run.skips import Skips
 from trainer.run.step import evaluate, grouped, rescore, train_step
 from trainer.run.tasks import Task
+from trainer.run.verify.first_step import FirstStep
 from trainer.watch.launch import Job, join
 from trainer.watch.meter import Figures, Meter, combine_order_hashes
 from trainer.watch.metrics import Line, ProgressLine, progress_words
@@ -143,8 +144,11 @@ def train_observed(
     on_epoch: Listener | None = None,
     observer: Observer | None = None,
 ) -> Summary:
-    """Train as `train` does, and let ``observer`` look on. Collective."""
-    observer = observer or Observer()
+    """Train as `train` does, and let ``observer`` look on, by default at the first step.
+
+    Collective.
+    """
+    observer = observer or FirstStep()
     directory = Path(config.run.directory)
     with (
         # Until all is closed: a checkpoint may still be under way, and launchers repeat signals.

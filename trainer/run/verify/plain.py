@@ -7,6 +7,8 @@ then. So there is one module for each replica, and all of them have the same par
 """
 
 import copy
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -56,7 +58,7 @@ class Plain:
         weights: Mapping[str, Tensor] | None = None, device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self._config, self._microbatches = config, microbatches
-        device = device or torch.device("cpu")
+        self._device = device = device or torch.device("cpu")
         model = seeded(partial(make_model, config, own), seed=config.run.seed)
         if config.model.weights and weights is None:
             WeightFiles(Path(config.model.weights)).read_into([model])
@@ -115,9 +117,18 @@ class Plain:
         return losses, norm
 
     def gradients(
-        self, batches: Sequence[Sequence[Columns]], *, number: int
+        self, batches: Sequence[Sequence[Columns]], *, number: int, limit_s: float = math.inf
     ) -> tuple[list[list[Tensor]], float]:
-        """Add up the gradients of a step: of the mean over all its rows that are no padding."""
+        """Add up the gradients of a step: of the mean over all its rows that are no padding.
+
+        Args:
+            batches, number: See `step`.
+            limit_s: No microbatch begins later than so many seconds from now.
+
+        Returns:
+            Losses as `step` does, of the rows that were come to, and the norm: nan without others.
+        """
+        ends = time.monotonic() + limit_s
         self._seeds.clear()
         total = sum(
             float(self._weights(replica, batch).sum())
@@ -130,7 +141,9 @@ class Plain:
             for replica, batch in enumerate(each):
                 drawing = number * MOST_BATCHES + position
                 with self._draws[replica].drawing(drawing):
-                    losses[-1].append(self._pass(replica, batch, max(total, 1)))
+                    losses[-1].append(self._pass(replica, batch, max(total, 1), ends=ends))
+                if len(losses[-1][-1]) < len(batch["sample_id"]):
+                    return losses, math.nan
         grads = [each.grad for each in self._parameters if each.grad is not None]
         return losses, float(nn.utils.get_total_norm(grads))
 
@@ -190,19 +203,22 @@ class Plain:
                 found["buffer", name] = buffer.detach().clone()
         return found
 
-    def _pass(self, replica: int, batch: Columns, total: float) -> Tensor:
+    def _pass(self, replica: int, batch: Columns, total: float, *, ends: float) -> Tensor:
+        batch = {name: column.to(self._device) for name, column in batch.items()}
         task, model = self._tasks[replica], self.models[replica]
         inputs, target = task.input(batch), task.target(batch)
         weights = self._weights(replica, batch) / total
         found = []
         for number, rows in enumerate(torch.arange(len(weights)).chunk(self._microbatches)):
+            if number + replica and time.monotonic() > ends:
+                break
             self._draws[replica].begin(number)
             with self._operations:
                 logits = run(model, tree_map(lambda each, rows=rows: each[rows], inputs))
                 losses = task.losses(logits, target[rows])
             found.append(losses.detach())
             (losses * weights[rows].to(losses)).sum().backward()  # type: ignore[no-untyped-call]
-        return torch.cat(found)
+        return torch.cat(found) if found else weights[:0]
 
     def _weights(self, replica: int, batch: Columns) -> Tensor:
         """Weigh each row: 1, or as many as its targets where the task counts them; padding 0."""

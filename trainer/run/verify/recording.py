@@ -163,7 +163,7 @@ class Recorder(Observer):
     def reports(self, loader: TakesReports) -> TakesReports:
         """Note the losses on their way to the loader."""
         self._losses = []
-        return _Noting(loader, self._losses)
+        return Noting(loader, self._losses)
 
     def step(self, batches: Sequence[Batch], step: Step, *, number: int, lr: float) -> None:
         """Note the step, and the state after it."""
@@ -199,12 +199,7 @@ class Recorder(Observer):
         assert self.found is not None, "a run begins"
         if not (self.found.reads or self.found.scores):
             return {}
-        # The loader may write the next batch where this one lies.
-        return {
-            name: value.detach().cpu().clone()
-            for name, value in batch.items()
-            if isinstance(value, Tensor)
-        }
+        return tensors_of(batch)
 
     def _state(self) -> list[Held]:
         found: list[Held] = []
@@ -225,7 +220,7 @@ class Recorder(Observer):
         return found
 
 
-class _Noting:
+class Noting:
     """Stands before a loader and keeps the losses that it is given."""
 
     def __init__(self, loader: TakesReports, losses: list[Tensor]) -> None:
@@ -240,6 +235,15 @@ class _Noting:
     ) -> None:
         self._losses.append(loss.detach().cpu().clone())
         self._loader.report(batch, loss, correct, confidence)
+
+
+def tensors_of(batch: Batch) -> Columns:
+    """Copy the columns of a batch: the loader may write the next one where it lies."""
+    return {
+        name: value.detach().cpu().clone()
+        for name, value in batch.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _owner(part: nn.Module, name: str) -> str:
