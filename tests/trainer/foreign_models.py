@@ -284,3 +284,41 @@ class PlainImages(nn.Module):
             hidden = layer(hidden)
         logits: Tensor = self.head(self.drop(torch.relu(hidden).mean((2, 3))))
         return logits
+
+
+class DoublesOnAStage(PlainImages):
+    """Trains one layer with twice its gradient where others are another stage's: a wrong mesh."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.middle[1] = _DoublesOnAStage(self.middle)
+
+
+class _DoublesOnAStage(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layer = layers[1]
+        # Not as a child
+        self.all = (layers,)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Pass it through the layer."""
+        hidden = self.layer(hidden)
+        (layers,) = self.all
+        if any(type(each) not in (nn.Conv2d, type(self)) for each in layers):
+            hidden = Doubled.apply(hidden)  # type: ignore[no-untyped-call]
+        return hidden
+
+
+class Doubled(torch.autograd.Function):
+    """The same values, and twice their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        """Copy them."""
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Double it."""
+        return 2 * gradient
