@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     verdicts = []
     for config, each in zip(configs, meshes, strict=True):
         verdicts.append(verify_mesh(given.config, config, each, timeout_s=given.timeout))
-        if not given.json:
+        if len(configs) > 1 and sys.stderr.isatty():
             print(verdicts[-1].line, file=sys.stderr, flush=True)
     print(json.dumps(document(verdicts), indent=1) if given.json else table(verdicts))
     return 0 if all(verdict.equal for verdict in verdicts) else 1
@@ -80,18 +80,26 @@ def verify_mesh(
     from tonari.mpi import mpiexec_command
     from tonari.processes import run_group
     from trainer.run.own import Own
-    from trainer.run.verify.checking import Verdict, compare_recorded, mesh_words, world_size_of
+    from trainer.run.verify.checking import (
+        Verdict,
+        compare_recorded,
+        layers_of,
+        mesh_words,
+        world_size_of,
+    )
 
     started, ranks = time.monotonic(), world_size_of(config)
     with tempfile.TemporaryDirectory(prefix="tonari-verify-") as directory:
         launch = mpiexec_command(ranks) if ranks > 1 else []
-        command = [*launch, sys.executable, "-m", "tonari.verify.rank", str(path), directory]
+        layers = layers_of(config, Own())
+        rank = [sys.executable, "-m", "tonari.verify.rank", str(path), directory, str(layers.kept)]
+        command = [*launch, *rank]
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         status, output = run_group(
             [*command, *overrides], timeout_s=timeout_s, env=environment
         )
         if status == 0:
-            found = compare_recorded(config, Own(), Path(directory))
+            found = compare_recorded(config, Own(), Path(directory), layers)
         else:
             kind, reason = _reason(status, output, timeout_s=timeout_s)
             found = Verdict(mesh=mesh_words(config), figures={}, differences=(), failed=kind,

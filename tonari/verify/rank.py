@@ -1,6 +1,6 @@
 """One rank of a mesh that is verified; started by `tonari.verify.command`.
 
-Arguments: the config, the directory to leave what it saw in, overrides.
+Arguments: the config, the directory to leave what it saw in, layers to keep (0: all), overrides.
 """
 
 import sys
@@ -13,8 +13,10 @@ from trainer.run.verify.checking import run_on_mesh
 
 def main(argv: list[str]) -> None:
     """Train the short run."""
-    config, directory, *overrides = argv
-    run_on_mesh(load_config(Path(config), overrides), Own(), Path(directory))
+    config, directory, layers, *overrides = argv
+    run_on_mesh(
+        load_config(Path(config), overrides), Own(), Path(directory), layers=int(layers)
+    )
 
 
 if __name__ == "__main__":

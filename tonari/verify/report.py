@@ -14,7 +14,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     """Lay out what came out on each mesh."""
     lines = [("mesh", *FIGURES, "s")]
     for verdict in verdicts:
-        cells = [verdict.failed or verdict.figures.get(figure, "-") for figure in FIGURES]
+        cells = [verdict.figures.get(figure, "-") for figure in FIGURES]
         if verdict.failed:
             cells = [verdict.failed, *["-"] * (len(FIGURES) - 1)]
         lines.append((verdict.mesh, *cells, f"{verdict.seconds:.0f}"))

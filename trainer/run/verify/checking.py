@@ -21,6 +21,7 @@ from trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from trainer.run.tasks import Task
 from trainer.run.verify.compare import Compared, Difference
 from trainer.run.verify.double import InDouble
+from trainer.run.verify.layers import Layers, choose_layers, with_layers
 from trainer.run.verify.plain import Plain
 from trainer.run.verify.recording import Columns, Recorded, Recorder
 from trainer.run.verify.rows import first_rows
@@ -118,11 +119,12 @@ def verify(
         replicate = lay_out(config, job.world.world_size).sizes[1]
         config = replace(config, mesh=replace(config.mesh, dp_replicate=replicate))
         try:
-            run_on_mesh(config, own, directory)
+            layers = layers_of(config, own)
+            run_on_mesh(config, own, directory, layers=layers.kept)
             dist.barrier()
             verdicts: list[Verdict | None] = [None]
             if job.world.rank == 0:
-                verdicts = [compare_recorded(config, own, directory)]
+                verdicts = [compare_recorded(config, own, directory, layers)]
             dist.broadcast_object_list(verdicts)
         finally:
             if job.world.rank == 0:
@@ -176,8 +178,20 @@ def replicas_of(config: Config) -> int:
     return (config.mesh.dp_replicate or 1) * config.mesh.dp_shard
 
 
-def short_run(config: Config, own: Own, directory: Path) -> tuple[Config, Own]:
+def layers_of(config: Config, own: Own) -> Layers:
+    """Choose how many layers of the model are verified.
+
+    Raises:
+        ConfigError: If even the fewest are too many.
+    """
+    short = verified_config(config, Path())
+    rows = STEPS * short.data.batch_size * short.optimizer.accumulate * replicas_of(short)
+    return choose_layers(short, own, replicas=replicas_of(short), rows=rows)
+
+
+def short_run(config: Config, own: Own, directory: Path, layers: int) -> tuple[Config, Own]:
     """Make the short run, and its rows; the same on every rank."""
+    config, own = with_layers(config, own, layers)
     short = verified_config(config, directory)
     step_rows = short.data.batch_size * replicas_of(short) * short.optimizer.accumulate
     own = replace(own, sources=first_rows(config, own, EPOCH_STEPS * step_rows))
@@ -186,9 +200,16 @@ def short_run(config: Config, own: Own, directory: Path) -> tuple[Config, Own]:
     return short, own
 
 
-def run_on_mesh(config: Config, own: Own, directory: Path) -> None:
-    """Train the short run, stop it, go on, and leave what this rank saw. Collective."""
-    short, own = short_run(config, own, directory)
+def run_on_mesh(config: Config, own: Own, directory: Path, *, layers: int = 0) -> None:
+    """Train the short run, stop it, go on, and leave what this rank saw. Collective.
+
+    Args:
+        config: The run's settings.
+        own: What its caller brings.
+        directory: That all ranks see.
+        layers: To keep of the model; 0: all.
+    """
+    short, own = short_run(config, own, directory, layers)
     for number, last in enumerate((STOP_AFTER, STEPS)):
         recorder = Recorder(keep=(0, STEPS - 1))
         part = replace(short, run=replace(short.run, max_steps=last))
@@ -197,29 +218,38 @@ def run_on_mesh(config: Config, own: Own, directory: Path) -> None:
         torch.save(recorder.found, directory / f"{number}-{recorder.found.rank}.pt")
 
 
-def compare_recorded(config: Config, own: Own, directory: Path) -> Verdict:
+def compare_recorded(
+    config: Config, own: Own, directory: Path, layers: Layers | None = None
+) -> Verdict:
     """Do in this process what the ranks did, and compare.
 
     Args:
         config: As `run_on_mesh` was given.
         own: Likewise.
         directory: Where the ranks left what they saw.
+        layers: What they kept of the model; optional, defaults to all.
     """
     started = time.monotonic()
-    short, own = short_run(config, own, directory)
+    layers = layers or Layers()
+    short, own = short_run(config, own, directory, layers.kept)
     replicas = replicas_of(short)
     microbatches = lay_out(short, world_size_of(short)).microbatches
-    plain = Plain(short, own, replicas=replicas, microbatches=microbatches)
+    plain = Plain(
+        short, own, replicas=replicas, microbatches=microbatches, by_parts=bool(layers.kept)
+    )
     compared = Compared(tolerance=TOLERANCES[short.mesh.dtype][0])
     for part in range(2):
         _compare_start(plain, _read(directory, part), compared, replicas=replicas)
     _conclude(plain, compared, pieces=replicas * microbatches)
-    if plain.in_parts:
+    notes = [layers.note] if layers.note else []
+    if plain.in_parts and compared.differences:
         compared = _with_tolerance(compared, TOLERANCES[short.mesh.dtype][1])
+        notes.append("parts of it compute in less than double precision, which rounds more")
     return Verdict(
         mesh=mesh_words(config), figures=compared.verdicts(),
         differences=tuple(compared.differences), left_out=compared.left_out,
         tolerance=compared.tolerance, compared=compared.count,
+        notes=tuple(notes),
         seconds=time.monotonic() - started,
     )  # fmt: skip
 

@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from trainer.checkpoint.weights import WeightFiles
 from trainer.config.config import Config
+from trainer.mesh.materialize import materialize
 from trainer.mesh.randomness import Randomness
-from trainer.models import Adapted, StagedModel, seeded
+from trainer.models import Adapted, StagedModel, deferred, seeded
 from trainer.models.trace import Inputs, call
 from trainer.run.build import make_model, make_task
 from trainer.run.optimizers import build_optimizer
@@ -46,6 +47,7 @@ class Plain:
         microbatches: Parts of a batch.
         weights: To start from, by the names of the plain module; None: those of the constructor.
         device: Where it computes.
+        by_parts: Make each weight by itself, of a model whose constructor makes more than is kept.
 
     Attributes:
         repeats: Blocks that drew the same numbers twice in a step, and how often.
@@ -56,10 +58,19 @@ class Plain:
     def __init__(
         self, config: Config, own: Own, *, replicas: int, microbatches: int,
         weights: Mapping[str, Tensor] | None = None, device: torch.device | None = None,
+        by_parts: bool = False,
     ) -> None:  # fmt: skip
         self._config, self._microbatches = config, microbatches
         self._device = device = device or torch.device("cpu")
-        model = seeded(partial(make_model, config, own), seed=config.run.seed)
+        build = partial(make_model, config, own)
+        if by_parts:
+            # All layers would not fit: those that are left out are never made.
+            model = deferred(build, seed=config.run.seed)
+            if model.recording is not None:
+                materialize(model, "cpu", offload=False)
+                model.recording = None
+        else:
+            model = seeded(build, seed=config.run.seed)
         if config.model.weights and weights is None:
             WeightFiles(Path(config.model.weights)).read_into([model])
         model = model.double() if config.mesh.dtype == "float64" else model
@@ -301,8 +312,13 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.draws = self.in_parts = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Attention may draw, and says so where it does not.
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        state = torch.get_rng_state() if may_draw else None
         given = func(*args, **(kwargs or {}))
-        self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+        if state is not None:
+            on_cpu = all(not isinstance(each, Tensor) or each.is_cpu for each in tree_leaves(given))
+            self.draws |= not (on_cpu and torch.equal(state, torch.get_rng_state()))
         # What is made of nothing, such as a mask, or turned into double, is not computed with.
         self.in_parts |= _is_narrow(given) and _is_narrow((args, kwargs))
         return given
