@@ -95,9 +95,7 @@ def verify_mesh(
         rank = [sys.executable, "-m", "tonari.verify.rank", str(path), directory, str(layers.kept)]
         command = [*launch, *rank]
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        status, output = run_group(
-            [*command, *overrides], timeout_s=timeout_s, env=environment
-        )
+        status, output = run_group([*command, *overrides], timeout_s=timeout_s, env=environment)
         if status == 0:
             found = compare_recorded(config, Own(), Path(directory), layers)
         else:

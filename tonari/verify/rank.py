@@ -14,9 +14,7 @@ from trainer.run.verify.checking import run_on_mesh
 def main(argv: list[str]) -> None:
     """Train the short run."""
     config, directory, layers, *overrides = argv
-    run_on_mesh(
-        load_config(Path(config), overrides), Own(), Path(directory), layers=int(layers)
-    )
+    run_on_mesh(load_config(Path(config), overrides), Own(), Path(directory), layers=int(layers))
 
 
 if __name__ == "__main__":

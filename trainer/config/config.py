@@ -257,8 +257,9 @@ class RunConfig(Section):
     ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
     last step, of this start of the run, that torch's profiler traces. ``deterministic`` has torch
     use kernels alone that give the same bits each time, and refuse operations that have none.
-    ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first step
-    of a model of your own on several ranks with one process of plain torch, once: docs/models.md.
+    ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first
+    step of a model of your own on several ranks with one process of plain torch, once: see
+    docs/models.md.
     """
 
     epochs: Count = 10

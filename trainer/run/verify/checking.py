@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from dataio import Field, NodeCache
 from trainer.checkpoint.agree import from_rank_0
@@ -18,12 +18,13 @@ from trainer.mesh.mesh import num_microbatches
 from trainer.run.build import lay_out
 from trainer.run.loop import train_observed
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
+from trainer.run.step import Evaluation
 from trainer.run.tasks import Task
 from trainer.run.verify.compare import Compared, Difference
 from trainer.run.verify.double import InDouble
 from trainer.run.verify.layers import Layers, choose_layers, with_layers
 from trainer.run.verify.plain import Plain
-from trainer.run.verify.recording import Columns, Recorded, Recorder
+from trainer.run.verify.recording import Ranks, Recorded, Recorder
 from trainer.run.verify.rows import first_rows
 from trainer.watch.launch import join
 
@@ -49,8 +50,8 @@ class Verdict:
         tolerance: Differences up to this share of the largest number are rounding.
         compared: Tensors and figures.
         seconds: What it took.
-        failed: ``"refused"`` or ``"failed"`` where the mesh did not train at all, for a reason among
-            the notes; else empty.
+        failed: ``"refused"`` or ``"failed"`` where the mesh did not train at all, for a reason
+            among the notes; else empty.
     """
 
     mesh: str
@@ -239,7 +240,7 @@ def compare_recorded(
     )
     compared = Compared(tolerance=TOLERANCES[short.mesh.dtype][0])
     for part in range(2):
-        _compare_start(plain, _read(directory, part), compared, replicas=replicas)
+        _compare_start(plain, _read(directory, part), compared)
     _conclude(plain, compared, pieces=replicas * microbatches)
     notes = [layers.note] if layers.note else []
     if plain.in_parts and compared.differences:
@@ -257,90 +258,65 @@ def compare_recorded(
 def mesh_words(config: Config) -> str:
     """Say a mesh in words: the axes that have several ranks, and the schedule of a pipeline."""
     mesh = config.mesh
-    sizes = {name: getattr(mesh, name) or 1 for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    sizes = {
+        name: getattr(mesh, name) or 1 for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    }
     named = [f"{name}={size}" for name, size in sizes.items() if size > 1]
     return " ".join(named + [mesh.schedule] * (mesh.pp > 1)) or "one process"
 
 
-def _read(directory: Path, part: int) -> list[Recorded]:
-    paths = sorted(directory.glob(f"{part}-*.pt"))
-    found: list[Recorded] = [torch.load(path, weights_only=False) for path in paths]
-    return sorted(found, key=lambda each: each.rank)
+def _read(directory: Path, part: int) -> Ranks:
+    found: list[Recorded] = [
+        torch.load(path, weights_only=False) for path in directory.glob(f"{part}-*.pt")
+    ]
+    return Ranks(sorted(found, key=lambda each: each.rank))
 
 
-def _compare_start(
-    plain: Plain, ranks: list[Recorded], compared: Compared, *, replicas: int
-) -> None:
+def _compare_start(plain: Plain, ranks: Ranks, compared: Compared) -> None:
     """Do the steps of one start of the run, and compare each with what the ranks saw of it."""
-
-    def held(states: Callable[[Recorded], object]) -> list[tuple[str, int, list[object]]]:
-        return [(f"rank {r.rank}: {r.place}", r.replica, states(r)) for r in ranks]  # type: ignore[misc]
-
-    def expected() -> list[dict[tuple[str, str], Tensor]]:
-        return [plain.state(replica) for replica in range(replicas)]
-
-    first = ranks[0]
+    replicas, first = range(ranks.num_replicas), ranks.first
     if first.goes_on and compared.differs("weights", "buffers", "optimizer"):
         compared.leave_out("resume", "the state differed before it")
     elif first.goes_on:
-        compared.state("after the resume", held(lambda r: r.restored), expected(), figure="resume")  # type: ignore[arg-type]
+        compared.state(
+            "after the resume", ranks.states(None), [plain.state(each) for each in replicas],
+            figure="resume",
+        )  # fmt: skip
     for position, step in enumerate(first.steps):
-        batches = [
-            [_joined(ranks, replica, lambda r: r.steps[position].batches[number])  # noqa: B023
-             for replica in range(replicas)]
-            for number in range(len(step.batches))
-        ]  # fmt: skip
         when = f"step {step.number + 1}"
+        batches = ranks.step_batches(position)
         losses, norm = plain.step(batches, number=step.number, lr=step.lr, first=not step.number)
         for number, each in enumerate(losses):
-            for replica, its in enumerate(each):
-                (scorer,) = [r for r in ranks if r.scores and r.replica == replica]
+            for replica, expected in enumerate(each):
                 valid = batches[number][replica]["sample_id"] >= 0
                 compared.tensor(
-                    "losses", when, "the loss of each row", scorer.steps[position].losses[number][valid],
-                    its.cpu()[valid], where=f"replica {replica}",
+                    "losses", when, "the loss of each row",
+                    ranks.losses(position, number, replica)[valid], expected[valid],
+                    where=f"replica {replica}",
                 )  # fmt: skip
         compared.value("gradient norms", when, "the norm of all gradients", step.norm, norm)
         if step.number in first.states:
-            compared.state(when, held(lambda r: r.states[step.number]), expected())  # type: ignore[arg-type]  # noqa: B023
+            compared.state(
+                when, ranks.states(step.number), [plain.state(each) for each in replicas]
+            )
         if step.number in first.averaged:
             plain.average_buffers()
-        for after, _, found in first.evaluations:
+        for number, (after, _, found) in enumerate(first.evaluations):
             if after == step.number:
-                _compare_evaluation(plain, ranks, after, found, compared, replicas=replicas)
+                expected_means = plain.evaluate(ranks.evaluation_batches(number))
+                _compare_evaluation(compared, after, found, expected_means)
+    if plain.evaluation_draws:
+        compared.leave_out("evaluation", "it draws, and nothing keys draws there")
 
 
 def _compare_evaluation(
-    plain: Plain, ranks: list[Recorded], after: int, found: object, compared: Compared, *,
-    replicas: int,
-) -> None:  # fmt: skip
-    def batches_of(rank: Recorded) -> list[Columns]:
-        return next(batches for step, batches, _ in rank.evaluations if step == after)
-
-    batches = [
-        [_joined(ranks, replica, lambda r: batches_of(r)[n]) for n in range(len(batches_of(ranks[0])))]  # noqa: B023
-        for replica in range(replicas)
-    ]
-    expected = plain.evaluate(batches)
-    if plain.evaluation_draws:
-        compared.leave_out("evaluation", "it draws, which nothing keys there")
-        return
+    compared: Compared, after: int, found: Evaluation, expected: Evaluation
+) -> None:
     when = f"the evaluation after step {after + 1}"
     for name in ("loss", "accuracy"):
         compared.value(
             "evaluation", when, f"its {name}", getattr(found, name), getattr(expected, name)
         )
-
-
-def _joined(
-    ranks: list[Recorded], replica: int, columns: Callable[[Recorded], Columns]
-) -> Columns:
-    """Put the columns of a replica's reader and of its scorer together."""
-    found: Columns = {}
-    for rank in ranks:
-        if rank.replica == replica and (rank.reads or rank.scores):
-            found |= columns(rank)
-    return found
 
 
 def _conclude(plain: Plain, compared: Compared, *, pieces: int) -> None:

@@ -1,14 +1,14 @@
 """What a mesh and one process have that differs: pure, tensors in, findings out."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from trainer.run.verify.plain import Key
-from trainer.run.verify.recording import Held
+from trainer.run.verify.recording import RankState
 
 FIGURES = (
     "losses", "gradient norms", "weights", "buffers", "optimizer", "evaluation", "resume",
@@ -115,14 +115,14 @@ class Compared:
             self._differ(Difference(figure, when, name, where, apart, *values))
 
     def state(
-        self, when: str, held: Iterable[tuple[str, int, Sequence[Held]]],
-        expected: Sequence[Mapping[Key, Tensor]], *, figure: str = "",
+        self, when: str, ranks: Sequence[RankState], expected: Sequence[Mapping[Key, Tensor]],
+        *, figure: str = "",
     ) -> None:  # fmt: skip
         """Compare what ranks hold.
 
         Args:
             when: After which step.
-            held: Of each rank: what to call it, its replica, and its tensors.
+            ranks: What each held.
             expected: What each replica has in one process.
             figure: Of all of it; optional, defaults to that of each kind.
         """
@@ -130,7 +130,6 @@ class Compared:
         for (kind, _), value in expected[0].items():
             if value.numel() and value.dtype.is_floating_point:
                 scales[kind] = max(scales.get(kind, 0.0), float(value.abs().max()))
-        ranks = list(held)
         seen: set[Key] = set()
         # In the order of the module, whichever rank has it.
         order = {key: number for number, key in enumerate(expected[0])}
@@ -140,7 +139,9 @@ class Compared:
             key = each.kind, each.name
             seen.add(key)
             where = f"{each.module}, {each.shown}, {rank}"
-            named = each.name if each.kind in ("weight", "buffer") else f"{each.kind} of {each.name}"
+            named = (
+                each.name if each.kind in ("weight", "buffer") else f"{each.kind} of {each.name}"
+            )
             its = figure or _figure(each.kind)
             whole = expected[replica].get(key)
             if whole is None:
@@ -157,8 +158,9 @@ class Compared:
             self._differ(Difference(its, when, f"{words} has it", "", *3 * [math.nan]))
 
     def leave_out(self, figure: str, why: str) -> None:
-        """Say why something was not compared."""
+        """Say why something is not compared; what differs in it says nothing."""
         self.left_out[figure] = why
+        self.differences = [each for each in self.differences if each.figure != figure]
 
     def differs(self, *figures: str) -> bool:
         """Say whether any of these differs so far."""

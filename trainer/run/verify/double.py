@@ -45,4 +45,6 @@ class InDouble:
 
 
 def _double(value: Tensor) -> Tensor:
-    return value.double() if value.dtype in (torch.float32, torch.bfloat16, torch.float16) else value
+    return (
+        value.double() if value.dtype in (torch.float32, torch.bfloat16, torch.float16) else value
+    )

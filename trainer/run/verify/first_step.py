@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -180,9 +180,7 @@ def _compare(run: Begun, ranks: Sequence[_Seen], norm: float, number: int) -> st
         )  # fmt: skip
         return ""
     settings = " ".join(
-        f"mesh.{axis}={size}"
-        for axis, size in zip(AXES, place.sizes, strict=True)
-        if size > 1
+        f"mesh.{axis}={size}" for axis, size in zip(AXES, place.sizes, strict=True) if size > 1
     )
     return (
         f"the first step on this mesh ({settings}) is not what one process of plain torch trains: "

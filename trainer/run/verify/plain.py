@@ -1,15 +1,15 @@
 """The steps of a recorded run by plain torch: one process, the plain module, a plain loop.
 
 Nothing of the mesh is here: no stages, no sharding, no pipeline, no clipping of ours. Three things
-are as the mesh has them, as nothing else could be compared: the rows of each microbatch, the keys by
-which blocks draw, and that each replica has batch statistics of its own, which are averaged now and
-then. So there is one module for each replica, and all of them have the same parameters.
+are as the mesh has them, as nothing else could be compared: the rows of each microbatch, the keys
+by which blocks draw, and that each replica has batch statistics of its own, which are averaged now
+and then. So there is one module for each replica, and all of them have the same parameters.
 """
 
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from trainer.run.build import make_model, make_task
 from trainer.run.optimizers import build_optimizer
 from trainer.run.own import Own
 from trainer.run.step import MOST_BATCHES, Evaluation
-from trainer.run.tasks import CountsTargets, Task
+from trainer.run.tasks import CountsTargets
 from trainer.run.verify.recording import Columns
 
 Key = tuple[str, str]
@@ -276,9 +276,7 @@ class Plain:
             def before(*_: object, started: list[Tensor] = started) -> None:
                 started.append(torch.get_rng_state())
 
-            def after(
-                *_: object, started: list[Tensor] = started, name: str = name
-            ) -> None:
+            def after(*_: object, started: list[Tensor] = started, name: str = name) -> None:
                 state = started.pop()
                 if not self._watches or torch.equal(state, torch.get_rng_state()):
                     return
@@ -356,5 +354,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             each.training = mode
         for each, value in buffers:
             each.copy_(value)
-
-

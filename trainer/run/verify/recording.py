@@ -122,6 +122,85 @@ class Recorded:
     restored: list[Held] = field(default_factory=list)
 
 
+class RankState(NamedTuple):
+    """What a rank held at a time.
+
+    Attributes:
+        rank: What to call it.
+        replica: Its replica.
+        tensors: Of it.
+    """
+
+    rank: str
+    replica: int
+    tensors: Sequence[Held]
+
+
+class Ranks:
+    """What all ranks saw of one start of the run.
+
+    Args:
+        found: Of each, in their order.
+    """
+
+    def __init__(self, found: Sequence[Recorded]) -> None:
+        self._found = found
+        self.num_replicas = 1 + max(each.replica for each in found)
+
+    @property
+    def first(self) -> Recorded:
+        """Rank 0, for what all ranks saw alike."""
+        return self._found[0]
+
+    def step_batches(self, step: int) -> list[list[Columns]]:
+        """Take the rows of a step, by its place: of each batch those of each replica."""
+        count = len(self.first.steps[step].batches)
+        return [
+            [
+                _join(each.steps[step].batches[number] for each in self._of(replica))
+                for replica in range(self.num_replicas)
+            ]
+            for number in range(count)
+        ]
+
+    def evaluation_batches(self, number: int) -> list[list[Columns]]:
+        """Take the rows of an evaluation, by its place: of each replica its batches."""
+        count = len(self.first.evaluations[number][1])
+        return [
+            [
+                _join(each.evaluations[number][1][batch] for each in self._of(replica))
+                for batch in range(count)
+            ]
+            for replica in range(self.num_replicas)
+        ]
+
+    def losses(self, step: int, batch: int, replica: int) -> Tensor:
+        """Take the losses of a batch's rows, where they were computed."""
+        (scorer,) = [each for each in self._of(replica) if each.scores]
+        return scorer.steps[step].losses[batch]
+
+    def states(self, number: int | None) -> list[RankState]:
+        """List what ranks held after a step of that number; None: as a checkpoint was read."""
+        return [
+            RankState(
+                f"rank {each.rank}: {each.place}", each.replica,
+                each.restored if number is None else each.states[number],
+            )
+            for each in self._found
+        ]  # fmt: skip
+
+    def _of(self, replica: int) -> Iterator[Recorded]:
+        yield from (each for each in self._found if each.replica == replica)
+
+
+def _join(columns: Iterable[Columns]) -> Columns:
+    """Put the columns of a replica's reader and of its scorer together."""
+    found: Columns = {}
+    for each in columns:
+        found |= each
+    return found
+
+
 class Recorder(Observer):
     """Writes down a start of a run.
 
@@ -167,7 +246,8 @@ class Recorder(Observer):
 
     def step(self, batches: Sequence[Batch], step: Step, *, number: int, lr: float) -> None:
         """Note the step, and the state after it."""
-        assert self.found is not None and step.norm is not None, "a run begins, and asks for norms"
+        assert self.found is not None, "a run begins"
+        assert step.norm is not None, "asked for"
         self._done = number + 1
         self.found.steps.append(
             RecordedStep(

@@ -45,7 +45,7 @@ class FirstRows:
 
 
 def first_rows(config: Config, own: Own, count: int) -> tuple[FirstRows, FirstRows]:
-    """Open the first rows to train on, and as many to evaluate on: of the same where none are given.
+    """Open the first rows to train on, and as many to evaluate on, of the same if need be.
 
     Raises:
         ConfigError: If a text cannot be read.
