@@ -22,7 +22,7 @@ NAMED = ("NodeCache", "Staging", "Workers")
 COMMANDS = (
     "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
     "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
-    "bench importance", "simulate", "probe", "plan", "ablate", "hardest", "rows", "certify",
+    "bench importance", "verify", "simulate", "probe", "plan", "ablate", "hardest", "rows", "certify",
     "export", "doctor",
 )  # fmt: skip
 
