@@ -145,30 +145,27 @@ def test_a_loss_over_the_whole_batch_is_found(config: Path) -> None:
     }  # fmt: skip
 
 
-class SharesABlock(PlainImages):
-    """Uses its first layer three times, which draws."""
+class Reseeds(nn.Dropout):
+    """Draws the same numbers each time."""
 
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.middle = nn.ModuleList([nn.Sequential(nn.Conv2d(8, 8, 1), nn.Dropout(0.5))])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images to logits."""
-        hidden = self.stem(images)
-        for _ in range(3):
-            hidden = self.middle[0](hidden)
-        logits: Tensor = self.head(hidden.mean((2, 3)))
-        return logits
+    def forward(self, values: Tensor) -> Tensor:
+        """Drop some."""
+        torch.manual_seed(7)
+        return super().forward(values)
 
 
-def test_draws_are_compared_and_each_use_of_a_block_is_to_draw_its_own(config: Path) -> None:
-    found = verify(settings(config), model=lambda: Adapted(PlainImages(2), layers="middle"))
+def test_draws_are_compared_and_no_block_is_to_draw_the_same_twice(config: Path) -> None:
+    def reseeding() -> nn.Module:
+        made = PlainImages(2)
+        made.middle[1] = nn.Sequential(made.middle[1], Reseeds())
+        return Adapted(made, layers="middle")
+
+    cut = settings(config, "mesh.microbatches=2")
+    found = verify(cut, model=lambda: Adapted(PlainImages(2), layers="middle"))
     assert found.equal
-    assert found.figures["draws"] == "equal"
-    found = verify(settings(config), model=lambda: Adapted(SharesABlock(), layers="middle"))
-    assert {each.figure for each in found.differences} <= {"draws"}
-    without = verify(settings(config), model=SharesABlock)
-    assert without.equal
+    found = verify(cut, model=reseeding)
+    assert {each.figure for each in found.differences} == {"draws"}
+    assert "uses of block 1 that draw" in found.differences[0].name
 
 
 def test_a_part_is_cut_as_tp_and_fsdp_cut_it() -> None:

@@ -277,9 +277,10 @@ class Plain:
                 started.append(torch.get_rng_state())
 
             def after(*_: object, started: list[Tensor] = started, name: str = name) -> None:
-                state = started.pop()
-                if not self._watches or torch.equal(state, torch.get_rng_state()):
+                state = torch.get_rng_state()
+                if torch.equal(started.pop(), state) or not torch.is_grad_enabled():
                     return
+                # As many numbers from the same seed leave the generator the same.
                 drawn = hash(state.numpy().tobytes())
                 if drawn in self._seeds:
                     self.repeats[name] = self.repeats.get(name, 0) + 1
@@ -288,11 +289,6 @@ class Plain:
             block.register_forward_pre_hook(before)
             # Before the generators are seeded again for what follows the block
             block.register_forward_hook(after, prepend=True)
-
-    @property
-    def _watches(self) -> bool:
-        return torch.is_grad_enabled()
-
 
 class _Keyed:
     """What `Randomness.attach` asks of a stage, of the plain module."""
