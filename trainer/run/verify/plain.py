@@ -290,6 +290,7 @@ class Plain:
             # Before the generators are seeded again for what follows the block
             block.register_forward_hook(after, prepend=True)
 
+
 class _Keyed:
     """What `Randomness.attach` asks of a stage, of the plain module."""
 

@@ -44,16 +44,15 @@ class FirstRows:
         return self._source.read(sample_ids, fields)
 
 
-def first_rows(config: Config, own: Own, count: int) -> tuple[FirstRows, FirstRows]:
-    """Open the first rows to train on, and as many to evaluate on, of the same if need be.
+def first_rows(config: Config, own: Own, count: int) -> FirstRows:
+    """Open the first rows that a run trains on.
 
     Raises:
         ConfigError: If a text cannot be read.
         DataioError: If the data cannot.
     """
-    train, test = own.sources or open_data(config)
-    first = FirstRows(_open(train), count)
-    return first, first if test is None else FirstRows(_open(test), count)
+    train, _ = own.sources or open_data(config)
+    return FirstRows(_open(train), count)
 
 
 def _open(data: dataio.Source | dataio.Shards | list[str]) -> dataio.Source:
