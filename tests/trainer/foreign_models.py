@@ -306,7 +306,7 @@ class _DoublesOnAStage(nn.Module):
         hidden = self.layer(hidden)
         (layers,) = self.all
         if any(type(each) not in (nn.Conv2d, type(self)) for each in layers):
-            hidden = Doubled.apply(hidden)  # type: ignore[no-untyped-call]
+            hidden = Doubled.apply(hidden)
         return hidden
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonari.errors import CommandError
 from tonari.names import EXAMPLES
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ def main(argv: list[str]) -> int:
     given = parser.parse_intermixed_args(argv)
     if given.timeout <= 0:
         parser.error(f"--timeout is {given.timeout}, expected seconds above 0")
+    from dataio.world.launchers import mpi_claim, torchrun_claim
+
+    if mpi_claim(os.environ) or torchrun_claim(os.environ):
+        raise CommandError(
+            "it was started by a launcher, as one of several ranks; start it alone: it starts the "
+            "ranks of each mesh itself, on this machine"
+        )
     # Only now: `--help` and wrong arguments should not wait for torch.
     from tonari.verify.meshes import overrides_of, own_overrides, split_arguments
     from tonari.verify.report import document, table

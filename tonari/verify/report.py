@@ -12,7 +12,7 @@ SHOWN = 3
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """Lay out what came out on each mesh."""
-    lines = [("mesh", *FIGURES, "s")]
+    lines: list[tuple[str, ...]] = [("mesh", *FIGURES, "s")]
     for verdict in verdicts:
         cells = [verdict.figures.get(figure, "-") for figure in FIGURES]
         if verdict.failed:

@@ -64,9 +64,10 @@ class Net(nn.Module):
             self.get_buffer("steps").add_(2 if self.wrong == "buffer" else 1)
         hidden = self.stem(images)
         for number, layer in enumerate(self.body):
+            assert isinstance(layer, nn.Conv2d)
             bias = layer.bias
             if self.wrong == "gradient" and number == 1:
-                bias = Doubled.apply(bias)  # type: ignore[no-untyped-call]
+                bias = Doubled.apply(bias)
             hidden = F.conv2d(hidden, layer.weight, bias, padding=1) + hidden
         logits: Tensor = self.head(hidden.mean((2, 3)))
         if self.wrong == "evaluation" and not self.training:

@@ -1,9 +1,10 @@
 """The steps of a recorded run by plain torch: one process, the plain module, a plain loop.
 
 Nothing of the mesh is here: no stages, no sharding, no pipeline, no clipping of ours. Three things
-are as the mesh has them, as nothing else could be compared: the rows of each microbatch, the keys
-by which blocks draw, and that each replica has batch statistics of its own, which are averaged now
-and then. So there is one module for each replica, and all of them have the same parameters.
+are as the mesh has them, as nothing else could be compared: the rows of each microbatch with their
+weights, the keys by which blocks draw, and that each replica has batch statistics of its own, which
+are averaged now and then. So there is one module for each replica, and all have the same
+parameters.
 """
 
 import copy
@@ -141,18 +142,14 @@ class Plain:
         """
         ends = time.monotonic() + limit_s
         self._seeds.clear()
-        total = sum(
-            float(self._weights(replica, batch).sum())
-            for each in batches
-            for replica, batch in enumerate(each)
-        )
+        weights = self._weigh(batches)
         losses: list[list[Tensor]] = []
-        for position, each in enumerate(batches, 1):
+        for position, (each, its) in enumerate(zip(batches, weights, strict=True), 1):
             losses.append([])
             for replica, batch in enumerate(each):
                 drawing = number * MOST_BATCHES + position
                 with self._draws[replica].drawing(drawing):
-                    losses[-1].append(self._pass(replica, batch, max(total, 1), ends=ends))
+                    losses[-1].append(self._pass(replica, batch, its[replica], ends=ends))
                 if len(losses[-1][-1]) < len(batch["sample_id"]):
                     return losses, math.nan
         grads = [each.grad for each in self._parameters if each.grad is not None]
@@ -214,11 +211,10 @@ class Plain:
                 found["buffer", name] = buffer.detach().clone()
         return found
 
-    def _pass(self, replica: int, batch: Columns, total: float, *, ends: float) -> Tensor:
+    def _pass(self, replica: int, batch: Columns, weights: Tensor, *, ends: float) -> Tensor:
         batch = {name: column.to(self._device) for name, column in batch.items()}
         task, model = self._tasks[replica], self.models[replica]
         inputs, target = task.input(batch), task.target(batch)
-        weights = self._weights(replica, batch) / total
         found = []
         for number, rows in enumerate(torch.arange(len(weights)).chunk(self._microbatches)):
             if number + replica and time.monotonic() > ends:
@@ -231,11 +227,37 @@ class Plain:
             (losses * weights[rows].to(losses)).sum().backward()  # type: ignore[no-untyped-call]
         return torch.cat(found) if found else weights[:0]
 
-    def _weights(self, replica: int, batch: Columns) -> Tensor:
-        """Weigh each row: 1, or as many as its targets where the task counts them; padding 0."""
-        task = self._tasks[replica]
-        counts = task.num_targets(batch) if isinstance(task, CountsTargets) else 1
-        return (batch["sample_id"] >= 0).double() * counts
+    def _weigh(self, batches: Sequence[Sequence[Columns]]) -> list[list[Tensor]]:
+        """Weigh each row of a step by its loader's weight, for a mean over all its answers.
+
+        Those are its rows that are no padding, or their targets where the task counts them.
+        """
+        shares: list[float] = []
+        found: list[list[Tensor]] = []
+        for each in batches:
+            valid = [batch["sample_id"] >= 0 for batch in each]
+            counts = [
+                task.num_targets(batch) * valid[number]
+                if isinstance(task := self._tasks[number], CountsTargets)
+                else valid[number].long()
+                for number, batch in enumerate(each)
+            ]
+            num_rows = sum(float(its.sum()) for its in valid)
+            num_answers = sum(float(its.sum()) for its in counts)
+            shares.append(num_answers)
+            scale = num_rows / max(num_answers, 1)
+            size = sum(len(its) for its in valid)
+            weights = [batch["weight"] for batch in each]
+            if isinstance(self._tasks[0], CountsTargets):
+                # In the precision of the loader's weights, as on the mesh
+                pairs = zip(weights, counts, strict=True)
+                weights = [(weight * count * scale).float() for weight, count in pairs]
+            found.append([weight.double() / size for weight in weights])
+        total = max(sum(shares), 1)
+        return [
+            [weight * share / total for weight in weights]
+            for weights, share in zip(found, shares, strict=True)
+        ]
 
     def _copy(self) -> list[StagedModel] | None:
         try:
@@ -347,7 +369,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for each, mode in modes.items():
-            each.training = mode
-        for each, value in buffers:
-            each.copy_(value)
+        for module, mode in modes.items():
+            module.training = mode
+        for buffer, value in buffers:
+            buffer.copy_(value)
