@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from trainer.config.config import Config
     from trainer.run.verify.checking import Verdict
 
-REASON = re.compile(r"\[rank \d+\] (?:rank \d+ failed|uncaught): (?:uncaught )?(.*)")
+REASON = re.compile(r"\[rank \d+\] (?:rank \d+.*? failed: |uncaught )(.*)")
+ABORTED = re.compile(r"what\(\): +(.*)")
 REFUSED = ("ConfigError", "DataioError", "CheckpointError")
 LAST_WORDS = 600
 
@@ -124,8 +125,8 @@ def _reason(status: int | None, output: str, *, timeout_s: float) -> tuple[str, 
             _, is_there, rest = reason.partition(f"{name}: ")
             if is_there:
                 return "refused", rest
-    reason = found[0] if found else " ".join(words[-3:])[-LAST_WORDS:]
-    return "failed", f"the ranks ended with status {status}: {reason}"
+    found = found or ABORTED.findall(output) or [" ".join(words[-3:])[-LAST_WORDS:]]
+    return "failed", f"the ranks ended with status {status}: {found[0]}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,10 @@ FIGURES = (
 )  # fmt: skip
 """What is compared, in the order in which a difference is looked for."""
 
+NARROW = 1e-6
+"""Tolerance at least of numbers that are kept in less than double precision, as some optimizers
+keep products of their settings."""
+
 WHOLE = 1e-3
 """Least scale of a tensor's differences, of the largest number among all tensors of its kind."""
 
@@ -110,7 +114,10 @@ class Compared:
         largest = max(float(other.abs().nan_to_num(0, 0).max()), scale, 1e-30)
         apart = float(gaps[worst]) / largest
         self.apart[figure] = max(self.apart.get(figure, 0.0), apart)
-        if not apart <= self.tolerance:
+        narrow = any(
+            each.is_floating_point() and each.dtype != torch.float64 for each in (found, expected)
+        )
+        if not apart <= (max(self.tolerance, NARROW) if narrow else self.tolerance):
             values = [float(each[worst].real) for each in (own, other)]
             self._differ(Difference(figure, when, name, where, apart, *values))
 

@@ -69,7 +69,7 @@ class Held:
         split = [
             f"{cut.axis} {cut.here} of {cut.parts} (cut by dimension {cut.dim})"
             for cut in self.cuts
-            if cut.dim is not None
+            if cut.dim is not None and cut.parts > 1
         ]
         return ", ".join([f"stage {self.stage}", *split])
 
