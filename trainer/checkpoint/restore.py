@@ -136,7 +136,14 @@ def restore(
             "[optimizer] as they were when it was written, or start anew in another run.directory"
         ) from error
     for kind, named in own.items():
-        named.update({name: loaded[kind][plain_name(name, tied_in(kind, parts))] for name in named})
+        for name, value in named.items():
+            read = loaded[kind][plain_name(name, tied_in(kind, parts))]
+            if isinstance(value, Tensor) and isinstance(read, Tensor) and value is not read:
+                # A tied weight of two stages of this rank was read into one of its copies; each
+                # remembers for itself, or a step would count for both in one place.
+                value.detach().copy_(read)
+            else:
+                named[name] = read
     set_state_dict(
         whole, optimizer, options=OPTIONS,
         model_state_dict=own["model"], optim_state_dict=own["optimizer"],

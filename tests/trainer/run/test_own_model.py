@@ -161,18 +161,21 @@ def test_gpt2_with_dropout_is_the_same_run_on_every_mesh_and_after_a_resume(
         ("moved", "mesh.pp=2", "mesh.schedule=zbv", "run.epochs=1"),
         ("cut", "mesh.pp=2", "run.epochs=1"),
         ("cut", "mesh.tp=2"),
+        # Both copies of the tied weight on one rank, and back there after a resume.
+        ("folded", "mesh.pp=2", "mesh.schedule=zbv", "run.epochs=1"),
+        ("folded", "mesh.pp=2", "mesh.schedule=zbv"),
         ("sharded", "mesh.dp_shard=2", "data.batch_size=8", "mesh.microbatches=2"),
         ("copied", "data.batch_size=8", "mesh.microbatches=2"),
     )
     start(1, ("alone",), ("moved",), ("again", "run.epochs=1"))
     steps, averaged = dict[str, list[Any]](), dict[str, list[float]]()
-    for name in ("alone", "split", "moved", "cut", "again", "sharded", "copied"):
+    for name in ("alone", "split", "moved", "cut", "folded", "again", "sharded", "copied"):
         found = lines(root / name)
         averaged[name] = [line["ema_evaluation_loss"] for line in found if line["kind"] == "epoch"]
         steps[name] = [line for line in found if line["kind"] == "step"]
     alone = steps["alone"]
     assert steps["again"] == alone[: len(steps["again"])]
-    for name in ("split", "moved", "cut"):
+    for name in ("split", "moved", "cut", "folded"):
         assert len(steps[name]) == len(alone) > 4
         for line, expected in zip(steps[name], alone, strict=True):
             for figure in ("loss", "gradient_norm"):

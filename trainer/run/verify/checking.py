@@ -148,7 +148,7 @@ def verified_config(config: Config, directory: Path) -> Config:
     return replace(
         config,
         data=replace(
-            config.data, batch_size=MICROBATCH_ROWS * microbatches, drop_last=False, exclude="",
+            config.data, batch_size=MICROBATCH_ROWS * microbatches, exclude="",
             cache=NodeCache(str(directory / "cache")),
             workers=replace(config.data.workers, threads=0, processes=0),
         ),

@@ -95,6 +95,8 @@ def with_layers(config: Config, own: Own, kept: int) -> tuple[Config, Own]:
     if not config.model.is_own:
         return replace(config, model=replace(config.model, depth=kept)), own
     build = own.model or partial(import_model(config.model.kind), **config.model.args)
+    # Of files nobody has so few layers.
+    config = replace(config, model=replace(config.model, weights=""))
     return config, replace(own, model=partial(_cut, build, config.model.layers, kept))
 
 
