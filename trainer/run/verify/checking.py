@@ -89,6 +89,7 @@ def verify(
     model: Callable[[], nn.Module] | None = None,
     task: Task | None = None,
     fields: Mapping[str, Field] | None = None,
+    evaluation_fields: Mapping[str, Field] | None = None,
     transform: Transform | None = None,
     evaluation_transform: Transform | None = None,
     optimizer: MakeOptimizer | None = None,
@@ -101,7 +102,8 @@ def verify(
 
     Args:
         config: The run's settings; see `verified_config` for what is set otherwise.
-        model, task, fields, transform, evaluation_transform, optimizer, loss: See `trainer.train`.
+        model, task, fields, evaluation_fields, transform, evaluation_transform, optimizer, loss:
+            See `trainer.train`.
 
     Returns:
         What came out, the same on every rank.
@@ -110,8 +112,9 @@ def verify(
         ConfigError: If the mesh refuses the model, or the settings do not fit.
     """
     own = Own(
-        model=model, task=task, fields=fields, transform=transform,
-        evaluation_transform=evaluation_transform, optimizer=optimizer, loss=loss,
+        model=model, task=task, fields=fields, evaluation_fields=evaluation_fields,
+        transform=transform, evaluation_transform=evaluation_transform, optimizer=optimizer,
+        loss=loss,
     )  # fmt: skip
     started = time.monotonic()
     with join(device="cpu", timeout_s=config.run.timeout_s) as job:
@@ -197,7 +200,8 @@ def short_run(config: Config, own: Own, directory: Path, layers: int) -> tuple[C
     step_rows = short.data.batch_size * replicas_of(short) * short.optimizer.accumulate
     rows = first_rows(config, own, EPOCH_STEPS * step_rows)
     # What is evaluated on is not verified, but how.
-    own = replace(own, sources=(rows, rows))
+    fields = own.evaluation_fields or own.fields
+    own = replace(own, sources=(rows, rows), evaluation_fields=fields)
     if short.mesh.dtype == "float64" and own.task is not None:
         own = replace(own, task=InDouble(own.task))
     return short, own
