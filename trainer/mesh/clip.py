@@ -42,7 +42,10 @@ def clip_gradients(
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=mesh.device_type)
     # By its place: to cut out an axis of a mesh takes a millisecond of each step.
     if mesh.size(AXES.index("pp")) > 1:
-        dist.all_reduce(total, group=mesh.get_group("pp"))
+        # In one precision: a stage that trains nothing does not know that of the others.
+        of_all = total.double()
+        dist.all_reduce(of_all, group=mesh.get_group("pp"))
+        total = of_all.to(total.dtype)
     norm = total.sqrt()
     if max_norm < float("inf"):
         for group in by_mesh.values():

@@ -187,6 +187,8 @@ class Pipeline:
         )
         for part in self.parts:
             self._randomness.attach(part)
+        if pp > 1:
+            self._check_parameters()
         if pp * len(parts) > 1:
             self._stages = self._make_stages()
             self._schedule = self._make_schedule(schedule)
@@ -338,6 +340,20 @@ class Pipeline:
                 f"weight 0, or make another pipeline for it"
             )
         return column
+
+    def _check_parameters(self) -> None:
+        """Refuse a rank that has nothing to train, on all ranks alike. Collective."""
+        group = self.mesh.get_group("pp")
+        numbers = [torch.zeros((), device=self.device) for _ in range(group.size())]
+        mine = sum(1 for _ in self.parameters())
+        dist.all_gather(numbers, torch.tensor(float(mine), device=self.device), group=group)
+        without = [str(rank) for rank, number in enumerate(numbers) if not number]
+        if without:
+            raise ConfigError(
+                f"mesh.pp: ranks {', '.join(without)} of the pipeline would have layers without "
+                "parameters only, expected parameters on each, which its optimizer asks for; "
+                "choose a smaller mesh.pp, or put such layers into a block with others"
+            )
 
     def _make_stages(self) -> list[Stage]:
         num_rows = len(self._rows[0])

@@ -10,6 +10,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from trainer.errors import ConfigError
 from trainer.mesh.randomness import Randomness
+from trainer.mesh.writable import writable
 from trainer.models.trace import Inputs, leaves
 
 MOST_APART = 0.05
@@ -40,6 +41,7 @@ class Stage(PipelineStage):
         self._same, self._whole = same, leaves(named["input_args"])
         self._checked = False
         _, stage, num_stages, *_ = given
+        self._gives = leaves(named["output_args"])
         if same is not None and stage > 0:
             named["input_args"] = _parts(named["input_args"], same)
         if same is not None and stage < num_stages - 1:
@@ -60,15 +62,34 @@ class Stage(PipelineStage):
                 _join_all(part, whole.shape, same) if _divides(whole, same) else part
                 for part, whole in zip(given, self._whole, strict=True)
             )
+        if not self.is_first:
+            given = tuple(map(writable, given))
         result = super().forward_maybe_with_nosync(*given, **named)  # type: ignore[no-untyped-call]
-        if same is None or self.is_last:
-            return result
+        if self.is_last:
+            return _with_gradient(result) if torch.is_grad_enabled() else result
+        values = leaves(result)
+        if torch.is_grad_enabled() and self.has_backward:
+            values = tuple(
+                self._as_described(value, shape)
+                for value, shape in zip(values, self._gives, strict=True)
+            )
+        if same is None:
+            return values if isinstance(result, tuple) else values[0]
         if not self._checked:
             self._checked = True
-            check_same(leaves(result), same, self.stage_index)
-        return tuple(
-            _cut_own(value, same) if _divides(value, same) else value for value in leaves(result)
-        )
+            check_same(values, same, self.stage_index)
+        return tuple(_cut_own(value, same) if _divides(value, same) else value for value in values)
+
+    def _as_described(self, value: Tensor, shape: Tensor) -> Tensor:
+        if shape.requires_grad:
+            return _with_gradient(value)
+        if value.requires_grad:
+            raise ConfigError(
+                f"stage {self.stage_index} gives a tensor {list(value.shape)} with a gradient, "
+                "expected none, as when the module was followed; let its forward do the same in "
+                "each pass, or leave mesh.pp out"
+            )
+        return value
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""
@@ -89,6 +110,11 @@ class Stage(PipelineStage):
         """Take the output's gradient from the stage after, on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+def _with_gradient(value: Tensor) -> Tensor:
+    """Give the backward pass where to begin, though nothing before is trained."""
+    return value if value.requires_grad else value.detach().requires_grad_()
 
 
 class _Cut(torch.autograd.Function):

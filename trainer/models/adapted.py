@@ -5,31 +5,49 @@ first own block would get, and the forward pass ends behind the last own block. 
 other code than its own; it says which of its children are its blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 from trainer.errors import ConfigError
+from trainer.models.absent import Absent, Reach
 from trainer.models.hub import HubFormat, Stored
 from trainer.models.plan import check_divides, styles_of
+from trainer.models.split import check_split
 from trainer.models.staged import StagedModel, aliases_of
 from trainer.models.trace import (
     NUM_ROWS,
     STEM,
+    Handed,
     Inputs,
+    Key,
     Shape,
     Trace,
     call,
+    check_passes,
+    counts,
     first_tensor,
     leaves,
+    name_of,
     pick_logits,
+    shape,
+    tensors_of,
     trace,
+    without_fast_path,
 )
 from trainer.models.unchanged import without_trace
+
+logger = logging.getLogger(__name__)
 
 Style = ParallelStyle | str
 """A style of torch's, or the name that Hugging Face's plans have for one."""
@@ -78,12 +96,24 @@ class Adapted(StagedModel):
         self._plan = styles_of(module, tp_plan or {})
         self.prepare: Callable[[Inputs, torch.dtype], Inputs] | None = None
         self._trace: Trace | None = None
+        self._is_checked = False
+        self._input_shapes: tuple[Shape, ...] = ()
         self._example: Callable[[int], Inputs] | None = None
         self._names: tuple[str, ...] | None = None
         self._own, self._first, self._last = range(self.num_blocks), True, True
-        self._received: Tensor | None = None
         # Weights of other stages, each as its module and its name there.
         self._hollow: list[tuple[nn.Module, str]] = []
+        self._reach = Reach()
+        # What passes by the cuts before and behind this stage, and of a pass what has come and
+        # what is to go.
+        self._came_of: tuple[Handed, ...] = ()
+        self._goes: tuple[Handed, ...] = ()
+        self._hidden_key: Key | None = None
+        self._came: dict[Key | None, Tensor] = {}
+        self._following: _Following | None = None
+        self._boundaries: list[nn.Module] = []
+        self._handles: list[RemovableHandle] = []
+        self._num_rows = 0
 
     def describe_inputs(self, example: Callable[[int], Inputs]) -> None:
         """Say what the module will be called with: rows -> meta tensors; pp asks for it."""
@@ -104,39 +134,109 @@ class Adapted(StagedModel):
 
         Args:
             values: The module's inputs, as one value or, in a pipeline, one after the other; on a
-                later stage the hidden tensor before them.
+                later stage before them the hidden tensor, and what else passes by the cut.
         """
-        self._received = None if self._first else values[0]
-        inputs = self._inputs(values if self._first else values[1:])
+        self._came = {}
+        if not self._first:
+            hidden, *values = values  # type: ignore[assignment]
+            self._came = {None: hidden, self._hidden_key: hidden}
+            for each in self._came_of:
+                if self._key(each) not in self._came:
+                    self._came[self._key(each)], *values = values  # type: ignore[assignment]
+        inputs = self._inputs(tuple(values))
+        self._num_rows = self._rows_of(inputs)
+        self._reach.is_own = self._first
+        if self._boundaries and not self._handles:
+            self._watch()
         try:
-            output = self._output(call(self.wrapped, self._prepared(inputs)))
+            with without_fast_path(), self._following or nullcontext():
+                output = self._output(call(self.wrapped, self._prepared(inputs)))
         except _Reached as reached:
             output = reached.hidden
         finally:
-            self._received = None
-        output = output.clone() if output._is_view() else output
+            kept, self._came = self._came, {}
+            self._reach.is_own = True
         if self._last:
-            return output
-        return (output.contiguous(), *(each.contiguous() for each in leaves(inputs)))
+            return _sendable(output, None)
+        goes = [self._sent(each, kept) for each in self._goes]
+        dtype = self._travels(self.traced().before[max(self._own) + 1].dtype)
+        beside = (_sendable(each, self._travels(each.dtype)) for each in leaves(inputs))
+        return (_sendable(output, dtype), *goes, *beside)
 
     def keep(self, blocks: range, *, first: bool, last: bool) -> None:
-        """Drop the weights of all other stages, in place."""
+        """Drop the weights of all other stages, in place.
+
+        Raises:
+            ConfigError: If what the stage would take or give cannot be sent.
+        """
         if first and last:
             return
         found = self.traced()
-        first_names = aliases_of(self.wrapped)
+        here = self._names_here(found, blocks, first=first, last=last)
+        others = [number for number in range(self.num_blocks) if number not in blocks]
+        for number in others:
+            ends = number > max(blocks, default=-1)
+            self._block(number).forward = _PassedOver(self, number, ends=ends)
+        self._own, self._first, self._last = blocks, first, last
+        dropped = {module for number in others for module in self._block(number).modules()}
+        dropped -= {module for number in blocks for module in self._block(number).modules()}
+        for path, module in list(self.wrapped.named_modules()):
+            changed = frozenset(found.phases) if module in dropped else found.changed
+            self._hollow += self._emptied(module, f"{path}." if path else "", here, changed)
+        if not first:
+            self._hidden_key = found.taken[min(blocks)]
+            self._came_of = found.crossing(min(blocks))
+        if not last:
+            cut = max(blocks) + 1
+            self._goes = tuple(each for each in found.crossing(cut) if each.key != found.taken[cut])
+        both = (*self._came_of, *self._goes)
+        if any(each.key.block is None for each in both) or (
+            not first and (found.calls.filled_later or found.calls_evaluated.filled_later)
+        ):
+            self._following = _Following(self, found, both)
+        self._boundaries = [self._block(number) for number in blocks]
+
+    def _emptied(
+        self,
+        module: nn.Module,
+        prefix: str,
+        here: Container[str],
+        changed: Container[str],
+    ) -> list[tuple[nn.Module, str]]:
+        """Take from a module its own weights, and buffers that change, which other stages have.
+
+        A later stage runs what comes before its blocks too: masks and positions are made there.
+
+        Returns:
+            The module and the name of each of them.
+        """
+        gone = []
+        for held in (module._parameters, module._buffers):
+            for name, value in list(held.items()):
+                path = f"{prefix}{name}"
+                if value is None or path in here:
+                    continue
+                if held is module._buffers and path not in changed:
+                    module._non_persistent_buffers_set.add(name)
+                    continue
+                del held[name]
+                module._non_persistent_buffers_set.discard(name)
+                # A model without data takes this as what it will be.
+                device = torch.device("cpu") if value.is_meta else value.device
+                what = f"{path} of {type(self.wrapped).__name__}"
+                setattr(module, name, Absent(value, device=device, what=what, reach=self._reach))
+                gone.append((module, name))
+        return gone
+
+    def _names_here(
+        self, found: Trace, blocks: range, *, first: bool, last: bool
+    ) -> frozenset[str]:
         phases = {*blocks, *([STEM] if first else []), *([self.num_blocks] if last else [])}
         here = {
             name for name, used in found.phases.items() if used & phases or (first > bool(used))
         }
-        here |= {name for name, before in first_names.items() if before in here}
-        for number in set(range(self.num_blocks)) - set(blocks):
-            owner, name = self._owners[number]
-            passed_over = _PassedOver(self, found.gives[number], ends=number > max(blocks))
-            owner._modules[name] = passed_over
-        self._own, self._first, self._last = blocks, first, last
-        for path, module in list(self.wrapped.named_modules()):
-            self._hollow += _hollow(module, f"{path}." if path else "", here)
+        first_names = aliases_of(self.wrapped)
+        return frozenset(here | {name for name, before in first_names.items() if before in here})
 
     def traced(self) -> Trace:
         """Follow the module's forward pass, once, while it is whole.
@@ -156,7 +256,15 @@ class Adapted(StagedModel):
                 f"mesh.pp: the shapes of {kind}'s inputs are not known; give data.image_size, or "
                 "Adapted.describe_inputs for inputs of your own"
             )
-        return self._traced()
+        found = self._traced()
+        if not self._is_checked:
+            inputs = self._prepared(self._example_of(NUM_ROWS[1]))
+            blocks = [self._block(number) for number in range(self.num_blocks)]
+            with without_trace(self.wrapped, self._output):
+                found = check_passes(self.wrapped, blocks, inputs, self._output, found)
+            self._trace = found
+            self._is_checked = True
+        return found
 
     def _traced(self) -> Trace:
         assert self._example is not None, "the callers have asked"
@@ -168,6 +276,7 @@ class Adapted(StagedModel):
             blocks = [self._block(number) for number in range(self.num_blocks)]
             with without_trace(self.wrapped, self._output):
                 self._trace = trace(self.wrapped, blocks, example, self._output)
+            self._input_shapes = tuple(map(shape, *map(leaves, given.values())))
         return self._trace
 
     def _example_of(self, rows: int) -> Inputs:
@@ -194,17 +303,16 @@ class Adapted(StagedModel):
 
     def input_shape(self, batch_size: int) -> Any:
         """Describe what this stage takes, as a tuple of meta tensors."""
-        beside = leaves(self.data_shape(batch_size))
         if self._first:
-            return beside
-        return (self._described(self.traced().before[min(self._own)], batch_size), *beside)
+            return leaves(self.data_shape(batch_size))
+        came = tuple(each for each in self._came_of if each.key != self._hidden_key)
+        return self._described(min(self._own), came, batch_size)
 
     def output_shape(self, batch_size: int) -> Any:
         """Describe what this stage gives, as meta tensors."""
         if self._last:
-            return self._described(self.traced().logits, batch_size)
-        beside = leaves(self.data_shape(batch_size))
-        return (self._described(self.traced().before[max(self._own) + 1], batch_size), *beside)
+            return self._empty(self.traced().logits, batch_size)
+        return self._described(max(self._own) + 1, self._goes, batch_size)
 
     def tp_plan(self, *, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
         kind = type(self.wrapped).__name__
@@ -236,6 +344,22 @@ class Adapted(StagedModel):
             )
         if tp > 1:
             check_divides(self.wrapped, self._plan, tp)
+            self._check_split()
+
+    def _check_split(self) -> None:
+        if self._example is None:
+            return
+        try:
+            check_split(self.wrapped, self._plan, self._prepared(self._example(NUM_ROWS[0])))
+        except ConfigError:
+            raise
+        except Exception as error:
+            # The first step's gradients say it then.
+            logger.warning(
+                "%s cannot be run on tensors without data, which shows whether its tp plan names "
+                "all that it has to: %s: %s",
+                type(self.wrapped).__name__, type(error).__name__, error,
+            )  # fmt: skip
 
     def use_context_parallel(self, mesh: DeviceMesh) -> None:
         raise ConfigError(
@@ -254,15 +378,17 @@ class Adapted(StagedModel):
             return 0
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # To another device or precision: zeros that take no memory are no parameters.
+        # To another device or precision, as what stands for the weights of other stages.
         if self._first and self._last:
             # It may compute in another precision now.
-            self._trace = None
+            self._trace, self._is_checked = None, False
         applied = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for module, name in self._hollow:
-            before = getattr(module, name)
-            zero = torch.zeros((), dtype=before.dtype, device=before.device)
-            setattr(module, name, fn(zero).expand(before.shape))
+            before = vars(module)[name]
+            zero = fn(torch.zeros((), dtype=before.dtype, device=before.device))
+            like = torch.empty(before.shape, dtype=zero.dtype, device="meta")
+            made = Absent(like, device=zero.device, what=before.what, reach=self._reach)
+            setattr(module, name, made)
         return applied
 
     def hub_format(self) -> HubFormat:
@@ -286,9 +412,83 @@ class Adapted(StagedModel):
             return dict(zip(self._names, values, strict=True))
         return cast(Inputs, values[0] if len(values) == 1 else values)
 
-    def _described(self, shape: Shape, batch_size: int) -> Tensor:
-        floats = self.hidden_dtype or shape.dtype
-        return torch.empty(shape.of(batch_size), dtype=floats, device="meta", requires_grad=True)
+    def _described(self, cut: int, handed: Iterable[Handed], batch_size: int) -> tuple[Tensor, ...]:
+        """Describe what passes by a cut: the hidden tensor, others, and the module's inputs."""
+        beside = (
+            each.new_empty(each.shape, dtype=self._travels(each.dtype))
+            for each in leaves(self.data_shape(batch_size))
+        )
+        others = (
+            self._empty(each.shape, batch_size, has_gradient=each.has_gradient) for each in handed
+        )
+        return (self._empty(self.traced().before[cut], batch_size), *others, *beside)
+
+    def _empty(self, its: Shape, batch_size: int, *, has_gradient: bool = True) -> Tensor:
+        dtype = self._travels(its.dtype)
+        has_gradient = has_gradient and dtype.is_floating_point
+        return torch.empty(
+            its.of(batch_size), dtype=dtype, device="meta", requires_grad=has_gradient
+        )
+
+    def _travels(self, dtype: torch.dtype) -> torch.dtype:
+        """Say in which precision a tensor passes by a cut."""
+        return (self.hidden_dtype or dtype) if dtype.is_floating_point else dtype
+
+    def _key(self, handed: Handed) -> Key:
+        return handed.key if self.training else handed.evaluated
+
+    def _sent(self, handed: Handed, kept: Mapping[Key | None, Tensor]) -> Tensor:
+        if self._key(handed) not in kept:
+            raise ConfigError(
+                f"{type(self.wrapped).__name__}.forward did not make what it hands past its layers "
+                "as it was followed, expected the same in each pass; let it do the same in each "
+                "pass, training and evaluating, or leave mesh.pp out"
+            )
+        return _sendable(kept[self._key(handed)], self._travels(handed.shape.dtype))
+
+    def _rows_of(self, inputs: Inputs) -> int:
+        """Count the rows of a pass; asked for where blocks of other stages are passed over."""
+        if self._first:
+            return 0
+        for its, value in zip(self._input_shapes, leaves(inputs), strict=True):
+            if (rows := its.rows(tuple(value.shape))) is not None:
+                return rows
+        return NUM_ROWS[0]
+
+    def absent(self, its: Shape, number: int) -> Absent:
+        """Stand in for what a block of another stage gives."""
+        value = torch.empty(its.of(self._num_rows), dtype=self._travels(its.dtype), device="meta")
+        what = f"what layer {number} of {type(self.wrapped).__name__} gives"
+        return Absent(value, device=self._device(), what=what, reach=self._reach)
+
+    def _device(self) -> torch.device:
+        hidden = self._came.get(None)
+        return torch.device("cpu") if hidden is None else hidden.device
+
+    def _watch(self) -> None:
+        """Follow the own blocks' calls: before and behind all other hooks, so as late as now."""
+        for number, block in zip(self._own, self._boundaries, strict=True):
+            before, after = self._entered, partial(self._left, number)
+            self._handles += [
+                block.register_forward_pre_hook(before, prepend=True),
+                block.register_forward_hook(after),
+            ]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _entered(self, *_: object) -> None:
+        self._reach.is_own = True
+        if self._following is not None:
+            self._following.is_in_block = True
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _left(self, number: int, block: nn.Module, args: object, given: Any) -> None:
+        if self._following is not None:
+            self._following.is_in_block = False
+        if self._goes:
+            for position, value in enumerate(tree_leaves(given)):
+                key = Key(number, 0, position)
+                if any(each.key == key for each in self._goes):
+                    self._came[key] = value
 
     def _block(self, number: int) -> nn.Module:
         owner, name = self._owners[number]
@@ -305,63 +505,110 @@ class _Reached(BaseException):
         self.hidden = hidden
 
 
-class _PassedOver(nn.Module):
-    """Stands where a block of another stage was."""
+class _PassedOver:
+    """What a block of another stage does in place of its own ``forward``."""
 
-    def __init__(self, model: Adapted, gives: int, *, ends: bool) -> None:
-        super().__init__()
-        # Not as a child: it would have all weights again.
-        self._model = (model,)
-        self._gives, self._ends = gives, ends
+    def __init__(self, model: Adapted, number: int, *, ends: bool) -> None:
+        self._model, self._number, self._ends = model, number, ends
 
-    def __getattr__(self, name: str) -> Any:
-        """Say why it is not there: the module's ``forward`` looks into its blocks."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise AttributeError(
-                f"this layer is another stage's, so that {name} cannot be looked up in it; let the "
-                "module's forward do no more with its layers than call them, or leave mesh.pp out"
-            ) from None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Give what came from the stage before, or end the pass with what came here."""
         if self._ends:
             hidden = first_tensor(args, kwargs)
             assert hidden is not None, "seen as the module was traced"
             raise _Reached(hidden)
-        received = self._model[0]._received
-        return (received, *[None] * (self._gives - 1)) if self._gives else received
+        following = self._model._following
+        if following is not None:
+            following.is_in_block = True
+        try:
+            return self._given(tensors_of(args, kwargs))
+        finally:
+            if following is not None:
+                following.is_in_block = False
+
+    def _given(self, taken: list[Tensor]) -> Any:
+        model = self._model
+        outputs, spec = model.traced().gives[self._number]
+        given: list[Tensor | None] = []
+        for position, output in enumerate(outputs):
+            came = model._came.get(Key(self._number, 0, position))
+            if position == 0 and self._number == min(model._own) - 1:
+                given.append(model._came[None])
+            elif output.position is not None:
+                given.append(taken[output.position])
+            elif came is None and output.shape is not None:
+                given.append(model.absent(output.shape, self._number))
+            else:
+                given.append(came)
+        return tree_unflatten(given, spec)
 
 
-def _hollow(module: nn.Module, prefix: str, here: set[str]) -> list[tuple[nn.Module, str]]:
-    """Replace a module's own weights that another stage has by zeros that take no memory.
+class _Following(TorchFunctionMode):
+    """Follows a stage's forward pass by the functions that it calls outside of its blocks.
 
-    A later stage runs what comes before its blocks too: masks and positions are made there.
+    What another stage has made by one of them is put in its place, and what is to be sent is kept.
 
-    Returns:
-        The module and the name of each of them.
+    Args:
+        model: The stage.
+        found: How it was followed.
+        handed: What is put in its place or kept.
     """
-    gone = [
-        name
-        for name, parameter in module._parameters.items()
-        if parameter is not None and f"{prefix}{name}" not in here
-    ]
-    for name in gone:
-        parameter = module._parameters.pop(name)
-        assert parameter is not None
-        # A model without data still computes with these zeros, once it has its own weights.
-        device = "cpu" if parameter.is_meta else parameter.device
-        zero = torch.zeros((), dtype=parameter.dtype, device=device)
-        setattr(module, name, zero.expand(parameter.shape))
-    for name, buffer in module._buffers.items():
-        if buffer is not None and f"{prefix}{name}" not in here:
-            module._non_persistent_buffers_set.add(name)
-    if gone:
-        # Batch statistics of another stage's layers are not counted here.
-        module.training = False
-        module.train = lambda mode=True: module  # type: ignore[method-assign]
-    return [(module, name) for name in gone]
+
+    def __init__(self, model: Adapted, found: Trace, handed: Iterable[Handed]) -> None:
+        super().__init__()
+        self._model = model
+        # In training, and in evaluation.
+        self._plans = {
+            True: (found.calls, frozenset(each.key for each in handed)),
+            False: (found.calls_evaluated, frozenset(each.evaluated for each in handed)),
+        }
+        self.is_in_block = False
+
+    def __enter__(self) -> "_Following":
+        self._calls, self._keys = self._plans[self._model.training]
+        self.is_in_block, self._number = False, 0
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        if self.is_in_block:
+            return given
+        items, spec = tree_flatten(given)
+        places = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
+        if not counts(tensors_of(args, kwargs or {}), [items[place] for place in places], given):
+            return given
+        number, names = self._number, self._calls.names
+        self._number += 1
+        if number >= len(names) or names[number] != name_of(func):
+            raise ConfigError(
+                f"{type(self._model.wrapped).__name__}.forward calls {name_of(func)} where it "
+                f"called {names[number] if number < len(names) else 'nothing'} as it was followed, "
+                "expected the same in each pass: it hands tensors past its layers, which are known "
+                "by that; let it do the same in each pass, or leave mesh.pp out"
+            )
+        for position, place in enumerate(places):
+            items[place] = self._put(Key(None, number, position), items[place])
+        return tree_unflatten(items, spec)
+
+    def _put(self, key: Key, value: Tensor) -> Tensor:
+        came, model = self._model._came, self._model
+        if key in self._keys:
+            return came.setdefault(key, value)
+        if key in self._calls.filled_later and not model._reach.is_own:
+            what = f"a tensor that {type(model.wrapped).__name__}.forward makes and fills"
+            return Absent(value, device=value.device, what=what, reach=model._reach)
+        return value
+
+
+def _sendable(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Make a tensor one that is sent as it lies in memory, and that hooks stay on."""
+    if dtype is None:
+        return value.clone() if value._is_view() else value
+    if value.dtype != dtype:
+        value = value.to(dtype)
+    value = value.clone() if value._is_view() else value
+    return value.contiguous()
 
 
 def has_weights(module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainer.errors import ConfigError
+from trainer.models.fake import written
 from trainer.models.seeded import seeded
 from trainer.models.staged import StagedModel
 from trainer.models.tape import Constant, Entry, Tape, View, storages
@@ -203,14 +204,14 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kwargs["pin_memory"] = False
         elif not without_data:
             return func(*args, **kwargs)
-        written = _written(func, args, kwargs)
+        changed = written(func, args, kwargs)
         returns = any("Tensor" in str(each.type) for each in func._schema.returns)
-        if any(not each.is_meta for each in written) or not (written or returns):
+        if any(not each.is_meta for each in changed) or not (changed or returns):
             # It changes a real tensor, or gives Python a value.
             return func(*self.real(args), **self.real(kwargs))
         if torch.Tag.inplace_view in func.tags:
             return func(*args, **kwargs)
-        return self._record(func, args, kwargs, written)
+        return self._record(func, args, kwargs, changed)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
@@ -260,7 +261,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*tree_map(_empty, args), **tree_map(_empty, kwargs))
         except NotImplementedError:
-            if _written(func, args, kwargs) or kwargs.get("generator") is not None:
+            if written(func, args, kwargs) or kwargs.get("generator") is not None:
                 raise
         with torch.random.fork_rng(devices=[]):
             results = func(*self.real(args), **self.real(kwargs))
@@ -329,17 +330,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise NotRecordedError(
                         f"a tensor {list(each.shape)} is kept where no module knows of it"
                     )
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """List the tensors that an operation changes."""
-    arguments = func._schema.arguments
-    given = [
-        args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [each for each in tree_leaves(given) if isinstance(each, Tensor)]
 
 
 def _is_place(value: Any) -> bool:

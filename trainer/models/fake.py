@@ -5,7 +5,7 @@ Not meta tensors: libraries know these as tensors without data, and do not ask t
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
+def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
     """Make tensors without data inside of it, and compute with them and with real ones.
+
+    Tensors of one ``mode`` are not computed with in another; None: a new one.
 
     What cannot be computed so raises as torch does, without torch's own record of it on stderr:
     callers report it in one message, or go on without.
@@ -28,10 +31,22 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     level = _LOG.level
     _LOG.setLevel(logging.CRITICAL)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _Products():  # type: ignore[no-untyped-call]
+        if mode is None:
+            mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
+        with mode, _Products():
             yield mode
     finally:
         _LOG.setLevel(level)
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """List the tensors that an operation changes."""
+    given = [
+        args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -334,45 +334,3 @@ def test_what_blocks_give_beside_is_left_out_where_nobody_uses_it() -> None:
         given = stage(values) if first else stage(hidden, values)
         hidden = given if last else given[0]
     assert torch.equal(hidden, whole(values)[0])
-
-
-def test_a_module_that_uses_it_is_refused_over_a_pipeline() -> None:
-    model = Adapted(Maps(adds=True), layers="layers")
-    model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
-    with pytest.raises(ConfigError, match=r"layer (0|1) of Maps .*leave mesh.pp out"):
-        model.check_mesh(num_stages=2)
-    # Where no gradient goes through it, nothing but its use tells.
-    model = Adapted(Detached(), layers="layers")
-    model.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
-    with pytest.raises(ConfigError, match=r"layer 0 of Detached gives several tensors, of which"):
-        model.check_mesh(num_stages=2)
-
-
-class Detached(Maps):
-    """Adds what the maps say in the end."""
-
-    def forward(self, values: Tensor) -> Tensor:  # type: ignore[override]
-        """Give what the last layer gives, and what all maps are on average."""
-        total = torch.zeros(())
-        for layer in self.layers:
-            values, seen = layer(values, None)
-            total = total + seen.detach().mean()
-        return values + total
-
-
-class Peeks(Maps):
-    """Looks into its last layer before it runs the first."""
-
-    def forward(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Scale by a weight of another layer."""
-        return super().forward(values * cast(_GivesMap, self.layers[2]).line.weight.abs().mean())
-
-
-def test_a_forward_that_looks_into_a_layer_of_another_stage_is_told_so() -> None:
-    stage = Adapted(seeded(Peeks, seed=3), layers="layers")
-    stage.describe_inputs(lambda rows: torch.empty(rows, 4, device="meta"))
-    stage.keep(range(1), first=True, last=False)
-    with pytest.raises(
-        AttributeError, match=r"another stage's, so that line cannot .* mesh.pp out"
-    ):
-        stage(torch.randn(2, 4))

@@ -1,0 +1,407 @@
+"""What passes by the layers of a module: it travels with them, or the cut is refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.trainer.stages import cut_up, run_stages, run_whole
+from trainer.errors import ConfigError
+from trainer.models import Adapted, seeded
+from trainer.models.absent import Absent
+
+WIDTH, ROWS = 8, 5
+
+
+class Plain(nn.Module):
+    """A line, layers, and a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.layers = nn.ModuleList(self.layer(number) for number in range(4))
+        self.table = nn.Parameter(torch.linspace(-3, 3, WIDTH), requires_grad=False)
+
+    def layer(self, number: int) -> nn.Module:
+        """Make a layer."""
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def through(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """Call the layers, each with others beside."""
+        for layer in self.layers:
+            hidden = layer(hidden, *others)
+        return hidden
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map floating[rows, width] to logits."""
+        logits: Tensor = self.head(self.through(self.stem(rows)))
+        return logits
+
+
+class Adds(nn.Module):
+    """A layer that adds what it is given beside, or leaves out what a mask says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, other: Tensor) -> Tensor:
+        """Take both."""
+        masked = other.dtype == torch.bool
+        both = hidden.masked_fill(other, 0.0) if masked else hidden + other
+        return torch.tanh(self.line(both))
+
+
+class Beside(Plain):
+    def layer(self, number: int) -> nn.Module:
+        return Adds()
+
+
+class LongSkip(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        skip = torch.tanh(self.stem(rows))
+        return self.head(self.through(skip * 2) * skip)
+
+
+class SameSkip(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        skip = torch.tanh(self.stem(rows))
+        return self.head(self.through(skip) + skip)
+
+
+class Frozen(Beside):
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.head(self.through(self.stem(rows), torch.sin(self.table)))
+
+
+class Trained(Frozen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table.requires_grad_(True)
+
+
+class Detached(Beside):
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.stem(rows)
+        return self.head(self.through(hidden * 2, hidden.detach()))
+
+
+class Masked(Beside):
+    def forward(self, rows: Tensor) -> Tensor:
+        gate = self.stem(rows)
+        return self.head(self.through(gate * gate.sigmoid(), gate < 0))
+
+
+class Drawn(Beside):
+    def forward(self, rows: Tensor) -> Tensor:
+        drawn = torch.rand(len(rows), 1) < 0.5
+        return self.head(self.through(self.stem(rows), drawn))
+
+
+class Ladder(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden, given = self.stem(rows), []
+        for layer in self.layers:
+            hidden = layer(hidden)
+            given.append(hidden)
+        return self.head(hidden + sum(given))
+
+
+class Means(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden, total = self.stem(rows), torch.zeros(())
+        for layer in self.layers:
+            hidden = layer(hidden)
+            total = total + hidden.detach().mean()
+        return self.head(hidden) + total
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+        """Give two tensors that both depend on the weights."""
+        hidden = torch.tanh(self.line(hidden + beside))
+        return hidden, hidden * beside
+
+
+class Twofold(Plain):
+    def layer(self, number: int) -> nn.Module:
+        return Two()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.stem(rows)
+        beside = torch.ones_like(hidden)
+        for layer in self.layers:
+            hidden, beside = layer(hidden, beside)
+        return self.head(hidden * beside)
+
+
+class NormalisedTie(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        weight = F.normalize(self.stem.weight)
+        return F.linear(self.through(self.stem(rows)), weight)
+
+
+class Peeks(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        scale = self.layers[3][0].weight.abs().mean()
+        return self.head(self.through(self.stem(rows) * scale))
+
+
+class ClassToken(Plain):
+    """A buffer of a pass that is filled in part by a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.places = (
+            nn.Parameter(torch.randn(WIDTH)),
+            nn.Parameter(torch.randn(3, WIDTH)),
+        )
+
+    def forward(self, rows: Tensor) -> Tensor:
+        tokens = torch.empty(len(rows), 3, WIDTH)
+        tokens[:, 0] = self.token
+        tokens[:, 1:] = self.stem(rows)[:, None]
+        return self.head(self.through(tokens + self.places)[:, 0])
+
+
+class Statistics(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        skip = self.norm(self.stem(rows))
+        return self.head(self.through(skip * 2) + skip)
+
+
+class Encoder(Plain):
+    """torch's own, which looks at its first layer, with padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4)
+        self.layers = self.encoder.layers
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.stem(rows)[:, None].expand(-1, 3, -1)
+        padding = torch.arange(3).expand(len(rows), 3) > 1
+        return self.head(self.encoder(hidden, src_key_padding_mask=padding)[:, 0])
+
+
+class KeptTable(Beside):
+    """Positions that the first pass makes and later ones find."""
+
+    kept: Tensor | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = torch.sin(torch.arange(WIDTH).to(rows))
+        return self.head(self.through(self.stem(rows), self.kept))
+
+
+TRAVEL = [
+    LongSkip, SameSkip, Frozen, Trained, Detached, Masked, Drawn, Ladder, Means, Twofold,
+    NormalisedTie, Peeks, ClassToken, Statistics, Encoder, KeptTable,
+]  # fmt: skip
+
+
+def example(rows: int) -> Tensor:
+    return torch.empty(rows, WIDTH, dtype=torch.float64, device="meta")
+
+
+@pytest.fixture(autouse=True)
+def _in_doubles() -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def batch() -> Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def adapted(kind: Callable[[], nn.Module]) -> Callable[[], Adapted]:
+    return lambda: Adapted(kind(), layers="layers")
+
+
+@pytest.mark.parametrize("cuts", [[2], [1, 2, 3]], ids=["two", "four"])
+@pytest.mark.parametrize("kind", TRAVEL)
+def test_what_passes_by_the_layers_travels_with_them(kind: type[Plain], cuts: list[int]) -> None:
+    torch.manual_seed(7)
+    logits, grads = run_whole(adapted(kind), batch())
+    torch.manual_seed(7)
+    found, found_grads = run_stages(adapted(kind), example, batch(), cuts)
+    torch.testing.assert_close(found, logits, rtol=1e-12, atol=1e-14)
+    assert found_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(found_grads[name], grad, rtol=1e-10, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize("kind", [each for each in TRAVEL if each is not Drawn])
+def test_it_does_in_an_evaluation(kind: type[Plain]) -> None:
+    model = seeded(adapted(kind), seed=3).eval()
+    with torch.no_grad():
+        expected = model(batch())
+    found, _ = run_stages(adapted(kind), example, batch(), [1, 3], training=False)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+class ChangedSkip(LongSkip):
+    def forward(self, rows: Tensor) -> Tensor:
+        skip = self.stem(rows)
+        skip.tanh_()
+        return self.head(self.through(skip * 2) * skip)
+
+
+class KeptInside(Plain):
+    """The first layer leaves what it makes where the others find it."""
+
+    def layer(self, number: int) -> nn.Module:
+        if number == 0:
+            self.box: list[Tensor] = []
+        return Leaves(self.box, writes=number == 0)
+
+
+class Leaves(nn.Module):
+    def __init__(self, box: list[Tensor], *, writes: bool) -> None:
+        super().__init__()
+        self.box, self.writes, self.line = box, writes, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Add what the first layer made."""
+        made = torch.tanh(self.line(hidden))
+        if self.writes:
+            self.box[:] = [made * 2]
+        return made + self.box[0]
+
+
+class SkipsInEvaluation(LongSkip):
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows) if self.training else Plain.forward(self, rows)
+
+
+class KeptWeight(Beside):
+    """A table of a weight that stays as the first pass made it."""
+
+    kept: Tensor | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = torch.sin(self.table)
+        return self.head(self.through(self.stem(rows), self.kept))
+
+
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class OwnFunction(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        skip = Doubles.apply(self.stem(rows))
+        return self.head(self.through(skip * 2) + skip)
+
+
+class Counts(Plain):
+    """A buffer that a pass changes before its layers and reads behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(rows.mean(0), 0.1)
+        return self.head(self.through(self.stem(rows)) + self.mean)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (ChangedSkip, r"changes a tensor \[3, 8\] in place after what is before .* change a copy"),
+        (
+            KeptInside,
+            r"in layer 2.* that layer 0 or behind it has made and does not give, .*return",
+        ),
+        (SkipsInEvaluation, r"hands other tensors past its layers in a second pass, in evaluation"),
+        (KeptWeight, r"uses a tensor \[8\] in layer 2 or .* does not give"),
+        (OwnFunction, r"uses a tensor \[3, 8\] in layer 4 or .* does not give"),
+        (Counts, r"mean of Counts changes in each pass and is used in what is before .* layer 4"),
+    ],
+)
+def test_what_cannot_travel_is_refused_by_name(kind: type[Plain], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        cut_up(adapted(kind), example, [2])
+
+
+def test_a_module_that_is_followed_stays_as_it_was() -> None:
+    model = seeded(adapted(KeptTable), seed=3)
+    model.describe_inputs(example)
+    flags = [module.training for module in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.check_mesh(num_stages=4)
+    assert model.wrapped.kept is None
+    assert flags == [module.training for module in model.modules()]
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_weight_of_another_stage_raises_by_name_at_any_use(training: bool) -> None:
+    first, last = cut_up(adapted(Plain), example, [2])
+    first.train(training)
+    absent = first.wrapped.head.weight
+    assert isinstance(absent, Absent)
+    assert absent.shape == (3, WIDTH)
+    says = r"head.weight of Plain, of which nothing is on this stage .* leave mesh.pp out"
+    for use in (
+        lambda: first.wrapped.head(batch()),
+        lambda: absent + 1,
+        lambda: absent.sum().item(),
+        lambda: absent.detach(),
+        lambda: bool((absent > 0).all()),
+        lambda: torch.zeros(3, WIDTH).copy_(absent),
+        lambda: absent.tolist(),
+        lambda: absent.numpy(),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            use()
+    # In what a later stage runs before its own layers too.
+    last.train(training)
+    last.wrapped.register_forward_pre_hook(lambda module, rows: module.stem.weight.sum().item())
+    with pytest.raises(ConfigError, match=r"stem.weight of Plain, of which nothing is on this"):
+        last(torch.zeros(ROWS, WIDTH), batch())
+
+
+def test_a_module_that_does_otherwise_than_it_was_followed_raises() -> None:
+    first, last = cut_up(adapted(LongSkip), example, [2])
+    hidden, skip, rows = first(batch())
+    last.wrapped.register_forward_pre_hook(lambda module, rows: (rows[0] + 0,))
+    with pytest.raises(ConfigError, match=r"calls TensorBase.add where it called linear"):
+        last(hidden, skip, rows)
+
+
+def test_what_travels_is_in_the_precision_of_the_stages() -> None:
+    def halves() -> Adapted:
+        return Adapted(LongSkip().bfloat16(), layers="layers")
+
+    found, _ = run_stages(
+        halves, lambda rows: example(rows).float(), batch().bfloat16(), [2], dtype=torch.bfloat16
+    )
+    assert found.dtype == torch.bfloat16
+    with torch.no_grad():
+        expected = seeded(halves, seed=3)(batch().bfloat16())
+    torch.testing.assert_close(found, expected)

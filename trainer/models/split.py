@@ -1,0 +1,151 @@
+"""What a tensor-parallel plan leaves to chance: whole tensors that meet parts of others."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from trainer.errors import ConfigError
+from trainer.models.absent import OF_A_SHAPE
+from trainer.models.fake import fake_tensors, written
+from trainer.models.styles import Conv1D, Local
+from trainer.models.trace import Inputs, call, copied
+
+
+def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: Inputs) -> None:
+    """Refuse a plan by which a rank would get a part of a gradient and take it for the whole.
+
+    Where a plan splits layers, what is between them is a part too. A whole tensor that is trained
+    and meets it, such as the weight of a norm of single heads, gets on each rank the gradient of
+    that rank's part only. A layer that the plan names adds the parts up; others do not.
+
+    Args:
+        module: Whole; copied.
+        plan: Path of a layer -> how it is split.
+        inputs: Of the module, as meta tensors.
+
+    Raises:
+        ConfigError: Names the weight.
+    """
+    with fake_tensors() as mode:
+        copy, held = copied(module)
+    parts = _Parts(type(module).__name__, held)
+    with fake_tensors(mode), parts.followed(copy, plan), parts:
+        call(copy, tree_map(_empty, inputs))
+
+
+class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows which tensors are this rank's parts.
+
+    Args:
+        kind: Of the module.
+        held: Its weights, by name.
+    """
+
+    def __init__(self, kind: str, held: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kind = kind
+        self._names = {_address(value): name for name, value in held.items()}
+        # Kept, so that no address comes twice.
+        self._parts: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
+        self._is_named = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+        self._kept += made
+        if func.overloadpacket in OF_A_SHAPE or self._is_named:
+            return given
+        taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        parts = [leaf for leaf in taken if _address(leaf) in self._parts]
+        if not parts:
+            # What is made of one weight alone has its name.
+            names = {self._names.get(_address(leaf)) for leaf in taken if leaf.requires_grad}
+            if len(names) == 1 and (name := names.pop()) is not None:
+                self._names |= {_address(leaf): name for leaf in made}
+        if parts:
+            whole = [leaf for leaf in taken if _address(leaf) not in self._parts]
+            for leaf in whole:
+                if leaf.requires_grad and leaf not in written(func, args, kwargs):
+                    raise ConfigError(self._refusal(leaf, func))
+            for leaf in (*made, *written(func, args, kwargs)):
+                self._parts[_address(leaf)] = leaf
+        return given
+
+    @contextmanager
+    def followed(self, module: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[None]:
+        """Note what the layers of a plan give, while the block runs."""
+        handles = []
+        for path, style in plan.items():
+            layer = module.get_submodule(path)
+            if (splits := _splits(style)) is not None:
+                handles += [
+                    layer.register_forward_pre_hook(self._begin),
+                    layer.register_forward_hook(self._after(splits)),
+                ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, *_: object) -> None:
+        self._is_named += 1
+
+    def _after(self, splits: bool) -> Callable[..., Any]:
+        def fresh(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            # Memory of its own, which says whether it is a part.
+            made = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+            made.requires_grad_(value.requires_grad)
+            if splits:
+                self._parts[_address(made)] = made
+            return made
+
+        def hook(layer: nn.Module, args: object, given: Any) -> Any:
+            self._is_named -= 1
+            return tree_map(fresh, given)
+
+        return hook
+
+    def _refusal(self, whole: Tensor, func: Any) -> str:
+        name = self._names.get(_address(whole))
+        what = f"a tensor {list(whole.shape)}" if name is None else name
+        layer = "its layer" if name is None else name.rpartition(".")[0] or "its layer"
+        return (
+            f"mesh.tp: {what} of {self._kind} is whole on each rank, and meets what the tp plan "
+            f"splits ({func}): each rank would have a part of its gradient, and train on that; "
+            f'name {layer} in the plan, by "replicated_with_grad_allreduce" if it works on each '
+            "head by itself, or leave those layers whole"
+        )
+
+
+def _splits(style: ParallelStyle) -> bool | None:
+    """Say whether what a layer gives is a part; None: a style that says nothing of it."""
+    if isinstance(style, Local):
+        return style.gives.is_shard() or style.gradient.is_partial()
+    if isinstance(style, Conv1D):
+        return style.by == "outputs"
+    for name in ("output_layouts", "desired_output_layouts", "sequence_sharding"):
+        layouts = getattr(style, name, None)
+        if layouts is not None:
+            several = layouts if isinstance(layouts, (tuple, list)) else (layouts,)
+            return any(each is not None and not each.is_replicate() for each in several)
+    return None
+
+
+def _address(value: Tensor) -> int:
+    address: int = value.untyped_storage()._cdata
+    return address
+
+
+def _empty(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="cpu")
