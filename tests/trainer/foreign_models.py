@@ -94,6 +94,55 @@ class _Routed(nn.Module):
         return hidden + added.view_as(hidden)
 
 
+class Passing(nn.Module):
+    """All that passes by layers: a long skip, a frozen table, a mask, and what a layer gives too.
+
+    Its first layers are frozen, and one begins by changing what it is given.
+    """
+
+    layers_path = "layers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.gate = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Parameter(torch.zeros(WIDTH))
+        self.table = nn.Parameter(torch.linspace(-1, 1, WIDTH), requires_grad=False)
+        self.layers = nn.ModuleList(_Beside() for _ in range(4))
+        self.norm, self.out = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.out.weight = self.tokens.weight
+        for module in (self.gate, self.layers[0], self.layers[1]):
+            module.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits of each place."""
+        embedded = self.tokens(tokens).detach()
+        hidden = torch.zeros_like(embedded)
+        hidden[:, 0] = self.first.detach()
+        hidden[:, 1:] = embedded[:, 1:]
+        hidden = self.norm(hidden.flatten(0, 1)).view_as(hidden).detach()
+        skip, mask, total = torch.tanh(self.first + hidden), self.gate(hidden) < 0, 0.0
+        for layer in self.layers:
+            hidden, beside = layer(hidden, torch.sin(self.table), mask)
+            total = total + beside
+        made: Tensor = self.out(hidden + skip + total)
+        return made
+
+
+class _Beside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.line, self.drop = (
+            nn.ReLU(inplace=True),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Dropout(0.1),
+        )
+
+    def forward(self, hidden: Tensor, table: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Give two tensors."""
+        made = torch.tanh(self.line(self.act(hidden) + table).masked_fill(mask, 0.5))
+        return self.drop(made).view(-1, *made.shape[1:]), made * table
+
+
 class Masked(NextToken):
     """Gives the model a mask and positions beside the tokens."""
 
@@ -126,6 +175,11 @@ def unruly() -> StagedModel:
 def experts() -> StagedModel:
     """Adapt `Experts`."""
     return Adapted(Experts())
+
+
+def passing() -> StagedModel:
+    """Adapt `Passing`."""
+    return Adapted(Passing())
 
 
 def gpt2() -> StagedModel:
@@ -198,8 +252,8 @@ def resnet() -> StagedModel:
 
 
 MAKERS: dict[str, Callable[[], StagedModel]] = {
-    "unruly": unruly, "experts": experts, "gpt2": gpt2, "llama": llama, "qwen3": qwen3,
-    "glm": glm, "resnet": resnet,
+    "unruly": unruly, "experts": experts, "passing": passing, "gpt2": gpt2, "llama": llama,
+    "qwen3": qwen3, "glm": glm, "resnet": resnet,
 }  # fmt: skip
 
 

@@ -8,6 +8,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from trainer.errors import ConfigError
+
+MOST_APART = 0.05
+"""Of the larger of two norms: more than the order of adding up makes of what is the same."""
+
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Replace each gradient by its mean over the replicas, in one message. Collective.
@@ -54,4 +59,46 @@ def add_partial_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) 
     for (parameter, grad), whole in zip(partial, sums, strict=True):
         parameter.grad = DTensor.from_local(
             whole.view(grad.shape), mesh, [Replicate()], run_check=False
+        )
+
+
+@torch.no_grad()
+def check_alike(named: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh) -> None:
+    """Refuse gradients that differ on ranks that hold the same parameter whole. Collective.
+
+    One number of each is compared: of parts of a gradient, such as those of single heads, it
+    differs; of a whole one it is the same, but for the order in which a device adds up.
+
+    Args:
+        named: Parameters by their names, the same on all ranks in this order.
+        mesh: Of tp.
+
+    Raises:
+        ConfigError: Names the parameter, on all ranks.
+    """
+    names, sizes = [], []
+    for name, parameter in named:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+            axes = parameter.device_mesh.mesh_dim_names or ()
+            if "tp" in axes and parameter.placements[axes.index("tp")].is_replicate():
+                names.append(name)
+                sizes.append(grad.to_local().double().norm())
+    if not names:
+        return
+    mine = torch.stack(sizes)
+    every = [torch.empty_like(mine) for _ in range(mesh.size())]
+    dist.all_gather(every, mine, group=mesh.get_group())
+    # floating[ranks, parameters]
+    norms = torch.stack(every)
+    most, least = norms.amax(0), norms.amin(0)
+    # What is nothing but rounding beside the others may differ as it likes.
+    differ = (most - least > MOST_APART * most) & (most > 1e-6 * most.max())
+    if differ.any():
+        name = names[int(differ.nonzero()[0])]
+        raise ConfigError(
+            f"mesh.tp: the gradient of {name} differs on the ranks, which hold it whole: each "
+            "has that of its part of what the tp plan splits, and would train on it; name its "
+            'layer in the plan, by "replicated_with_grad_allreduce" if it works on each head by '
+            "itself, or leave the layers around it whole"
         )

@@ -39,7 +39,8 @@ def clip_gradients(
             by_mesh[own].append(parameter)
     counted = [[each for each in group if each not in again] for group in by_mesh.values()]
     squares = [_square(group) for group in counted if group]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), device=mesh.device_type)
+    none = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
+    total = torch.stack(squares).sum() if squares else none
     # By its place: to cut out an axis of a mesh takes a millisecond of each step.
     if mesh.size(AXES.index("pp")) > 1:
         # In one precision: a stage that trains nothing does not know that of the others.

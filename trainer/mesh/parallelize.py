@@ -25,7 +25,7 @@ from trainer.mesh.materialize import materialize
 from trainer.mesh.recompute import Checkpointing, choose_blocks, recompute, worths
 from trainer.mesh.swap import Swap, swapped_blocks
 from trainer.mesh.tied import Owners, find_owners, tie_again
-from trainer.mesh.writable import give_no_views
+from trainer.mesh.writable import pass_no_views
 from trainer.models.staged import StagedModel, aliases_of, copied, without_data
 from trainer.models.styles import replicate_rest
 
@@ -247,7 +247,7 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
     # Blocks that share a weight cannot each gather it: the whole part then gathers at once.
     if data_parallel.size() > 1 and len(held) == len(set(held)):
         for block in blocks:
-            give_no_views(block)
+            pass_no_views(block)
             shard(block)
     shard(part)
     if not on_gpu:

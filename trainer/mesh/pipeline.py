@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
-from trainer.mesh.average import add_partial_gradients, average_gradients
+from trainer.mesh.average import add_partial_gradients, average_gradients, check_alike
 from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stages_of
 from trainer.mesh.randomness import Randomness
 from trainer.mesh.stage import Stage
@@ -161,6 +161,8 @@ class Pipeline:
         several = mesh["dp_replicate"].size() > 1
         plain = [part for part in parts if not isinstance(part, FSDPModule)]
         self._replicas, self._split = plain * several, plain * (mesh["tp"].size() > 1)
+        # What a plan of tp leaves to chance shows in the first gradients.
+        self._is_checked = mesh["tp"].size() == 1
         self._rows = torch.arange(batch_size).chunk(microbatches)
         self._batch_size = batch_size
         self._syncs = True
@@ -279,6 +281,10 @@ class Pipeline:
         if backward and sync:
             for part in self._split:
                 add_partial_gradients(part.parameters(), self.mesh["tp"])
+            if not self._is_checked:
+                self._is_checked = True
+                for part in self.parts:
+                    check_alike(part.named_parameters(), self.mesh["tp"])
             for part in self._replicas:
                 average_gradients(part.parameters(), self.mesh.get_group("dp_replicate"))
             self._ties.add_gradients()

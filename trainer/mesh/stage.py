@@ -70,7 +70,8 @@ class Stage(PipelineStage):
         values = leaves(result)
         if torch.is_grad_enabled() and self.has_backward:
             values = tuple(
-                self._as_described(value, shape)
+                # Where it is described without, nothing before it is trained.
+                _with_gradient(value) if shape.requires_grad else value.detach()
                 for value, shape in zip(values, self._gives, strict=True)
             )
         if same is None:
@@ -79,17 +80,6 @@ class Stage(PipelineStage):
             self._checked = True
             check_same(values, same, self.stage_index)
         return tuple(_cut_own(value, same) if _divides(value, same) else value for value in values)
-
-    def _as_described(self, value: Tensor, shape: Tensor) -> Tensor:
-        if shape.requires_grad:
-            return _with_gradient(value)
-        if value.requires_grad:
-            raise ConfigError(
-                f"stage {self.stage_index} gives a tensor {list(value.shape)} with a gradient, "
-                "expected none, as when the module was followed; let its forward do the same in "
-                "each pass, or leave mesh.pp out"
-            )
-        return value
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""

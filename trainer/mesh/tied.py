@@ -94,7 +94,8 @@ class Ties:
             names = first_names(part)
             for name, parameter in part.named_parameters():
                 first = names.get(name, name)
-                if first in shared:
+                # One that is not trained has no gradient, not even of zeros.
+                if first in shared and parameter.requires_grad:
                     owners[first] = shared[first]
                     by_name.setdefault(first, {})[stage] = parameter
             shared_anywhere |= bool(shared)

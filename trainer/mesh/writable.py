@@ -24,16 +24,26 @@ def writable(value: Tensor) -> Tensor:
     return cast(Tensor, cast(Any, _Writable).apply(value)) if value.requires_grad else value
 
 
-def give_no_views(block: nn.Module) -> None:
-    """Have a block give tensors that are no views, to be called before it is sharded.
+def pass_no_views(block: nn.Module) -> None:
+    """Have a block take and give tensors that are no views, once it is sharded.
 
-    torch's sharding hooks on to what a block gives, and loses a view that is changed in place.
+    torch's sharding makes views of what a block takes, which may not be changed in place, and hooks
+    on to what it gives, where a view that is changed in place loses the hook.
     """
-    block.register_forward_hook(_without_views)
+    block.register_forward_pre_hook(_take_no_views, with_kwargs=True)
+    block.register_forward_hook(_give_no_views)
 
 
-def _without_views(block: nn.Module, args: Any, given: Any) -> Any:
-    def plain(value: Any) -> Any:
-        return writable(value) if isinstance(value, Tensor) and value._is_view() else value
+def _take_no_views(
+    block: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    taken: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(_no_view, (args, named))
+    return taken
 
-    return tree_map(plain, given)
+
+def _give_no_views(block: nn.Module, args: Any, given: Any) -> Any:
+    return tree_map(_no_view, given)
+
+
+def _no_view(value: Any) -> Any:
+    return writable(value) if isinstance(value, Tensor) and value._is_view() else value

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -25,6 +26,7 @@ from trainer.models.hub import HubFormat, Stored
 from trainer.models.plan import check_divides, styles_of
 from trainer.models.split import check_split
 from trainer.models.staged import StagedModel, aliases_of
+from trainer.models.styles import Local
 from trainer.models.trace import (
     NUM_ROWS,
     STEM,
@@ -224,7 +226,10 @@ class Adapted(StagedModel):
                 # A model without data takes this as what it will be.
                 device = torch.device("cpu") if value.is_meta else value.device
                 what = f"{path} of {type(self.wrapped).__name__}"
-                setattr(module, name, Absent(value, device=device, what=what, reach=self._reach))
+                like = torch.empty_like(value, device="meta")
+                if isinstance(value, nn.Parameter):
+                    like = like.to(self._travels(value.dtype))
+                setattr(module, name, Absent(like, device=device, what=what, reach=self._reach))
                 gone.append((module, name))
         return gone
 
@@ -335,7 +340,15 @@ class Adapted(StagedModel):
         """
         kind = type(self.wrapped).__name__
         if num_stages > 1:
-            self.traced()
+            found = self.traced()
+            makes = any(each.key.block is None for each in found.handed)
+            if tp > 1 and (makes or found.calls.filled_later):
+                raise ConfigError(
+                    f"mesh.tp is {tp} and mesh.pp {num_stages} stages, expected one of them: "
+                    f"{kind} hands tensors past its layers that it makes outside of them, which "
+                    "are found by the functions that it calls, and tp calls others; let a layer "
+                    "make them, or leave mesh.tp or mesh.pp out"
+                )
         super().check_mesh(num_stages=num_stages, tp=tp)
         if tp > 1 and not self._plan:
             raise ConfigError(
@@ -349,8 +362,10 @@ class Adapted(StagedModel):
     def _check_split(self) -> None:
         if self._example is None:
             return
+        inputs = self._prepared(self._example(NUM_ROWS[0]))
         try:
-            check_split(self.wrapped, self._plan, self._prepared(self._example(NUM_ROWS[0])))
+            for path in check_split(self.wrapped, self._plan, inputs):
+                self._plan[path] = Local(gradient=Partial())
         except ConfigError:
             raise
         except Exception as error:

@@ -18,25 +18,29 @@ from trainer.models.trace import Inputs, call, copied
 
 
 def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: Inputs) -> None:
-    """Refuse a plan by which a rank would get a part of a gradient and take it for the whole.
+    """Find layers whose gradients are to be added up, though a plan does not name them.
 
-    Where a plan splits layers, what is between them is a part too. A whole tensor that is trained
-    and meets it, such as the weight of a norm of single heads, gets on each rank the gradient of
-    that rank's part only. A layer that the plan names adds the parts up; others do not.
+    Where a plan splits layers, what is between them is a part too. The weight of a norm of single
+    heads, which is whole and meets it, gets on each rank the gradient of that rank's heads.
 
     Args:
         module: Whole; copied.
         plan: Path of a layer -> how it is split.
         inputs: Of the module, as meta tensors.
 
+    Returns:
+        The paths of layers all of whose own weights meet nothing but parts.
+
     Raises:
-        ConfigError: Names the weight.
+        ConfigError: Names a weight that meets parts and what is whole, or a tensor that is trained,
+            whole and no weight of one layer.
     """
     with fake_tensors() as mode:
         copy, held = copied(module)
     parts = _Parts(type(module).__name__, held)
     with fake_tensors(mode), parts.followed(copy, plan), parts:
         call(copy, tree_map(_empty, inputs))
+    return {parts.layer_of(name, copy) for name in sorted(parts.met_parts)}
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,7 +54,11 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, kind: str, held: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kind = kind
+        self._held = held
+        # Of weights, and of what is made of one of them alone.
         self._names = {_address(value): name for name, value in held.items()}
+        self.met_parts: set[str] = set()
+        self._met_whole: set[str] = set()
         # Kept, so that no address comes twice.
         self._parts: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
@@ -64,20 +72,35 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket in OF_A_SHAPE or self._is_named:
             return given
         taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        parts = [leaf for leaf in taken if _address(leaf) in self._parts]
-        if not parts:
-            # What is made of one weight alone has its name.
-            names = {self._names.get(_address(leaf)) for leaf in taken if leaf.requires_grad}
-            if len(names) == 1 and (name := names.pop()) is not None:
-                self._names |= {_address(leaf): name for leaf in made}
-        if parts:
-            whole = [leaf for leaf in taken if _address(leaf) not in self._parts]
-            for leaf in whole:
-                if leaf.requires_grad and leaf not in written(func, args, kwargs):
-                    raise ConfigError(self._refusal(leaf, func))
-            for leaf in (*made, *written(func, args, kwargs)):
-                self._parts[_address(leaf)] = leaf
+        weights = {self._names[_address(leaf)] for leaf in taken if _address(leaf) in self._names}
+        others = [leaf for leaf in taken if _address(leaf) not in self._names]
+        changed = written(func, args, kwargs)
+        if any(_address(leaf) in self._parts for leaf in others):
+            for leaf in others:
+                is_part = _address(leaf) in self._parts or any(leaf is each for each in changed)
+                if leaf.requires_grad and not is_part:
+                    raise ConfigError(self._refusal(f"a tensor {list(leaf.shape)}", "its layer"))
+            self.met_parts |= {name for name in weights if self._held[name].requires_grad}
+            self._parts.update((_address(leaf), leaf) for leaf in (*made, *changed))
+        elif others:
+            self._met_whole |= weights
+        elif len(weights) == 1:
+            # What is made of one weight alone is no more than that.
+            self._names |= {_address(leaf): next(iter(weights)) for leaf in made}
         return given
+
+    def layer_of(self, name: str, module: nn.Module) -> str:
+        """Find the layer of a weight that meets parts.
+
+        Raises:
+            ConfigError: If the gradients of its weights are not all parts.
+        """
+        path = name.rpartition(".")[0]
+        own = module.get_submodule(path).named_parameters(path, recurse=False)
+        names = {its for its, value in own if value.requires_grad}
+        if not path or names & self._met_whole or not names <= self.met_parts:
+            raise ConfigError(self._refusal(name, path or "its layer"))
+        return path
 
     @contextmanager
     def followed(self, module: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[None]:
@@ -116,15 +139,12 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return hook
 
-    def _refusal(self, whole: Tensor, func: Any) -> str:
-        name = self._names.get(_address(whole))
-        what = f"a tensor {list(whole.shape)}" if name is None else name
-        layer = "its layer" if name is None else name.rpartition(".")[0] or "its layer"
+    def _refusal(self, what: str, layer: str) -> str:
         return (
             f"mesh.tp: {what} of {self._kind} is whole on each rank, and meets what the tp plan "
-            f"splits ({func}): each rank would have a part of its gradient, and train on that; "
-            f'name {layer} in the plan, by "replicated_with_grad_allreduce" if it works on each '
-            "head by itself, or leave those layers whole"
+            "splits: each rank would have a part of its gradient, and train on that; name "
+            f'{layer} in the plan, by "replicated_with_grad_allreduce" if it works on each head '
+            "by itself, or leave the layers around it whole"
         )
 
 

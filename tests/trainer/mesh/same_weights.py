@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.models import Adapted
+from trainer.models.absent import Absent
 
 
 def same_weights(ones: Sequence[nn.Module], others: Sequence[nn.Module]) -> bool:
@@ -26,7 +27,7 @@ def _all_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from part.named_parameters(remove_duplicate=False)
     yield from part.named_buffers(remove_duplicate=False)
     if isinstance(part, Adapted):
-        # Zeros in the place of weights of other stages.
+        # What stands for weights of other stages.
         yield from ((name, getattr(module, name)) for module, name in part._hollow)
 
 
@@ -39,6 +40,8 @@ def _ties(part: nn.Module) -> list[int]:
 
 def _same(left: Tensor, right: Tensor) -> bool:
     alike = type(left) is type(right) and left.requires_grad == right.requires_grad
+    if isinstance(left, Absent) and isinstance(right, Absent):
+        return (left.what, left.shape, left.dtype) == (right.what, right.shape, right.dtype)
     if isinstance(left, DTensor) and isinstance(right, DTensor):
         if left.placements != right.placements:
             return False

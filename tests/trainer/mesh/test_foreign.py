@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
             ("gpipe", PP, {"swap": 1, "checkpointing": "full"}),
         ],
         "llama": [("zero_bubble", PP, {})],
+        "passing": [("zero_bubble", PP, {}), ("dualpipev", PP, {}), ("1f1b", FSDP, {})],
         "qwen3": [("1f1b", TP, {})],
         "glm": [("1f1b", TP, {})],
         "resnet": [PLAIN[0], ("zbv", PP, {})],
@@ -43,6 +44,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
     "2, more": {
         "unruly": [*PLAIN, *EVERY],
         "experts": [*PLAIN[:2], *EVERY],
+        "passing": [*PLAIN[:2], *EVERY],
         "gpt2": [*PLAIN, *EVERY],
         "llama": [*PLAIN[1:], *EVERY],
         "resnet": [("1f1b", PP, {})],
@@ -55,6 +57,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "llama": [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})],
         "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {}),
                    ("interleaved", PP_FSDP, {"swap": 1})],
+        "passing": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
         "experts": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
     },
 }  # fmt: skip
@@ -103,11 +106,11 @@ def near(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool((found - expected).norm() <= 1e-9 * scale)
 
 
-@pytest.mark.parametrize("kind", ["unruly", "experts", "gpt2", "llama", "resnet"])
+@pytest.mark.parametrize("kind", ["unruly", "experts", "passing", "gpt2", "llama", "resnet"])
 def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
     needs(kind)
     expected, model, task = alone(kind), make(kind), task_of(kind)
-    if kind in ("unruly", "gpt2"):
+    if kind in ("unruly", "passing", "gpt2"):
         # What is drawn depends on the trainer's seeds: compared by the tests of meshes.
         return
     batch = batch_of(kind)
