@@ -180,11 +180,19 @@ class Adapted(StagedModel):
             ends = number > max(blocks, default=-1)
             self._block(number).forward = _PassedOver(self, number, ends=ends)
         self._own, self._first, self._last = blocks, first, last
-        dropped = {module for number in others for module in self._block(number).modules()}
-        dropped -= {module for number in blocks for module in self._block(number).modules()}
+        own = {module for number in blocks for module in self._block(number).modules()}
+        dropped = {module for number in others for module in self._block(number).modules()} - own
+        # What an own block has too is found there alone, as sharding has to find it once.
+        twice = {id(each) for module in own for each in module._parameters.values()}
+        for module in dropped:
+            for name, child in module._modules.items():
+                if child in own:
+                    module._modules[name] = None
         for path, module in list(self.wrapped.named_modules()):
             changed = frozenset(found.phases) if module in dropped else found.changed
-            self._hollow += self._emptied(module, f"{path}." if path else "", here, changed)
+            prefix = f"{path}." if path else ""
+            gone = twice if module in dropped else frozenset[int]()
+            self._hollow += self._emptied(module, prefix, here, changed, gone)
         if not first:
             self._hidden_key = found.taken[min(blocks)]
             self._came_of = found.crossing(min(blocks))
@@ -199,12 +207,9 @@ class Adapted(StagedModel):
         self._boundaries = [self._block(number) for number in blocks]
 
     def _emptied(
-        self,
-        module: nn.Module,
-        prefix: str,
-        here: Container[str],
-        changed: Container[str],
-    ) -> list[tuple[nn.Module, str]]:
+        self, module: nn.Module, prefix: str, here: Container[str], changed: Container[str],
+        gone_too: Container[int],
+    ) -> list[tuple[nn.Module, str]]:  # fmt: skip
         """Take from a module its own weights, and buffers that change, which other stages have.
 
         A later stage runs what comes before its blocks too: masks and positions are made there.
@@ -216,7 +221,7 @@ class Adapted(StagedModel):
         for held in (module._parameters, module._buffers):
             for name, value in list(held.items()):
                 path = f"{prefix}{name}"
-                if value is None or path in here:
+                if value is None or (path in here and id(value) not in gone_too):
                     continue
                 if held is module._buffers and path not in changed:
                     module._non_persistent_buffers_set.add(name)
