@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.errors import ConfigError
 from trainer.mesh.half import Half
@@ -88,6 +89,8 @@ def parallelize(
     """
     if compile and mesh.device_type == "cpu":
         _find_compiler()
+    if dtype == "bfloat16" and mesh.device_type == "cpu":
+        _check_statistics(model)
     stages = (0,) if place is None else place.stages
     num_stages = len(stages) * mesh["pp"].size()
     tp = mesh["tp"].size()
@@ -179,6 +182,18 @@ def _find_compiler() -> None:
             "mesh.compile is true, but no C++ compiler was found, and torch compiles with one on "
             "the CPU; install g++ or name yours in CXX, or set mesh.compile=false"
         ) from error
+
+
+def _check_statistics(model: nn.Module) -> None:
+    """Refuse batch statistics in bfloat16 where torch does not compute with them."""
+    for name, module in model.named_modules():
+        counts = isinstance(module, _BatchNorm) and module.running_mean is not None
+        if counts and module.weight is not None:
+            raise ConfigError(
+                f"mesh.dtype is bfloat16, expected float32 for {name} of {type(model).__name__}: "
+                "on a CPU torch takes no weights in bfloat16 beside the batch statistics, which "
+                "stay in float32; give mesh.dtype=float32, or a norm without statistics"
+            )
 
 
 def stage_blocks(stage: int, num_stages: int, *, num_blocks: int) -> range:

@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "llama": [("1f1b", PP_DP, {}), ("interleaved", PP_TP, {})],
         "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {}),
                    ("interleaved", PP_FSDP, {"swap": 1})],
-        "passing": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
+        "passing": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {}), ("interleaved", PP_FSDP, {})],
         "experts": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
     },
 }  # fmt: skip
