@@ -66,7 +66,7 @@ def run_stages(
                 for value, grad in zip(gives, grads, strict=True)
                 if value.requires_grad and grad is not None
             ]
-            torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
+            torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
             grads = [value.grad for value in given]
     return logits.detach(), _grads(parts)
 

@@ -30,7 +30,8 @@ class Norm(nn.Module):
     def forward(self, heads: Tensor) -> Tensor:
         """Scale each head."""
         scale = (heads.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-        return heads * scale * (1.0 + self.weight.float())
+        made: Tensor = heads * scale * (1.0 + self.weight.float())
+        return made
 
 
 class Attends(nn.Module):
@@ -39,12 +40,14 @@ class Attends(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.query_norm, self.key_norm = Norm(), nn.LayerNorm(WIDTH // HEADS)
+        self.query_norm: nn.Module = Norm()
+        self.key_norm: nn.Module = nn.LayerNorm(WIDTH // HEADS)
         self.head = nn.Linear(WIDTH, 3)
 
     def heads(self, hidden: Tensor) -> Tensor:
         """View what a layer gives by heads."""
-        return hidden.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+        made: Tensor = hidden.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+        return made
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map floating[rows, places, width] to logits."""

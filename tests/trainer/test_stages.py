@@ -1,7 +1,7 @@
 """What passes by the layers of a module: it travels with them, or the cut is refused by name."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -37,7 +37,11 @@ class Plain(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map floating[rows, width] to logits."""
-        logits: Tensor = self.head(self.through(self.stem(rows)))
+        return self.ends(self.through(self.stem(rows)))
+
+    def ends(self, hidden: Tensor) -> Tensor:
+        """Give the logits."""
+        logits: Tensor = self.head(hidden)
         return logits
 
 
@@ -63,18 +67,18 @@ class Beside(Plain):
 class LongSkip(Plain):
     def forward(self, rows: Tensor) -> Tensor:
         skip = torch.tanh(self.stem(rows))
-        return self.head(self.through(skip * 2) * skip)
+        return self.ends(self.through(skip * 2) * skip)
 
 
 class SameSkip(Plain):
     def forward(self, rows: Tensor) -> Tensor:
         skip = torch.tanh(self.stem(rows))
-        return self.head(self.through(skip) + skip)
+        return self.ends(self.through(skip) + skip)
 
 
 class Frozen(Beside):
     def forward(self, rows: Tensor) -> Tensor:
-        return self.head(self.through(self.stem(rows), torch.sin(self.table)))
+        return self.ends(self.through(self.stem(rows), torch.sin(self.table)))
 
 
 class Trained(Frozen):
@@ -86,19 +90,19 @@ class Trained(Frozen):
 class Detached(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         hidden = self.stem(rows)
-        return self.head(self.through(hidden * 2, hidden.detach()))
+        return self.ends(self.through(hidden * 2, hidden.detach()))
 
 
 class Masked(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         gate = self.stem(rows)
-        return self.head(self.through(gate * gate.sigmoid(), gate < 0))
+        return self.ends(self.through(gate * gate.sigmoid(), gate < 0))
 
 
 class Drawn(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         drawn = torch.rand(len(rows), 1) < 0.5
-        return self.head(self.through(self.stem(rows), drawn))
+        return self.ends(self.through(self.stem(rows), drawn))
 
 
 class Ladder(Plain):
@@ -107,7 +111,7 @@ class Ladder(Plain):
         for layer in self.layers:
             hidden = layer(hidden)
             given.append(hidden)
-        return self.head(hidden + sum(given))
+        return self.ends(hidden + sum(given))
 
 
 class Means(Plain):
@@ -116,7 +120,7 @@ class Means(Plain):
         for layer in self.layers:
             hidden = layer(hidden)
             total = total + hidden.detach().mean()
-        return self.head(hidden) + total
+        return self.ends(hidden) + total
 
 
 class Two(nn.Module):
@@ -139,7 +143,7 @@ class Twofold(Plain):
         beside = torch.ones_like(hidden)
         for layer in self.layers:
             hidden, beside = layer(hidden, beside)
-        return self.head(hidden * beside)
+        return self.ends(hidden * beside)
 
 
 class NormalisedTie(Plain):
@@ -150,8 +154,8 @@ class NormalisedTie(Plain):
 
 class Peeks(Plain):
     def forward(self, rows: Tensor) -> Tensor:
-        scale = self.layers[3][0].weight.abs().mean()
-        return self.head(self.through(self.stem(rows) * scale))
+        scale = cast(nn.Linear, cast(nn.Sequential, self.layers[3])[0]).weight.abs().mean()
+        return self.ends(self.through(self.stem(rows) * scale))
 
 
 class ClassToken(Plain):
@@ -168,7 +172,7 @@ class ClassToken(Plain):
         tokens = torch.empty(len(rows), 3, WIDTH)
         tokens[:, 0] = self.token
         tokens[:, 1:] = self.stem(rows)[:, None]
-        return self.head(self.through(tokens + self.places)[:, 0])
+        return self.ends(self.through(tokens + self.places)[:, 0])
 
 
 class Statistics(Plain):
@@ -178,7 +182,7 @@ class Statistics(Plain):
 
     def forward(self, rows: Tensor) -> Tensor:
         skip = self.norm(self.stem(rows))
-        return self.head(self.through(skip * 2) + skip)
+        return self.ends(self.through(skip * 2) + skip)
 
 
 class Encoder(Plain):
@@ -193,7 +197,7 @@ class Encoder(Plain):
     def forward(self, rows: Tensor) -> Tensor:
         hidden = self.stem(rows)[:, None].expand(-1, 3, -1)
         padding = torch.arange(3).expand(len(rows), 3) > 1
-        return self.head(self.encoder(hidden, src_key_padding_mask=padding)[:, 0])
+        return self.ends(self.encoder(hidden, src_key_padding_mask=padding)[:, 0])
 
 
 class KeptTable(Beside):
@@ -204,7 +208,7 @@ class KeptTable(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         if self.kept is None:
             self.kept = torch.sin(torch.arange(WIDTH).to(rows))
-        return self.head(self.through(self.stem(rows), self.kept))
+        return self.ends(self.through(self.stem(rows), self.kept))
 
 
 TRAVEL = [
@@ -259,7 +263,7 @@ class ChangedSkip(LongSkip):
     def forward(self, rows: Tensor) -> Tensor:
         skip = self.stem(rows)
         skip.tanh_()
-        return self.head(self.through(skip * 2) * skip)
+        return self.ends(self.through(skip * 2) * skip)
 
 
 class KeptInside(Plain):
@@ -297,7 +301,7 @@ class KeptWeight(Beside):
     def forward(self, rows: Tensor) -> Tensor:
         if self.kept is None:
             self.kept = torch.sin(self.table)
-        return self.head(self.through(self.stem(rows), self.kept))
+        return self.ends(self.through(self.stem(rows), self.kept))
 
 
 class Doubles(torch.autograd.Function):
@@ -313,11 +317,13 @@ class Doubles(torch.autograd.Function):
 class OwnFunction(Plain):
     def forward(self, rows: Tensor) -> Tensor:
         skip = Doubles.apply(self.stem(rows))
-        return self.head(self.through(skip * 2) + skip)
+        return self.ends(self.through(skip * 2) + skip)
 
 
 class Counts(Plain):
     """A buffer that a pass changes before its layers and reads behind them."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +332,7 @@ class Counts(Plain):
     def forward(self, rows: Tensor) -> Tensor:
         with torch.no_grad():
             self.mean.lerp_(rows.mean(0), 0.1)
-        return self.head(self.through(self.stem(rows)) + self.mean)
+        return self.ends(self.through(self.stem(rows)) + self.mean)
 
 
 @pytest.mark.parametrize(
@@ -363,12 +369,13 @@ def test_a_module_that_is_followed_stays_as_it_was() -> None:
 def test_a_weight_of_another_stage_raises_by_name_at_any_use(training: bool) -> None:
     first, last = cut_up(adapted(Plain), example, [2])
     first.train(training)
-    absent = first.wrapped.head.weight
+    head = cast(Plain, first.wrapped).head
+    absent = head.weight
     assert isinstance(absent, Absent)
     assert absent.shape == (3, WIDTH)
     says = r"head.weight of Plain, of which nothing is on this stage .* leave mesh.pp out"
     for use in (
-        lambda: first.wrapped.head(batch()),
+        lambda: head(batch()),
         lambda: absent + 1,
         lambda: absent.sum().item(),
         lambda: absent.detach(),

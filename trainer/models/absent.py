@@ -57,7 +57,7 @@ class Absent(Tensor):
         made.what, made.reach = what, reach
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Say what it is: it has no values to show."""
@@ -72,10 +72,10 @@ class Absent(Tensor):
         raise _refusal("a reading of values", self)
 
     # Those that give values to Python without an operation of torch's.
-    tolist = numpy = __array__ = _values  # type: ignore[assignment]
+    tolist = numpy = __array__ = _values
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Give the result's shape, or raise."""

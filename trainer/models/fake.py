@@ -32,8 +32,8 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
     _LOG.setLevel(logging.CRITICAL)
     try:
         if mode is None:
-            mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
-        with mode, _Products():
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, _Products():  # type: ignore[no-untyped-call]
             yield mode
     finally:
         _LOG.setLevel(level)

@@ -17,7 +17,7 @@ from trainer.models.styles import Conv1D, Local
 from trainer.models.trace import Inputs, call, copied
 
 
-def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: Inputs) -> None:
+def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: Inputs) -> set[str]:
     """Find layers whose gradients are to be added up, though a plan does not name them.
 
     Where a plan splits layers, what is between them is a part too. The weight of a norm of single

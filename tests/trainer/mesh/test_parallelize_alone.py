@@ -4,16 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.mesh.tiny_models import MAKERS, batch_of, make, one_process, task_of
 from trainer.errors import ConfigError
+from trainer.mesh.clip import clip_gradients
 from trainer.mesh.mesh import make_mesh
 from trainer.mesh.parallelize import parallelize
 from trainer.mesh.recompute import Checkpointing
+from trainer.mesh.writable import pass_no_views
 from trainer.models import ResNet, seeded
 from trainer.watch.launch import join
 
@@ -93,3 +95,31 @@ def test_compiling_without_a_compiler_is_refused_before_the_first_step(
 def test_context_parallel_is_refused_without_a_sequence(kind: str, mesh: DeviceMesh) -> None:
     with pytest.raises(ConfigError, match=r"mesh\.cp is 1, expected 1: .* leave mesh\.cp out"):
         make(kind).use_context_parallel(mesh["cp"])
+
+
+def test_batch_statistics_in_bfloat16_are_refused_on_a_cpu(mesh: DeviceMesh) -> None:
+    model = ResNet(4, depth=8, norm="batch")
+    with pytest.raises(ConfigError, match=r"bfloat16, expected float32 for .* of ResNet: on a CPU"):
+        parallelize(model, mesh, dtype="bfloat16")
+
+
+def test_a_part_that_trains_nothing_counts_in_the_norm_of_the_others(mesh: DeviceMesh) -> None:
+    # In double precision: the others' may be, and the sum over a pipeline is one message.
+    norm = clip_gradients([], mesh, max_norm=1.0)
+    assert (float(norm), norm.dtype) == (0.0, torch.float64)
+
+
+def test_a_sharded_block_takes_and_gives_what_may_be_changed_in_place() -> None:
+    block, taken = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Flatten()), []
+    block.register_forward_pre_hook(lambda block, rows: (rows[0].view(2, 4),))
+    pass_no_views(block)
+    block.register_forward_pre_hook(lambda block, rows: taken.append(rows[0]._is_view()))
+    weight = torch.ones(2, 4, requires_grad=True)
+    given = block(weight * 2)
+    assert taken == [False]
+    view = given.view(8)
+    given += 1
+    assert not given._is_view()
+    (view.sum() + given.sum()).backward()
+    expected = 2 * 2 * block[1].weight.sum(0).expand(2, 4)
+    torch.testing.assert_close(weight.grad, expected)

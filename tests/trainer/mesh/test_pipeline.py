@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.multirank import RunRanks
 from tests.trainer.toy import Places, make_batch, make_toy
@@ -138,6 +140,21 @@ def make_alone(microbatches: int = 1, batch_size: int = 16) -> Pipeline:
         make_mesh(ALONE, device_type="cpu"), Places(), schedule="1f1b", microbatches=microbatches,
         batch_size=batch_size, device=torch.device("cpu"),
     )  # fmt: skip
+
+
+def test_a_rank_without_parameters_is_refused() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(
+            ConfigError, match=r"ranks 0, 1 of .* without parameters only, .* block"
+        ):
+            Pipeline(
+                [nn.Tanh()], place_of(0, (2, 1, 1, 1, 1), schedule="1f1b", virtual=1),
+                make_mesh((2, 1, 1, 1, 1), device_type="cpu"), Places(), schedule="1f1b",
+                microbatches=2, batch_size=4, device=torch.device("cpu"),
+            )  # fmt: skip
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
