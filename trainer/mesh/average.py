@@ -94,8 +94,8 @@ def check_alike(named: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh) -> 
     most, least = norms.amax(0), norms.amin(0)
     # What is nothing but rounding beside the others may differ as it likes.
     differ = (most - least > MOST_APART * most) & (most > 1e-6 * most.max())
-    if differ.any():
-        name = names[int(differ.nonzero()[0])]
+    if not bool((~differ).all()):
+        name = names[int(differ.to(torch.uint8).argmax())]
         raise ConfigError(
             f"mesh.tp: the gradient of {name} differs on the ranks, which hold it whole: each "
             "has that of its part of what the tp plan splits, and would train on it; name its "

@@ -50,14 +50,14 @@ class Absent(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, *, device: torch.device, what: str, reach: Reach) -> "Absent":
-        made: Absent = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Absent = Tensor._make_wrapper_subclass(
             cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout,
             device=device, requires_grad=False,
         )  # fmt: skip
         made.what, made.reach = what, reach
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Say what it is: it has no values to show."""

@@ -110,7 +110,8 @@ def test_a_part_that_trains_nothing_counts_in_the_norm_of_the_others(mesh: Devic
 
 
 def test_a_sharded_block_takes_and_gives_what_may_be_changed_in_place() -> None:
-    block, taken = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Flatten()), []
+    line, taken = nn.Linear(4, 4), list[bool]()
+    block = nn.Sequential(nn.ReLU(inplace=True), line, nn.Flatten())
     block.register_forward_pre_hook(lambda block, rows: (rows[0].view(2, 4),))
     pass_no_views(block)
     block.register_forward_pre_hook(lambda block, rows: taken.append(rows[0]._is_view()))
@@ -121,5 +122,5 @@ def test_a_sharded_block_takes_and_gives_what_may_be_changed_in_place() -> None:
     given += 1
     assert not given._is_view()
     (view.sum() + given.sum()).backward()
-    expected = 2 * 2 * block[1].weight.sum(0).expand(2, 4)
+    expected = 2 * 2 * line.weight.sum(0).expand(2, 4)
     torch.testing.assert_close(weight.grad, expected)
