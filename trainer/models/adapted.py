@@ -367,10 +367,11 @@ class Adapted(StagedModel):
     def _check_split(self) -> None:
         if self._example is None:
             return
-        inputs = self._prepared(self._example(NUM_ROWS[0]))
+        inputs = self._prepared(self._example_of(NUM_ROWS[0]))
         try:
-            for path in check_split(self.wrapped, self._plan, inputs):
-                self._plan[path] = Local(gradient=Partial())
+            with without_trace(self.wrapped, self._output):
+                paths = check_split(self.wrapped, self._plan, inputs)
+            self._plan |= dict.fromkeys(paths, Local(gradient=Partial()))
         except ConfigError:
             raise
         except Exception as error:

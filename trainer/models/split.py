@@ -14,7 +14,7 @@ from trainer.errors import ConfigError
 from trainer.models.absent import OF_A_SHAPE
 from trainer.models.fake import fake_tensors, written
 from trainer.models.styles import Conv1D, Local
-from trainer.models.trace import Inputs, call, copied
+from trainer.models.trace import Inputs, call, copy_without_data
 
 
 def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: Inputs) -> set[str]:
@@ -36,7 +36,7 @@ def check_split(module: nn.Module, plan: Mapping[str, ParallelStyle], inputs: In
             whole and no weight of one layer.
     """
     with fake_tensors() as mode:
-        copy, held = copied(module)
+        copy, held = copy_without_data(module)
     parts = _Parts(type(module).__name__, held)
     with fake_tensors(mode), parts.followed(copy, plan), parts:
         call(copy, tree_map(_empty, inputs))

@@ -348,7 +348,7 @@ def without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def copied(module: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+def copy_without_data(module: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
     """Copy a module, whose weights become tensors without data; list these by their first names.
 
     Raises:
@@ -388,7 +388,7 @@ class _Pass(TorchFunctionMode):
         self._kind, self._output = type(module).__name__, output
         self._changed_before = changed
         with fake_tensors() as self._mode:
-            self._module, self._held = copied(module)
+            self._module, self._held = copy_without_data(module)
         own = dict(zip(module.modules(), self._module.modules(), strict=True))
         self._evaluates = evaluates
         self._blocks = [own[block] for block in blocks]
