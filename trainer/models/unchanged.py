@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trainer.models.absent import Absent
+
 OURS = ("trainer", "dataio", "tonari", "shuffle", "importance", "oracle")
 LIBRARIES = frozenset({*sys.stdlib_module_names, *OURS, "torch", "numpy", "PIL", "_pytest"})
 """Packages whose code is not followed, as that of all installed ones, which is long."""
@@ -117,6 +119,8 @@ class _Held:
 
     def _note(self, value: Any) -> None:
         match value:
+            case Absent():
+                pass  # nothing is there to be changed
             case Tensor():
                 self._note_tensor(value)
             case np.ndarray():
