@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataio.base.errors import SourceError
-from dataio.source.records.compressed import CODECS
 
 Split = Literal["file", "blank"]
 """A document of plain text: a whole file, or a block between blank lines."""
 
 JSON_SUFFIXES, TEXT_SUFFIXES, PARQUET = (".jsonl", ".ndjson"), (".txt", ".text", ".md"), ".parquet"
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+"""Arrow's name of the codec, by the suffix."""
 READ_BYTES = 1 << 20
 BATCH_ROWS = 256
 
