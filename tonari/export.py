@@ -16,8 +16,8 @@ class Export:
     """Write the weights of a checkpoint, of any mesh, as a plain state_dict.
 
     model.load_state_dict takes it as it is. With --hub it is a directory in Hugging Face's layout:
-    of a llama, transformers' from_pretrained takes it. Open only checkpoints that you trust:
-    torch's files can run code.
+    of a llama, transformers' from_pretrained takes it. Torch's files can run
+    code: a checkpoint that holds more than tensors, numbers and text is refused without --trust.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
@@ -28,6 +28,8 @@ class Export:
     """Write a directory: safetensors by the names that others know, and config.json."""
     max_file_bytes: int = 5_000_000_000
     """With --hub: of one file."""
+    trust: bool = False
+    """Read a checkpoint that holds more than tensors, numbers and text, which may run code."""
     ema: bool = False
     """Write the averaged weights of optimizer.ema, in the place of those of the last step."""
     optimizer: bool = False
@@ -73,9 +75,9 @@ def main(argv: list[str]) -> int:
 
     checkpoint = _find(given.checkpoint)
     if given.ema:
-        state = {"model": read_averaged(checkpoint)}
+        state = {"model": read_averaged(checkpoint, trusted=given.trust)}
     else:
-        state = read_checkpoint(checkpoint, optimizer=given.optimizer)
+        state = read_checkpoint(checkpoint, optimizer=given.optimizer, trusted=given.trust)
     model = state["model"]
     try:
         if given.out.suffix == ".pt":
@@ -115,6 +117,7 @@ def _export_hub(given: Export) -> int:
             given.out, checkpoint, model, max_file_bytes=given.max_file_bytes,
             published=read_hub_config(Path(weights)) if weights else {},
             notes={"epochs": progress.epochs, "steps": progress.steps}, average=given.ema,
+            trusted=given.trust,
         )  # fmt: skip
     except OSError as error:
         raise CommandError(

@@ -149,7 +149,9 @@ def run_way(way: str, given: list[str], directory: Path) -> dict[str, float]:
     else:
         hidden: list[float] = []
         trained = train(
-            config, on_epoch=lambda line: hidden.append(float(line["hidden_fraction"] or 0))
+            config,
+            quiet=True,
+            on_epoch=lambda line: hidden.append(float(line["hidden_fraction"] or 0)),
         )
         last = trained.last
         if last is None or not trained.finished:

@@ -171,7 +171,7 @@ def measure(config: Config, job: Job, directory: Path) -> dict[str, object]:
         turns = Turns(
             {way: bare_epoch(config, job, its) for way, its in others.items()}, job.device
         )
-        ended = train(config, resume="never", on_epoch=turns)
+        ended = train(config, resume="never", on_epoch=turns, quiet=True)
     if not ended.finished:
         raise SystemExit(f"stopped by {ended.stopped_by} after {ended.progress.epochs} turns")
     step_s = statistics.median(turns.step_s["trainer"][WARM_UP:])

@@ -22,8 +22,8 @@ NAMED = ("NodeCache", "Staging", "Workers")
 COMMANDS = (
     "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
     "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
-    "bench importance", "verify", "simulate", "probe", "plan", "ablate", "hardest", "rows", "certify",
-    "export", "doctor",
+    "bench importance", "verify", "simulate", "probe", "plan", "ablate", "hardest", "rows",
+    "certify", "export", "doctor",
 )  # fmt: skip
 
 

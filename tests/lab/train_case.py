@@ -29,7 +29,7 @@ def do(job: dict[str, Any]) -> dict[str, Any]:
         os.environ["TONARI_RANKS_PER_NODE"] = "1"
     lines: list[dict[str, Any]] = []
     train(
-        config, resume="never",
+        config, resume="never", quiet=True,
         on_epoch=lambda line: lines.append(
             {**line, "read_bytes": read_bytes(), "own_bytes": own_bytes()}
         ),

@@ -2,14 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tonari.names import EXAMPLES
-
-if TYPE_CHECKING:
-    from trainer.watch.metrics import Line
-
-RESULTS = ("loss", "evaluation_loss", "accuracy")
 
 
 def main(argv: list[str]) -> int:
@@ -48,20 +42,10 @@ def main(argv: list[str]) -> int:
         return 0
     from trainer.run.loop import train
 
-    summary = train(
+    train(
         config, resume=given.resume, metrics_path=given.metrics, plan=given.plan,
         skip_steps=parse_skips(given.skip_steps),
-        on_epoch=lambda line: print(_epoch_words(line, config.run.epochs), flush=True),
     )  # fmt: skip
-    if summary.rank == 0:
-        done = "trained" if summary.finished else f"stopped by {summary.stopped_by} after"
-        print(
-            f"{done} {summary.progress.epochs} epochs, {summary.progress.steps} steps on "
-            f"{summary.num_replicas} replicas{_skipped_words(summary.progress.skipped)}"
-            f"{_result_words(summary.last)}; "
-            f"results in {config.run.directory}"
-            + ("" if summary.finished else "; the same command goes on from here")
-        )
     return 0
 
 
@@ -117,25 +101,3 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON document")
     return parser
-
-
-def _epoch_words(line: "Line", num_epochs: int) -> str:
-    from trainer.watch.parts import off_words
-
-    hidden, wait_s = line["hidden_fraction"], line["wait_s"]
-    return (
-        f"epoch {line['epoch']} of {num_epochs}: {line['epoch_s']:.1f} s, of it waiting for data "
-        f"{wait_s:.1f} s{_result_words(line)}, {hidden:.0%} hidden{off_words(line)}"
-    )
-
-
-def _skipped_words(skipped: list[list[int]]) -> str:
-    number = sum(stop - first for first, stop in skipped)
-    return f", {number} of the steps skipped" if number else ""
-
-
-def _result_words(line: "Line | None") -> str:
-    shown = [(name, line[name]) for name in RESULTS] if line else []
-    return "".join(
-        f", {name.replace('_', ' ')} {value:.4f}" for name, value in shown if value is not None
-    )

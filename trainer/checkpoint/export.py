@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from trainer.checkpoint.plain import PlainPlanner, PlainReader
+from trainer.checkpoint.state import first_reason
 from trainer.checkpoint.sums import check_sums
 from trainer.errors import CheckpointError
 
@@ -22,12 +24,15 @@ MODEL, AVERAGE = "model.", "ema."
 """Before the names of weights in a checkpoint, and of their averages."""
 
 
-def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[str, Value]]:
+def read_checkpoint(
+    path: Path, *, optimizer: bool = False, trusted: bool = False
+) -> dict[str, dict[str, Value]]:
     """Put the shards of a checkpoint together, on the CPU.
 
     Args:
         path: What ``Checkpoints.save`` wrote; all of its files are checked.
         optimizer: Whether to read the optimizer's state too.
+        trusted: Whether to read what may run code; see `trainer.checkpoint.plain`.
 
     Returns:
         The ``"model"``'s state by name, as the plain model's ``state_dict`` has it, and the
@@ -36,9 +41,10 @@ def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[st
     Raises:
         CheckpointError: If a file is missing or damaged, or a part of a tensor was never written.
     """
-    stored = stored_tensors(path)
+    stored = stored_tensors(path, trusted=trusted)
     kinds = ("model", "optimizer") if optimizer else ("model",)
-    flat = read_tensors(path, [name for name in stored if name.split(".", 1)[0] in kinds], stored)
+    names = [name for name in stored if name.split(".", 1)[0] in kinds]
+    flat = read_tensors(path, names, stored, trusted=trusted)
     return {
         kind: {
             name.removeprefix(f"{kind}."): value
@@ -49,11 +55,12 @@ def read_checkpoint(path: Path, *, optimizer: bool = False) -> dict[str, dict[st
     }
 
 
-def read_averaged(path: Path) -> dict[str, Value]:
+def read_averaged(path: Path, *, trusted: bool = False) -> dict[str, Value]:
     """Put the averaged weights of a checkpoint together, with all else that its model holds.
 
     Args:
         path: What ``Checkpoints.save`` wrote.
+        trusted: As `read_checkpoint`.
 
     Returns:
         The model's state by name, as `read_checkpoint` gives it.
@@ -61,9 +68,9 @@ def read_averaged(path: Path) -> dict[str, Value]:
     Raises:
         CheckpointError: If a file is missing or damaged, or there are no averaged weights.
     """
-    stored = stored_tensors(path)
+    stored = stored_tensors(path, trusted=trusted)
     kept = [name for name in stored if name.startswith((MODEL, AVERAGE))]
-    flat = read_tensors(path, kept, stored)
+    flat = read_tensors(path, kept, stored, trusted=trusted)
     model, average = (
         {name.removeprefix(kind): its for name, its in flat.items() if name.startswith(kind)}
         for kind in (MODEL, AVERAGE)
@@ -103,7 +110,7 @@ def _is_same(value: Value, other: Value) -> bool:
     )
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+def stored_tensors(path: Path, *, trusted: bool = False) -> dict[str, StoredTensor]:
     """List what a checkpoint holds, by name, ``model.`` or ``optimizer.`` before it.
 
     Returns:
@@ -113,7 +120,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: If a file is missing or damaged.
     """
     check_sums(path)
-    found = FileSystemReader(path / "torch").read_metadata().state_dict_metadata
+    found = PlainReader(path / "torch", trusted=trusted).read_metadata().state_dict_metadata
     return {
         name: its if isinstance(its, TensorStorageMetadata) else None
         for name, its in sorted(found.items())
@@ -121,7 +128,11 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(
-    path: Path, names: Sequence[str], stored: Mapping[str, StoredTensor]
+    path: Path,
+    names: Sequence[str],
+    stored: Mapping[str, StoredTensor],
+    *,
+    trusted: bool = False,
 ) -> dict[str, Value]:
     """Put the shards of some tensors together, on the CPU.
 
@@ -129,6 +140,7 @@ def read_tensors(
         path: The checkpoint.
         names: Of the values to read.
         stored: What `stored_tensors` gave.
+        trusted: As `read_checkpoint`.
 
     Raises:
         CheckpointError: If a part of a tensor was never written.
@@ -150,8 +162,21 @@ def read_tensors(
     with warnings.catch_warnings():
         # That there is one process is what is meant here.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        state_dict_loader.load(flat, checkpoint_id=path / "torch", no_dist=True)
+        _load(
+            flat, storage_reader=PlainReader(path / "torch", trusted=trusted),
+            planner=PlainPlanner(trusted=trusted),
+        )  # fmt: skip
     return flat
+
+
+def _load(flat: dict[str, Value], *, storage_reader: PlainReader, planner: PlainPlanner) -> None:
+    try:
+        state_dict_loader.load(flat, storage_reader=storage_reader, planner=planner, no_dist=True)
+    except CheckpointException as error:
+        reason = first_reason(error)
+        if isinstance(reason, CheckpointError):
+            raise reason from None
+        raise
 
 
 def write_safetensors(out: Path, model: Mapping[str, Value], notes: Mapping[str, object]) -> None:

@@ -19,6 +19,7 @@ from trainer.checkpoint.export import (
     stored_tensors,
     write_safetensors,
 )
+from trainer.checkpoint.state import OWN
 from trainer.checkpoint.weights import CONFIG, INDEX, ONE_FILE
 from trainer.errors import CheckpointError
 from trainer.models import HubFormat, StagedModel
@@ -36,6 +37,7 @@ def write_hub(
     published: Mapping[str, object] | None = None,
     notes: Mapping[str, object] | None = None,
     average: bool = False,
+    trusted: bool = False,
 ) -> tuple[int, int]:
     """Write the weights of a checkpoint, and ``config.json`` where the model's format has one.
 
@@ -47,6 +49,7 @@ def write_hub(
         published: The ``config.json`` of the weights that the run started from.
         notes: Kept in the header of each file.
         average: Whether to write the averaged weights in the place of the last ones.
+        trusted: As of `read_checkpoint`.
 
     Returns:
         How many tensors were written, and how many numbers.
@@ -56,12 +59,16 @@ def write_hub(
             weights.
         OSError: If the directory cannot be written.
     """
-    form, stored = model.hub_format(), stored_tensors(checkpoint)
+    form, stored = model.hub_format(), stored_tensors(checkpoint, trusted=trusted)
     names = _names(checkpoint, model, form, stored)
     if average and not any(name.startswith(AVERAGE) for name in stored):
         raise no_average(checkpoint)
     # What is averaged are floating numbers, and not what counts.
-    kinds = {name: AVERAGE if average and AVERAGE + name in stored else MODEL for name in names}
+    there_as = {
+        name: (AVERAGE if average and AVERAGE + name.removeprefix(OWN) in stored else MODEL)
+        + name.removeprefix(OWN)
+        for name in names
+    }
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -72,11 +79,12 @@ def write_hub(
         file = (
             ONE_FILE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         )
-        read = read_tensors(checkpoint, [kinds[name] + name for name in mine], stored)
+        wanted = [there_as[name] for name in mine]
+        read = read_tensors(checkpoint, wanted, stored, trusted=trusted)
         there = {
             form.stored(name).name: form.stored(name).there(value)
             for name in mine
-            if isinstance(value := read.pop(kinds[name] + name), Tensor)
+            if isinstance(value := read.pop(there_as[name]), Tensor)
         }
         write_safetensors(partial / file, there, notes or {})
         weight_map |= dict.fromkeys(there, file)
@@ -103,7 +111,7 @@ def _names(
     for name, value in model.state_dict().items():
         if name in form.aliases:
             continue
-        its = stored.get(MODEL + name)
+        its = stored.get(MODEL + name.removeprefix(OWN))
         found = "no such tensor" if its is None else str(list(its.size))
         if found != str(list(value.shape)):
             raise CheckpointError(
@@ -115,7 +123,7 @@ def _names(
 
 
 def _tensor(stored: Mapping[str, StoredTensor], name: str) -> TensorStorageMetadata:
-    its = stored[MODEL + name]
+    its = stored[MODEL + name.removeprefix(OWN)]
     assert its is not None, "checked when the names were listed"
     return its
 

@@ -17,6 +17,7 @@ from trainer.checkpoint.directory import (
     set_aside,
     whole_checkpoints,
 )
+from trainer.checkpoint.plain import PlainPlanner, PlainReader
 from trainer.checkpoint.state import (
     OPTIONS,
     Saveable,
@@ -103,6 +104,7 @@ def restore(
     loader: Saveable,
     *,
     average: Mapping[str, Tensor] | None = None,
+    trusted: bool = False,
 ) -> Progress:
     """Go on where ``Checkpoints.save`` was called, on any mesh. Collective.
 
@@ -112,6 +114,7 @@ def restore(
         optimizer: Of all their parameters.
         loader: Restored with them.
         average: Averaged weights by name; what was saved is written into these tensors.
+        trusted: Whether to read what may run code; see `trainer.checkpoint.plain`.
 
     The optimizer's settings, such as the weight decay, stay as they are: what it remembers of each
     parameter is restored.
@@ -129,10 +132,16 @@ def restore(
     own = read_state(whole, optimizer, average)
     loaded = by_plain_names(own, parts)
     try:
-        state_dict_loader.load(loaded, checkpoint_id=path / "torch", process_group=file_group())
+        state_dict_loader.load(
+            loaded, storage_reader=PlainReader(path / "torch", trusted=trusted),
+            planner=PlainPlanner(trusted=trusted), process_group=file_group(),
+        )  # fmt: skip
     except (CheckpointException, RuntimeError, ValueError) as error:
+        reason = first_reason(error)
+        if isinstance(reason, CheckpointError):
+            raise reason from error
         raise ConfigError(
-            f"{path}: does not fit the model and optimizer: {first_reason(error)}; set [model] and "
+            f"{path}: does not fit the model and optimizer: {reason}; set [model] and "
             "[optimizer] as they were when it was written, or start anew in another run.directory"
         ) from error
     for kind, named in own.items():

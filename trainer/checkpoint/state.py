@@ -88,15 +88,24 @@ def plain_name(name: str, parts: Sequence[nn.Module] = ()) -> str:
 
 
 def check_finite(parts: Sequence[nn.Module], progress: Progress) -> None:
-    """Raise CheckpointError if a parameter of this rank is not finite."""
-    for name, parameter in nn.ModuleList(parts).named_parameters():
-        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not bool(own.isfinite().all()):
+    """Raise CheckpointError if a parameter of this rank is not finite, or a buffer no number.
+
+    Buffers may be infinite: masks are.
+    """
+    held = nn.ModuleList(parts)
+    lost = [(name, ~_own_part(value).isfinite().all()) for name, value in held.named_parameters()]
+    lost += [(name, _own_part(value).isnan().any()) for name, value in held.named_buffers()]
+    for name, is_lost in lost:
+        if bool(is_lost):
             raise CheckpointError(
                 f"step {progress.steps}: {plain_name(name)} is not finite, expected numbers to go "
                 "on from; no checkpoint was written, and those before it are kept: go on from one "
                 "of them with a smaller optimizer.lr, or with optimizer.clip"
             )
+
+
+def _own_part(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value.detach()
 
 
 def first_reason(error: BaseException) -> object:

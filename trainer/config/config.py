@@ -254,9 +254,10 @@ class RunConfig(Section):
     ``evaluate_tokens`` and ``checkpoint_tokens`` count tokens in place of steps.
     ``prometheus`` is a file that each rank writes for node_exporter, under its own number;
     ``otel`` sends the same by OpenTelemetry.
-    ``checkpoint_async`` writes them while training goes on. ``profile_steps`` are the first and the
-    last step, of this start of the run, that torch's profiler traces. ``deterministic`` has torch
-    use kernels alone that give the same bits each time, and refuse operations that have none.
+    ``checkpoint_async`` writes them while training goes on. ``trust_checkpoints`` reads also what
+    is more than tensors, numbers and text, which may run code. ``profile_steps`` are the first and
+    the last step, of this start of the run, that torch's profiler traces. ``deterministic`` has
+    torch use kernels alone that give the same bits each time, and refuse operations that have none.
     ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first
     step of a model of your own on several ranks with one process of plain torch, once: see
     docs/models.md.
@@ -275,6 +276,7 @@ class RunConfig(Section):
     checkpoint_tokens: Whole = 0
     checkpoint_async: bool = False
     keep_checkpoints: Count = 2
+    trust_checkpoints: bool = False
     log_steps: Count = 50
     tensorboard: bool = False
     prometheus: str = ""
@@ -408,6 +410,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: {error}") from error
 
 
+OF_GIVEN = {"weights", "layers", "args"}
+"""Keys of [model] that say nothing of a kind: alone they are of the model that the caller gives."""
+
+
 def build_config(tables: Mapping[str, object]) -> Config:
     """Check the tables of a file, one for each section.
 
@@ -416,6 +422,9 @@ def build_config(tables: Mapping[str, object]) -> Config:
     """
     for section in tables:
         check_known(section, SECTIONS)
+    model = tables.get("model")
+    if isinstance(model, Mapping) and model and set(model) <= OF_GIVEN:
+        tables = {**tables, "model": {"kind": GIVEN, **model}}
     made = {
         name: build_section(made_by, tables.get(name, {}))
         for name, made_by in SECTIONS.items()

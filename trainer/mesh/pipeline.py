@@ -18,6 +18,7 @@ from torch.distributed.pipelining.schedules import (
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
 from trainer.mesh.average import add_partial_gradients, average_gradients, check_alike
+from trainer.mesh.contracts import check_losses, check_outcome
 from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stages_of
 from trainer.mesh.randomness import Randomness
 from trainer.mesh.stage import Stage
@@ -319,14 +320,26 @@ class Pipeline:
         """Score a microbatch; say its part in the mean of the step."""
         target = _at(self._target, rows)
         losses = self._task.losses(logits, target)
+        check_losses(losses, len(rows))
+        extra = self._extra_loss()
+        if extra is not None:
+            losses = losses + extra
         scored = Scored(losses.detach())
         if self._judges:
             with torch.no_grad():
-                scored = Scored(losses.detach(), *self._task.outcome(logits.detach(), target))
+                outcome = self._task.outcome(logits.detach(), target)
+            check_outcome(*outcome, len(rows))
+            scored = Scored(losses.detach(), *outcome)
         self._scores.append(scored)
         if not torch.is_grad_enabled():
             return losses.sum()
         return (losses * _at(self._weight, rows)).sum() * self._share
+
+    def _extra_loss(self) -> Tensor | None:
+        """Take what the last stage's module wants to descend beside the task's losses, if any."""
+        take = getattr(self.parts[-1], "take_extra_loss", None)
+        found: Tensor | None = None if take is None else take()
+        return found
 
     def _collect(self) -> Scored:
         one = self._scores

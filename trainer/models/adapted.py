@@ -33,11 +33,13 @@ from trainer.models.trace import (
     Handed,
     Inputs,
     Key,
+    OutputError,
     Shape,
     Trace,
     call,
     check_passes,
     counts,
+    extra_losses,
     first_tensor,
     leaves,
     name_of,
@@ -104,6 +106,7 @@ class Adapted(StagedModel):
         self._names: tuple[str, ...] | None = None
         self._own, self._first, self._last = range(self.num_blocks), True, True
         # Weights of other stages, each as its module and its name there.
+        self._extra: list[Tensor] = []
         self._hollow: list[tuple[nn.Module, str]] = []
         self._reach = Reach()
         # What passes by the cuts before and behind this stage, and of a pass what has come and
@@ -152,7 +155,10 @@ class Adapted(StagedModel):
             self._watch()
         try:
             with without_fast_path(), self._following or nullcontext():
-                output = self._output(call(self.wrapped, self._prepared(inputs)))
+                given = call(self.wrapped, self._prepared(inputs))
+                output = self._output(given)
+                if self._output is pick_logits and torch.is_grad_enabled():
+                    self._extra = extra_losses(given, output)
         except _Reached as reached:
             output = reached.hidden
         finally:
@@ -164,6 +170,11 @@ class Adapted(StagedModel):
         dtype = self._travels(self.traced().before[max(self._own) + 1].dtype)
         beside = (_sendable(each, self._travels(each.dtype)) for each in leaves(inputs))
         return (_sendable(output, dtype), *goes, *beside)
+
+    def take_extra_loss(self) -> Tensor | None:
+        """Take the sum of the losses that the last forward pass gave beside its logits, if any."""
+        extra, self._extra = self._extra, []
+        return sum(each.reshape(()) for each in extra[1:]) + extra[0].reshape(()) if extra else None
 
     def keep(self, blocks: range, *, first: bool, last: bool) -> None:
         """Drop the weights of all other stages, in place.
@@ -306,7 +317,9 @@ class Adapted(StagedModel):
         return self._example_of(batch_size)
 
     def logits_shape(self, batch_size: int) -> tuple[int, ...]:
-        return self.traced().logits.of(batch_size)
+        # Known of a module without layers too, if its inputs are.
+        is_whole = self._first and self._last and self._example is not None
+        return (self._traced() if is_whole else self.traced()).logits.of(batch_size)
 
     def hidden_shape_before(self, block: int, batch_size: int) -> tuple[int, ...]:
         return self.traced().before[block].of(batch_size)
@@ -394,6 +407,8 @@ class Adapted(StagedModel):
             return 0
         try:
             return self._traced().flops_per_row
+        except OutputError:
+            raise
         except Exception:
             # A figure of the metrics only; where the module is to be cut, the reason is given.
             return 0

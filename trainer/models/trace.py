@@ -206,8 +206,16 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     return module(**inputs) if isinstance(inputs, dict) else module(*inputs)
 
 
+class OutputError(ConfigError):
+    """A module gives what no logits can be taken from."""
+
+
 def pick_logits(output: Any) -> Tensor:
-    """Find the logits in what a module gives: a tensor, a ``logits`` of it, or its first item."""
+    """Find the logits in what a module gives: a tensor, a ``logits`` of it, or its first item.
+
+    Raises:
+        OutputError: If there are none.
+    """
     for found in (output, getattr(output, "logits", None)):
         if isinstance(found, Tensor):
             return found
@@ -215,11 +223,31 @@ def pick_logits(output: Any) -> Tensor:
         return cast(Tensor, output["logits"])
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         return output[0]
-    raise ConfigError(
+    raise OutputError(
         f"the model gives {type(output).__name__}, expected a tensor of logits, an object or dict "
         "with one as `logits`, or a tuple whose first item it is; give Adapted(..., output=...) "
         "which takes the logits from it"
     )
+
+
+def extra_losses(output: Any, logits: Tensor) -> list[Tensor]:
+    """Find losses that a module gives beside its logits: tensors of one number with a gradient.
+
+    Args:
+        output: What it gives.
+        logits: What `pick_logits` took from it.
+    """
+    if output is logits or logits.numel() == 1:
+        return []
+    if isinstance(output, Mapping):
+        items = list(output.values())
+    else:
+        items = list(output if isinstance(output, (tuple, list)) else vars(output).values())
+    return [
+        item
+        for item in items
+        if isinstance(item, Tensor) and item.numel() == 1 and item.requires_grad
+    ]
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -25,6 +25,7 @@ from trainer.mesh.place import Place, num_stages, place_of
 from trainer.mesh.swap import Swap
 from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred, seeded
 from trainer.models.staged import without_data
+from trainer.run.contracts import check_columns, check_rows_apart, check_settings
 from trainer.run.data import text_sources, token_field
 from trainer.run.images import evaluation_fields, image_fields, image_task, normalise
 from trainer.run.language import make_language_model
@@ -176,6 +177,7 @@ def make_task(
             'text.mean is "tokens", but train was given a task or a loss of its own, which gives '
             "one loss a row; leave it out, and give the task num_targets(batch) -> int64[batch]"
         )
+    check_settings(config.augment, own)
     if own.task is not None:
         task = own.task
     elif config.text.is_packed:
@@ -269,7 +271,12 @@ def build_rank(
     build = seeded if whole else deferred
     model = build(partial(make_model, config, own), seed=config.run.seed)
     task = make_task(config, own, mesh=mesh, replica=place.replica)
-    check_loss(model, task, make_fields(config, own))
+    fields = make_fields(config, own)
+    check_columns(task, fields, own)
+    check_loss(model, task, fields)
+    if own.task is not None or own.loss is not None:
+        cut_by = _what_parts_a_step(config, place, layout.microbatches)
+        check_rows_apart(model, task, fields, cut_by=cut_by)
     flops = model.flops_per_row()
     # Parameters of that precision; bfloat16 is that of the computation only.
     model = model.double() if settings.dtype == "float64" else model
@@ -281,6 +288,16 @@ def build_rank(
         check_documents_apart(pipeline, config)
     peak = peak_flops_per_s(device, dtype=settings.dtype, stated_tflops=config.run.peak_tflops)
     return Parallel(pipeline=pipeline, task=task, flops_per_row=flops, peak_flops_per_s=peak)
+
+
+def _what_parts_a_step(config: Config, place: Place, microbatches: int) -> str:
+    """Name the setting by which the rows of a step are not one batch; empty: they are."""
+    parts = {
+        f"mesh.microbatches = {microbatches}": microbatches,
+        f"having {place.num_replicas} replicas": place.num_replicas,
+        f"optimizer.accumulate = {config.optimizer.accumulate}": config.optimizer.accumulate,
+    }
+    return next((name for name, number in parts.items() if number > 1), "")
 
 
 def make_swap(config: Config, device: torch.device) -> Swap | None:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from dataio import Field
 from dataio.batch.values import Batch
+from trainer.checkpoint.agree import together
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.checkpoint.directory import Progress, read_progress, set_aside_later
 from trainer.checkpoint.restore import find, restore
+from trainer.checkpoint.state import check_finite
 from trainer.config.config import Config
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.deliver.evaluation import ReplicaEvaluation
@@ -31,7 +33,7 @@ from trainer.run.build import (
 from trainer.run.ema import WeightAverage
 from trainer.run.mixing import mark_draws
 from trainer.run.observed import Begun, Observer
-from trainer.run.optimizers import build_optimizer
+from trainer.run.optimizers import build_optimizer, find_lr_shares
 from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from trainer.run.pace import in_steps
@@ -48,6 +50,7 @@ from trainer.watch.peak import rates
 from trainer.watch.plan import read_plan
 from trainer.watch.profile import StepTrace
 from trainer.watch.stop import StopRequest
+from trainer.watch.words import epoch_words, summary_words
 
 Listener = Callable[[Line], None]
 
@@ -91,6 +94,7 @@ def train(
     plan: Path | None = None,
     skip_steps: Sequence[range] = (),
     on_epoch: Listener | None = None,
+    quiet: bool = False,
 ) -> Summary:
     """Train by the settings, in one process or in each of a job's. Collective.
 
@@ -105,7 +109,8 @@ def train(
             chance; None: as those of training.
         transform: Of a sample, as of `dataio.Loader`; ``evaluation_transform``: of one that is
             evaluated on.
-        optimizer: Makes it of this rank's parameters; the settings still say its learning rate.
+        optimizer: Makes it of this rank's parameters. The settings still say the learning rate: of
+            the group whose rate is the largest on any rank; others keep their share of it.
         loss: Logits and the task's target -> floating[rows], one loss a row, in place of the
             task's.
         resume: ``"auto"`` goes on from the run directory's newest checkpoint, if there is one;
@@ -116,6 +121,7 @@ def train(
             within one epoch: the run goes on from a checkpoint before them, and counts them as
             steps. A checkpoint that has them behind it is gone on from as it is.
         on_epoch: Called on rank 0 with each epoch's line.
+        quiet: Whether rank 0 prints nothing; else a line an epoch and one at the end.
 
     Raises:
         ConfigError: If the settings do not fit this world, there is nothing to resume, the plan is
@@ -127,10 +133,20 @@ def train(
         transform=transform,
         evaluation_transform=evaluation_transform, optimizer=optimizer, loss=loss,
     )  # fmt: skip
-    return train_observed(
+
+    def listen(line: Line) -> None:
+        if not quiet:
+            print(epoch_words(line, config.run.epochs), flush=True)
+        if on_epoch is not None:
+            on_epoch(line)
+
+    summary = train_observed(
         config, own, resume=resume, metrics_path=metrics_path, plan=plan, skip_steps=skip_steps,
-        on_epoch=on_epoch,
+        on_epoch=listen,
     )  # fmt: skip
+    if summary.rank == 0 and not quiet:
+        print(summary_words(summary, config.run.directory), flush=True)
+    return summary
 
 
 def train_observed(
@@ -249,6 +265,7 @@ class Run:
         self._evaluation = evaluation
         make = own.optimizer or partial(build_optimizer, config.optimizer)
         self._optimizer = make(parallel.pipeline.parameters())
+        self._lr, self._lr_shares = config.optimizer.lr, find_lr_shares(self._optimizer)
         self._pace = build_pace(
             config, num_replicas=parallel.pipeline.place.num_replicas, epoch_batches=len(loader)
         )
@@ -277,7 +294,8 @@ class Run:
     def restore(self, path: Path) -> None:
         """Go on where a checkpoint was written."""
         self.progress = restore(
-            path, self._pipeline.parts, self._optimizer, self._loader, average=self._average
+            path, self._pipeline.parts, self._optimizer, self._loader, average=self._average,
+            trusted=self._config.run.trust_checkpoints,
         )  # fmt: skip
 
     def begin(self, found: Path | None) -> None:
@@ -316,6 +334,8 @@ class Run:
                 run = self._config.run
                 if not over or run.checkpoint_epochs or run.checkpoint_steps:
                     self._save(meter)
+                else:
+                    self._check_finite()
                 return over
             self._end_epoch(epoch, meter)
             before = self._loader.stats()
@@ -426,7 +446,7 @@ class Run:
         self.last = {
             "kind": "epoch", **self._place(epoch), **line, **self._evaluate(),
             **self._parts.end_epoch(epoch, exchange_s=exchange_s),
-            "lr": self._optimizer.param_groups[0]["lr"],
+            "lr": self._lr,
             "order_hash": combine_order_hashes(self._loader.order_hash(), world, place),
         }  # fmt: skip
         self._write(self.last)
@@ -437,6 +457,12 @@ class Run:
         over = self._pace.is_over(self.progress.steps) or epoch + 1 == self._config.run.epochs
         if every and ((epoch + 1) % every == 0 or over):
             self._save()
+        else:
+            self._check_finite()
+
+    def _check_finite(self) -> None:
+        """End a run whose weights are lost, also where no checkpoint is written. Collective."""
+        together(lambda: check_finite(self._pipeline.parts, self.progress))
 
     def _evaluate(self) -> Figures:
         """Judge the weights, and their average if there is one, on the test data."""
@@ -470,9 +496,9 @@ class Run:
         rate = self._pace.rate(
             epoch, steps=steps, done=before + done, epoch_batches=before + len(self._loader)
         )
-        lr = self._loader.lr_factor * rate
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        self._lr = lr = self._loader.lr_factor * rate
+        for group, share in zip(self._optimizer.param_groups, self._lr_shares, strict=True):
+            group["lr"] = lr * share
         return lr
 
     def _save(self, meter: Meter | None = None) -> None:

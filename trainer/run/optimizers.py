@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dataio.base.named import import_named
@@ -52,6 +53,14 @@ def build_optimizer(
             f"[optimizer.args]: {config.kind} does not take the settings {settings}: {error}; "
             f"it takes {', '.join(list(inspect.signature(made_by).parameters)[1:])}"
         ) from error
+
+
+def find_lr_shares(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Find the learning rate of each group as a share of the largest on any rank. Collective."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    largest = torch.tensor(max(rates, default=0.0), dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return [rate / float(largest) if largest else 1.0 for rate in rates]
 
 
 def _groups(config: OptimizerConfig, parameters: list[nn.Parameter]) -> list[dict[str, object]]:

@@ -21,6 +21,7 @@ import dataio
 from dataio.base.named import import_named
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
+from trainer.mesh.contracts import check_losses
 from trainer.models import Adapted, StagedModel
 from trainer.models.staged import scaled
 from trainer.models.trace import NUM_ROWS, Inputs, Shape
@@ -109,7 +110,7 @@ def adapt(
     if any(isinstance(each, dataio.Image) for each in fields.values()):
         adapted.prepare = partial(_in_floats, mean=mean, std=std)
     columns = {name: fields[name] for name in task.columns.input if name in fields}
-    if all(_shape(its) is not None for its in columns.values()):
+    if all(shape_of(its) is not None for its in columns.values()):
         adapted.describe_inputs(partial(_input_of, cache(partial(_inputs_of_ones, task, columns))))
     return adapted
 
@@ -173,7 +174,7 @@ def batch_of_ones(fields: Mapping[str, dataio.Field], rows: int) -> Batch:
     """Make a batch of ones, of fields whose shape is known."""
     batch: dict[str, Any] = {}
     for name, its in fields.items():
-        shaped = _shape(its)
+        shaped = shape_of(its)
         assert shaped is not None, "the caller has asked"
         shape, dtype = shaped
         batch[name] = torch.ones((rows, *shape), dtype=dtype)
@@ -189,7 +190,7 @@ def check_loss(
         ConfigError: Says what it gave.
     """
     columns = {name: fields[name] for name in task.columns.target if name in fields}
-    if any(_shape(its) is None for its in columns.values()):
+    if any(shape_of(its) is None for its in columns.values()):
         return
     try:
         logits = torch.empty(model.logits_shape(rows), device="meta")
@@ -200,16 +201,6 @@ def check_loss(
         # Losses that look at values are checked as the first batch passes.
         return
     check_losses(losses, rows)
-
-
-def check_losses(losses: Tensor, rows: int) -> None:
-    """Refuse losses that are not floating[rows]."""
-    if tuple(losses.shape) != (rows,):
-        raise ConfigError(
-            f"the loss of {rows} rows is {list(losses.shape)}, expected [{rows}]: one loss a row, "
-            'which importance and the weights of rows need; give reduction="none", and take the '
-            "mean over what else a row has"
-        )
 
 
 class OwnLoss:
@@ -245,7 +236,7 @@ class OwnLoss:
         return self._task.outcome(logits, target)
 
 
-def _shape(its: dataio.Field) -> tuple[tuple[int, ...], torch.dtype] | None:
+def shape_of(its: dataio.Field) -> tuple[tuple[int, ...], torch.dtype] | None:
     """Find the shape and dtype that a field is delivered in; None where pictures decide."""
     if isinstance(its, dataio.Image):
         return None if its.out is None else ((its.channels, *its.out), torch.uint8)
@@ -258,13 +249,25 @@ def _shape(its: dataio.Field) -> tuple[tuple[int, ...], torch.dtype] | None:
 def _in_floats(
     inputs: Inputs, dtype: torch.dtype, *, mean: Sequence[float], std: Sequence[float]
 ) -> Inputs:
-    """Turn bytes of images, uint8[rows, channels, height, width], into floating point."""
-    if not isinstance(inputs, Tensor) or inputs.dtype != torch.uint8:
-        return inputs
-    if not mean:
-        return scaled(inputs, dtype)
-    shift, scale = (torch.tensor(each, dtype=dtype, device=inputs.device) for each in (mean, std))
-    return (inputs.to(dtype) / 255 - shift[:, None, None]) / scale[:, None, None]
+    """Turn bytes of images, uint8[rows, channels, height, width], into floating point.
+
+    Of several inputs, those of this form: other bytes, such as masks, stay as they are.
+    """
+
+    def convert(value: Tensor) -> Tensor:
+        if value.dtype != torch.uint8:
+            return value
+        if not mean:
+            return scaled(value, dtype)
+        shift, scale = (
+            torch.tensor(each, dtype=dtype, device=value.device) for each in (mean, std)
+        )
+        return (value.to(dtype) / 255 - shift[:, None, None]) / scale[:, None, None]
+
+    if isinstance(inputs, Tensor):
+        return convert(inputs)
+    found: Inputs = tree_map(lambda each: convert(each) if each.ndim == 4 else each, inputs)
+    return found
 
 
 def _on_meta(inputs: Any) -> Any:

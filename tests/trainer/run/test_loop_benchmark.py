@@ -19,7 +19,7 @@ def test_every_way_trains_a_text_and_missing_images_are_said_to_be_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.txt"
-    text.write_bytes(bytes(range(256)) * 20)
+    text.write_bytes(bytes(range(32, 127)) * 60)
     given = ["--text", text, "--images", tmp_path / "absent", "--rows", 32, "--repeats", 2]
     settings = ["model.width=8", "model.depth=1", "model.heads=2"]
     command = ["trainer_loop", *map(str, given), *settings, "--models", "vit", "gpt"]

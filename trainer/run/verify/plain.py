@@ -26,7 +26,7 @@ from trainer.config.config import Config
 from trainer.mesh.materialize import materialize
 from trainer.mesh.randomness import Randomness
 from trainer.models import Adapted, StagedModel, deferred, seeded
-from trainer.models.trace import Inputs, call
+from trainer.models.trace import Inputs, call, extra_losses, pick_logits
 from trainer.run.build import make_model, make_task
 from trainer.run.optimizers import build_optimizer
 from trainer.run.own import Own
@@ -96,10 +96,11 @@ class Plain:
         self._parameters = list(model.parameters())
         make = own.optimizer or partial(build_optimizer, config.optimizer)
         self._optimizer = make(self._parameters)
-        self._rates = [group["lr"] / config.optimizer.lr for group in self._optimizer.param_groups]
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._rates = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
         self._operations, self._evaluating = _Operations(), _Operations()
         self.apart: float | None = None
-        self.why = ""
+        self.why, self._has_extra = "", False
 
     def step(
         self, batches: Sequence[Sequence[Columns]], *, number: int, lr: float, first: bool = False
@@ -221,8 +222,11 @@ class Plain:
                 break
             self._draws[replica].begin(number)
             with self._operations:
-                logits = run(model, tree_map(lambda each, rows=rows: each[rows], inputs))
+                given = call_plain(model, tree_map(lambda each, rows=rows: each[rows], inputs))
+                logits = _logits_of(model, given)
                 losses = task.losses(logits, target[rows])
+                for extra in _extra_losses_of(model, given, logits):
+                    losses, self._has_extra = losses + extra.reshape(()), True
             found.append(losses.detach())
             (losses * weights[rows].to(losses)).sum().backward()  # type: ignore[no-untyped-call]
         return torch.cat(found) if found else weights[:0]
@@ -277,6 +281,8 @@ class Plain:
             self.why = "it draws"
         elif any(isinstance(each, nn.modules.batchnorm._NormBase) for each in before[0].modules()):
             self.why = "its batch statistics are those of a microbatch"
+        elif self._has_extra:
+            self.why = "the loss that it gives beside its logits is that of a microbatch"
         if self.why:
             return
         tasks = [task for task, _ in zip(self._tasks, first, strict=True)]
@@ -355,9 +361,25 @@ def plain_of(model: StagedModel) -> nn.Module:
 
 def run(model: StagedModel, inputs: Inputs) -> Tensor:
     """Call the module as its author would, and take the logits."""
+    return _logits_of(model, call_plain(model, inputs))
+
+
+def call_plain(model: StagedModel, inputs: Inputs) -> Any:
+    """Call the module as its author would."""
     if not isinstance(model, Adapted):
-        return cast(Tensor, model(inputs))
-    return model._output(call(model.wrapped, model._prepared(inputs)))
+        return model(inputs)
+    return call(model.wrapped, model._prepared(inputs))
+
+
+def _logits_of(model: StagedModel, given: Any) -> Tensor:
+    return model._output(given) if isinstance(model, Adapted) else cast(Tensor, given)
+
+
+def _extra_losses_of(model: StagedModel, given: Any, logits: Tensor) -> list[Tensor]:
+    """Find the losses that the module gives beside its logits, which the trainer adds too."""
+    if not isinstance(model, Adapted) or model._output is not pick_logits:
+        return []
+    return extra_losses(given, logits)
 
 
 @contextmanager
