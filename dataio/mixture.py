@@ -233,6 +233,7 @@ class Mixture:
             )
         self._check(state)
         check_signed(state)
+        self._open.clear()
         for name, loader in self.loaders.items():
             loader.load_state_dict(states[name])
         self._go_to(state)
@@ -290,6 +291,7 @@ class Mixture:
 
         name, state = json.loads(agree(world, find, doing="find what was saved")[0])
         self._check(state)
+        self._open.clear()
         for part, loader in self.loaders.items():
             loader.restore(root.with_name(name) / part)
         self._go_to(state)

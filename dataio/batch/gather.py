@@ -209,7 +209,7 @@ class Gather:
             raise
 
     def _begun(self, pick: Pick, steps: range, epoch: int) -> Iterator[Batch]:
-        self._reader.check_files()
+        self._reader.check_files(self._cache.entries)
         if self._fetcher is None and is_needed(self._reader):
             self._fetcher = Fetcher(self._reader)
             self._cache.read_by(self._fetcher)

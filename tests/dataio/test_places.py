@@ -56,7 +56,9 @@ def test_a_corrupt_picture_is_named_with_its_shard_and_key(tmp_path, shards, wor
         with pytest.raises(FieldError, match=message):
             list(loader)
     with make(single_world(), tmp_path / "c", fields=FIELDS, **options) as loader:
-        with pytest.raises(FieldError, match=r"t-1\.tar, sample 5 of 8: sample 13, field"):
+        with pytest.raises(
+            FieldError, match=r"t-1\.tar, sample 5 of 8, key 'cat13': sample 13, field"
+        ):
             list(loader)
     skip = {"on_error": "skip", **options}
     with make(single_world(), tmp_path / "c", fields=FIELDS, **skip) as loader:

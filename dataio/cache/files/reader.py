@@ -127,18 +127,26 @@ class RowReader:
         for heap in self._heaps.values():
             heap.close()
 
-    def check_files(self) -> None:
-        """Look, as batches are begun, whether anything has cut or removed what is mapped.
+    def check_files(self, entries: Entries) -> None:
+        """Look, as batches are begun, whether anything has cut or removed what is to be read.
+
+        Args:
+            entries: Say where the pool's rows lie.
 
         Raises:
-            CacheError: If so. Touching a part that is gone would end the process.
+            CacheError: If so. Touching a mapped part that is gone would end the process.
         """
         for file in self.fixed:
             if file.rows.nbytes:
                 check_length(file.path, file.start_bytes + file.rows.nbytes)
-        for heap in self._heaps.values():
-            if isinstance(heap, HeapFile):
-                check_length(heap.path, heap.mapped_bytes)
+        if not self.schema.variable:
+            return
+        present = np.flatnonzero(entries.present)
+        heaps = entries.heap[present]
+        ends = entries.offset[present] + entries.lengths[present].sum(axis=-1)
+        for number in np.unique(heaps).tolist():
+            path = self.directory / f"heap-{number}.bin"
+            check_length(path, int(ends[heaps == number].max()))
 
     def heap(self, number: int) -> ExtentFile:
         """Open a heap file."""

@@ -229,11 +229,6 @@ class HeapFile:
         self._large_pages = _LargePages(path)
         self._capacity = path.stat().st_size if path.exists() else 0
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of the file that are mapped now."""
-        return len(self._mapped)
-
     def close(self) -> None:
         """Let go of the mapping; views of it stay valid."""
         self._mapped = np.empty(0, np.uint8)

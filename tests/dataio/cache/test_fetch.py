@@ -232,7 +232,9 @@ def test_a_file_that_was_cut_is_an_error_that_names_it(tmp_path, beyond_memory, 
     with open_pool(tmp_path, KINDS) as pool:
         # The mapped columns are not touched
         os.truncate(pool.cache.directory / "heap-0.bin", 100)
-        with pytest.raises(CacheError, match=r"heap-0.bin: is 100 bytes long.*stages it again"):
+        with pytest.raises(
+            CacheError, match=r"heap-0.bin: is 100 bytes long.*stages these rows again"
+        ):
             gathered(pool, KINDS, num_threads=num_threads)
 
 

@@ -155,7 +155,7 @@ def test_a_damaged_mixture_is_named_or_restores_the_same(tmp_path):
                 assert stands(mixture) == sound, f"{path}, {words}"
         assert num_refused > 40
         mixture.save(tmp_path / "whole")
-        next(batches)
+        next(iter(mixture))
         mixture.save(saved)
         shutil.rmtree(saved / "small")
         shutil.copytree(tmp_path / "whole" / "small", saved / "small")
