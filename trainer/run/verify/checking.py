@@ -102,8 +102,14 @@ def verify(
 
     Args:
         config: The run's settings; see `verified_config` for what is set otherwise.
-        model, task, fields, evaluation_fields, transform, evaluation_transform, optimizer, loss:
-            See `trainer.train`.
+        model: As of `trainer.train`, as all the others.
+        task: What is learnt.
+        fields: Of a sample.
+        evaluation_fields: Of a sample that is evaluated on.
+        transform: Of a sample.
+        evaluation_transform: Of a sample that is evaluated on.
+        optimizer: Makes it.
+        loss: In place of the task's.
 
     Returns:
         What came out, the same on every rank.
