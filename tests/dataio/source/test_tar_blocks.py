@@ -187,7 +187,7 @@ def test_a_label_beside_large_members_does_not_read_them(tmp_path: Path) -> None
 )
 def test_digits_read_together_are_what_each_alone_says(tmp_path: Path, values: list[bytes]) -> None:
     path = write_tar(tmp_path / "a.tar", [(f"{i}.cls", v) for i, v in enumerate(values)])
-    bad = [i for i, v in enumerate(values) if v in (b"\xd9\xa3", b"", b"x", b"9" * 20)]
+    bad = [i for i, v in enumerate(values) if v in (b"1_0", b"\xd9\xa3", b"", b"x", b"9" * 20)]
     if bad:
         with pytest.raises(Exception, match=rf"a\.tar: sample '{bad[0]}', field 'label': found"):
             read_all(open_source(str(path)), {"label": Int("cls")})
