@@ -94,6 +94,42 @@ class _Routed(nn.Module):
         return hidden + added.view_as(hidden)
 
 
+class Drawn(nn.Module):
+    """Layers that draws leave out, in their order or one of several; or all weights at once.
+
+    Args:
+        way: ``"dropped"``: each layer may be passed over; ``"branches"``: one of them is taken;
+            ``"silent"``: no weight may be used at all.
+        width: Of the layers.
+    """
+
+    def __init__(self, way: str, *, width: int = WIDTH) -> None:
+        super().__init__()
+        self.way = way
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH, sparse=True)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, width), nn.Tanh(), nn.Linear(width, WIDTH))
+            for _ in range(4)
+        )
+        self.spectrum = nn.Parameter(torch.ones(WIDTH // 2 + 1, dtype=torch.complex128))
+        self.unused = nn.Linear(3, 3)
+        self.out = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits of each place."""
+        if self.way == "silent" and torch.rand([]) < 0.6:
+            return torch.zeros(*tokens.shape, VOCABULARY, dtype=torch.float64)
+        hidden = self.tokens(tokens)
+        if self.way == "branches":
+            hidden = hidden + self.layers[int(torch.randint(4, []))](hidden)
+        for layer in self.layers if self.way == "dropped" else []:
+            if torch.rand([]) < 0.5:
+                hidden = hidden + layer(hidden)
+        hidden = torch.fft.irfft(torch.fft.rfft(hidden) * self.spectrum, WIDTH)
+        logits: Tensor = self.out(hidden)
+        return logits
+
+
 class Passing(nn.Module):
     """All that passes by layers: a long skip, a frozen table, a mask, and what a layer gives too.
 
@@ -251,7 +287,29 @@ def resnet() -> StagedModel:
     )
 
 
+def opt() -> StagedModel:
+    """Adapt OPT, whose layers are left out by chance."""
+    hub.import_or_skip()
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        hidden_size=WIDTH, ffn_dim=2 * WIDTH, num_hidden_layers=4, vocab_size=VOCABULARY,
+        num_attention_heads=4, max_position_embeddings=LENGTH, word_embed_proj_dim=WIDTH,
+        layerdrop=0.5, use_cache=False, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return Adapted(OPTForCausalLM(config), layers="model.decoder.layers")
+
+
 MAKERS: dict[str, Callable[[], StagedModel]] = {
+    "dropped": lambda: Adapted(Drawn("dropped")),
+    "dropped layers": lambda: Adapted(Drawn("dropped"), layers="layers"),
+    "large dropped": lambda: Adapted(Drawn("dropped", width=2048), layers="layers"),
+    "branches": lambda: Adapted(Drawn("branches")),
+    "branches layers": lambda: Adapted(Drawn("branches"), layers="layers"),
+    "large branches": lambda: Adapted(Drawn("branches", width=2048)),
+    "silent": lambda: Adapted(Drawn("silent"), layers="layers"),
+    "large silent": lambda: Adapted(Drawn("silent", width=2048)),
+    "opt": opt,
     "unruly": unruly, "experts": experts, "passing": passing, "gpt2": gpt2, "llama": llama,
     "qwen3": qwen3, "glm": glm, "resnet": resnet,
 }  # fmt: skip

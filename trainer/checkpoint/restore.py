@@ -1,6 +1,6 @@
 """Choose the checkpoint that a run goes on from, check all its files, and load it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from trainer.checkpoint.directory import (
 from trainer.checkpoint.plain import PlainPlanner, PlainReader
 from trainer.checkpoint.state import (
     OPTIONS,
+    Named,
     Saveable,
     by_plain_names,
     first_reason,
@@ -29,6 +30,9 @@ from trainer.checkpoint.state import (
 )
 from trainer.checkpoint.sums import check_sums
 from trainer.errors import CheckpointError, ConfigError
+
+STATE = "state."
+"""What the names begin with of what an optimizer remembers of a parameter."""
 
 
 def find(
@@ -131,9 +135,12 @@ def restore(
     ]
     own = read_state(whole, optimizer, average)
     loaded = by_plain_names(own, parts)
+    names = {plain_name(name, parts): its for name, its in whole.named_parameters()}
+    reader = PlainReader(path / "torch", trusted=trusted)
+    unused = _leave_out_unused(loaded["optimizer"], reader, names)
     try:
         state_dict_loader.load(
-            loaded, storage_reader=PlainReader(path / "torch", trusted=trusted),
+            loaded, storage_reader=reader,
             planner=PlainPlanner(trusted=trusted), process_group=file_group(),
         )  # fmt: skip
     except (CheckpointException, RuntimeError, ValueError) as error:
@@ -146,7 +153,10 @@ def restore(
         ) from error
     for kind, named in own.items():
         for name, value in named.items():
-            read = loaded[kind][plain_name(name, tied_in(kind, parts))]
+            plain = plain_name(name, tied_in(kind, parts))
+            if plain not in loaded[kind]:
+                continue  # of a parameter that no step had used
+            read = loaded[kind][plain]
             if isinstance(value, Tensor) and isinstance(read, Tensor) and value is not read:
                 # A tied weight of two stages of this rank was read into one of its copies; each
                 # remembers for itself, or a step would count for both in one place.
@@ -159,5 +169,37 @@ def restore(
     )  # fmt: skip
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
+    for name in unused:
+        optimizer.state.pop(names[name], None)
     loader.restore(path / "loader")
     return progress
+
+
+def _leave_out_unused(named: Named, reader: PlainReader, parameters: Collection[str]) -> set[str]:
+    """Ask a checkpoint for nothing about parameters that no step had used.
+
+    Args:
+        named: What this start's optimizer remembers, by plain names; some are removed.
+        reader: Of the checkpoint.
+        parameters: The plain names of this rank's.
+
+    Returns:
+        Those of the parameters.
+    """
+    metadata = reader.read_metadata().state_dict_metadata
+    kept = [name.removeprefix("optimizer.") for name in metadata if name.startswith("optimizer.")]
+    if not any(name.startswith(STATE) for name in kept):
+        return set()  # of another optimizer, which is refused
+    saved = {_parameter_of(name, parameters) for name in kept}
+    unused = {each for name in named if (each := _parameter_of(name, parameters))} - saved
+    for name in [name for name in named if _parameter_of(name, unused)]:
+        del named[name]
+    return unused
+
+
+def _parameter_of(name: str, parameters: Collection[str]) -> str | None:
+    """Find the parameter whose state has a name; None if it is no such name."""
+    parameter = name.removeprefix(STATE) if name.startswith(STATE) else ""
+    while parameter and parameter not in parameters:
+        parameter = parameter.rpartition(".")[0]
+    return parameter or None

@@ -1,10 +1,11 @@
 """Complete the gradients of parts that torch's sharding has no hand in."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -15,25 +16,47 @@ MOST_APART = 0.05
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Replace each gradient by its mean over the replicas, in one message. Collective.
+    """Replace each gradient by its mean over the replicas, in one message a dtype. Collective.
+
+    A parameter that some replicas have not used counts as zeros there, as in one process that adds
+    up their gradients; one that none has used keeps no gradient. Sparse gradients become dense.
 
     Sums are taken in the same order in every step of every start of a run. Taking the mean of what
     is a mean already changes nothing, so that gradients may be added up between two calls.
 
     Args:
-        parameters: Plain tensors of one dtype, the same on all ranks of the group in this order;
-            those without a gradient are left out.
+        parameters: Plain tensors, the same on all ranks of the group in this order.
         group: The replicas.
     """
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not grads:
-        return
-    flat = torch.cat([grad.flatten() for grad in grads])
+    by_dtype: defaultdict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_dtype[parameter.dtype].append(parameter)
+    for alike in by_dtype.values():
+        _average(alike, group)
+
+
+def _average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
+    grads = [_dense(parameter) for parameter in parameters]
+    real = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
+    # The same message says who has used which: ranks may differ.
+    used = torch.tensor([float(each.grad is not None) for each in parameters])
+    flat = torch.cat([*(each.flatten() for each in real), used.to(real[0])])
     dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    means = torch.split(flat, [grad.numel() for grad in grads])
-    shaped = [mean.view_as(grad) for mean, grad in zip(means, grads, strict=True)]
-    torch._foreach_copy_(grads, shaped)
+    *means, counts = torch.split(flat, [*(each.numel() for each in real), len(parameters)])
+    flat[: -len(parameters)] /= dist.get_world_size(group)
+    shaped = [mean.view_as(each) for mean, each in zip(means, real, strict=True)]
+    torch._foreach_copy_(real, shaped)
+    for parameter, grad, count in zip(parameters, grads, counts.tolist(), strict=True):
+        parameter.grad = grad if count else None
+
+
+def _dense(parameter: nn.Parameter) -> Tensor:
+    """Give the memory of a parameter's gradient, zeros where there is none."""
+    grad = parameter.grad
+    if grad is None:
+        return torch.zeros_like(parameter)
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def add_partial_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:

@@ -66,7 +66,8 @@ def _square(parameters: Iterable[nn.Parameter]) -> Tensor:
             groups = tuple(grad.device_mesh.get_group(axis) for axis in split)
             local[groups].append(grad.to_local())
         elif grad is not None:
-            local[()].append(grad)
+            # Rows that came several times are one row of the gradient.
+            local[()].append(grad.coalesce().values() if grad.is_sparse else grad)
     squares = []
     for groups, grads in local.items():
         square = nn.utils.get_total_norm(grads).square()

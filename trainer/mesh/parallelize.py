@@ -1,5 +1,6 @@
 """Spread a model over the mesh, by torch's own means."""
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal, Protocol
@@ -20,6 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.errors import ConfigError
+from trainer.mesh.first_weights import check_first_weights
 from trainer.mesh.half import Half
 from trainer.mesh.hooked import carry_hooks, check_hooks, check_memory, hooks_on
 from trainer.mesh.materialize import materialize
@@ -84,8 +86,8 @@ def parallelize(
         One part for each stage, on the mesh's device.
 
     Raises:
-        ConfigError: If a size does not divide the model, nothing can compile it, or its blocks
-            differ and cannot be compared.
+        ConfigError: If a size does not divide the model, nothing can compile it, its blocks differ
+            and cannot be compared, or its weights differ between ranks.
     """
     if compile and mesh.device_type == "cpu":
         _find_compiler()
@@ -95,6 +97,8 @@ def parallelize(
     num_stages = len(stages) * mesh["pp"].size()
     tp = mesh["tp"].size()
     model.check_mesh(num_stages=num_stages, tp=tp)
+    if mesh.size() > 1:
+        check_first_weights(model)
     in_place = num_stages * tp == 1 and dtype == "float32" and not offload
     in_place = in_place and model.recording is None and left_whole(model, mesh)
     check_hooks(model, mesh, is_whole=in_place)
@@ -253,6 +257,7 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
         fully_shard,
         mesh=data_parallel,
         mp_policy=precision,
+        ignored_params=_kept_whole(part, mesh, offload=offload),
         offload_policy=CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy(),
         # A pipeline passes the same parameters once a microbatch: gathered once, then kept.
         reshard_after_forward=mesh["pp"].size() == 1,
@@ -270,6 +275,31 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 module.set_modules_to_backward_prefetch([module])
+
+
+def _kept_whole(part: StagedModel, mesh: DeviceMesh, *, offload: bool) -> set[nn.Parameter]:
+    """Choose the weights that stay whole, as torch adds up gradients of one dtype together.
+
+    `Pipeline` averages their gradients. They are those of all dtypes but the one that most trained
+    weights have, such as the complex ones of a spectral layer.
+
+    Raises:
+        ConfigError: If tp or offloading has a hand in them too.
+    """
+    trained = {name: its for name, its in part.named_parameters() if its.requires_grad}
+    numels: Counter[torch.dtype] = Counter()
+    for its in trained.values():
+        numels[its.dtype] += its.numel()
+    most = max(numels, key=numels.__getitem__, default=None)
+    others = {name: its for name, its in trained.items() if its.dtype != most}
+    if others and (offload or mesh["tp"].size() > 1):
+        name, its = next(iter(others.items()))
+        raise ConfigError(
+            f"the weight {name.removeprefix('wrapped.')} is {its.dtype}, most that train are "
+            f"{most}, expected one dtype with mesh.offload or "
+            "mesh.tp; convert it where the model is made, or leave these settings out"
+        )
+    return set(others.values())
 
 
 def _data_parallel(mesh: DeviceMesh) -> DeviceMesh:

@@ -1,5 +1,6 @@
 """One batch forward and back through the stages, on any mesh: gradients, and a score a row."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, cast
@@ -14,6 +15,7 @@ from torch.distributed.pipelining.schedules import (
     PipelineScheduleSingle,
     get_schedule_class,
 )
+from torch.distributed.tensor import DTensor
 
 from dataio.batch.values import Batch
 from trainer.errors import ConfigError
@@ -23,6 +25,7 @@ from trainer.mesh.place import FOLDED, LOOPED, Place, Schedule, num_stages, stag
 from trainer.mesh.randomness import Randomness
 from trainer.mesh.stage import Stage
 from trainer.mesh.tied import Ties
+from trainer.mesh.unequal import Unequal, sharing_groups
 from trainer.models.trace import Inputs, leaves
 
 TORCH_NAMES: dict[Schedule, str] = {
@@ -126,6 +129,7 @@ class Pipeline:
         device: Where the parts are.
         seed: Of what the model draws, such as dropout.
         sequence_parallel: Whether tp peers hold different activations between layers.
+        is_uniform: Whether every forward pass is known to use every weight.
 
     Attributes:
         parts: As given.
@@ -150,6 +154,7 @@ class Pipeline:
         device: torch.device,
         seed: int = 0,
         sequence_parallel: bool = False,
+        is_uniform: bool = False,
     ) -> None:
         pp = place.sizes[0]
         check_microbatches(
@@ -159,9 +164,9 @@ class Pipeline:
         self.parts, self.place, self.mesh, self.device = list(parts), place, mesh, device
         self._task = task
         self._cp = mesh["cp"]
-        several = mesh["dp_replicate"].size() > 1
+        self._sharing = sharing_groups(mesh)
         plain = [part for part in parts if not isinstance(part, FSDPModule)]
-        self._replicas, self._split = plain * several, plain * (mesh["tp"].size() > 1)
+        self._split = plain * (mesh["tp"].size() > 1)
         # What a plan of tp leaves to chance shows in the first gradients.
         self._is_checked = mesh["tp"].size() == 1
         self._rows = torch.arange(batch_size).chunk(microbatches)
@@ -190,6 +195,12 @@ class Pipeline:
         )
         for part in self.parts:
             self._randomness.attach(part)
+        shares = not is_uniform and bool(self._sharing)
+        self._unequal = [
+            Unequal(part, mesh, ends=pp * len(parts) == 1)
+            for part in parts
+            if shares and isinstance(part, FSDPModule)
+        ]
         if pp > 1:
             self._check_parameters()
         if pp * len(parts) > 1:
@@ -286,8 +297,11 @@ class Pipeline:
                 self._is_checked = True
                 for part in self.parts:
                     check_alike(part.named_parameters(), self.mesh["tp"])
-            for part in self._replicas:
-                average_gradients(part.parameters(), self.mesh.get_group("dp_replicate"))
+            for part, group in itertools.product(self.parts, self._sharing):
+                whole = [each for each in part.parameters() if not isinstance(each, DTensor)]
+                average_gradients(whole, group)
+            for each in self._unequal:
+                each.settle()
             self._ties.add_gradients()
         return self._collect() if self.place.has_target else None
 
@@ -300,7 +314,9 @@ class Pipeline:
             loss = self._loss(part(_rows_of(inputs, rows)), rows)
             if backward:
                 self._set_sync(part, sync and number == len(self._rows))
-                loss.backward()  # type: ignore[no-untyped-call]
+                # A draw may have left out all weights; where there are none, torch says so.
+                if loss.requires_grad or not any(each.requires_grad for each in part.parameters()):
+                    loss.backward()  # type: ignore[no-untyped-call]
 
     def _set_sync(self, part: nn.Module, sync: bool) -> None:
         if sync != self._syncs and isinstance(part, FSDPModule):

@@ -74,6 +74,11 @@ class Recording:
         """Make one parameter or buffer, whole, on the CPU, as the model's constructor did."""
         return self.tape.replay(self.views[name])
 
+    def digests(self) -> dict[str, int]:
+        """Sum up how each parameter and buffer comes to be: the same sum, the same contents."""
+        made = self.tape.digests()
+        return {name: made.get(its.storage, 0) for name, its in self.views.items()}
+
 
 def deferred(build: Callable[[], Model], *, seed: int, draws: bool = True) -> Model:
     """Build a model on ``meta``, whose ``recording`` makes the weights that `seeded` gives.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -137,6 +138,25 @@ class Tape:
                         held.pop(storage, None)
             return view.of(held)
 
+    def digests(self) -> dict[int, int]:
+        """Sum up how the contents of each memory come to be: the same sum, the same contents."""
+        sums: dict[int, int] = {}
+
+        def plain(value: Any) -> object:
+            if isinstance(value, View):
+                its = value.dtype, value.size, value.stride, value.offset
+                return sums.get(value.storage), value.storage_bytes, its
+            if isinstance(value, Constant):
+                return digest_of(value.value)
+            return None if isinstance(value, torch.Generator) else value
+
+        for entry in self._entries:
+            given = [plain(value) for value in tree_leaves((entry.args, dict(entry.kwargs)))]
+            state = None if entry.state is None else digest_of(entry.state)
+            changed = xxhash.xxh3_64_intdigest(repr((str(entry.func), given, state)).encode())
+            sums.update(dict.fromkeys(entry.writes, changed))
+        return sums
+
     def _needed(self, storage: int) -> list[int]:
         """List the entries that the contents of some memory follow from, ascending."""
         needed: set[int] = set()
@@ -150,6 +170,14 @@ class Tape:
                 entry = self._entries[writers[place - 1]]
                 asked += [(other, writers[place - 1]) for other in entry.depends]
         return sorted(needed)
+
+
+def digest_of(value: Tensor) -> int:
+    """Sum up the bytes of a tensor in memory."""
+    flat = value.detach().cpu().contiguous().flatten()
+    flat = torch.view_as_real(flat.resolve_conj()).flatten() if flat.is_complex() else flat
+    with _disable_current_modes():
+        return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data)
 
 
 def storages(views: Iterable[View]) -> frozenset[int]:

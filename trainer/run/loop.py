@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dataio import Field
 from dataio.batch.values import Batch
@@ -33,7 +33,7 @@ from trainer.run.build import (
 from trainer.run.ema import WeightAverage
 from trainer.run.mixing import mark_draws
 from trainer.run.observed import Begun, Observer
-from trainer.run.optimizers import build_optimizer, find_lr_shares
+from trainer.run.optimizers import find_lr_shares, make_optimizer
 from trainer.run.outputs import Log, check_outputs, open_logs
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from trainer.run.pace import in_steps
@@ -42,6 +42,7 @@ from trainer.run.skips import Skips
 from trainer.run.step import evaluate, grouped, rescore, train_step
 from trainer.run.tasks import Task
 from trainer.run.verify.first_step import FirstStep
+from trainer.run.words import epoch_words, summary_words
 from trainer.watch.launch import Job, join
 from trainer.watch.meter import Figures, Meter, combine_order_hashes
 from trainer.watch.metrics import Line, ProgressLine, progress_words
@@ -50,7 +51,6 @@ from trainer.watch.peak import rates
 from trainer.watch.plan import read_plan
 from trainer.watch.profile import StepTrace
 from trainer.watch.stop import StopRequest
-from trainer.watch.words import epoch_words, summary_words
 
 Listener = Callable[[Line], None]
 
@@ -184,6 +184,7 @@ def train_observed(
             skips = skips.after(read_progress(found), path=found)
         if not found:
             start_from_weights(config, parallel.pipeline, own)
+        made = make_optimizer(config.optimizer, parallel.pipeline.parameters(), own.optimizer)
         if job.world.rank == 0:
             check_outputs(config)
         loader, test = build_loader(
@@ -200,8 +201,8 @@ def train_observed(
         )  # fmt: skip
         run = Run(
             in_steps(config, num_replicas=place.num_replicas), job, parallel=parallel,
-            loader=loader, evaluation=evaluation, opened=opened, logs=logs, stop=stop,
-            parts=parts, on_epoch=on_epoch, own=own, skips=skips, observer=observer,
+            optimizer=made, loader=loader, evaluation=evaluation, opened=opened, logs=logs,
+            stop=stop, parts=parts, on_epoch=on_epoch, own=own, skips=skips, observer=observer,
         )  # fmt: skip
         if found:
             run.restore(found)
@@ -221,6 +222,7 @@ class Run:
         config: The settings.
         job: This rank.
         parallel: The model.
+        optimizer: Of its parameters on this rank.
         loader: The training data.
         evaluation: The test data; None: there is none.
         opened: Closes what the run opens.
@@ -243,6 +245,7 @@ class Run:
         job: Job,
         *,
         parallel: Parallel,
+        optimizer: Optimizer,
         loader: ReplicaLoader,
         evaluation: ReplicaEvaluation | None,
         opened: contextlib.ExitStack,
@@ -263,8 +266,7 @@ class Run:
         self._pipeline = parallel.pipeline
         self._loader = loader
         self._evaluation = evaluation
-        make = own.optimizer or partial(build_optimizer, config.optimizer)
-        self._optimizer = make(parallel.pipeline.parameters())
+        self._optimizer = optimizer
         self._lr, self._lr_shares = config.optimizer.lr, find_lr_shares(self._optimizer)
         self._pace = build_pace(
             config, num_replicas=parallel.pipeline.place.num_replicas, epoch_batches=len(loader)

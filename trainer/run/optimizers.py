@@ -10,6 +10,36 @@ from torch import nn
 from dataio.base.named import import_named
 from trainer.config.optimizer import OptimizerConfig
 from trainer.errors import ConfigError
+from trainer.run.whole_steps import step_on_whole_weights
+
+
+def make_optimizer(
+    config: OptimizerConfig,
+    parameters: Iterable[nn.Parameter],
+    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+) -> torch.optim.Optimizer:
+    """Make the optimizer of this rank's parameters, which may be parts of weights. Collective.
+
+    Args:
+        config: Names it, where no ``make`` is given.
+        parameters: Of this rank.
+        make: The caller's own way to make it.
+
+    Raises:
+        ConfigError: If it is none, or cannot be stepped so.
+    """
+    if make is None:
+        made = build_optimizer(config, parameters)
+    else:
+        made = make(parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(
+                f"the optimizer is {type(made).__name__}, expected a torch.optim.Optimizer; let "
+                "the function that makes it return one"
+            )
+        _check_closure(type(made), f"the optimizer is {type(made).__name__}")
+    step_on_whole_weights(made)
+    return made
 
 
 def build_optimizer(
@@ -88,10 +118,14 @@ def _find(kind: str) -> Callable[..., torch.optim.Optimizer]:
             f'optimizer.kind is "{kind}", which is no torch.optim.Optimizer; give a class that is '
             'one, such as "torch.optim.NAdam"'
         )
-    closure = inspect.signature(found.step).parameters.get("closure")
+    _check_closure(found, f'optimizer.kind is "{kind}"')
+    return found
+
+
+def _check_closure(kind: type[torch.optim.Optimizer], found: str) -> None:
+    closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
-            f'optimizer.kind is "{kind}", which computes the loss several times a step (its step '
-            "needs a closure); choose an optimizer that takes one gradient a step"
+            f"{found}, which computes the loss several times a step (its step needs a closure); "
+            "choose an optimizer that takes one gradient a step"
         )
-    return found

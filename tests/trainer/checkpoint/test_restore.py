@@ -53,6 +53,28 @@ def test_another_model_s_checkpoint_is_refused(tmp_path: Path) -> None:
         Start(image_size=16).restore(path)
 
 
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_run_goes_on_with_a_parameter_that_no_step_has_used(tmp_path: Path, adam: bool) -> None:
+    first, second = Start(adam=adam), Start(adam=adam)
+    layers = [torch.nn.Linear(2, 2) for _ in range(2)]
+    for start, unused in zip((first, second), layers, strict=True):
+        start.model.add_module("unused", unused)
+        start.optimizer.add_param_group({"params": unused.parameters()})
+    first.train(2)
+    second.restore(first.save(tmp_path))
+    assert layers[1].weight not in second.optimizer.state
+    assert len(second.optimizer.state) == len(first.optimizer.state) > 0
+    assert all(map(torch.equal, first.train(2), second.train(2)))
+
+
+def test_a_checkpoint_of_an_optimizer_that_remembers_nothing_is_another_s(tmp_path: Path) -> None:
+    first = Start()
+    first.optimizer = torch.optim.SGD(first.model.parameters(), lr=0.1)
+    first.train(1)
+    with pytest.raises(ConfigError, match=r"does not fit the model and .*Missing key.*"):
+        Start(adam=True).restore(first.save(tmp_path))
+
+
 @pytest.mark.parametrize("kind", ["weights", "loader", "missing", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str

@@ -17,7 +17,7 @@ from trainer.errors import ConfigError
 from trainer.mesh.place import place_of
 from trainer.models import SmallCNN
 from trainer.run.build import build_loader, build_parallel, make_model
-from trainer.run.optimizers import build_optimizer
+from trainer.run.optimizers import build_optimizer, make_optimizer
 from trainer.run.pace import build_schedule
 from trainer.run.tasks import Classify
 from trainer.watch.launch import Job, join
@@ -171,3 +171,17 @@ def test_the_model_takes_its_settings(tmp_path: Path) -> None:
     assert torch.equal(plain.double(), double)
     assert double.dtype == torch.float64
     assert not torch.equal(plain, seeded)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (torch.optim.LBFGS, "the optimizer is LBFGS, .* needs a closure.*; choose an optimizer"),
+        (list, "the optimizer is list, expected a torch.optim.Optimizer; let the function"),
+    ],
+)
+def test_a_caller_s_optimizer_that_cannot_be_stepped_is_refused(make: Any, words: str) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.raises(ConfigError, match=words):
+        make_optimizer(OptimizerConfig(), weights, make)
+    assert isinstance(make_optimizer(OptimizerConfig(), weights), torch.optim.SGD)
