@@ -211,9 +211,21 @@ class KeptTable(Beside):
         return self.ends(self.through(self.stem(rows), self.kept))
 
 
+class Weighs(Plain):
+    """Gives a parameter to a module, outside of the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(-1, 1, WIDTH))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        gate = self.stem(self.scale).tanh()
+        return self.ends(self.through(self.stem(rows)) * gate)
+
+
 TRAVEL = [
     LongSkip, SameSkip, Frozen, Trained, Detached, Masked, Drawn, Ladder, Means, Twofold,
-    NormalisedTie, Peeks, ClassToken, Statistics, Encoder, KeptTable,
+    NormalisedTie, Peeks, ClassToken, Statistics, Encoder, KeptTable, Weighs,
 ]  # fmt: skip
 
 
@@ -335,9 +347,61 @@ class Counts(Plain):
         return self.ends(self.through(self.stem(rows)) + self.mean)
 
 
+class Forces(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.enable_grad():
+            rows = rows.detach().requires_grad_()
+            energy = super().forward(rows).sum()
+            (force,) = torch.autograd.grad(energy, rows, create_graph=True)
+        return force[:, :3]
+
+
+class Renormed(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, WIDTH, max_norm=1.0)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        words = self.words(rows[:, 0].abs().long().clamp(max=8))
+        return self.ends(self.through(self.stem(rows) + words))
+
+
+class SetByData(Plain):
+    is_set = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.is_set:
+            self.table.data.copy_(rows.mean(0))
+            self.is_set = True
+        return super().forward(rows + self.table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_gathered", "says"),
+    [
+        (Renormed, False, r"Renormed.forward changes words.weight in place, a parameter, expected"),
+        (SetByData, True, r"SetByData.forward changes table in place, .* leave mesh.dp_replicate"),
+        (Forces, True, r"Forces.forward takes a gradient by torch.autograd .* name no layers"),
+        (Forces, False, None),
+        (Plain, True, None),
+    ],
+)
+def test_what_replicas_would_do_apart_is_refused_by_name(
+    kind: type[Plain], is_gathered: bool, says: str | None
+) -> None:
+    model = adapted(kind)()
+    model.describe_inputs(example)
+    if says is None:
+        model.check_replicas(is_gathered=is_gathered)
+        return
+    with pytest.raises(ConfigError, match=says):
+        model.check_replicas(is_gathered=is_gathered)
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
+        (Forces, r"Forces.forward takes a gradient by torch.autograd .* leave mesh.pp out"),
         (ChangedSkip, r"changes a tensor \[3, 8\] in place after what is before .* change a copy"),
         (
             KeptInside,

@@ -104,6 +104,8 @@ def parallelize(
     check_hooks(model, mesh, is_whole=in_place)
     if not in_place:
         check_memory(model)
+    if mesh.size() > mesh["pp"].size() * tp:
+        model.check_replicas(is_gathered=not left_whole(model, mesh))
     hooks = hooks_on(model)
     # Of the model as it is on one process
     block_worths = worths(model) if checkpointing_blocks else ()
@@ -249,6 +251,14 @@ def _shard(part: StagedModel, mesh: DeviceMesh, *, dtype: Dtype, offload: bool) 
     # Not DistributedDataParallel: it orders its buckets anew after the first step, so that a
     # resumed run would add gradients in another order than an uninterrupted one.
     data_parallel = _data_parallel(mesh)
+    kind = type(getattr(part, "wrapped", part)).__name__
+    for name, parameter in part.named_parameters():
+        if not parameter.dim():
+            raise ConfigError(
+                f"{name.removeprefix('wrapped.')} of {kind} is a parameter without "
+                "dimensions, expected one at least: torch's fully_shard, by which shards, offload, "
+                "bfloat16 and large replicas are kept, takes no other; give it the shape (1,)"
+            )
     precision = MixedPrecisionPolicy()
     if dtype == "bfloat16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -377,6 +377,32 @@ class Adapted(StagedModel):
             check_divides(self.wrapped, self._plan, tp)
             self._check_split()
 
+    def check_replicas(self, *, is_gathered: bool) -> None:
+        """Refuse a forward pass that changes weights, or goes back over gathered ones.
+
+        Where it cannot be run on tensors without data, nothing is known of it.
+        """
+        kind = type(self.wrapped).__name__
+        try:
+            found = self._traced() if self._example is not None else None
+        except Exception:
+            found = None
+        if found is None:
+            return
+        if found.weights_changed:
+            raise ConfigError(
+                f"{kind}.forward changes {min(found.weights_changed)} in place, a parameter, "
+                "expected only the optimizer to change it: each rank would change it by its own "
+                "rows, and of gathered shards the change is lost; change a copy (as by a "
+                "parametrization), or leave mesh.dp_replicate and mesh.dp_shard out"
+            )
+        if is_gathered and found.goes_back and self.num_blocks:
+            raise ConfigError(
+                f"{kind}.forward takes a gradient by torch.autograd outside of its layers, "
+                "expected that to be left to the trainer: the shards gathered for a layer are "
+                "gone by then; name no layers (Adapted(module)), or leave mesh.dp_shard out"
+            )
+
     def _check_split(self) -> None:
         if self._example is None:
             return

@@ -166,6 +166,17 @@ class StagedModel(nn.Module, ABC):
                     f"mesh.tp or a number of {name} that does"
                 )
 
+    def check_replicas(self, *, is_gathered: bool) -> None:
+        """Refuse what this model does to its weights, where ranks train with rows of their own.
+
+        Args:
+            is_gathered: Whether the weights lie in shards, of which a block's are gathered as it
+                is computed.
+
+        Raises:
+            ConfigError: Names what it does.
+        """
+
     def _numbers(self) -> list[int]:
         return [int(number) for number in self.blocks]
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from trainer.errors import ConfigError
 from trainer.models.fake import fake_tensors
@@ -157,6 +158,8 @@ class Trace:
         refusals: Why it cannot be cut where.
         calls: Outside of the blocks.
         calls_evaluated: The same in an evaluation.
+        weights_changed: Parameters that it changes in place.
+        goes_back: Whether it takes gradients itself, outside of its blocks.
     """
 
     phases: Mapping[str, frozenset[int]]
@@ -170,6 +173,8 @@ class Trace:
     refusals: tuple[Refusal, ...]
     calls: Calls
     calls_evaluated: Calls
+    weights_changed: frozenset[str]
+    goes_back: bool
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Trace":
         """Stay one: nothing changes it."""
@@ -305,6 +310,8 @@ def trace(
         refusals=tuple(refusals),
         calls=three.calls(),
         calls_evaluated=three.calls(),
+        weights_changed=two.weights_changed,
+        goes_back=three.goes_back,
     )
 
 
@@ -434,6 +441,7 @@ class _Pass(TorchFunctionMode):
         self.objects: dict[Key, Tensor] = {}
         self._uses: dict[Key, tuple[int, int]] = {}
         self._refusals: list[Refusal] = []
+        self.goes_back = False
 
     def follow(self, inputs: Inputs) -> None:
         """Make a pass; a further one goes on with what the module has kept of the one before.
@@ -442,7 +450,10 @@ class _Pass(TorchFunctionMode):
             ConfigError: If it cannot be run so, or its layers are called in another way.
         """
         self._begin()
-        with self._fake(), FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        # By module it would call functions of its own, which would be followed as the module's.
+        counter.mod_tracker = _NoTracker()
+        with self._fake(), counter:
             roots = self._is_weight | self._changed_before
             self._memory.root(self._held[name] for name in roots)
             given = tree_map(_empty, inputs)
@@ -476,11 +487,17 @@ class _Pass(TorchFunctionMode):
     @property
     def changed(self) -> frozenset[str]:
         """The buffers that the pass has changed."""
-        return frozenset(
-            name
-            for name, value in self._held.items()
-            if name not in self._is_weight and self._memory.memory(value).changes
-        )
+        return self._changes - self._is_weight
+
+    @property
+    def weights_changed(self) -> frozenset[str]:
+        """The parameters that the pass has changed."""
+        return self._changes & self._is_weight
+
+    @property
+    def _changes(self) -> frozenset[str]:
+        held = self._held.items()
+        return frozenset(name for name, value in held if self._memory.memory(value).changes)
 
     def handed(self) -> dict[Key, tuple[int, int, Tensor]]:
         """List what is made in one phase, used in a later one, and follows from no input alone.
@@ -554,6 +571,8 @@ class _Pass(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in (torch.autograd.grad, torch.autograd.backward) and not self.now.block:
+            self._go_back()
         taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         number = self.now.call = len(self._names_called)
         for leaf in taken:
@@ -571,6 +590,17 @@ class _Pass(TorchFunctionMode):
         for position, leaf in enumerate(made):
             self._note(leaf, None if self.now.block else Key(None, number, position))
         return given
+
+    def _go_back(self) -> None:
+        self.goes_back = True
+        self._refusals.append(
+            Refusal(
+                STEM, len(self._blocks),
+                f"{self._kind}.forward takes a gradient by torch.autograd outside of its layers, "
+                "expected that to be left to the trainer: no stage has all that it goes back "
+                "over; leave mesh.pp out",
+            )
+        )  # fmt: skip
 
     def _note(self, value: Tensor, key: Key | None) -> None:
         if id(value) in self._names or id(value) in self._origins:
@@ -677,6 +707,16 @@ class _Pass(TorchFunctionMode):
                 self.now.phase = len(self._blocks)
 
         return hook
+
+
+class _NoTracker(ModuleTracker):
+    """Counts operations for the module as a whole."""
+
+    def __enter__(self) -> "_NoTracker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

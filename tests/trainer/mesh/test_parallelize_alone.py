@@ -103,6 +103,17 @@ def test_batch_statistics_in_bfloat16_are_refused_on_a_cpu(mesh: DeviceMesh) -> 
         parallelize(model, mesh, dtype="bfloat16")
 
 
+def test_a_parameter_without_dimensions_is_refused_where_it_would_be_sharded(
+    mesh: DeviceMesh,
+) -> None:
+    model = make("cnn")
+    model.register_parameter("temperature", nn.Parameter(torch.tensor(1.0)))
+    with pytest.raises(
+        ConfigError, match=r"temperature of \w+ is .* without dimensions, .* \(1,\)"
+    ):
+        parallelize(model, mesh, offload=True)
+
+
 def test_a_part_that_trains_nothing_counts_in_the_norm_of_the_others(mesh: DeviceMesh) -> None:
     # In double precision: the others' may be, and the sum over a pipeline is one message.
     norm = clip_gradients([], mesh, max_norm=1.0)
