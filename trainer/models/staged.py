@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.errors import ConfigError
 from trainer.models.hub import HubFormat
 from trainer.models.unchanged import without_trace
+
+M = TypeVar("M", bound=nn.Module)
 
 if TYPE_CHECKING:
     from trainer.models.deferred import Recording
@@ -196,7 +198,7 @@ def without_data(model: StagedModel) -> StagedModel:
     return copied(model, memo)
 
 
-def copied(model: StagedModel, memo: Mapping[int, object] | None = None) -> StagedModel:
+def copied(model: M, memo: Mapping[int, object] | None = None) -> M:
     """Copy a model; what cannot be copied, such as a lock, is in both.
 
     Args:

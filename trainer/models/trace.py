@@ -1,6 +1,5 @@
 """What the forward pass of any module does with its blocks and weights, found without data."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from torch.utils.module_tracker import ModuleTracker
 from trainer.errors import ConfigError
 from trainer.models.fake import fake_tensors
 from trainer.models.provenance import Moment, Provenance
+from trainer.models.staged import copied
 
 STEM = -1
 """The phase before the first block; a block's is its number, the head's that of all blocks."""
@@ -394,7 +394,7 @@ def copy_without_data(module: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
     kind = type(module).__name__
     try:
         with unset_fake_temporarily():
-            copy_of = copy.deepcopy(module, dict[int, Any](weights))
+            copy_of = copied(module, weights)
     except Exception as error:
         raise ConfigError(
             f"{kind} cannot be copied, and it is a copy that is followed to see how it can be "
