@@ -17,6 +17,7 @@ from dataio.base.errors import FieldError
 from dataio.rows.jpeg import COLORS, Pixels, decode_region, jpeg_header
 from dataio.rows.orientation import JPEG_START, UPRIGHT, as_stored, find_orientation
 from dataio.rows.views import MIDDLE, Box, Crop, Draws, Resizing, Size, View, find_scale, find_view
+from dataio.rows.whole import is_whole
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,8 @@ UPRIGHT_BY = (
 )
 """What brings the orientations from 2 on upright."""
 
+NUM_ZEROS = 32
+"""At the end of a JPEG, where no mark of its end is: bytes that never came."""
 MOST_RESIZED = 16
 """Up to so many times the pixels delivered a picture is resized whole, and then cropped."""
 
@@ -344,12 +347,18 @@ def check_decodes(data: memoryview | Pixels, how: Delivery, *, where: str) -> No
     Raises:
         FieldError: If it does not decode, or holds what the field cannot.
     """
-    if bytes(data[:2]) == JPEG_START and not how.classes:
+    is_jpeg = bytes(data[:2]) == JPEG_START
+    # To a decoder zeros in place of data are codes as others are.
+    if is_jpeg and not any(data[-NUM_ZEROS:]) and not is_whole(memoryview(bytes(data))):
+        raise _undecodable(data, where, ValueError("it ends in zeros, without the mark of its end"))
+    if is_jpeg and not how.classes:
         try:
             simplejpeg.decode_jpeg(data, COLORS[how.channels])
             return
-        except ValueError:
-            pass
+        except ValueError as error:
+            # Pillow fills what is missing before the mark of the end with gray.
+            if "premature end" in str(error):
+                raise _undecodable(data, where, error) from error
     _by_pillow(data, how, where)
 
 

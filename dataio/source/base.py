@@ -3,11 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.io.files import Storage
@@ -115,6 +117,7 @@ def costs_of(source: Source) -> NDArray[np.uint8] | None:
 Mark = tuple[int, int]
 """The number of a sample in its shard, and where its first byte is."""
 
+NUM_NAMED = 16
 NO_MARKS = np.empty((0, 2), np.int64)
 
 
@@ -236,9 +239,32 @@ class ShardedSource:
         return self.storage.bytes_read
 
     def class_names(self, key: str) -> list[str] | None:
-        """Name the classes that a key's numbers stand for, as the first shard has them."""
+        """Name the classes that a key's numbers stand for, as its shards do that name them.
+
+        Of many shards `NUM_NAMED` are asked, the last among them.
+
+        Raises:
+            SourceError: If two of them have other names.
+        """
         find = getattr(self._format, "class_names", None)
-        return None if find is None else find(self.storage, self.shards[0].path, key)
+        if find is None:
+            return None
+        asked = dict.fromkeys(np.linspace(0, len(self.shards) - 1, NUM_NAMED, dtype=int).tolist())
+        known: list[str] | None = None
+        by = ""
+        for path in [self.shards[number].path for number in asked]:
+            names: list[str] | None = find(self.storage, path, key)
+            if names is not None and known is not None and names != known:
+                pairs = enumerate(zip_longest(known, names))
+                number, (one, other) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+                raise SourceError(
+                    f"{path}: class {number} of {key!r} is {other!r}, and {one!r} in {by}, so that "
+                    "one number stands for two classes; expected the same names in the same order; "
+                    "number the classes of one of the shards anew"
+                )
+            if known is None and names is not None:
+                known, by = names, path
+        return known
 
     def place_of(self, sample_id: int) -> str:
         """Name a sample's shard, and its number there."""

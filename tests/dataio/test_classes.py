@@ -181,3 +181,27 @@ def test_labels_are_numbers_that_the_classes_have(tmp_path: Path) -> None:
     assert rows.fixed[0].view("<i8").ravel().tolist() == [300, 301, 302]
     assert numbered.fingerprint != source.fingerprint
     assert source.numbered_as(CLASSES).fingerprint == source.fingerprint
+
+
+@pytest.mark.parametrize("file", ["parquet", "arrow"])
+def test_names_that_a_later_shard_alone_has_are_compared(tmp_path: Path, file: str) -> None:
+    unnamed, named, turned = (
+        next(Path(hugging_face(tmp_path / part, names, file=file)).iterdir())
+        for part, names in (("a", []), ("b", CLASSES), ("c", CLASSES[::-1]))
+    )
+    table = pa.table({"label": [0, 1], "name": ["cat", "dog"]})
+    if file == "parquet":
+        pq.write_table(table, unnamed)
+    else:
+        with pa.ipc.new_stream(unnamed, table.schema) as out:
+            out.write_table(table)
+    fields: dict[str, Field] = {"label": dataio.Int("label")}
+    with dataio.Loader(
+        [str(unnamed), str(named)], batch_size=1, fields=fields, cache=tmp_path / "cache",
+        world=single_world(), reports=dataio.Reports(progress=False),
+    ) as loader:  # fmt: skip
+        with pytest.raises(SourceError, match="number 0 is 'emu' here and 'cat' in training"):
+            loader.evaluation(str(turned))
+        with pytest.raises(SourceError, match=r"class 0 of 'label' is 'emu', and 'cat' in .*/b/"):
+            loader.evaluation([str(unnamed), str(named), str(turned)])
+        assert len(list(loader.evaluation([str(named), str(unnamed)]))) == 5

@@ -48,6 +48,7 @@ def saved(form: str, picture: Pillow.Image = PICTURE, **options: object) -> byte
 
 GOOD = saved("JPEG")
 CUT = GOOD[: int(len(GOOD) * 0.95)]
+SMOOTH = saved("JPEG", PICTURE.resize((300, 200)), quality=90)
 
 
 def with_thumbnail() -> tuple[bytes, bytes]:
@@ -77,6 +78,7 @@ FORMS = {
 MISSING = {
     "cut where its thumbnail ends": with_thumbnail()[1],
     "zeros in place of its end": GOOD[:-900] + bytes(900),
+    "many zeros in place of data": SMOOTH[: len(SMOOTH) // 2] + bytes(len(SMOOTH) // 2),
     "its header alone": GOOD[:300],
     "nothing": b"",
     "a page": b"<html>404 Not Found</html>" * 9,
@@ -159,14 +161,17 @@ def test_pictures_that_are_untidy_but_whole_are_staged(tar, tmp_path: Path) -> N
 @pytest.mark.parametrize("readers", [1, 4])
 def test_the_first_epoch_does_not_begin_beside_a_cut_picture(tar, tmp_path, readers: int) -> None:
     source = tar(*FORMS.values(), CUT, *FORMS.values(), *MISSING.values())
-    first = len(FORMS)
+    first, num_samples = len(FORMS), 2 * len(FORMS) + 1 + len(MISSING)
     staging = Staging(readers=readers)
     with opened(source, {"i": CROP}, tmp_path / "cache", staging=staging) as loader:
         with pytest.raises(FieldError) as raised:
             next(iter(loader))
     text = str(raised.value)
     assert f"{1 + len(MISSING)} such pictures were staged" in text
-    assert f"a.tar, sample {first} of 32, key 's{first}': sample {first}, field 'i': " in text
+    assert (
+        f"a.tar, sample {first} of {num_samples}, key 's{first}': sample {first}, field 'i': "
+        in text
+    )
     assert "image file is truncated" in text
     assert 'on_error="skip"' in text
     assert 'Staging(check="none")' in text
@@ -195,11 +200,23 @@ def test_unless_it_is_looked_at_a_cut_picture_is_cropped(tar, tmp_path: Path) ->
         assert trained(loader) == [0, 1]
 
 
-def test_every_picture_is_decoded_if_that_is_asked_for(tar, tmp_path: Path) -> None:
-    damaged = bytearray(FORMS["PNG"])
-    damaged[len(damaged) // 2] ^= 0xFF
-    source = tar(FORMS["PNG"], bytes(damaged))
-    assert is_whole(memoryview(bytes(damaged)))
+def changed_within(picture: bytes) -> bytes:
+    middle = len(picture) // 2
+    return picture[:middle] + bytes([picture[middle] ^ 0xFF]) + picture[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        changed_within(FORMS["PNG"]),
+        SMOOTH[: len(SMOOTH) // 2] + GOOD[-2:],
+        FORMS["progressive JPEG"][:1500] + GOOD[-2:],
+    ],
+    ids=["a byte of a PNG", "a JPEG whose middle is missing", "a progressive one"],
+)
+def test_every_picture_is_decoded_if_that_is_asked_for(tar, tmp_path: Path, damaged: bytes) -> None:
+    source = tar(FORMS["PNG"], damaged)
+    assert is_whole(memoryview(damaged))
     one = opened(source, {"i": CROP}, tmp_path / "a", staging=Staging(check="decode"))
     with one as loader, pytest.raises(FieldError, match=r"a\.tar, sample 1 of 2, key 's1': "):
         trained(loader)

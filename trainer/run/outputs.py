@@ -3,11 +3,13 @@
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from dataio.base.atomic import write_record
+from dataio.base.atomic import read_record, write_record
 from dataio.base.claim import Claimant, NoLocksError, claim, claimant
+from dataio.base.errors import DamagedFileError
 from dataio.base.location import bare_within
 from trainer.checkpoint.directory import read_progress
 from trainer.config.config import Config
@@ -29,6 +31,8 @@ Log = MetricsLog | Board | PrometheusFile | Telemetry
 """What takes a run's lines."""
 
 
+SETTINGS = "config.json"
+"""In a run's directory: the settings of its last start."""
 CLAIM = "run.lock"
 """In a run's directory: held by the run that writes it."""
 
@@ -76,13 +80,32 @@ def open_logs(
         return watching
     _make(directory)
     _claim(directory, opened)
-    write_record(directory / "config.json", bare_within(asdict(config)))
+    settings = bare_within(asdict(config))
+    if found:
+        _compare_data(directory / SETTINGS, settings["data"])
+    write_record(directory / SETTINGS, settings)
     kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
     if config.run.tensorboard:
         logs.append(opened.enter_context(Board(directory / "tensorboard")))
     return logs + watching
+
+
+def _compare_data(path: Path, now: Mapping[str, object]) -> None:
+    """Say so where a run goes on with data of another name: a checkpoint does not know its own."""
+    try:
+        before = read_record(path)["data"]
+    except (OSError, DamagedFileError, KeyError):
+        return
+    for name in ("train", "test"):
+        was, given = before.get(name), now[name]
+        if was != given:
+            log.warning(
+                "[rank 0] %s: data.%s was %s when this run was started last, and is %s now; the "
+                "run goes on, as the same data may lie elsewhere. If it is other data, stop, and "
+                "give it a run.directory of its own", path.parent, name, was, given,
+            )  # fmt: skip
 
 
 def _make(directory: Path) -> None:

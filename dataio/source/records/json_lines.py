@@ -1,6 +1,5 @@
 """Rows from JSON lines: one object a line, compressed or not."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
@@ -12,7 +11,7 @@ from dataio.source.base import Mark
 from dataio.source.io.window import File
 from dataio.source.records.marked import MarkedFormat, Parse
 from dataio.source.records.samples import refuse_key
-from dataio.source.records.values import json_value
+from dataio.source.records.values import json_value, read_json
 from dataio.source.values import shaped
 
 LEAST_BYTES, MOST_BYTES = 64 << 10, 8 << 20
@@ -35,7 +34,8 @@ def _parser(path: str, fields: Mapping[str, Field]) -> Parse:
         number, begin = mark
         try:
             # Each of several files that were joined may begin with a byte order mark.
-            document = _DECODER.decode(str(line, "utf-8").removeprefix("\ufeff"))
+            text = str(line, "utf-8").removeprefix("\ufeff")
+            document = read_json(text)
             if not isinstance(document, dict):
                 raise ValueError(f"it is a {type(document).__name__}")
         except (ValueError, RecursionError) as error:
@@ -45,25 +45,14 @@ def _parser(path: str, fields: Mapping[str, Field]) -> Parse:
                 "write the file again"
             ) from error
         where = f"{path}: sample {number}"
-        return [_value(document, field, name, where) for name, field in fields.items()]
+        return [_value(document, text, field, name, where) for name, field in fields.items()]
 
     return parse
 
 
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in found if keys.count(key) > 1)!r} twice")
-    return found
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
-
-
-def _value(document: dict[str, object], field: Field, name: str, where: str) -> Raw:
+def _value(document: dict[str, object], text: str, field: Field, name: str, where: str) -> Raw:
     try:
-        value = json_value(document, field.key, where)
+        value = json_value(document, field.key, where, text=text)
     except KeyError:
         refuse_key(where, document, field.key, name)
     return shaped(value, field, name) if isinstance(value, np.ndarray) else value

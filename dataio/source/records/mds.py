@@ -29,7 +29,7 @@ from dataio.source.records.samples import (
     refuse_twice,
     sample_rows,
 )
-from dataio.source.records.values import array, json_value, picture
+from dataio.source.records.values import array, json_text, json_value, picture, read_json
 from dataio.source.values import refuse_letters, shaped
 
 AS_TEXT = ("str", "str_int", "str_float", "str_decimal", "json")
@@ -154,7 +154,8 @@ def _samples(
 def _value(data: memoryview, encoding: str, key: str, where: str, column: str) -> Raw:
     try:
         if key:
-            return json_value(json.loads(bytes(data)), key, where)
+            text = json_text(data)
+            return json_value(read_json(text), key, where, text=text)
         if encoding in AS_BYTES:
             return data
         if encoding in SCALARS:

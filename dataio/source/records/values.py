@@ -1,10 +1,12 @@
 """Stored values of MDS and LitData -> what fields take. Nothing is unpickled."""
 
 import json
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dataio.base.errors import FieldError
 from dataio.rows.fields import Raw
 from dataio.source.values import listed_numbers, raw_value
 
@@ -30,28 +32,73 @@ def array(
     return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
 
 
-def json_value(document: object, key: str, where: str) -> Raw:
+def json_text(data: memoryview) -> str:
+    """Read the text of a document of JSON, which may be in UTF-16 or -32 or begin with a mark.
+
+    Raises:
+        ValueError: If it is no text.
+    """
+    raw = bytes(data)
+    return raw.decode(json.detect_encoding(raw))
+
+
+def read_json(text: str) -> object:
+    """Read a document of JSON.
+
+    Raises:
+        ValueError: If it is none, or gives a key twice in one object.
+        RecursionError: If it is nested too deeply.
+    """
+    document: object = _DECODER.decode(text)
+    return document
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in found if keys.count(key) > 1)!r} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
+def json_value(document: object, key: str, where: str, *, text: str) -> Raw:
     """Bring a value of a JSON document to a form that fields take.
 
     Args:
         document: The document; "a.b" is found under the keys "a", then "b", unless it has "a.b".
         key: Which of its values.
         where: Shard and sample, for the message.
+        text: What the document was read from.
 
     Returns:
         Numbers and text as they are, lists of numbers as arrays, objects and other lists as JSON.
 
     Raises:
         KeyError: If the document has no such key; it names those that are there.
-        FieldError: If the value is null.
+        FieldError: If the value is null, or a number that float64 makes infinite.
     """
     found = _find(document, key)
     numbers = listed_numbers(found) if isinstance(found, list) else None
+    value = found if numbers is None else numbers
+    if _is_infinite(value) and "Infinity" not in text:
+        raise FieldError(
+            f"{where}, key {key!r}: found a number beyond 1.8e308, the most of float64, expected "
+            "less; repair the value, or write it as Infinity where it is meant so"
+        )
     if numbers is not None:
         return numbers
     if isinstance(found, (dict, list)):
         return json.dumps(found, ensure_ascii=False)
     return raw_value(found, f"{where}, key {key!r}")
+
+
+def _is_infinite(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind == "f" and bool(np.isinf(value).any())
+    return isinstance(value, float) and math.isinf(value)
 
 
 def _find(document: object, key: str) -> object:

@@ -1,6 +1,5 @@
 """A field's key -> the member of a sample that it is read from, or a value within one of JSON."""
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.source.records.samples import refuse_key
-from dataio.source.records.values import json_value
+from dataio.source.records.values import json_text, json_value, read_json
 from dataio.source.values import refuse_letters, shaped
 
 JSON = "json"
@@ -80,13 +79,14 @@ def value_within(data: memoryview, key: MemberKey, field: Field, name: str, wher
     """
     where = f"{where}, member {key.json_extension!r}"
     try:
-        document = json.loads(bytes(data))
-    except ValueError as error:
+        text = json_text(data)
+        document = read_json(text)
+    except (ValueError, RecursionError) as error:
         raise SourceError(
             f"{where}: found {bytes(data[:40])!r}, expected JSON ({error}); write the shard again"
         ) from error
     try:
-        value = json_value(document, key.inner, where)
+        value = json_value(document, key.inner, where, text=text)
     except KeyError as error:
         refuse_key(where, error.args, key.inner, name)
     return shaped(value, field, name) if isinstance(value, np.ndarray) else value

@@ -78,6 +78,8 @@ def test_a_key_leads_into_a_member_of_json(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "data", "error", "message"),
     [
+        ("json.a", b'{"a": 1, "a": 2}', SourceError, r"member 'json'.*\(the key 'a' twice\)"),
+        ("json.a", b'{"a": 1e400}', FieldError, r"found a number beyond 1.8e308"),
         (
             "json.cls",
             b'{"label": 1}',
@@ -158,3 +160,11 @@ def test_an_npy_is_not_taken_for_the_raw_bytes_of_a_longer_array(tmp_path: Path)
     with pytest.raises(FieldError, match=rf"found int64\[4\], expected uint8\[{len(data)}\]"):
         read_all(source, {"x": Array("x", (len(data),), "uint8")})
     assert read_all(source, {"x": Array("x", (4,), "int64")})[1][1] == [np.arange(4).tobytes()]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-be"])
+def test_a_member_of_json_is_read_in_each_of_its_encodings(encoding: str, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("s.json", '{"a": 1, "b": "\u00fc"}'.encode(encoding))])
+    fields: dict[str, Field] = {"a": Int("json.a"), "b": Text("json.b")}
+    (row,) = rows_of(open_source(str(path)).read(np.arange(1), fields))
+    assert "ü".encode() in row[1]

@@ -16,6 +16,7 @@ from tests.claims import held_elsewhere
 from tests.trainer.digits import write_config
 from tests.trainer.run.runs import run
 from trainer.checkpoint.checkpoint import Checkpoints
+from trainer.config.config import load_config
 from trainer.errors import ConfigError
 from trainer.run import outputs
 
@@ -126,3 +127,15 @@ def test_a_filesystem_without_locks_is_warned_of(
     monkeypatch.setattr(outputs, "claim", refuse)
     run(config, "run", "run.epochs=1")
     assert "has no locks (No locks available), so that a second run in this" in caplog.text
+
+
+def test_going_on_with_data_of_another_name_is_warned_of(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(config, "run", "run.epochs=1")
+    run(config, "run", "run.epochs=2")
+    assert "the run goes on" not in caplog.text
+    train = Path(str(load_config(config).data.train))
+    moved = train.rename(train.with_name(f"moved-{train.name}"))
+    run(config, "run", "run.epochs=3", f"data.train={moved}")
+    assert f"data.train was {train} when this run was started last, and is {moved}" in caplog.text

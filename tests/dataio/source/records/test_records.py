@@ -363,6 +363,8 @@ def test_a_hash_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     [
         (b'{"x": 1}\n' * 3 + bytes(5000), r"x\.jsonl: at byte 27: found a byte of zero,"),
         (b'{"x": 1}\n{"x": 1, "x": 2}\n', r"sample 1 at byte 9: .*\(the key 'x' twice\)"),
+        (b'{"x": 1}\n{"x": 1e400}\n', r"sample 1, key 'x': found a number beyond 1.8e308"),
+        (b'{"x": [1.5, -2e999]}\n', r"sample 0, key 'x': found a number beyond 1.8e308"),
         (b'{"x": 1, "y": {"a": 1, "a": 1}}\n', r"sample 0 .*\(the key 'a' twice\)"),
         (b'{"x": 1}\n{"x": 1', r"sample 1 at byte 9: found b'\{\"x\": 1', expected one object"),
         (b'{"x": 1} {"x": 2}\n', r"sample 0 .*Extra data"),
