@@ -57,14 +57,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise damaged(path, str(error).removeprefix(f"{path}: ")) from error
 
 
-def pack_place(attempt: int, step: int) -> bytes:
-    """Make the content of the file of steps."""
+def pack_place(log: str, attempt: int, step: int) -> bytes:
+    """Make the content of the file of steps of a log by its name."""
     place = PLACE.pack(attempt, step)
-    return place + CHECKSUM.pack(xxh3_64_intdigest(place))
+    return place + CHECKSUM.pack(xxh3_64_intdigest(place + log.encode()))
 
 
-def read_place(path: Path) -> tuple[int, int] | None:
+def read_place(path: Path, log: str) -> tuple[int, int] | None:
     """Read which attempt and step was delivered last; None: nothing was.
+
+    Args:
+        path: The file of steps.
+        log: Name of the log: the file of another one is none.
 
     Raises:
         StateError: If it is missing or damaged.
@@ -78,8 +82,8 @@ def read_place(path: Path) -> tuple[int, int] | None:
         place, checksum = data[: PLACE.size], data[PLACE.size :]
         if len(data) != PLACE.size + CHECKSUM.size:
             why = f"it has {len(data)} bytes, expected {PLACE.size + CHECKSUM.size}"
-        elif CHECKSUM.pack(xxh3_64_intdigest(place)) != checksum:
-            why = "it does not match its checksum"
+        elif CHECKSUM.pack(xxh3_64_intdigest(place + log.encode())) != checksum:
+            why = "it does not match its checksum, or is of another log"
         else:
             attempt, step = PLACE.unpack(place)
             return None if (attempt, step) == NOTHING else (attempt, step)

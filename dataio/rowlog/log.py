@@ -210,8 +210,6 @@ class RowLog:
             lines = [*read_lines(path / LOG)] if (path / LOG).exists() else []
             self._file = os.open(path / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._steps = os.open(path / STEPS, os.O_RDWR | os.O_CREAT, 0o666)
-            if not any("attempt" in line for line in lines):
-                os.pwrite(self._steps, pack_place(*NOTHING), 0)
             if costs is not None:
                 write_once(path / f"costs-{self._setup.costs}.bin", costs)
             # A line that a kill cut off stands alone
@@ -220,8 +218,10 @@ class RowLog:
             if not name:
                 name = secrets.token_hex(8)
                 self._pending.append({"log": name})
+            if not any("attempt" in line for line in lines):
+                os.pwrite(self._steps, pack_place(name, *NOTHING), 0)
             numbers = [int(line["attempt"]) for line in lines if "attempt" in line]
-            self._end(read_place(path / STEPS))
+            self._end(read_place(path / STEPS, name))
             self._pending.append({"setup": self._setup.to_json()})
             self._append()
         except OSError as error:
@@ -269,7 +269,7 @@ class RowLog:
     def _note(self, step: int) -> None:
         self._noted = (self._next - 1, step)
         if not self._pending:  # else its attempt would have no line
-            os.pwrite(self._steps, pack_place(*self._noted), 0)
+            os.pwrite(self._steps, pack_place(self.name, *self._noted), 0)
 
     def _end(self, place: tuple[int, int] | None) -> None:
         """Note how far the attempt before this one came."""

@@ -124,9 +124,9 @@ def read_log(directory: Path) -> Logged:
             if attempt.after is not None:
                 number, step = attempt.after
                 stops[number] = max(step, stops.get(number, 0))
-    # None of an attempt that has no line yet: there may be no file then.
-    has_steps = attempts or (directory / STEPS).exists()
-    place = read_place(directory / STEPS) if has_steps else None
+    # A log that was killed as it began may have no name, no attempt, and no file of steps.
+    has_steps = attempts or (name and (directory / STEPS).exists())
+    place = read_place(directory / STEPS, name) if has_steps else None
     if place is not None:
         if place[0] not in attempts:
             raise damaged(path, f"attempt {place[0]} is missing")

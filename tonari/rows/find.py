@@ -13,6 +13,7 @@ from dataio.rowlog.files import LOG
 from dataio.rowlog.reading import Logged, read_log
 from dataio.state.snapshot import STATE, find_snapshot, load_state
 from shuffle import Global, Partial
+from trainer.checkpoint.directory import whole_checkpoints
 
 ROWS = "rows"
 """The log's name beside a run's checkpoints."""
@@ -54,6 +55,7 @@ def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
     """
     place = saved_place(Path(run))
     if place is None:
+        _check_reached(Path(run), logged)
         return find_course(logged.attempts)
     name, attempt, step = place
     if name != logged.name:
@@ -62,6 +64,27 @@ def find_run_course(run: str | os.PathLike[str], logged: Logged) -> Course:
             f"{logged.directory} with {logged.name or 'none'}; give the log of that run as log="
         )
     return find_course(logged.attempts, tip=(attempt, step))
+
+
+def _check_reached(run: Path, logged: Logged) -> None:
+    """Refuse a log that ends before the run's newest checkpoint, as an older copy of it does.
+
+    Raises:
+        StateError: If so.
+    """
+    for checkpoint in reversed(whole_checkpoints(run / "checkpoints")):
+        try:
+            name, number, step = saved_place(checkpoint) or ("", 0, 0)
+        except StateError:
+            continue  # damaged, or of a loader without a log
+        reached = {attempt.number: attempt.stop for attempt in logged.attempts}
+        if name == logged.name and reached.get(number, -1) < step:
+            raise StateError(
+                f"{logged.directory}: the log of rows ends at step {reached.get(number, 0)} of "
+                f"attempt {number}, but {checkpoint} was saved at step {step} of it: the log, or "
+                "its file of steps, is an older copy; bring back the newest"
+            )
+        return
 
 
 def saved_place(path: Path) -> tuple[str, int, int] | None:

@@ -34,7 +34,7 @@ from trainer.run.ema import WeightAverage
 from trainer.run.mixing import mark_draws
 from trainer.run.observed import Begun, Observer
 from trainer.run.optimizers import find_lr_shares, make_optimizer
-from trainer.run.outputs import Log, check_outputs, open_logs
+from trainer.run.outputs import Log, check_outputs, keep_settings, open_logs
 from trainer.run.own import Loss, MakeOptimizer, Own, Transform
 from trainer.run.pace import in_steps
 from trainer.run.pretrained import start_from_weights
@@ -207,6 +207,8 @@ def train_observed(
         if found:
             run.restore(found)
             set_aside_later(directory / "checkpoints", found)
+        if job.world.rank == 0:
+            keep_settings(config)
         run.begin(found)
         finished = run.train()
         return Summary(

@@ -80,16 +80,19 @@ def open_logs(
         return watching
     _make(directory)
     _claim(directory, opened)
-    settings = bare_within(asdict(config))
     if found:
-        _compare_data(directory / SETTINGS, settings["data"])
-    write_record(directory / SETTINGS, settings)
+        _compare_data(directory / SETTINGS, bare_within(asdict(config))["data"])
     kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
     if config.run.tensorboard:
         logs.append(opened.enter_context(Board(directory / "tensorboard")))
     return logs + watching
+
+
+def keep_settings(config: Config) -> None:
+    """Write the settings into the run's directory, once they are known to fit what lies there."""
+    write_record(Path(config.run.directory) / SETTINGS, bare_within(asdict(config)))
 
 
 def _compare_data(path: Path, now: Mapping[str, object]) -> None:

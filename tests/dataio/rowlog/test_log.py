@@ -17,7 +17,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import Local, Selection
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import find_course
-from dataio.rowlog.files import HEAD, MAGIC
+from dataio.rowlog.files import HEAD, MAGIC, PLACE, pack_place
 from dataio.rowlog.packed import pack_selection, unpack_selection
 from dataio.rowlog.reading import read_log
 from dataio.world import single_world
@@ -270,6 +270,9 @@ def test_every_changed_bit_of_how_far_a_run_came_is_found(ended_early):
         steps.write_bytes(data[:cut])
         with pytest.raises(StateError, match=rf"steps: .* it has {cut} bytes, expected"):
             read_log(steps.parent)
+    steps.write_bytes(pack_place("another", *PLACE.unpack(data[: PLACE.size])))
+    with pytest.raises(StateError, match="does not match its checksum, or is of another log"):
+        read_log(steps.parent)
     steps.write_bytes(bytes(len(data)))
     with pytest.raises(StateError, match="does not match its checksum"):
         make_logged(ended_early)
