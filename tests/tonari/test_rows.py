@@ -67,9 +67,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, C
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loop, "train_step", noted)
         with pytest.raises(Killed):
-            train(settings)
+            train(settings, quiet=True)
         last[0] = -1
-        train(settings)
+        train(settings, quiet=True)
     BATCHES.update(first)
     return directory, seen
 
@@ -202,7 +202,8 @@ def test_a_run_on_a_list_of_shards_knows_its_keys(tmp_path, capsys) -> None:
                 f"data.train={json.dumps(names)}", f"run.directory={tmp_path / 'run'}",
                 "run.epochs=1", "run.max_steps=1",
             ),
-        )
+        ),
+        quiet=True,
     )  # fmt: skip
     found = printed(capsys, tmp_path / "run", "--shard", "1.tar", "--json")
     assert {row["sample_id"] for row in json.loads(found)["rows"]} == set(range(20, 40))

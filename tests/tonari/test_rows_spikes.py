@@ -100,7 +100,7 @@ def trained(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     labels[wrong] = 1 - labels[wrong]
     pq.write_table(table.set_column(1, "cls", pa.array(labels)), tmp_path / "train.parquet")
     given = (f"run.epochs={EPOCHS}", "run.checkpoint_epochs=1", f"data.batch_size={batch_size}")
-    train(load_config(config, given))
+    train(load_config(config, given), quiet=True)
     return Trained(config, set(wrong.tolist()))
 
 
@@ -117,7 +117,7 @@ def test_two_commands_find_wrong_rows_and_go_on_without_them(trained, tmp_path, 
     assert all(row["spikes"] == row["trained"] == len(epochs) for row in document["rows"])
     checkpoints = sorted((trained.directory / "checkpoints").glob("step-*"))
     more = (f"run.epochs={EPOCHS + 2}", f"data.exclude={found}")
-    train(load_config(trained.config, more), resume=str(checkpoints[-1]))
+    train(load_config(trained.config, more), resume=str(checkpoints[-1]), quiet=True)
     one = str(min(trained.wrong))
     assert cli.main(["rows", str(trained.directory), "--sample", one, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

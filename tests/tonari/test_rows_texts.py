@@ -35,7 +35,8 @@ def test_the_page_shows_the_text_of_each_row(tmp_path: Path, capsys) -> None:
     train(
         settings(
             tmp_path, f"data.train={tmp_path / 'letters'}", f"run.directory={tmp_path / 'run'}"
-        )
+        ),
+        quiet=True,
     )
     page = tmp_path / "page.html"
     argv = ["rows", str(tmp_path / "run"), "--step", "1", "--show", str(page), "--json"]

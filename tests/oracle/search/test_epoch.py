@@ -277,6 +277,6 @@ def test_the_data_is_given_or_counted_or_refused(tmp_path):
     with pytest.raises(OracleError, match=r"--data files: .*absent.txt.*; or give rows"):
         read_facts("files", config)
     text = tmp_path / "text.txt"
-    text.write_bytes(bytes(16 * 20 + 1))
+    text.write_text("a" * (16 * 20 + 1))
     counted = read_facts("files", load(tmp_path, f"data.train={str(text)!r}"))
     assert counted == DataFacts(num_rows=20, row_bytes=17.0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dataio.base.atomic import read_record, write_record
 from tests import hub
 from tests.multirank import RunRanks
 from tonari.cli import main
@@ -181,7 +182,8 @@ def test_what_cannot_be_exported_is_refused(
     assert "max-file-bytes is 0" in said("--out", out, "--max-file-bytes", "0")
     assert "cannot be written" in said("--out", str(tmp_path / "absent/hub"))
     config = tmp_path / "run/config.json"
-    config.write_text(config.read_text().replace('"width": 16', '"width": 32'))
+    given = read_record(config)
+    write_record(config, given | {"model": given["model"] | {"width": 32}})
     assert "stem.tokens.weight is [256, 16], expected [256, 32] as" in said("--out", out)
     config.unlink()
     assert "config.json: cannot be read as a run's settings: " in said("--out", out)
