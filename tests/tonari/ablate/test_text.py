@@ -56,12 +56,12 @@ def small(**changed: object) -> SettingsConfig:
 
 
 def test_files_are_cut_into_sequences_that_know_their_file(tmp_path):
-    (tmp_path / "a.txt").write_bytes(bytes(range(30)))
+    (tmp_path / "a.txt").write_bytes(bytes(range(40, 70)))
     (tmp_path / "b.txt").write_bytes(bytes(range(100, 111)))
     found = load_text(str(tmp_path / "*.txt"), sequence_length=10, key="data.train")
     assert found.text.shape == (3, 11)
-    assert found.text[0].tolist() == list(range(11))
-    assert found.text[1].tolist() == list(range(10, 21)), "the last byte begins the next"
+    assert found.text[0].tolist() == list(range(40, 51))
+    assert found.text[1].tolist() == list(range(50, 61)), "the last byte begins the next"
     assert found.text[2].tolist() == list(range(100, 111)), "none lies in two files"
     assert found.labels.tolist() == [0, 0, 1]
 
