@@ -417,7 +417,8 @@ class _DoublesOnAStage(nn.Module):
         """Pass it through the layer."""
         hidden = self.layer(hidden)
         (layers,) = self.all
-        if any(type(each) not in (nn.Conv2d, type(self)) for each in layers):
+        others = [each for each in layers if each is not self]
+        if any(not isinstance(getattr(each, "weight", None), nn.Parameter) for each in others):
             hidden = Doubled.apply(hidden)
         return hidden
 
