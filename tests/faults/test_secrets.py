@@ -21,7 +21,7 @@ from tonari.cli import main
 from trainer.config.config import build_config
 from trainer.config.saved import read_settings
 from trainer.errors import ConfigError
-from trainer.run.outputs import open_logs
+from trainer.run.outputs import keep_settings, open_logs
 from trainer.watch.launch import Job
 from trainer.watch.plan import plan_settings
 
@@ -254,6 +254,7 @@ def test_settings_of_a_run_keep_no_secret(tmp_path) -> None:
     job = cast("Job", SimpleNamespace(world=single_world()))
     with contextlib.ExitStack() as opened:
         open_logs(config, job, opened, found=None, metrics_path=None, stats=dict, replica=0)
+        keep_settings(config)
     assert looked_at(tmp_path / "run") >= 2
     kept = read_settings(tmp_path / "run" / "config.json").data
     assert (kept.train, kept.test) == ("fake://h/a-0.tar", ("fake://h/a-0.tar", "fake://h/a-1.tar"))
