@@ -476,3 +476,39 @@ def test_what_travels_is_in_the_precision_of_the_stages() -> None:
     with torch.no_grad():
         expected = seeded(halves, seed=3)(batch().bfloat16())
     torch.testing.assert_close(found, expected)
+
+
+class PictureSkip(nn.Module):
+    """The head adds what the stem made of pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 4, 3, 2, 1)
+        self.mid = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep what the stem makes for the head."""
+        skip = hidden = self.down(x).relu()
+        for layer in self.mid:
+            hidden = layer(hidden)
+        found: Tensor = self.head(torch.cat([hidden, skip], 1).mean((2, 3)))
+        return found
+
+
+def test_bytes_of_pictures_are_prepared_before_a_pass_is_followed() -> None:
+    def made() -> Adapted:
+        model = Adapted(seeded(PictureSkip, seed=0).double(), layers="mid")
+        model.prepare = lambda inputs, dtype: inputs.to(dtype) / 255  # type: ignore[union-attr]
+        model.describe_inputs(
+            lambda rows: torch.empty(rows, 3, 8, 8, dtype=torch.uint8, device="meta")
+        )
+        return model
+
+    pictures = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    stages = [made(), made()]
+    for number, stage in enumerate(stages):
+        stage.check_mesh(num_stages=2)
+        stage.keep(range(2 * number, 2 * number + 2), first=not number, last=bool(number))
+    with torch.no_grad():
+        assert torch.equal(stages[1](*stages[0](pictures)), made()(pictures))

@@ -153,9 +153,11 @@ class Adapted(StagedModel):
         self._reach.is_own = self._first
         if self._boundaries and not self._handles:
             self._watch()
+        # Before it is followed, as when its calls were counted.
+        prepared = self._prepared(inputs)
         try:
             with without_fast_path(), self._following or nullcontext():
-                given = call(self.wrapped, self._prepared(inputs))
+                given = call(self.wrapped, prepared)
                 output = self._output(given)
                 if self._output is pick_logits and torch.is_grad_enabled():
                     self._extra = extra_losses(given, output)
