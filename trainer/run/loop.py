@@ -355,6 +355,7 @@ class Run:
             self._trace.step()
             if config.augment.draws:
                 mark_draws(batches, step=self.progress.steps)
+            self._observer.stepping(batches)
             clip = config.optimizer.clip or (math.inf if self._observer.wants_norm else 0.0)
             step = train_step(
                 self._pipeline, self._optimizer, self._observer.reports(self._loader), batches,

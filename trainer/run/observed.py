@@ -53,6 +53,9 @@ class Observer:
         """Stand before the loader, for the losses of the next step's rows."""
         return loader
 
+    def stepping(self, batches: Sequence[Batch]) -> None:
+        """See the batches of the next step, before a model changes them in place."""
+
     def step(self, batches: Sequence[Batch], step: Step, *, number: int, lr: float) -> None:
         """See a step that is done; ``number`` counts from 0."""
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dataio.batch.values import Batch
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.foreign_models import Doubled, PlainImages
@@ -17,6 +18,7 @@ from tests.trainer.run.runs import lines
 from tonari.cli import main
 from trainer.config.config import Config, load_config
 from trainer.models import Adapted
+from trainer.run.tasks import Classify
 from trainer.run.verify.checking import Verdict, verify
 from trainer.run.verify.first_step import MARKER
 from trainer.run.verify.recording import Cut, Held
@@ -94,6 +96,19 @@ def test_one_rank_trains_as_plain_torch(config: Path) -> None:
     assert all(found.figures[figure].startswith("equal") for figure in named)
     assert found.compared > 60
     assert not (config.parent / "runs").exists()
+
+
+class Inverting(Classify):
+    """Inverts a batch's images where they lie."""
+
+    def input(self, batch: Batch) -> Tensor:
+        """Take the images."""
+        return super().input(batch).bitwise_not_()
+
+
+def test_a_batch_that_is_changed_in_place_is_compared_as_it_came(config: Path) -> None:
+    found = verify(settings(config), model=Net, task=Inverting())
+    assert found.equal, found.differences[:3]
 
 
 @pytest.mark.parametrize(

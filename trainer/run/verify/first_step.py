@@ -71,6 +71,7 @@ class FirstStep(Observer):
     def __init__(self) -> None:
         self._run: Begun | None = None
         self._key = ""
+        self._batches: list[Columns] = []
         self._losses: list[Tensor] = []
 
     def begin(self, run: Begun) -> None:
@@ -104,6 +105,13 @@ class FirstStep(Observer):
         """Note the losses of the first step."""
         return loader if self._run is None else Noting(loader, self._losses)
 
+    def stepping(self, batches: Sequence[Batch]) -> None:
+        """Copy what the first step is given."""
+        if self._run is not None:
+            place = self._run.pipeline.place
+            own = place.reads or place.rank == place.scorer
+            self._batches = [tensors_of(batch) if own else {} for batch in batches]
+
     def step(self, batches: Sequence[Batch], step: Step, *, number: int, lr: float) -> None:
         """Compare the first step, then nothing. Collective."""
         run, self._run = self._run, None
@@ -111,11 +119,9 @@ class FirstStep(Observer):
             return
         assert step.norm is not None, "asked for"
         place, world = run.pipeline.place, run.job.world
-        own = place.reads or place.rank == place.scorer
         seen = _Seen(
-            place.replica, place.reads, place.rank == place.scorer,
-            [tensors_of(batch) if own else {} for batch in batches], self._losses,
-        )  # fmt: skip
+            place.replica, place.reads, place.rank == place.scorer, self._batches, self._losses
+        )
         everyone: list[_Seen | None] | None = None
         if world.rank == 0:
             everyone = [None] * world.world_size

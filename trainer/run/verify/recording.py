@@ -211,6 +211,7 @@ class Recorder(Observer):
     def __init__(self, keep: Iterable[int]) -> None:
         self._keep = frozenset(keep)
         self.found: Recorded | None = None
+        self._batches: list[Columns] = []
         self._losses: list[Tensor] = []
         self._done = 0
 
@@ -244,17 +245,18 @@ class Recorder(Observer):
         self._losses = []
         return Noting(loader, self._losses)
 
+    def stepping(self, batches: Sequence[Batch]) -> None:
+        """Copy what the next step is given."""
+        self._batches = [self._columns(batch) for batch in batches]
+
     def step(self, batches: Sequence[Batch], step: Step, *, number: int, lr: float) -> None:
         """Note the step, and the state after it."""
         assert self.found is not None, "a run begins"
         assert step.norm is not None, "asked for"
         self._done = number + 1
         self.found.steps.append(
-            RecordedStep(
-                number, lr, float(step.norm), [self._columns(batch) for batch in batches],
-                self._losses,
-            )
-        )  # fmt: skip
+            RecordedStep(number, lr, float(step.norm), self._batches, self._losses)
+        )
         if number in self._keep:
             self.found.states[number] = self._state()
 
