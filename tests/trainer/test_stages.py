@@ -223,9 +223,18 @@ class Weighs(Plain):
         return self.ends(self.through(self.stem(rows)) * gate)
 
 
+class ChangedInput(Plain):
+    """Changes what it is given where it lies, and uses it before and behind the layers."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows.mul_(0.5).add_(1.0)
+        return self.ends(self.through(self.stem(rows)) * rows)
+
+
 TRAVEL = [
     LongSkip, SameSkip, Frozen, Trained, Detached, Masked, Drawn, Ladder, Means, Twofold,
     NormalisedTie, Peeks, ClassToken, Statistics, Encoder, KeptTable, Weighs,
+    ChangedInput,
 ]  # fmt: skip
 
 
@@ -260,6 +269,17 @@ def test_what_passes_by_the_layers_travels_with_them(kind: type[Plain], cuts: li
     assert found_grads.keys() == grads.keys()
     for name, grad in grads.items():
         torch.testing.assert_close(found_grads[name], grad, rtol=1e-10, atol=1e-13, msg=name)
+
+
+def test_microbatches_of_which_one_is_changed_before_the_other_goes_back() -> None:
+    stage = cut_up(adapted(ChangedInput), example, [2])[0]
+    # Views of one batch, as a schedule makes them: they share what autograd watches.
+    passes = [stage(each) for each in batch()[:4].chunk(2)]
+    for given in passes:
+        given[0].sum().backward()
+    grads = [each.grad for name, each in stage.named_parameters() if "stem" in name]
+    assert grads
+    assert all(grad is not None for grad in grads)
 
 
 @pytest.mark.parametrize("kind", [each for each in TRAVEL if each is not Drawn])

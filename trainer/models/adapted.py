@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from trainer.errors import ConfigError
@@ -155,6 +155,9 @@ class Adapted(StagedModel):
             self._watch()
         # Before it is followed, as when its calls were counted.
         prepared = self._prepared(inputs)
+        if not (self._first and self._last) and self.traced().changes_inputs:
+            # The next stage makes its own change of them, and microbatches are views of one batch.
+            prepared = tree_map(Tensor.clone, prepared)
         try:
             with without_fast_path(), self._following or nullcontext():
                 given = call(self.wrapped, prepared)

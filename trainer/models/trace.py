@@ -159,6 +159,7 @@ class Trace:
         calls: Outside of the blocks.
         calls_evaluated: The same in an evaluation.
         weights_changed: Parameters that it changes in place.
+        changes_inputs: Whether it changes its inputs in place, in training or evaluating.
         goes_back: Whether it takes gradients itself, outside of its blocks.
     """
 
@@ -174,6 +175,7 @@ class Trace:
     calls: Calls
     calls_evaluated: Calls
     weights_changed: frozenset[str]
+    changes_inputs: bool
     goes_back: bool
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Trace":
@@ -311,6 +313,7 @@ def trace(
         calls=three.calls(),
         calls_evaluated=three.calls(),
         weights_changed=two.weights_changed,
+        changes_inputs=three.changes_inputs,
         goes_back=three.goes_back,
     )
 
@@ -353,8 +356,9 @@ def check_passes(
         refusals += [Refusal(each.made, each.used, unlike) for each in found.handed]
     handed = [replace(each, evaluated=key) for each, key in zip(found.handed, keys, strict=True)]
     return replace(
-        found, refusals=tuple(refusals), handed=tuple(handed), calls_evaluated=judged.calls()
-    )
+        found, refusals=tuple(refusals), handed=tuple(handed), calls_evaluated=judged.calls(),
+        changes_inputs=found.changes_inputs or judged.changes_inputs,
+    )  # fmt: skip
 
 
 def _unlike(kind: str) -> str:
@@ -441,7 +445,7 @@ class _Pass(TorchFunctionMode):
         self.objects: dict[Key, Tensor] = {}
         self._uses: dict[Key, tuple[int, int]] = {}
         self._refusals: list[Refusal] = []
-        self.goes_back = False
+        self.changes_inputs = self.goes_back = False
 
     def follow(self, inputs: Inputs) -> None:
         """Make a pass; a further one goes on with what the module has kept of the one before.
@@ -460,6 +464,7 @@ class _Pass(TorchFunctionMode):
             grad = torch.set_grad_enabled(not self._evaluates)
             with grad, without_fast_path(), self._followed(), self._memory, self:
                 called = self._called(given)
+            self.changes_inputs = any(self._memory.memory(its).changes for its in leaves(given))
         if self._blocks and self.now.phase != len(self._blocks):
             raise ConfigError(
                 f"{self._kind}.forward called {self.now.phase + 1} of the {len(self._blocks)} "
