@@ -50,7 +50,7 @@ async def read_range(
 
     Raises:
         ServerError: If the server says no.
-        SourceError: If it sends other bytes, or does not tell how many there are.
+        SourceError: If it sends other bytes, or does not say how many there are.
     """
     session = await system.set_session()
     headers = {
@@ -66,7 +66,7 @@ async def read_range(
         first, size = _extent(response.headers, is_part=response.status != 200)
         if size is None:
             raise SourceError(
-                f"{bare(url)}: found a file of unknown length, expected a file whose server tells "
+                f"{bare(url)}: found a file of unknown length, expected a file whose server states "
                 "its length; copy it to storage that does"
             )
         status = Status(size, 0, _tag(response.headers))

@@ -75,7 +75,7 @@ class FsspecFile:
         if info.get("type") == "directory" or info.get("size") is None:
             raise SourceError(
                 f"{bare(url)}: found a {info.get('type', 'file')} of unknown length, expected a "
-                "file whose server tells its length; copy it to storage that does"
+                "file whose server states its length; copy it to storage that does"
             )
         self.opened = _status(info)
 

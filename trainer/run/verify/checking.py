@@ -24,7 +24,7 @@ from trainer.run.verify.compare import Compared, Difference
 from trainer.run.verify.double import InDouble
 from trainer.run.verify.layers import Layers, choose_layers, with_layers
 from trainer.run.verify.plain import Plain
-from trainer.run.verify.recording import Ranks, Recorded, Recorder
+from trainer.run.verify.recording import Cut, Held, Ranks, Recorded, RecordedStep, Recorder
 from trainer.run.verify.rows import first_rows
 from trainer.watch.launch import join
 
@@ -278,9 +278,8 @@ def mesh_words(config: Config) -> str:
 
 
 def _read(directory: Path, part: int) -> Ranks:
-    found: list[Recorded] = [
-        torch.load(path, weights_only=False) for path in directory.glob(f"{part}-*.pt")
-    ]
+    with torch.serialization.safe_globals([Recorded, RecordedStep, Held, Cut, Evaluation]):
+        found: list[Recorded] = [torch.load(path) for path in directory.glob(f"{part}-*.pt")]
     return Ranks(sorted(found, key=lambda each: each.rank))
 
 
