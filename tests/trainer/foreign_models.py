@@ -423,6 +423,23 @@ class _DoublesOnAStage(nn.Module):
         return hidden
 
 
+class CountsInALayer(PlainImages):
+    """A layer that does otherwise each time it is called."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.middle[1] = _Counts(8, 8, 3, padding=1)
+
+
+class _Counts(nn.Conv2d):
+    calls = 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Scale by the number of the call, and keep what follows for the way back."""
+        self.calls += 1
+        return (super().forward(hidden) * self.calls).exp()
+
+
 class Doubled(torch.autograd.Function):
     """The same values, and twice their gradient."""
 

@@ -259,8 +259,8 @@ class RunConfig(Section):
     the last step, of this start of the run, that torch's profiler traces. ``deterministic`` has
     torch use kernels alone that give the same bits each time, and refuse operations that have none.
     ``peak_tflops`` of a device is for the MFU, 0: as known of it. ``verify`` compares the first
-    step of a model of your own on several ranks with one process of plain torch, once: see
-    docs/models.md.
+    step of a model of your own, on several ranks or with ``mesh.checkpointing``, with one process
+    of plain torch, once: see docs/models.md.
     """
 
     epochs: Count = 10

@@ -17,7 +17,9 @@ from tests.trainer.foreign_models import Doubled, PlainImages
 from tests.trainer.run.runs import lines
 from tonari.cli import main
 from trainer.config.config import Config, load_config
+from trainer.errors import ConfigError
 from trainer.models import Adapted
+from trainer.run.loop import train
 from trainer.run.tasks import Classify
 from trainer.run.verify.checking import Verdict, verify
 from trainer.run.verify.first_step import MARKER
@@ -216,6 +218,25 @@ def test_a_mesh_of_no_such_name_is_refused(
 ) -> None:
     assert main(["verify", str(config), *PLAIN, "xp2"]) == 1
     assert "mesh 'xp2': found 'xp2', expected an axis" in capsys.readouterr().err
+
+
+def test_the_first_step_of_a_layer_that_does_otherwise_when_computed_again_is_refused(
+    config: Path,
+) -> None:
+    def started(name: str, model: str, checkpointing: str) -> None:
+        directory = config.parent / name
+        given = [
+            f"{OWN}{model}", *PLAIN[1:], *DOUBLE, f"run.directory={directory}", "run.epochs=1",
+            f"data.cache={directory}/cache", f"mesh.checkpointing={checkpointing}",
+        ]  # fmt: skip
+        train(load_config(config, given))
+
+    started("right", "PlainImages", "full")
+    assert (config.parent / "right" / MARKER).exists()
+    started("kept", "CountsInALayer", "none")
+    assert not (config.parent / "kept" / MARKER).exists()
+    with pytest.raises(ConfigError, match=r"mesh \(mesh.checkpointing=full\) .* do the same twice"):
+        started("again", "CountsInALayer", "full")
 
 
 @pytest.mark.multirank

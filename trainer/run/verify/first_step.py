@@ -1,7 +1,8 @@
-"""The first step of an own model on a mesh, beside plain torch on one rank: seconds, once.
+"""The first step of an own model on a mesh, or that computes layers again, beside plain torch.
 
-The step is the run's own: its rows, its losses and the norm of its gradients are kept as it passes,
-and rank 0 does the same in plain torch. A difference ends the run before its second step.
+It takes seconds, once. The step is the run's own: its rows, its losses and the norm of its
+gradients are kept as it passes, and rank 0 does the same in plain torch. A difference ends the
+run before its second step.
 """
 
 import hashlib
@@ -58,11 +59,13 @@ class _Seen:
 
 
 def is_due(config: Config, *, world_size: int) -> bool:
-    """Say whether a run's settings ask for the check: an own model on several ranks."""
+    """Say whether a run's settings ask for the check: an own model, spread or computed again."""
     mesh = config.mesh
+    # A block that draws or counts in its own way does otherwise when it is computed again.
+    other = world_size > 1 or mesh.checkpointing != "none"
     # What draws there for parts of a sequence, one process cannot draw.
     whole = mesh.cp == 1 and not mesh.sequence_parallel
-    return config.run.verify and config.model.is_own and world_size > 1 and whole
+    return config.run.verify and config.model.is_own and other and whole
 
 
 class FirstStep(Observer):
@@ -185,14 +188,22 @@ def _compare(run: Begun, ranks: Sequence[_Seen], norm: float, number: int) -> st
             " and ".join(pairs), took,
         )  # fmt: skip
         return ""
-    settings = " ".join(
+    named = [
         f"mesh.{axis}={size}" for axis, size in zip(AXES, place.sizes, strict=True) if size > 1
-    )
+    ]
+    again, hint = run.config.mesh.checkpointing, ""
+    if again != "none":
+        named.append(f"mesh.checkpointing={again}")
+        hint = (
+            "; a layer that is computed again has to do the same twice, whatever it counts, and "
+            "draw by torch's own generators alone"
+        )
+    settings = " ".join(named)
     return (
         f"the first step on this mesh ({settings}) is not what one process of plain torch trains: "
-        f"{'; '.join(off)}; expected the same but for rounding. `tonari verify CONFIG {settings}` "
-        "names the first tensor that differs and where it belongs; choose another mesh, or change "
-        "the model. To train all the same, set run.verify=false"
+        f"{'; '.join(off)}; expected the same but for rounding{hint}. "
+        f"`tonari verify CONFIG {settings}` names the first tensor that differs and where it "
+        "belongs; choose another mesh, or change the model. To train all the same, set run.verify=false"
     )
 
 
