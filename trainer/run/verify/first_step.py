@@ -203,7 +203,8 @@ def _compare(run: Begun, ranks: Sequence[_Seen], norm: float, number: int) -> st
         f"the first step on this mesh ({settings}) is not what one process of plain torch trains: "
         f"{'; '.join(off)}; expected the same but for rounding{hint}. "
         f"`tonari verify CONFIG {settings}` names the first tensor that differs and where it "
-        "belongs; choose another mesh, or change the model. To train all the same, set run.verify=false"
+        "belongs; choose another mesh, or change the model. To train "
+        "all the same, set run.verify=false"
     )
 
 
