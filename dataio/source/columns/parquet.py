@@ -213,6 +213,9 @@ def _int96_columns(parquet: pq.ParquetFile, schema: pa.Schema) -> list[str]:
 def _check_int96(found: pa.Table, seconds: pa.Table, *, first: int, path: str) -> None:
     """Refuse times that nanoseconds of 64 bits do not reach: Arrow lets them wrap around.
 
+    Older pyarrow wrote times before 1970 with a negative time of day, which the format cannot
+    hold: in the file they are the same as times 584 years later.
+
     Args:
         found: The columns as they are read, in nanoseconds.
         seconds: The same in seconds, which reach all of them.
@@ -229,7 +232,8 @@ def _check_int96(found: pa.Table, seconds: pa.Table, *, first: int, path: str) -
             sample = f"sample {first + wrong[0]}" if is_flat else f"samples from {first} on"
             raise FieldError(
                 f"{path}: column {key!r}, {sample}: found a time of INT96 before 1678 or after "
-                "2261, expected one that 64 bits of nanoseconds reach; write the column again as "
+                "2261, or one before 1970 as older pyarrow wrote it, which looks the same; "
+                "expected one that 64 bits of nanoseconds reach; write the column again as "
                 "timestamp[us] (in Spark outputTimestampType=TIMESTAMP_MICROS)"
             )
 
