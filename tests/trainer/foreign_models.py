@@ -179,6 +179,41 @@ class _Beside(nn.Module):
         return self.drop(made).view(-1, *made.shape[1:]), made * table
 
 
+class Sharing(nn.Module):
+    """Layers that use a weight twice around another one, and by itself.
+
+    What each hands on beside its values is made of weights alone.
+    """
+
+    layers_path = "layers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.out = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.layers = nn.ModuleList(_Around() for _ in range(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits of each place."""
+        hidden, total = self.tokens(tokens), torch.zeros(WIDTH, dtype=torch.float64)
+        for layer in self.layers:
+            hidden, beside = layer(hidden)
+            total = total + beside
+        logits: Tensor = self.out(hidden + total)
+        return logits
+
+
+class _Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer, self.inner = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.gain, self.table = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Give two tensors."""
+        made = self.outer(torch.tanh(self.inner(torch.tanh(self.outer(hidden * self.gain)))))
+        return made * self.gain + self.outer.weight.square().mean(), torch.tanh(self.table)
+
+
 class Masked(NextToken):
     """Gives the model a mask and positions beside the tokens."""
 
@@ -216,6 +251,11 @@ def experts() -> StagedModel:
 def passing() -> StagedModel:
     """Adapt `Passing`."""
     return Adapted(Passing())
+
+
+def sharing() -> StagedModel:
+    """Adapt `Sharing`."""
+    return Adapted(Sharing())
 
 
 def gpt2() -> StagedModel:
@@ -310,8 +350,8 @@ MAKERS: dict[str, Callable[[], StagedModel]] = {
     "silent": lambda: Adapted(Drawn("silent"), layers="layers"),
     "large silent": lambda: Adapted(Drawn("silent", width=2048)),
     "opt": opt,
-    "unruly": unruly, "experts": experts, "passing": passing, "gpt2": gpt2, "llama": llama,
-    "qwen3": qwen3, "glm": glm, "resnet": resnet,
+    "unruly": unruly, "experts": experts, "passing": passing, "sharing": sharing, "gpt2": gpt2,
+    "llama": llama, "qwen3": qwen3, "glm": glm, "resnet": resnet,
 }  # fmt: skip
 
 

@@ -1,11 +1,12 @@
 """A stage of a pipeline, as torch's schedules pass microbatches through it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 
 from trainer.errors import ConfigError
@@ -81,6 +82,22 @@ class Stage(PipelineStage):
             check_same(values, same, self.stage_index)
         return tuple(_cut_own(value, same) if _divides(value, same) else value for value in values)
 
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Go back over a microbatch for the input, the weights, or both.
+
+        Where a weight's gradient would be wrong in two parts, the first does both.
+        """
+        if backward_type == "input":
+            given, inputs = bwd_kwargs["stage_output"], bwd_kwargs["input_values"]
+            if not can_go_back_twice(given, inputs, self.submod.parameters()):
+                # torch asks for a loss by itself here.
+                whole = bwd_kwargs | ({"stage_output": given[0]} if self.is_last else {})
+                gradients, _ = super().backward_maybe_with_nosync("full", whole, last_backward)
+                return gradients, []
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do so where a schedule ends: of a step's batches, at the last only; never in `eval`."""
         if self.syncs:
@@ -100,6 +117,60 @@ class Stage(PipelineStage):
         """Take the output's gradient from the stage after, on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+def can_go_back_twice(
+    outputs: Iterable[Tensor], inputs: Iterable[Tensor], weights: Iterable[Tensor]
+) -> bool:
+    """Say whether torch can go back over a stage in two parts: for its inputs, then its weights.
+
+    It can where each weight joins what comes from the inputs at one operation. Where there are
+    two, it goes over what lies between them after that was freed, or counts a weight twice; a way
+    from a weight to the outputs that joins nothing is left out.
+    """
+    ends = {_node(each) for each in outputs if each.requires_grad}
+    users = _users(ends)
+    carried = _reached((_node(each) for each in inputs if each.requires_grad), users)
+
+    def meets_once(weight: Node) -> bool:
+        reached = _reached([weight], users, before=carried)
+        met = {user for node in reached for user in users[node] if user in carried}
+        return not reached or (len(met) == 1 and not reached & ends)
+
+    return all(meets_once(_node(weight)) for weight in weights if weight.requires_grad)
+
+
+def _node(value: Tensor) -> Node:
+    return get_gradient_edge(value).node
+
+
+def _users(ends: Iterable[Node]) -> dict[Node, list[Node]]:
+    """List the operations that take what each operation gives, from the last ones on."""
+    users: dict[Node, list[Node]] = {node: [] for node in ends}
+    ahead = list(users)
+    while ahead:
+        user = ahead.pop()
+        for node, _ in user.next_functions:
+            if node is not None:
+                if node not in users:
+                    users[node] = []
+                    ahead.append(node)
+                users[node].append(user)
+    return users
+
+
+def _reached(
+    nodes: Iterable[Node], users: dict[Node, list[Node]], *, before: Collection[Node] = ()
+) -> set[Node]:
+    """Find the operations that nodes go into, themselves included, up to some others."""
+    reached = {node for node in nodes if node in users}
+    ahead = list(reached)
+    while ahead:
+        for user in users[ahead.pop()]:
+            if user not in reached and user not in before:
+                reached.add(user)
+                ahead.append(user)
+    return reached
 
 
 def _with_gradient(value: Tensor) -> Tensor:

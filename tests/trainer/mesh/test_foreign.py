@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         ],
         "llama": [("zero_bubble", PP, {})],
         "passing": [("zero_bubble", PP, {}), ("dualpipev", PP, {}), ("1f1b", FSDP, {})],
+        "sharing": [("zbv", PP, {}), ("zero_bubble", PP, {"checkpointing": "full"})],
         "qwen3": [("1f1b", TP, {})],
         "glm": [("1f1b", TP, {})],
         "resnet": [PLAIN[0], ("zbv", PP, {})],
@@ -45,6 +46,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "unruly": [*PLAIN, *EVERY],
         "experts": [*PLAIN[:2], *EVERY],
         "passing": [*PLAIN[:2], *EVERY],
+        "sharing": [*PLAIN[:2], *EVERY],
         "gpt2": [*PLAIN, *EVERY],
         "llama": [*PLAIN[1:], *EVERY],
         "resnet": [("1f1b", PP, {})],
@@ -58,6 +60,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {}),
                    ("interleaved", PP_FSDP, {"swap": 1})],
         "passing": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {}), ("interleaved", PP_FSDP, {})],
+        "sharing": [("zero_bubble", PP_DP, {}), ("zbv", PP_FSDP, {})],
         "experts": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
     },
 }  # fmt: skip
@@ -106,7 +109,9 @@ def near(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool((found - expected).norm() <= 1e-9 * scale)
 
 
-@pytest.mark.parametrize("kind", ["unruly", "experts", "passing", "gpt2", "llama", "resnet"])
+@pytest.mark.parametrize(
+    "kind", ["unruly", "experts", "passing", "sharing", "gpt2", "llama", "resnet"]
+)
 def test_an_adapted_module_is_trained_as_by_plain_torch(kind: str) -> None:
     needs(kind)
     expected, model, task = alone(kind), make(kind), task_of(kind)
