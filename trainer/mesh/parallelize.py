@@ -135,7 +135,7 @@ def parallelize(
         chosen = choose_blocks(others, block_worths, checkpointing_blocks)
         for number, block in part.blocks.items():
             if checkpointing != "none" and int(number) in chosen:
-                recompute(block, selective=checkpointing == "selective")
+                recompute(block, selective=checkpointing == "selective", compiled=compile)
             if compile:
                 block.compile()
         if swap is not None:

@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.errors import ConfigError
+from trainer.mesh.writable import writable
 from trainer.models.fake import fake_tensors
 from trainer.models.staged import StagedModel, without_data
 from trainer.models.trace import leaves
@@ -131,13 +133,68 @@ def saved_bytes(model: nn.Module, values: Sequence[Tensor]) -> int:
     return sum(saved.values())
 
 
-def recompute(block: nn.Module, *, selective: bool) -> None:
-    """Keep of a block's activations its input only, or what is dear to compute again."""
+def recompute(block: nn.Module, *, selective: bool, compiled: bool = False) -> None:
+    """Keep of a block's activations its input only, or what is dear to compute again.
+
+    A block that is going to be compiled may not change its input in place.
+    """
+    save = _save_products if selective else _save_nothing
     # Not checkpoint_wrapper: it puts itself into the parameters' names.
-    block.forward = partial(
-        checkpoint, block.forward, use_reentrant=False,
-        context_fn=partial(_contexts, block, _save_products if selective else _save_nothing),
-    )  # fmt: skip
+    again = partial(checkpoint, use_reentrant=False, context_fn=partial(_contexts, block, save))
+    if compiled:
+        block.forward = partial(again, block.forward)
+    else:
+        # Selective contexts take no operation that the first pass had not, and go back once.
+        block.forward = _Recomputed(block, again, copy=writable if selective else torch.clone)
+
+
+class _Recomputed:
+    """A block's ``forward``, computed again from what it was given, as that was then.
+
+    Where the block changes its inputs in place, copies are kept: of all in the first pass, then of
+    those that it changed.
+    """
+
+    def __init__(
+        self, block: nn.Module, again: Callable[..., Any], *, copy: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._kind, self._forward = type(block).__name__, block.forward
+        self._again, self._copy = again, copy
+        self._changed: frozenset[int] | None = None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **named)
+        given, spec = tree_flatten((args, named))
+        tensors = {place: each for place, each in enumerate(given) if isinstance(each, Tensor)}
+        versions = {place: each._version for place, each in tensors.items()}
+        copied = frozenset(tensors) if self._changed is None else self._changed & set(tensors)
+        kept = [_kept(each) if place in copied else each for place, each in enumerate(given)]
+        waiting = [given]
+
+        def run(*kept: Any) -> Any:
+            if waiting:
+                taken = waiting.pop()
+            else:
+                taken = [self._copy(v) if n in copied else v for n, v in enumerate(kept)]
+            args, named = tree_unflatten(taken, spec)
+            return self._forward(*args, **named)
+
+        result = self._again(run, *kept)
+        changed = frozenset(n for n, each in tensors.items() if each._version != versions[n])
+        if self._changed is None:
+            self._changed = changed
+        elif not changed <= copied:
+            raise ConfigError(
+                f"{self._kind}.forward changes its input in place, and did not in the first pass, "
+                "expected the same in each pass of a block that is computed again, as no copy of "
+                "the input was kept; change a copy, or leave mesh.checkpointing out"
+            )
+        return result
+
+
+def _kept(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 Contexts = tuple[AbstractContextManager[object], AbstractContextManager[object]]
@@ -173,6 +230,12 @@ class _Repeated:
         self._context.__exit__(kind, error, trace)
         for module, buffers in self._kept:
             module._buffers = buffers
+        if isinstance(error, RuntimeError) and "has been mutated" in str(error):
+            raise ConfigError(
+                f"{type(self._block).__name__} changes in place what a product, a convolution or "
+                "attention gave, which mesh.checkpointing=selective keeps to compute from it "
+                "again; change a copy (inplace=False), or give mesh.checkpointing=full"
+            ) from error
 
 
 def _save_nothing() -> Contexts:

@@ -36,7 +36,10 @@ CASES: dict[str, dict[str, list[Any]]] = {
             ("gpipe", PP, {"swap": 1, "checkpointing": "full"}),
         ],
         "llama": [("zero_bubble", PP, {})],
-        "passing": [("zero_bubble", PP, {}), ("dualpipev", PP, {}), ("1f1b", FSDP, {})],
+        "passing": [
+            ("zero_bubble", PP, {"checkpointing": "full"}), ("dualpipev", PP, {}),
+            ("1f1b", FSDP, {"checkpointing": "selective"}),
+        ],
         "sharing": [("zbv", PP, {}), ("zero_bubble", PP, {"checkpointing": "full"})],
         "qwen3": [("1f1b", TP, {})],
         "glm": [("1f1b", TP, {})],
