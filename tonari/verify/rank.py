@@ -1,6 +1,7 @@
 """One rank of a mesh that is verified; started by `tonari.verify.command`.
 
-Arguments: the config, the directory to leave what it saw in, layers to keep (0: all), overrides.
+Arguments: the config, the directory to leave what it saw in, layers to keep (0: all), steps,
+overrides.
 """
 
 import sys
@@ -13,8 +14,11 @@ from trainer.run.verify.checking import run_on_mesh
 
 def main(argv: list[str]) -> None:
     """Train the short run."""
-    config, directory, layers, *overrides = argv
-    run_on_mesh(load_config(Path(config), overrides), Own(), Path(directory), layers=int(layers))
+    config, directory, layers, steps, *overrides = argv
+    run_on_mesh(
+        load_config(Path(config), overrides), Own(), Path(directory), layers=int(layers),
+        steps=int(steps),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -306,7 +306,8 @@ class Run:
         """Show the observer the run, which goes on from a checkpoint or starts anew."""
         begun = Begun(
             config=self._config, own=self._own, job=self._job, pipeline=self._pipeline,
-            optimizer=self._optimizer, progress=self.progress, checkpoint=found,
+            optimizer=self._optimizer, average=self._average, progress=self.progress,
+            checkpoint=found,
         )  # fmt: skip
         self._observer.begin(begun)
 
@@ -361,12 +362,12 @@ class Run:
                 self._pipeline, self._optimizer, self._observer.reports(self._loader), batches,
                 clip=clip, step=self.progress.steps,
             )  # fmt: skip
+            if self._ema is not None:
+                self._ema.update(self.progress.steps + 1)
             self._observer.step(batches, step, number=self.progress.steps, lr=lr)
             for batch in batches:
                 meter.add(batch)
             self.progress = replace(self.progress, steps=self.progress.steps + 1)
-            if self._ema is not None:
-                self._ema.update(self.progress.steps)
             self._job.watchdog.progress(self.progress.steps)
             self._line.count(self._loader.step, of=len(self._loader))
             if self.progress.steps % config.run.log_steps == 0:
@@ -483,6 +484,7 @@ class Run:
                 if ema is not None:
                     with ema.applied():
                         found = evaluate(self._pipeline, self._watched(self._evaluation))
+                    self._observer.average_evaluated(found)
                     averaged = {"ema_accuracy": found.accuracy, "ema_evaluation_loss": found.loss}
         return {
             "accuracy": accuracy, "evaluation_loss": evaluation_loss, **averaged,

@@ -1,10 +1,11 @@
 """What may look at a run under way: its batches, losses, gradients and state; changes nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dataio.batch.values import Batch
 from trainer.checkpoint.directory import Progress
@@ -25,6 +26,7 @@ class Begun:
         job: This rank.
         pipeline: The model.
         optimizer: Of its parameters.
+        average: Of its weights, as `WeightAverage.state`; None: the run keeps none.
         progress: What is done: more than nothing where it goes on.
         checkpoint: What it goes on from; None: it starts anew.
     """
@@ -34,6 +36,7 @@ class Begun:
     job: Job
     pipeline: Pipeline
     optimizer: torch.optim.Optimizer
+    average: Mapping[str, Tensor] | None
     progress: Progress
     checkpoint: Path | None
 
@@ -68,3 +71,6 @@ class Observer:
 
     def evaluated(self, found: Evaluation) -> None:
         """See what an evaluation gave."""
+
+    def average_evaluated(self, found: Evaluation) -> None:
+        """See what the same evaluation of the averaged weights gave."""

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tests.trainer.foreign_models import Doubled, PlainImages
 from tests.trainer.run.runs import lines
 from tonari.cli import main
 from trainer.config.config import Config, load_config
+from trainer.config.optimizer import OptimizerConfig
 from trainer.errors import ConfigError
 from trainer.models import Adapted
+from trainer.run.ema import WeightAverage
 from trainer.run.loop import train
 from trainer.run.tasks import Classify
 from trainer.run.verify.checking import Verdict, verify
@@ -76,6 +79,8 @@ class Net(nn.Module):
         logits: Tensor = self.head(hidden.mean((2, 3)))
         if self.wrong == "evaluation" and not self.training:
             logits = logits * 1.01
+        if self.wrong == "late" and self.training and float(self.get_buffer("steps")) > 5:
+            logits = logits * 1.01
         if self.wrong == "loss":
             logits = logits * 1.01
         if self.wrong == "resume" and self.calls % 2:
@@ -85,9 +90,10 @@ class Net(nn.Module):
 
 def on_one_rank(config: Config, wrong: str, **options: Any) -> Verdict:
     """Verify a net that is wrong in both starts of the run, and right in plain torch."""
+    # The first is looked at for its size.
     made = itertools.count()
     return verify(
-        config, model=lambda: Net(wrong if next(made) < 2 else ""), **options
+        config, model=lambda: Net(wrong if next(made) < 3 else ""), **options
     )  # fmt: skip
 
 
@@ -98,6 +104,41 @@ def test_one_rank_trains_as_plain_torch(config: Path) -> None:
     assert all(found.figures[figure].startswith("equal") for figure in named)
     assert found.compared > 60
     assert not (config.parent / "runs").exists()
+
+
+def test_averaged_weights_are_those_of_plain_torch_after_a_resume_too(config: Path) -> None:
+    own = settings(config, "optimizer.ema=0.2", "optimizer.lr=0.5")
+    found = on_one_rank(own, "")
+    assert found.equal, found.differences[:3]
+    assert found.figures["average"].startswith("equal")
+    assert found.compared > on_one_rank(replace(own, optimizer=SGD), "").compared
+
+
+SGD = OptimizerConfig(kind="sgd", lr=0.5)
+
+
+def test_an_average_that_is_otherwise_is_named_alone(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = WeightAverage.update
+    monkeypatch.setattr(WeightAverage, "update", lambda its, steps: update(its, steps + 1))
+    found = on_one_rank(settings(config, "optimizer.ema=0.9"), "")
+    assert {each.figure for each in found.differences} == {"average", "evaluation"}
+    first = found.differences[0]
+    assert (first.when, first.name) == ("step 1", "average of stem.0.weight")
+    judged = [each.name for each in found.differences if each.figure == "evaluation"]
+    assert "the averaged weights' loss" in judged
+    assert not any(name.startswith("its") for name in judged)
+
+
+def test_more_steps_find_what_shows_late(config: Path) -> None:
+    own = settings(config)
+    assert on_one_rank(own, "late").equal
+    found = on_one_rank(own, "late", steps=7)
+    assert (found.differences[0].when, found.differences[0].figure) == ("step 6", "losses")
+    assert on_one_rank(own, "", steps=9).equal
+    with pytest.raises(ValueError, match="steps is 3, expected at least 4"):
+        verify(own, model=Net, steps=3)
 
 
 class Inverting(Classify):
@@ -202,8 +243,10 @@ def test_the_command_passes_a_right_mesh_and_names_what_a_wrong_one_trains(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["verify", str(config), *DOUBLE[1:]]
-    assert main([*given, *PLAIN, "pp2"]) == 0
-    assert "pp=2 1f1b: equal: " in capsys.readouterr().out
+    assert main([*given, *PLAIN, "pp2", "optimizer.ema=0.5", "--steps", "6", "--json"]) == 0
+    (mesh,) = json.loads(capsys.readouterr().out)["meshes"]
+    assert mesh["line"].startswith("pp=2 1f1b: equal: ")
+    assert mesh["figures"]["average"].startswith("equal")
     assert main([*given, *WRONG, "pp2", "--json"]) == 1
     (mesh,) = json.loads(capsys.readouterr().out)["meshes"]
     assert mesh["figures"]["gradient norms"].endswith("differ")
@@ -216,6 +259,8 @@ def test_the_command_passes_a_right_mesh_and_names_what_a_wrong_one_trains(
 def test_a_mesh_of_no_such_name_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(["verify", str(config), *PLAIN, "dp2", "--steps", "3"]) == 2
+    assert "--steps is 3, expected at least 4" in capsys.readouterr().err
     assert main(["verify", str(config), *PLAIN, "xp2"]) == 1
     assert "mesh 'xp2': found 'xp2', expected an axis" in capsys.readouterr().err
 

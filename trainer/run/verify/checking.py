@@ -28,8 +28,8 @@ from trainer.run.verify.recording import Cut, Held, Ranks, Recorded, RecordedSte
 from trainer.run.verify.rows import first_rows
 from trainer.watch.launch import join
 
-EPOCH_STEPS, STOP_AFTER, STEPS = 2, 3, 4
-"""Steps of an epoch and of the run, which is stopped within its second epoch and goes on."""
+STEPS = 4
+"""Of the run, by default and at least: two epochs, in the second of which it stops and goes on."""
 
 MICROBATCH_ROWS = 2
 TOLERANCES = {"float64": (1e-8, 1e-5), "float32": (1e-3, 1e-3), "bfloat16": (0.1, 0.1)}
@@ -94,6 +94,7 @@ def verify(
     evaluation_transform: Transform | None = None,
     optimizer: MakeOptimizer | None = None,
     loss: Loss | None = None,
+    steps: int = STEPS,
 ) -> Verdict:
     """Train some steps on the mesh of this job, and the same in plain torch; compare. Collective.
 
@@ -110,11 +111,13 @@ def verify(
         evaluation_transform: Of a sample that is evaluated on.
         optimizer: Makes it.
         loss: In place of the task's.
+        steps: To train, at least 4; half of them are an epoch.
 
     Returns:
         What came out, the same on every rank.
 
     Raises:
+        ValueError: If there are fewer steps.
         ConfigError: If the mesh refuses the model, or the settings do not fit.
     """
     own = Own(
@@ -122,6 +125,8 @@ def verify(
         transform=transform, evaluation_transform=evaluation_transform, optimizer=optimizer,
         loss=loss,
     )  # fmt: skip
+    if steps < STEPS:
+        raise ValueError(f"steps is {steps}, expected at least {STEPS}: two epochs of two steps")
     started = time.monotonic()
     with join(device="cpu", timeout_s=config.run.timeout_s) as job:
         made = tempfile.mkdtemp(prefix="tonari-verify-") if job.world.rank == 0 else ""
@@ -129,12 +134,12 @@ def verify(
         replicate = lay_out(config, job.world.world_size).sizes[1]
         config = replace(config, mesh=replace(config.mesh, dp_replicate=replicate))
         try:
-            layers = layers_of(config, own)
-            run_on_mesh(config, own, directory, layers=layers.kept)
+            layers = layers_of(config, own, steps=steps)
+            run_on_mesh(config, own, directory, layers=layers.kept, steps=steps)
             dist.barrier()
             verdicts: list[Verdict | None] = [None]
             if job.world.rank == 0:
-                verdicts = [compare_recorded(config, own, directory, layers)]
+                verdicts = [compare_recorded(config, own, directory, layers, steps=steps)]
             dist.broadcast_object_list(verdicts)
         finally:
             if job.world.rank == 0:
@@ -144,7 +149,7 @@ def verify(
     return replace(verdict, seconds=time.monotonic() - started)
 
 
-def verified_config(config: Config, directory: Path) -> Config:
+def verified_config(config: Config, directory: Path, *, steps: int = STEPS) -> Config:
     """Make a short run of a run's settings, with its model, mesh, optimizer and loss.
 
     Few rows a batch, in double precision on the CPU, all of them trained in each epoch, at a
@@ -164,13 +169,13 @@ def verified_config(config: Config, directory: Path) -> Config:
         shuffle=ShuffleConfig(kind="local"),
         importance=ImportanceConfig(),
         optimizer=replace(
-            config.optimizer, schedule="steps", milestones=(), schedule_by="epoch", ema=0.0,
+            config.optimizer, schedule="steps", milestones=(), schedule_by="epoch",
             min_lr=0.0, warmup_epochs=0, warmup_steps=0, warmup_tokens=0,
         ),
         mesh=replace(config.mesh, swap_blocks=0),
         run=replace(
-            config.run, epochs=STEPS, max_steps=STEPS, max_tokens=0, evaluate_steps=0,
-            evaluate_tokens=0, checkpoint_epochs=STEPS, checkpoint_steps=0, checkpoint_tokens=0,
+            config.run, epochs=steps, max_steps=steps, max_tokens=0, evaluate_steps=0,
+            evaluate_tokens=0, checkpoint_epochs=steps, checkpoint_steps=0, checkpoint_tokens=0,
             directory=str(directory / "run"), log_steps=1, tensorboard=False, prometheus="",
             otel=False, profile_steps=(), device="cpu", timeout_s=min(config.run.timeout_s, 60.0),
         ),
@@ -188,23 +193,25 @@ def replicas_of(config: Config) -> int:
     return (config.mesh.dp_replicate or 1) * config.mesh.dp_shard
 
 
-def layers_of(config: Config, own: Own) -> Layers:
+def layers_of(config: Config, own: Own, *, steps: int = STEPS) -> Layers:
     """Choose how many layers of the model are verified.
 
     Raises:
         ConfigError: If even the fewest are too many.
     """
     short = verified_config(config, Path())
-    rows = STEPS * short.data.batch_size * short.optimizer.accumulate * replicas_of(short)
+    rows = steps * short.data.batch_size * short.optimizer.accumulate * replicas_of(short)
     return choose_layers(short, own, replicas=replicas_of(short), rows=rows)
 
 
-def short_run(config: Config, own: Own, directory: Path, layers: int) -> tuple[Config, Own]:
+def short_run(
+    config: Config, own: Own, directory: Path, layers: int, *, steps: int = STEPS
+) -> tuple[Config, Own]:
     """Make the short run, and its rows; the same on every rank."""
     config, own = with_layers(config, own, layers)
-    short = verified_config(config, directory)
+    short = verified_config(config, directory, steps=steps)
     step_rows = short.data.batch_size * replicas_of(short) * short.optimizer.accumulate
-    rows = first_rows(config, own, EPOCH_STEPS * step_rows)
+    rows = first_rows(config, own, _epoch_steps(steps) * step_rows)
     # What is evaluated on is not verified, but how.
     fields = own.evaluation_fields or own.fields
     own = replace(own, sources=(rows, rows), evaluation_fields=fields)
@@ -213,7 +220,9 @@ def short_run(config: Config, own: Own, directory: Path, layers: int) -> tuple[C
     return short, own
 
 
-def run_on_mesh(config: Config, own: Own, directory: Path, *, layers: int = 0) -> None:
+def run_on_mesh(
+    config: Config, own: Own, directory: Path, *, layers: int = 0, steps: int = STEPS
+) -> None:
     """Train the short run, stop it, go on, and leave what this rank saw. Collective.
 
     Args:
@@ -221,10 +230,11 @@ def run_on_mesh(config: Config, own: Own, directory: Path, *, layers: int = 0) -
         own: What its caller brings.
         directory: That all ranks see.
         layers: To keep of the model; 0: all.
+        steps: To train.
     """
-    short, own = short_run(config, own, directory, layers)
-    for number, last in enumerate((STOP_AFTER, STEPS)):
-        recorder = Recorder(keep=(0, STEPS - 1))
+    short, own = short_run(config, own, directory, layers, steps=steps)
+    for number, last in enumerate((_epoch_steps(steps) + 1, steps)):
+        recorder = Recorder(keep=(0, steps - 1))
         part = replace(short, run=replace(short.run, max_steps=last))
         train_observed(part, own, observer=recorder)
         assert recorder.found is not None, "it has begun"
@@ -232,7 +242,12 @@ def run_on_mesh(config: Config, own: Own, directory: Path, *, layers: int = 0) -
 
 
 def compare_recorded(
-    config: Config, own: Own, directory: Path, layers: Layers | None = None
+    config: Config,
+    own: Own,
+    directory: Path,
+    layers: Layers | None = None,
+    *,
+    steps: int = STEPS,
 ) -> Verdict:
     """Do in this process what the ranks did, and compare.
 
@@ -241,10 +256,11 @@ def compare_recorded(
         own: Likewise.
         directory: Where the ranks left what they saw.
         layers: What they kept of the model; optional, defaults to all.
+        steps: That they trained.
     """
     started = time.monotonic()
     layers = layers or Layers()
-    short, own = short_run(config, own, directory, layers.kept)
+    short, own = short_run(config, own, directory, layers.kept, steps=steps)
     replicas = replicas_of(short)
     microbatches = lay_out(short, world_size_of(short)).microbatches
     plain = Plain(
@@ -277,6 +293,10 @@ def mesh_words(config: Config) -> str:
     return " ".join(named + [mesh.schedule] * (mesh.pp > 1)) or "one process"
 
 
+def _epoch_steps(steps: int) -> int:
+    return steps // 2
+
+
 def _read(directory: Path, part: int) -> Ranks:
     with torch.serialization.safe_globals([Recorded, RecordedStep, Held, Cut, Evaluation]):
         found: list[Recorded] = [torch.load(path) for path in directory.glob(f"{part}-*.pt")]
@@ -286,7 +306,7 @@ def _read(directory: Path, part: int) -> Ranks:
 def _compare_start(plain: Plain, ranks: Ranks, compared: Compared) -> None:
     """Do the steps of one start of the run, and compare each with what the ranks saw of it."""
     replicas, first = range(ranks.num_replicas), ranks.first
-    if first.goes_on and compared.differs("weights", "buffers", "optimizer"):
+    if first.goes_on and compared.differs("weights", "buffers", "optimizer", "average"):
         compared.leave_out("resume", "the state differed before it")
     elif first.goes_on:
         compared.state(
@@ -314,19 +334,25 @@ def _compare_start(plain: Plain, ranks: Ranks, compared: Compared) -> None:
             plain.average_buffers()
         for number, (after, _, found) in enumerate(first.evaluations):
             if after == step.number:
-                expected_means = plain.evaluate(ranks.evaluation_batches(number))
-                _compare_evaluation(compared, after, found, expected_means)
+                rows = ranks.evaluation_batches(number)
+                _compare_evaluation(compared, "its", after, found, plain.evaluate(rows))
+                if first.average_evaluations:
+                    averaged = plain.evaluate(rows, averaged=True)
+                    its = "the averaged weights'"
+                    _compare_evaluation(
+                        compared, its, after, first.average_evaluations[number], averaged
+                    )
     if plain.evaluation_draws:
         compared.leave_out("evaluation", "it draws, and nothing keys draws there")
 
 
 def _compare_evaluation(
-    compared: Compared, after: int, found: Evaluation, expected: Evaluation
+    compared: Compared, whose: str, after: int, found: Evaluation, expected: Evaluation
 ) -> None:
     when = f"the evaluation after step {after + 1}"
     for name in ("loss", "accuracy"):
         compared.value(
-            "evaluation", when, f"its {name}", getattr(found, name), getattr(expected, name)
+            "evaluation", when, f"{whose} {name}", getattr(found, name), getattr(expected, name)
         )
 
 
@@ -341,6 +367,8 @@ def _conclude(plain: Plain, compared: Compared, *, pieces: int) -> None:
             "whole batch", "step 1", f"the losses of {pieces} parts of a batch, and of all its "
             "rows in one pass, apart", plain.apart, 0.0, scale=1.0,
         )  # fmt: skip
+    if not plain.averages:
+        compared.leave_out("average", "the run averages no weights (optimizer.ema)")
     if not plain.draws:
         compared.leave_out("draws", "it draws nothing")
     for name, number in plain.repeats.items():

@@ -11,8 +11,8 @@ from trainer.run.verify.plain import Key
 from trainer.run.verify.recording import RankState
 
 FIGURES = (
-    "losses", "gradient norms", "weights", "buffers", "optimizer", "evaluation", "resume",
-    "whole batch", "draws",
+    "losses", "gradient norms", "weights", "buffers", "optimizer", "average", "evaluation",
+    "resume", "whole batch", "draws",
 )  # fmt: skip
 """What is compared, in the order in which a difference is looked for."""
 
@@ -195,4 +195,4 @@ class Compared:
 
 
 def _figure(kind: str) -> str:
-    return {"weight": "weights", "buffer": "buffers"}.get(kind, "optimizer")
+    return {"weight": "weights", "buffer": "buffers", "average": "average"}.get(kind, "optimizer")

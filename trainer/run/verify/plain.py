@@ -99,6 +99,7 @@ class Plain:
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._rates = [rate / max(rates) if max(rates) else 1.0 for rate in rates]
         self._operations, self._evaluating = _Operations(), _Operations()
+        self._averages: list[dict[str, Tensor]] = []
         self.apart: float | None = None
         self.why, self._has_extra = "", False
 
@@ -116,6 +117,11 @@ class Plain:
         Returns:
             Each batch's and replica's losses, floating[rows], and the norm of the gradients.
         """
+        if self.averages and not self._averages:
+            self._averages = [
+                {name: value.detach().clone() for name, value in _averaged(each)}
+                for each in self.models
+            ]
         before = self._copy() if first else None
         losses, norm = self.gradients(batches, number=number)
         if before is not None:
@@ -127,6 +133,10 @@ class Plain:
             group["lr"] = lr * rate
         self._optimizer.step()
         self._optimizer.zero_grad()
+        for means, model in zip(self._averages, self.models, strict=False):
+            kept = min(self._config.optimizer.ema, (2 + number) / (11 + number))
+            for name, value in _averaged(model):
+                means[name].mul_(kept).add_(value.detach(), alpha=1 - kept)
         return losses, norm
 
     def gradients(
@@ -162,6 +172,11 @@ class Plain:
         return self._operations.draws
 
     @property
+    def averages(self) -> bool:
+        """Whether an average of the weights is kept."""
+        return self._config.optimizer.ema > 0
+
+    @property
     def evaluation_draws(self) -> bool:
         """Whether an evaluation does."""
         return self._evaluating.draws
@@ -178,13 +193,25 @@ class Plain:
                 mean = torch.stack([each.detach() for each in named]).mean(0)
                 for each in named:
                     each.data.copy_(mean)
+        for name, _ in plain_of(self.models[0]).named_buffers() if self._averages else ():
+            if name in self._averages[0]:
+                mean = torch.stack([means[name] for means in self._averages]).mean(0)
+                for means in self._averages:
+                    means[name].copy_(mean)
 
     @torch.no_grad()
-    def evaluate(self, batches: Sequence[Sequence[Columns]]) -> Evaluation:
-        """Judge the model: means over all rows that are no padding; changes nothing."""
+    def evaluate(
+        self, batches: Sequence[Sequence[Columns]], *, averaged: bool = False
+    ) -> Evaluation:
+        """Judge the model, or its averaged weights; changes nothing.
+
+        Returns:
+            Means over all rows that are no padding.
+        """
         right = loss = rows = 0.0
         for replica, model in enumerate(self.models):
-            with _evaluating(model):
+            means = self._averages[replica] if averaged else {}
+            with _holding(model, means), _evaluating(model):
                 for batch in batches[replica]:
                     task = self._tasks[replica]
                     inputs, target = task.input(batch), task.target(batch)
@@ -200,16 +227,22 @@ class Plain:
     def state(self, replica: int) -> dict[Key, Tensor]:
         """Name all that one process holds: weights, buffers and what the optimizer remembers."""
         model = plain_of(self.models[replica])
+        means = self._averages[replica] if self._averages else {}
         found: dict[Key, Tensor] = {}
         for name, parameter in model.named_parameters():
             found["weight", name] = parameter.detach().clone()
+            if name in means:
+                found["average", name] = means[name].clone()
             for kind, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, (Tensor, int, float)):
                     found[kind, name] = torch.as_tensor(value).detach().clone()
         saved = set(model.state_dict())
+        first_names = {id(buffer): name for name, buffer in model.named_buffers()}
         for name, buffer in model.named_buffers(remove_duplicate=False):
             if name in saved:
                 found["buffer", name] = buffer.detach().clone()
+                if first_names[id(buffer)] in means:
+                    found["average", name] = means[first_names[id(buffer)]].clone()
         return found
 
     def _pass(self, replica: int, batch: Columns, weights: Tensor, *, ends: float) -> Tensor:
@@ -380,6 +413,28 @@ def _extra_losses_of(model: StagedModel, given: Any, logits: Tensor) -> list[Ten
     if not isinstance(model, Adapted) or model._output is not pick_logits:
         return []
     return extra_losses(given, logits)
+
+
+def _averaged(model: StagedModel) -> Iterator[tuple[str, Tensor]]:
+    """List what an average of the weights is of: parameters, and floating buffers."""
+    yield from plain_of(model).named_parameters()
+    for name, buffer in plain_of(model).named_buffers():
+        if buffer.is_floating_point():
+            yield name, buffer
+
+
+@contextmanager
+def _holding(model: StagedModel, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have a model hold other values for a time."""
+    own = {name: value.detach().clone() for name, value in _averaged(model) if name in values}
+    now = dict(_averaged(model))
+    try:
+        for name in own:
+            now[name].data.copy_(values[name])
+        yield
+    finally:
+        for name, value in own.items():
+            now[name].data.copy_(value)
 
 
 @contextmanager

@@ -39,7 +39,8 @@ class Held:
     """A tensor that a rank holds, whole or a part.
 
     Attributes:
-        kind: ``"weight"``, ``"buffer"``, or the optimizer's name of what it remembers.
+        kind: ``"weight"``, ``"buffer"``, ``"average"`` of one of these over the steps, or the
+            optimizer's name of what it remembers.
         name: Of the parameter or buffer, in the plain module.
         module: What kind of module it belongs to.
         stage: Of the pipeline.
@@ -106,6 +107,7 @@ class Recorded:
         steps: In their order.
         averaged: Numbers of steps after which batch statistics were averaged.
         evaluations: After which step, the batches, and what came out.
+        average_evaluations: What came out of the averaged weights, if there are any.
         states: What it held after a step; that of ``restored`` as it was read from a checkpoint.
     """
 
@@ -118,6 +120,7 @@ class Recorded:
     steps: list[RecordedStep] = field(default_factory=list)
     averaged: list[int] = field(default_factory=list)
     evaluations: list[tuple[int, list[Columns], Evaluation]] = field(default_factory=list)
+    average_evaluations: list[Evaluation] = field(default_factory=list)
     states: dict[int, list[Held]] = field(default_factory=dict)
     restored: list[Held] = field(default_factory=list)
 
@@ -230,7 +233,7 @@ class Recorder(Observer):
             goes_on=run.checkpoint is not None,
         )  # fmt: skip
         self._parts, self._optimizer = run.pipeline.parts, run.optimizer
-        self._stages = place.stages
+        self._stages, self._average = place.stages, run.average or {}
         self._parameters = [dict(part.named_parameters()) for part in self._parts]
         self._done = run.progress.steps
         if run.checkpoint is not None:
@@ -277,6 +280,11 @@ class Recorder(Observer):
         assert self.found is not None, "a run begins"
         self.found.evaluations.append((self._done - 1, self._evaluated, found))
 
+    def average_evaluated(self, found: Evaluation) -> None:
+        """Note what the averaged weights gave."""
+        assert self.found is not None, "a run begins"
+        self.found.average_evaluations.append(found)
+
     def _columns(self, batch: Batch) -> Columns:
         assert self.found is not None, "a run begins"
         if not (self.found.reads or self.found.scores):
@@ -290,15 +298,21 @@ class Recorder(Observer):
                 first = plain_name(f"{number}.{name}", self._parts)
                 kind = _owner(part, name)
                 found.append(_held("weight", first, kind, stage, parameter))
+                if (mean := self._average.get(f"{number}.{name}")) is not None:
+                    found.append(_held("average", first, kind, stage, mean))
                 for what, value in sorted(self._optimizer.state.get(parameter, {}).items()):
                     if isinstance(value, (Tensor, int, float)):
                         remembered = value if isinstance(value, Tensor) else torch.tensor(value)
                         found.append(_held(what, first, kind, stage, remembered))
             saved = set(part.state_dict())
+            first_names = {id(buffer): name for name, buffer in part.named_buffers()}
             for name, buffer in part.named_buffers(remove_duplicate=False):
                 if name in saved:
-                    plain = plain_name(f"{number}.{name}")
-                    found.append(_held("buffer", plain, _owner(part, name), stage, buffer))
+                    plain, kind = plain_name(f"{number}.{name}"), _owner(part, name)
+                    found.append(_held("buffer", plain, kind, stage, buffer))
+                    mean = self._average.get(f"{number}.{first_names[id(buffer)]}")
+                    if mean is not None:
+                        found.append(_held("average", plain, kind, stage, mean))
         return found
 
 
