@@ -214,6 +214,15 @@ class _Around(nn.Module):
         return made * self.gain + self.outer.weight.square().mean(), torch.tanh(self.table)
 
 
+class Clamped(Sharing):
+    """Keeps a weight within bounds as it goes forward."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the logits of each place."""
+        self.tokens.weight.data.clamp_(-0.5, 0.5)
+        return super().forward(tokens)
+
+
 class Masked(NextToken):
     """Gives the model a mask and positions beside the tokens."""
 
@@ -350,7 +359,8 @@ MAKERS: dict[str, Callable[[], StagedModel]] = {
     "silent": lambda: Adapted(Drawn("silent"), layers="layers"),
     "large silent": lambda: Adapted(Drawn("silent", width=2048)),
     "opt": opt,
-    "unruly": unruly, "experts": experts, "passing": passing, "sharing": sharing, "gpt2": gpt2,
+    "unruly": unruly, "experts": experts, "passing": passing, "sharing": sharing,
+    "clamped": lambda: Adapted(Clamped()), "gpt2": gpt2,
     "llama": llama, "qwen3": qwen3, "glm": glm, "resnet": resnet,
 }  # fmt: skip
 

@@ -386,6 +386,32 @@ class Renormed(Plain):
         return self.ends(self.through(self.stem(rows) + words))
 
 
+class Clamped(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        self.table.data.clamp_(-0.05, 0.05)
+        with torch.no_grad():
+            self.stem.weight.div_(self.stem.weight.norm())
+        return super().forward(rows + self.table)
+
+
+class ScaledByStatistics(Counts):
+    def forward(self, rows: Tensor) -> Tensor:
+        self.stem.weight.data.mul_(1 + self.mean.mean())
+        return super().forward(rows)
+
+
+class Jittered(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        self.table.data.add_(torch.randn(len(self.table)) / 100)
+        return super().forward(rows + self.table)
+
+
+class ByTheirShape(Plain):
+    def forward(self, rows: Tensor) -> Tensor:
+        self.table.data.mul_(torch.ones_like(rows[0]) * 0.9)
+        return super().forward(rows + self.table)
+
+
 class SetByData(Plain):
     is_set = False
 
@@ -401,6 +427,11 @@ class SetByData(Plain):
     [
         (Renormed, False, r"Renormed.forward changes words.weight in place, a parameter, expected"),
         (SetByData, True, r"SetByData.forward changes table in place, .* leave mesh.dp_replicate"),
+        (ScaledByStatistics, False, r"changes stem.weight in place, a parameter, .* its own rows"),
+        (Jittered, False, r"Jittered.forward changes table in place"),
+        (Clamped, True, r"Clamped.forward changes stem.weight in place"),
+        (Clamped, False, None),
+        (ByTheirShape, False, None),
         (Forces, True, r"Forces.forward takes a gradient by torch.autograd .* name no layers"),
         (Forces, False, None),
         (Plain, True, None),

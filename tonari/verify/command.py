@@ -142,8 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         "the plain module, the plain optimizer, a plain loop over the same rows. Compare the loss "
         "of each row, the norms of gradients, every weight, buffer, averaged weight and state of "
         "the optimizer on every rank, evaluations and the state after the resume; name the first "
-        "that differs, and where it belongs. Exit 0 if all are equal, 1 if not. The ranks are started "
-        "here, on the CPU, in double precision, with a few rows of the config's data in a "
+        "that differs, and where it belongs. Exit 0 if all are equal, 1 if not. The ranks are "
+        "started here, on the CPU, in double precision, with a few rows of the config's data in a "
         "temporary cache: the run's directory and cache are left alone.",
         epilog="Examples: `tonari verify run.toml` verifies the config's own mesh (two replicas "
         "where it names none); `tonari verify run.toml dp2 fsdp2 pp2 pp2+zbv tp2+pp2` five "

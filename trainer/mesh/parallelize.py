@@ -105,7 +105,8 @@ def parallelize(
     if not in_place:
         check_memory(model)
     if mesh.size() > mesh["pp"].size() * tp:
-        model.check_replicas(is_gathered=not left_whole(model, mesh))
+        is_gathered = dtype != "float32" or offload or not left_whole(model, mesh)
+        model.check_replicas(is_gathered=is_gathered)
     hooks = hooks_on(model)
     # Of the model as it is on one process
     block_worths = worths(model) if checkpointing_blocks else ()

@@ -383,7 +383,7 @@ class Adapted(StagedModel):
             self._check_split()
 
     def check_replicas(self, *, is_gathered: bool) -> None:
-        """Refuse a forward pass that changes weights, or goes back over gathered ones.
+        """Refuse a forward pass that changes weights by its rows, or gathered ones, or goes back.
 
         Where it cannot be run on tensors without data, nothing is known of it.
         """
@@ -394,9 +394,10 @@ class Adapted(StagedModel):
             found = None
         if found is None:
             return
-        if found.weights_changed:
+        changed = found.weights_changed if is_gathered else found.weights_changed_by_rows
+        if changed:
             raise ConfigError(
-                f"{kind}.forward changes {min(found.weights_changed)} in place, a parameter, "
+                f"{kind}.forward changes {min(changed)} in place, a parameter, "
                 "expected only the optimizer to change it: each rank would change it by its own "
                 "rows, and of gathered shards the change is lost; change a copy (as by a "
                 "parametrization), or leave mesh.dp_replicate and mesh.dp_shard out"

@@ -36,12 +36,14 @@ class Memory:
         of: Kept, so that no address comes twice.
         made: When it came to be.
         follows: Whether its contents are more than the module's inputs make of themselves.
+        of_rows: Whether its contents follow from the module's inputs, or are drawn.
         changes: When it was changed in place.
     """
 
     of: torch.UntypedStorage
     made: Moment
     follows: bool = False
+    of_rows: bool = False
     changes: list[Moment] = field(default_factory=list)
 
 
@@ -62,6 +64,11 @@ class Provenance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in values:
             self.memory(value).follows = True
 
+    def root_rows(self, values: Iterable[Tensor]) -> None:
+        """Begin with tensors that are others on each replica."""
+        for value in values:
+            self.memory(value).of_rows = True
+
     def memory(self, value: Tensor) -> Memory:
         """Find what is known of a tensor's memory."""
         storage = value.untyped_storage()
@@ -74,19 +81,22 @@ class Provenance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         taken = _tensors((args, kwargs))
-        follows = self.now.block or torch.Tag.nondeterministic_seeded in func.tags
+        of_rows = torch.Tag.nondeterministic_seeded in func.tags
+        follows = self.now.block or of_rows
         if func.overloadpacket not in OF_A_SHAPE:
             follows = follows or any(self.memory(each).follows for each in taken)
+            of_rows = of_rows or any(self.memory(each).of_rows for each in taken)
         changed = written(func, args, kwargs)
         if "batch_norm" in str(func):
             # Its schema does not say that it counts statistics.
             changed += [each for each in taken if each.dim() == 1 and not each.requires_grad]
         for each in changed:
             self.memory(each).follows |= follows
+            self.memory(each).of_rows |= of_rows
         for each in _tensors(result):
             # A view of what is there already is no more than that.
             if each.untyped_storage()._cdata not in self._known:
-                self.memory(each).follows = follows
+                self.memory(each).follows, self.memory(each).of_rows = follows, of_rows
         for each in changed:
             now = self.now
             self.memory(each).changes.append(Moment(now.phase, now.block, now.call))

@@ -159,6 +159,7 @@ class Trace:
         calls: Outside of the blocks.
         calls_evaluated: The same in an evaluation.
         weights_changed: Parameters that it changes in place.
+        weights_changed_by_rows: Those of them that it changes by its inputs, or by what it draws.
         changes_inputs: Whether it changes its inputs in place, in training or evaluating.
         goes_back: Whether it takes gradients itself, outside of its blocks.
     """
@@ -175,6 +176,7 @@ class Trace:
     calls: Calls
     calls_evaluated: Calls
     weights_changed: frozenset[str]
+    weights_changed_by_rows: frozenset[str]
     changes_inputs: bool
     goes_back: bool
 
@@ -313,6 +315,7 @@ def trace(
         calls=three.calls(),
         calls_evaluated=three.calls(),
         weights_changed=two.weights_changed,
+        weights_changed_by_rows=two.weights_changed_by_rows | three.weights_changed_by_rows,
         changes_inputs=three.changes_inputs,
         goes_back=three.goes_back,
     )
@@ -461,6 +464,8 @@ class _Pass(TorchFunctionMode):
             roots = self._is_weight | self._changed_before
             self._memory.root(self._held[name] for name in roots)
             given = tree_map(_empty, inputs)
+            changed = [self._held[name] for name in self._changed_before]
+            self._memory.root_rows([*leaves(given), *changed])
             grad = torch.set_grad_enabled(not self._evaluates)
             with grad, without_fast_path(), self._followed(), self._memory, self:
                 called = self._called(given)
@@ -498,6 +503,12 @@ class _Pass(TorchFunctionMode):
     def weights_changed(self) -> frozenset[str]:
         """The parameters that the pass has changed."""
         return self._changes & self._is_weight
+
+    @property
+    def weights_changed_by_rows(self) -> frozenset[str]:
+        """Those of them that other rows, or other draws, change otherwise."""
+        changed = self.weights_changed
+        return frozenset(n for n in changed if self._memory.memory(self._held[n]).of_rows)
 
     @property
     def _changes(self) -> frozenset[str]:

@@ -63,6 +63,7 @@ CASES: dict[str, dict[str, list[Any]]] = {
         "unruly": [("1f1b", PP4, {}), ("zbv", PP_FSDP, {}), ("1f1b", PP_TP, {}),
                    ("interleaved", PP_FSDP, {"swap": 1})],
         "passing": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {}), ("interleaved", PP_FSDP, {})],
+        "clamped": [("1f1b", [1, 4, 1, 1, 1], {})],
         "sharing": [("zero_bubble", PP_DP, {}), ("zbv", PP_FSDP, {})],
         "experts": [("1f1b", PP_DP, {}), ("zbv", PP_FSDP, {"checkpointing": "full"})],
     },
