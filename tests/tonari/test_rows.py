@@ -217,5 +217,25 @@ def test_a_run_on_a_list_of_shards_knows_its_keys(tmp_path, capsys) -> None:
     assert "without shards and keys: " in found
 
 
+def test_joined_shards_are_opened_as_the_run_opened_them(tmp_path, capsys) -> None:
+    whole = tmp_path / "whole.tar"
+    write_shard(whole, num_samples=20)
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes(2 * whole.read_bytes())
+    given = [
+        f"data.train={joined}", f"data.test={joined}", f"run.directory={tmp_path / 'run'}",
+        "run.epochs=1", "data.joined=true",
+    ]  # fmt: skip
+    config = write_config(tmp_path)
+    assert cli.main(["train", str(config), *given[:-1]]) == 1
+    assert "data.joined" in capsys.readouterr().err
+    train(load_config(config, given), quiet=True)
+    for sources in ([], ["--source", str(joined)]):
+        found = printed(capsys, tmp_path / "run", "--shard", "joined.tar", "--json", *sources)
+        assert {row["sample_id"] for row in json.loads(found)["rows"]} == set(range(40))
+    assert cli.main(["verify", str(config), *given, "--timeout", "100", "one"]) == 0
+    assert "one process: equal" in capsys.readouterr().out
+
+
 def test_no_log_is_one_message(tmp_path, capsys) -> None:
     assert "found no log of rows, expected" in printed(capsys, tmp_path, "--step", 1, status=1)

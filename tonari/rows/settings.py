@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dataio import Field, Source
+from dataio import Field, Source, open_source
 from tonari.errors import CommandError
 from tonari.rows.run import RunRows, open
 from trainer.config.config import Config
@@ -30,6 +30,8 @@ def find_settings(run: Path) -> Config | None:
 def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows:
     """Open a run as commands do: on the dataset that is named, or else on the one it trained on.
 
+    Shards are opened as the run's own settings say, where it has some.
+
     Args:
         path: The run, as of `tonari.rows.run.open`.
         sources: The dataset's names; none: that of the run's own settings, where it has some.
@@ -43,6 +45,8 @@ def open_run(path: Path, sources: Sequence[str], *, log: Path | None) -> RunRows
     run, config = open(path, source=given, log=log), find_settings(path)
     if given is None and config is not None:
         run.given = partial(open_trained_on, config)
+    elif given is not None and config is not None and config.data.joined:
+        run.given = partial(open_source, given, joined=True)
     return run
 
 

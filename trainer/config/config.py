@@ -47,7 +47,8 @@ class DataConfig(Section):
     or some, of samples that are not trained on, such as the page of `tonari hardest` saves.
     ``test_classes`` is ``classes`` of `dataio.Loader.evaluation`: ``"same"`` refuses a ``test``
     whose classes have other names than those of ``train``, ``"training"`` numbers an image folder
-    as training does, and ``"own"`` leaves it its own numbers.
+    as training does, and ``"own"`` leaves it its own numbers. ``joined`` is that of
+    `dataio.Shards`: tar shards of ``train`` and ``test`` may be archives joined by ``cat``.
     ``cache``, ``staging`` and ``workers`` are tables of their own, or for the first a path: see
     `dataio.NodeCache`, `dataio.Staging` and `dataio.Workers`; for the others `dataio.Loader`.
     """
@@ -58,6 +59,7 @@ class DataConfig(Section):
     sequence_length: Count = 128
     test_classes: Classes = "same"
     test_fraction: Share = 0.0
+    joined: bool = False
     image: str = "jpg"
     label: str = "cls"
     image_size: Count | None = None
@@ -75,6 +77,11 @@ class DataConfig(Section):
             raise ConfigError(
                 f"data.test_fraction is {self.test_fraction}, expected 0 where data.kind is "
                 f'"images" or data.test is given; leave one of them out'
+            )
+        if self.joined and self.kind == "text":
+            raise ConfigError(
+                'data.joined is true, expected false where data.kind is "text": it is for tar '
+                "shards of images; leave it out"
             )
 
 

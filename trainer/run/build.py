@@ -440,8 +440,19 @@ def training_source(config: Config, *, index_cache: Path | None = None) -> datai
         DataioError: If the data cannot.
     """
     data, _ = open_data(config)
+    return open_alone(data, index_cache=index_cache)
+
+
+def open_alone(data: Data, *, index_cache: Path | None = None) -> dataio.Source:
+    """Open data in this process alone, as a loader would.
+
+    Raises:
+        DataioError: If it cannot be read.
+    """
     if isinstance(data, dataio.Shards):
-        return dataio.open_source(data.names, sequences=data.sequences, index_cache=index_cache)
+        return dataio.open_source(
+            data.names, sequences=data.sequences, joined=data.joined, index_cache=index_cache
+        )
     return dataio.open_source(data, index_cache=index_cache) if isinstance(data, list) else data
 
 
@@ -494,6 +505,9 @@ def open_data(config: Config) -> tuple[Data, Data | None]:
     if config.text.is_packed:
         return packed_sources(config)
     train, test = _listed(data.train), _listed(data.test)
+    if data.kind == "images" and data.joined:
+        shards = partial(dataio.Shards, joined=True)
+        return shards(train), shards(test) if test else None
     if data.kind == "images":
         return train, test or None
     return text_sources(

@@ -297,6 +297,11 @@ def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
         load(tmp_path, "", ("model.kind=resnet", "model.depth=21"))
 
 
+def test_text_has_no_joined_shards(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'data.joined is true, expected false where .* "text"'):
+        load(tmp_path, "", ("data.kind=text", "data.joined=true"))
+
+
 def test_classes_must_be_given_but_for_text(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[data]\ntrain = "a.parquet"\n[model]\n')

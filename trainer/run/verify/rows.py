@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 import dataio
 from dataio.rows.rows import Rows
 from trainer.config.config import Config
-from trainer.run.build import open_data
+from trainer.run.build import open_alone, open_data
 from trainer.run.own import Own
 
 
@@ -52,10 +52,4 @@ def first_rows(config: Config, own: Own, count: int) -> FirstRows:
         DataioError: If the data cannot.
     """
     train, _ = own.sources or open_data(config)
-    return FirstRows(_open(train), count)
-
-
-def _open(data: dataio.Source | dataio.Shards | list[str]) -> dataio.Source:
-    if isinstance(data, dataio.Shards):
-        return dataio.open_source(data.names, sequences=data.sequences)
-    return dataio.open_source(data) if isinstance(data, list) else data
+    return FirstRows(open_alone(train), count)
