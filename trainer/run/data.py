@@ -1,5 +1,6 @@
 """Text as a dataset: the bytes of files, in windows of one length."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,10 @@ text hardly any."""
 
 # Tab, the ends of lines and pages, and escape sequences of terminals are part of texts.
 CONTROL = np.isin(np.arange(256), [*range(9), *range(14, 27), *range(28, 32), 127])
+
+JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
+MOST_LINES = 8
+"""That are looked at of a file of another name: all of them are objects in JSON lines."""
 
 BEGINNINGS = {
     b"\x1f\x8b": "gzip",
@@ -123,11 +128,12 @@ def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
             break
     else:
         # Its own bytes are mostly those of the texts that it holds.
-        if path.suffix != ".mds" and not (
-            path.suffix == ".bin" and path.with_suffix(".idx").exists()
-        ):
+        if path.suffix == ".mds" or (path.suffix == ".bin" and path.with_suffix(".idx").exists()):
+            found = "is a shard of records"
+        elif _holds_records(text[:LOOKED_AT_BYTES].tobytes(), path):
+            found = "holds records in JSON (named .txt, their braces and names are trained too)"
+        else:
             return
-        found = "is a shard of records"
     begins = text[:6].tobytes()
     kind = next(
         (f" ({name})" for magic, name in BEGINNINGS.items() if begins.startswith(magic)), ""
@@ -138,6 +144,28 @@ def _check_is_text(text: NDArray[np.uint8], path: Path, key: str) -> None:
         "`tonari pack SRC DST --tokenizer ...` and give data.train=DST and the table [text] with "
         'packing = "best_fit", which takes what `tonari pack` wrote'
     )
+
+
+def _holds_records(beginning: bytes, path: Path) -> bool:
+    """Say whether a file holds JSON, by its name, or by its first lines unless it is a ``.txt``."""
+    suffix = path.suffix.lower()
+    if suffix == ".txt":
+        return False
+    if suffix in JSON_LINES:
+        return True
+    if suffix == ".json":
+        return beginning.lstrip()[:1] in (b"{", b"[")
+    *lines, rest = [line for line in beginning.split(b"\n") if line.strip()] or [b""]
+    # The last of them may be cut.
+    whole = lines or [rest]
+    return all(map(_is_record, whole[:MOST_LINES]))
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _source(paths: Sequence[str], windows: NDArray[np.uint8]) -> dataio.Source:

@@ -32,7 +32,7 @@ ZEROS_AT_ONCE, MOST_ZEROS = 1 << 20, 64 << 20
 SAMPLE_NAME = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 META_NAME = re.compile(rb"__[^/]*__(?:$|/)")
 CURE = "check the pattern, copy the shard again, or write it again with `tonari pack`"
-JOINED = "open it with dataio.Shards(..., joined=True), or data.joined = true in a file of training"
+JOINED = "open it with dataio.Shards(..., joined=True), or data.joined = true of `tonari train`"
 
 
 class Member(NamedTuple):

@@ -120,6 +120,11 @@ def _mds(data: bytes) -> bytes:
         ("a.bin", lambda: np.arange(20_000, dtype="<u2").tobytes(), r"a\.bin holds bytes"),
         ("b.bin", lambda: np.full(9000, 0x6162, "<u2").tobytes(), r"b\.bin is a shard of records"),
         ("a.utf16", lambda: ENGLISH.decode().encode("utf-16"), r"\(UTF-16\) holds bytes .* 0x00"),
+        ("a.jsonl", lambda: JSON, r"a\.jsonl holds records in JSON \(named \.txt,"),
+        ("A.NDJSON", lambda: ENGLISH, r"A\.NDJSON holds records in JSON"),
+        ("a.json", lambda: b"\n[" + JSON.replace(b"\n", b",\n") + b"{}]", r"a\.json holds records"),
+        ("corpus", lambda: JSON, r"corpus holds records in JSON"),
+        ("part-0.dat", lambda: JSON[:70_000].split(b"\n")[0], r"part-0\.dat holds records in JSON"),
         ("late.txt", lambda: ENGLISH * 4 + gzip.compress(ENGLISH) * 4, r"late\.txt holds bytes"),
     ],
 )
