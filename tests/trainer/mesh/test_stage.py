@@ -1,6 +1,7 @@
 """A stage's backward pass in two parts gives each weight the gradient of one pass."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from trainer.watch.launch import join
 
 WIDTH = 8
 
-Forward = Callable[[nn.ParameterDict, Tensor], Tensor | tuple[Tensor, Tensor]]
+Forward = Callable[[Any, Tensor], Any]
+"""From weights and values to what a stage gives."""
 
 STAGES: dict[str, Forward] = {
     "each weight once": lambda its, x: linear(torch.tanh(linear(x, its.w, its.p)), its.v, its.q),
@@ -41,7 +43,8 @@ STAGES: dict[str, Forward] = {
 
 def _normalised_twice(weight: Tensor, between: Tensor, x: Tensor) -> Tensor:
     made = weight / weight.norm()
-    return torch.tanh(torch.tanh(x @ made) @ between) @ made
+    given: Tensor = torch.tanh(torch.tanh(x @ made) @ between) @ made
+    return given
 
 
 class Part(nn.Module):
@@ -88,7 +91,11 @@ def test_a_backward_pass_in_two_parts_equals_one(kind: str, number: int, mesh: D
     )  # fmt: skip
     again = x.clone().requires_grad_()
     outputs: tuple[Tensor, ...] = part(again)
-    how = {"stage_output": outputs, "output_grads": gradients, "input_values": [again]}
+    how: dict[str, Any] = {
+        "stage_output": outputs,
+        "output_grads": gradients,
+        "input_values": [again],
+    }
     if number == 2:
         loss = sum((each * its).sum() for each, its in zip(outputs, gradients, strict=True))
         assert isinstance(loss, Tensor)
