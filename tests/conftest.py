@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # Before any import of NumPy or torch, which read it once.
@@ -13,7 +13,16 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.multirank import Ended, Launcher, RunRanks, launch_command, read_reports, run_job
+from tests.forked.python import ForkedPython
+from tests.multirank import (
+    Ended,
+    Launcher,
+    RunRanks,
+    job_environ,
+    launch_command,
+    read_reports,
+    run_job,
+)
 
 # Imports of torch and what hypothesis draws make many objects and little garbage: looking for it
 # every 700 objects takes a seventh of the processor's time. Ranks do the same: tests/start.
@@ -30,6 +39,11 @@ LAUNCHER_PREFIXES = (
     "FLUX_TASK_",
     "MV2_",
 )
+
+# As the session began: what a test sets for itself is read by its own processes alone.
+ENVIRON = {
+    name: value for name, value in job_environ().items() if not name.startswith(LAUNCHER_PREFIXES)
+}
 
 SLOW_SETUP = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(
@@ -52,6 +66,11 @@ def _plain_environment(
     monkeypatch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a person have every rank begin anew, such as to measure what ranks cover."""
+    parser.addoption("--fresh", action="store_true", help="start each rank as a new Python")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests marked ``gpu`` where there is none."""
     if item.get_closest_marker("gpu"):
@@ -61,17 +80,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
+@pytest.fixture(scope="session")
+def forked_python() -> Iterator[ForkedPython]:
+    """Start what processes are forked from, for all tests of this worker."""
+    with ForkedPython(ENVIRON) as forked:
+        yield forked
+
+
 @pytest.fixture
-def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
+def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Start several processes under mpiexec or torchrun; see ``RunRanks``."""
 
     def run(
         program: str, n: int, *args: str, launcher: Launcher = "mpiexec",
         env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
+        fresh: bool = False,
     ) -> Ended:  # fmt: skip
         directory = tmp_path_factory.mktemp(Path(program).name)
+        fresh = fresh or request.config.getoption("fresh")
+        python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
-            begin = launch_command(launcher, n)
+            begin = launch_command(launcher, n, python=python)
         except SystemExit as absent:
             pytest.skip(str(absent))
         script = Path(__file__).parent / "ranks" / f"{program}.py"
