@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import longest_first
 from tests.forked.python import ForkedPython
 from tests.multirank import (
     Ended,
@@ -69,6 +71,38 @@ def _plain_environment(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a person have every rank begin anew, such as to measure what ranks cover."""
     parser.addoption("--fresh", action="store_true", help="start each rank as a new Python")
+    parser.addoption(
+        "--store-durations", action="store_true", help=f"write to {longest_first.PATH.name} how "
+        "long tests take, for their order; with `make test-ci ARGS=--store-durations`",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure, in the process that the workers report to."""
+    if config.getoption("store_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(StoreDurations())
+
+
+class StoreDurations:
+    """Adds up how long each test takes, with what it sets up, and writes it at the end."""
+
+    def __init__(self) -> None:
+        self._durations_s: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take one phase of a test."""
+        self._durations_s[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was measured."""
+        longest_first.store(self._durations_s)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    items[:] = longest_first.longest_first(
+        ((item.nodeid, item) for item in items), longest_first.read()
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
