@@ -49,6 +49,8 @@ demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for
 	@$(VENV)/bin/tonari demo $(ARGS)
 
 test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow or lab)
+# What is not marked thorough but took long when durations were stored last: left to test-ci too.
+test: QUICKER := --quicker-than 5
 test-ci: TAKEN := not (nightly or slow or lab)
 test-all: TAKEN := not (slow or lab)
 
@@ -57,7 +59,8 @@ test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
 test-all: ## Run all tests, with more cases, meshes and kills of each guarantee: for every release
 
 test test-ci test-all: $(STAMP)
-	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" $(ARGS)
+	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" \
+	  $(QUICKER) $(ARGS)
 
 test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
 	@PATH="$(CURDIR)/$(OLD_VENV)/bin:$$PATH" $(OLD_VENV)/bin/pytest -n $(WORKERS) --dist worksteal \

@@ -1,6 +1,7 @@
 """What all tests share: safe defaults, hypothesis profiles, and jobs of several ranks."""
 
 import gc
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import longest_first
+from tests import durations
 from tests.forked.python import ForkedPython
 from tests.multirank import (
     Ended,
@@ -72,8 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a person have every rank begin anew, such as to measure what ranks cover."""
     parser.addoption("--fresh", action="store_true", help="start each rank as a new Python")
     parser.addoption(
-        "--store-durations", action="store_true", help=f"write to {longest_first.PATH.name} how "
+        "--store-durations", action="store_true", help=f"write to {durations.PATH.name} how "
         "long tests take, for their order; with `make test-ci ARGS=--store-durations`",
+    )  # fmt: skip
+    parser.addoption(
+        "--quicker-than", type=float, default=math.inf, metavar="SECONDS",
+        help=f"leave out what took longer by {durations.PATH.name}, but for what is marked smoke",
     )  # fmt: skip
 
 
@@ -95,14 +100,20 @@ class StoreDurations:
 
     def pytest_sessionfinish(self) -> None:
         """Write what was measured."""
-        longest_first.store(self._durations_s)
+        durations.store(self._durations_s)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
-    items[:] = longest_first.longest_first(
-        ((item.nodeid, item) for item in items), longest_first.read()
-    )
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest; leave out what takes long, if that is asked for."""
+    stored, limit_s = durations.read(), config.getoption("quicker_than")
+    left_out = [
+        item for item in items
+        if stored.get(item.nodeid, 0.0) >= limit_s and not item.get_closest_marker("smoke")
+    ]  # fmt: skip
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    named = [(item.nodeid, item) for item in items if item not in set(left_out)]
+    items[:] = durations.longest_first(named, stored)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

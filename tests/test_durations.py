@@ -1,6 +1,6 @@
 """Files that take longest begin first; what was measured is kept."""
 
-from tests.longest_first import longest_first, read, store
+from tests.durations import longest_first, read, store
 
 
 def test_files_are_sorted_by_all_of_their_tests_and_stay_whole():

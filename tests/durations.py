@@ -1,7 +1,7 @@
-"""The files that take longest begin first, so that no worker is left with one at the end.
+"""How long tests take: files that take longest begin first, and `make test` is of quick tests.
 
-How long tests take lies in `durations.json`, written by `pytest --store-durations`: seconds by the
-name of the test, of those that take some. Whole files are sorted, as their tests share fixtures.
+It lies in `durations.json`, written by `pytest --store-durations`: seconds by the name of the test,
+of those that take some.
 """
 
 import json
@@ -25,7 +25,10 @@ def read(path: Path = PATH) -> dict[str, float]:
 def longest_first(
     items: Iterable[tuple[str, Item]], durations_s: Mapping[str, float]
 ) -> list[Item]:
-    """Sort named tests by what all tests of their file take together; files keep their order."""
+    """Sort named tests by what all tests of their file take, so that no worker is left with one.
+
+    Files stay whole, as their tests share fixtures.
+    """
     named = list(items)
     files_s: dict[str, float] = defaultdict(float)
     for name, _ in named:
