@@ -28,7 +28,8 @@ def diagonal(**axes: Iterable[Any]) -> Callable[[Test], Test]:
             )
             for places in product(*(range(len(axis)) for axis in values.values()))
         ]
-        return pytest.mark.parametrize(list(values), cases)(test)
+        decorated: Test = pytest.mark.parametrize(list(values), cases)(test)
+        return decorated
 
     return parametrize
 

@@ -23,7 +23,7 @@ def test_all_combinations_are_there_and_those_off_the_diagonal_are_nightly():
     def test(a, b):
         del a, b
 
-    (mark,) = test.pytestmark
+    (mark,) = vars(test)["pytestmark"]
     assert mark.name == "parametrize"
     names, cases = mark.args
     assert names == ["a", "b"]
