@@ -20,12 +20,16 @@ OLD ?= auto
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Several ranks share the cores of one machine: one thread each is the fastest.
 export OMP_NUM_THREADS ?= 1
+# What `make check` runs beside the tests, the quickest first.
+BESIDE := imports docs types old
+BESIDE_LOGS := build/beside
 # Tests that run side by side; those of several ranks leave cores idle while one waits for another.
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-ci test-all test-old old check lint types imports docs format clean
+.PHONY: help install demo test test-ci test-all test-old old check lint types imports docs beside \
+  failed-beside format clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +49,8 @@ demo: $(STAMP) ## Train the same model three ways and compare (ARGS="--help" for
 	@$(VENV)/bin/tonari demo $(ARGS)
 
 test: TAKEN := (smoke or not (thorough or multirank)) and not (nightly or slow or lab)
+# What is not marked thorough but took long when durations were stored last: left to test-ci too.
+test: QUICKER := --quicker-than 5
 test-ci: TAKEN := not (nightly or slow or lab)
 test-all: TAKEN := not (slow or lab)
 
@@ -53,7 +59,8 @@ test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
 test-all: ## Run all tests, with more cases, meshes and kills of each guarantee: for every release
 
 test test-ci test-all: $(STAMP)
-	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" $(ARGS)
+	@$(VENV)/bin/pytest -n $(WORKERS) --dist worksteal --durations=30 -m "$(TAKEN)" \
+	  $(QUICKER) $(ARGS)
 
 test-old: $(OLD_STAMP) ## Run the quick tests that need no trainer on the oldest torch, NumPy and Python
 	@PATH="$(CURDIR)/$(OLD_VENV)/bin:$$PATH" $(OLD_VENV)/bin/pytest -n $(WORKERS) --dist worksteal \
@@ -81,9 +88,26 @@ old: ## Run the part of test-old that CI runs, on 3 GB that it downloads (OLD=0:
 	elif [ "$(OLD)" = 1 ]; then exit 1; \
 	else echo "make: left out: the tests on the oldest versions" >&2; fi
 
-check: lint types imports docs old test-ci ## All of CI: format, lint, types, imports, site, tests
+check: lint ## All of CI: format and lint, then imports, site, types and oldest versions beside tests
+	@rm -rf $(BESIDE_LOGS)
+	@$(MAKE) --no-print-directory --keep-going -j2 beside test-ci || \
+	  { $(MAKE) --no-print-directory failed-beside; exit 1; }
 	@test -e $(OLD_STAMP) || echo "make: all checked but for the oldest versions (see 'left out'" \
 	  "above; with OLD=1 that is an error)" >&2
+
+# One after the other, in the time that the tests leave the cores idle. What each writes is kept
+# apart from the tests' own lines: shown whole where it fails, at once and at the end.
+beside: $(STAMP)
+	@mkdir -p $(BESIDE_LOGS); failed=0; for each in $(BESIDE); do \
+	  if nice $(MAKE) --no-print-directory $$each WORKERS=1 >$(BESIDE_LOGS)/$$each 2>&1; then \
+	    grep '^make: left out' $(BESIDE_LOGS)/$$each || echo "make: $$each: passed"; \
+	    mv $(BESIDE_LOGS)/$$each $(BESIDE_LOGS)/$$each.passed; \
+	  else failed=1; cat $(BESIDE_LOGS)/$$each; echo "make: $$each: failed, see above" >&2; fi; \
+	done; exit $$failed
+
+failed-beside:
+	@for each in $(BESIDE); do test ! -e $(BESIDE_LOGS)/$$each || \
+	  { cat $(BESIDE_LOGS)/$$each; echo "make: $$each: failed, see above" >&2; }; done
 
 lint: $(STAMP) ## Check format and lint
 	@$(VENV)/bin/ruff format --check

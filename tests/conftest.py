@@ -1,8 +1,10 @@
 """What all tests share: safe defaults, hypothesis profiles, and jobs of several ranks."""
 
 import gc
+import math
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # Before any import of NumPy or torch, which read it once.
@@ -13,7 +15,17 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.multirank import Ended, Launcher, RunRanks, launch_command, read_reports, run_job
+from tests import durations
+from tests.forked.python import ForkedPython
+from tests.multirank import (
+    Ended,
+    Launcher,
+    RunRanks,
+    job_environ,
+    launch_command,
+    read_reports,
+    run_job,
+)
 
 # Imports of torch and what hypothesis draws make many objects and little garbage: looking for it
 # every 700 objects takes a seventh of the processor's time. Ranks do the same: tests/start.
@@ -30,6 +42,11 @@ LAUNCHER_PREFIXES = (
     "FLUX_TASK_",
     "MV2_",
 )
+
+# As the session began: what a test sets for itself is read by its own processes alone.
+ENVIRON = {
+    name: value for name, value in job_environ().items() if not name.startswith(LAUNCHER_PREFIXES)
+}
 
 SLOW_SETUP = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(
@@ -52,6 +69,53 @@ def _plain_environment(
     monkeypatch.setenv("TONARI_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a person have every rank begin anew, such as to measure what ranks cover."""
+    parser.addoption("--fresh", action="store_true", help="start each rank as a new Python")
+    parser.addoption(
+        "--store-durations", action="store_true", help=f"write to {durations.PATH.name} how "
+        "long tests take, for their order; with `make test-ci ARGS=--store-durations`",
+    )  # fmt: skip
+    parser.addoption(
+        "--quicker-than", type=float, default=math.inf, metavar="SECONDS",
+        help=f"leave out what took longer by {durations.PATH.name}, but for what is marked smoke",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure, in the process that the workers report to."""
+    if config.getoption("store_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(StoreDurations())
+
+
+class StoreDurations:
+    """Adds up how long each test takes, with what it sets up, and writes it at the end."""
+
+    def __init__(self) -> None:
+        self._durations_s: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take one phase of a test."""
+        self._durations_s[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was measured."""
+        durations.store(self._durations_s)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest; leave out what takes long, if that is asked for."""
+    stored, limit_s = durations.read(), config.getoption("quicker_than")
+    left_out = [
+        item for item in items
+        if stored.get(item.nodeid, 0.0) >= limit_s and not item.get_closest_marker("smoke")
+    ]  # fmt: skip
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    named = [(item.nodeid, item) for item in items if item not in set(left_out)]
+    items[:] = durations.longest_first(named, stored)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests marked ``gpu`` where there is none."""
     if item.get_closest_marker("gpu"):
@@ -61,17 +125,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device")
 
 
+@pytest.fixture(scope="session")
+def forked_python() -> Iterator[ForkedPython]:
+    """Start what processes are forked from, for all tests of this worker."""
+    with ForkedPython(ENVIRON) as forked:
+        yield forked
+
+
 @pytest.fixture
-def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
+def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """Start several processes under mpiexec or torchrun; see ``RunRanks``."""
 
     def run(
         program: str, n: int, *args: str, launcher: Launcher = "mpiexec",
         env: Mapping[str, str] | None = None, timeout_s: float = 120.0, check: bool = True,
+        fresh: bool = False,
     ) -> Ended:  # fmt: skip
         directory = tmp_path_factory.mktemp(Path(program).name)
+        fresh = fresh or request.config.getoption("fresh")
+        python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
-            begin = launch_command(launcher, n)
+            begin = launch_command(launcher, n, python=python)
         except SystemExit as absent:
             pytest.skip(str(absent))
         script = Path(__file__).parent / "ranks" / f"{program}.py"

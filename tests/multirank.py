@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -49,8 +49,12 @@ class RunRanks(Protocol):
         env: Mapping[str, str] | None = None,
         timeout_s: float = 120.0,
         check: bool = True,
+        fresh: bool = False,
     ) -> Ended:
         """Run ``tests/ranks/<program>.py OUT_DIR ARGS...`` on n ranks.
+
+        The launcher is the real one, and so is what the ranks meet by. Each rank is forked from a
+        process that has imported everything (see ``tests/forked``), as if it had begun anew.
 
         Args:
             program: Name of the file. Its ranks report: each writes ``OUT_DIR/<rank>.json``.
@@ -60,16 +64,35 @@ class RunRanks(Protocol):
             env: Variables beside the test's own.
             timeout_s: The job is killed, and the test fails, after this time.
             check: Whether another exit status than 0, or a missing report, fails the test.
+            fresh: Whether each rank is a new Python, such as where its memory is measured.
         """
         ...
 
 
-def launch_command(launcher: Launcher, n: int) -> list[str]:
-    """Begin the command line of a job of n Python processes."""
+def launch_command(launcher: Launcher, n: int, *, python: Sequence[str] = ()) -> list[str]:
+    """Begin the command line of a job of n Python processes.
+
+    Args:
+        launcher: What starts them.
+        n: Processes.
+        python: What stands for Python, such as ``ForkedPython.command``. Defaults to this Python.
+    """
     if launcher == "mpiexec":
-        return [*mpiexec_command(n), sys.executable]
+        return [*mpiexec_command(n), *(python or [sys.executable])]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, f"--nproc-per-node={n}"]
+    # As torchrun starts Python itself: unbuffered.
+    of_python = ["--no-python", *python, "-u"] if python else []
+    return [*torchrun, f"--nproc-per-node={n}", *of_python]
+
+
+def job_environ(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of a job: the test's own, some that all jobs have, and more."""
+    paths = [str(ROOT / "tests/start"), str(ROOT), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, paths))
+    return {
+        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
+        **(env or {}),
+    }  # fmt: skip
 
 
 def run_job(
@@ -84,13 +107,9 @@ def run_job(
         TimeoutError: If the limit passes; holds what was written until then, and the stack of every
             thread of every Python process of the job.
     """
-    paths = [str(ROOT / "tests/start"), str(ROOT), os.environ.get("PYTHONPATH")]
-    path = os.pathsep.join(filter(None, paths))
-    environ = {
-        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1",
-        **(env or {}),
-    }  # fmt: skip
-    status, said = run_group(command, timeout_s=timeout_s, env=environ, on_timeout=write_stacks)
+    status, said = run_group(
+        command, timeout_s=timeout_s, env=job_environ(env), on_timeout=write_stacks
+    )
     if status is None:
         raise TimeoutError(f"{' '.join(command)}: still running after {timeout_s} s\n{said}")
     return status, said

@@ -66,7 +66,7 @@ def test_seven_shards_on_three_ranks_give_equal_steps_and_lose_nothing(
     # Rank 0 has 51 rows, the others 50: without care it alone would have an eleventh batch.
     options = {"source": shards, "cache": str(tmp_path / "cache"), "stage": stage, "batch_size": 5}
     environment = {"TONARI_RANKS_PER_NODE": ranks_per_node}
-    ended = run_ranks("loader_job", 3, json.dumps(options), env=environment)
+    ended = run_ranks("loader_job", 3, json.dumps(options), env=environment, fresh=True)
     assert [report["steps"] for report in ended.reports] == [ended.reports[0]["steps"]] * 3
     assert ended.reports[0]["steps"] == [[0, 11, 11], [1, 11, 11], [2, 11, 11]]
     assert trained_by_epoch(ended.reports) == [ONCE] * EPOCHS
@@ -129,7 +129,7 @@ def test_four_ranks_hold_the_cache_in_memory_once_and_stay_flat(
         "hides": True, "memory": True,
     }  # fmt: skip
     environment = {"TONARI_RANKS_PER_NODE": ranks_per_node}
-    reports = run_ranks("loader_job", 4, json.dumps(options), env=environment).reports
+    reports = run_ranks("loader_job", 4, json.dumps(options), env=environment, fresh=True).reports
     mapped = sum(report["files"][-1] - report["files_before"] for report in reports)
     assert 0.7 * pool_bytes < mapped < 1.5 * pool_bytes, "four would be one a rank"
     for report in reports:

@@ -91,7 +91,7 @@ def test_two_ranks_share_the_samples_and_resume_the_same(framework, run_ranks: R
     blobs.write_blobs(tmp_path / "blobs")
     ranks = run_ranks(
         "fit", 2, framework, str(tmp_path), launcher="torchrun", timeout_s=240,
-        env={"TONARI_RANKS_PER_NODE": "1"},
+        env={"TONARI_RANKS_PER_NODE": "1"}, fresh=True,
     ).reports  # fmt: skip
     assert len({rank["accuracy"] for rank in ranks}) == 1
     assert len({rank["steps"] for rank in ranks}) == 1

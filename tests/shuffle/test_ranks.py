@@ -13,11 +13,11 @@ SAMPLES = 83
 DEALT = -1
 
 
-def train(run_ranks, tmp_path, ranks, ranks_per_node, exchanges, *, launcher="mpiexec"):
+def train(run_ranks, tmp_path, ranks, ranks_per_node, exchanges, **options):
     """Train on real ranks, and return what each of them saw, for each of the shuffles."""
     reports = run_ranks(
         "train_epochs", ranks, str(tmp_path), str(SAMPLES), str(EPOCHS), json.dumps(exchanges),
-        launcher=launcher, env={"TONARI_RANKS_PER_NODE": str(ranks_per_node)}, timeout_s=90,
+        env={"TONARI_RANKS_PER_NODE": str(ranks_per_node)}, timeout_s=90, **options,
     ).reports  # fmt: skip
     return list(zip(*reports, strict=True))
 
@@ -53,7 +53,8 @@ def test_torch_and_mpi_worlds_come_to_hold_the_same_rows(run_ranks, tmp_path):
     found = {}
     for launcher in ("mpiexec", "torchrun"):
         (tmp_path / launcher).mkdir()
-        (histories,) = train(run_ranks, tmp_path / launcher, 3, 2, [0.3], launcher=launcher)
+        place = tmp_path / launcher
+        (histories,) = train(run_ranks, place, 3, 2, [0.3], launcher=launcher, fresh=True)
         check_epochs(histories, (2, 1), num_samples=SAMPLES)
         found[launcher] = [[seen["ids"], seen["trained"]] for h in histories for seen in h]
     assert found["torchrun"] == found["mpiexec"]

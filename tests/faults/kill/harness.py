@@ -6,8 +6,6 @@ import os
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,8 +30,11 @@ from tests.faults.kill.schedule import (
     draw,
 )
 from tests.faults.kill.train_job import TrainOptions, write_data
+from tests.forked.python import ForkedPython, wait_together
 from tests.multirank import ROOT, launch_command, run_job
 
+SCRIPT = ROOT / "tests/ranks/kill_job.py"
+MODULES = {"loader": "tests.faults.kill.job", "train": "tests.faults.kill.train_job"}
 LIMIT_S = 180.0
 GONE_S = 30.0
 """How long a process of a killed job may take to notice."""
@@ -116,27 +117,13 @@ class Harness:
     def environment(self) -> dict[str, str]:
         """Variables of all that it starts; one of them marks it."""
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        # Arrow's allocator would have a thread, beside which no process should be forked.
-        quiet = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-        return {**os.environ, **quiet, "PYTHONPATH": path, TAG: self._tag}
+        return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, TAG: self._tag}
 
     @cached_property
-    def _zygote(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "tests.faults.kill.zygote"]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=self.environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-
-        def end() -> None:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.wait()
-            process.stdout.close()
-
-        self._stack.callback(end)
-        return process
+    def _python(self) -> ForkedPython:
+        # Not the one of other tests: all that this one forks has its mark.
+        modules = ("numpy", "torch", "tests.faults.kill.harness", *MODULES.values())
+        return self._stack.enter_context(ForkedPython(self.environment, modules=modules, zygotes=1))
 
     @cached_property
     def _data(self) -> Path:
@@ -275,20 +262,24 @@ class Harness:
         return len(list(place.glob("start-*")))
 
     def _fork(self, request: dict[str, Any]) -> list[int]:
-        zygote = self._zygote
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
-        zygote.stdin.write(json.dumps(request) + "\n")
-        zygote.stdin.flush()
-        answer = json.loads(zygote.stdout.readline())
-        if answer["timed_out"]:
-            (Path(request["attempt"]) / "timed-out").touch()
-        return list(answer["statuses"])
+        attempt, environ = Path(request["attempt"]), self.environment | request["environment"]
+        arguments = [str(SCRIPT), json.dumps(request)]
+        with contextlib.ExitStack() as stack:
+            nothing = stack.enter_context(open(os.devnull))
+            ranks = []
+            for rank in range(request["ranks"]):
+                output = stack.enter_context(open(attempt / f"{rank}.out", "a"))
+                files = {0: nothing.fileno(), 1: output.fileno(), 2: output.fileno()}
+                forked = self._python.fork([*arguments, str(rank)], environ=environ, files=files)
+                ranks.append(stack.enter_context(contextlib.closing(forked)))
+            statuses, timed_out = wait_together(ranks, limit_s=request["limit_s"])
+        if timed_out:
+            (attempt / "timed-out").touch()
+        return statuses
 
     def _mpiexec(self, request: dict[str, Any]) -> list[int]:
         attempt = Path(request["attempt"])
-        script = ROOT / "tests/ranks/kill_job.py"
-        command = [*launch_command("mpiexec", request["ranks"]), str(script), json.dumps(request)]
+        command = [*launch_command("mpiexec", request["ranks"]), str(SCRIPT), json.dumps(request)]
         environment = {**self.environment, **request["environment"]}
         status, output = run_job(command, env=environment, timeout_s=LIMIT_S)
         (attempt / "0.out").write_text(output)
@@ -325,7 +316,7 @@ class Harness:
 
     def _tagged(self) -> list[int]:
         """Find all processes that this harness's jobs started, by the variable they inherited."""
-        own = {self._zygote.pid, os.getpid()}
+        own = {*self._python.pids, os.getpid()}
         mark, found = f"{TAG}={self._tag}".encode(), []
         for path in Path("/proc").glob("[0-9]*/environ"):
             pid = int(path.parent.name)

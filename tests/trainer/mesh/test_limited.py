@@ -18,11 +18,11 @@ def test_a_model_that_one_process_cannot_hold_trains_on_four(run_ranks: RunRanks
     # malloc returns what is freed: a limit counts what it keeps, too.
     env = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     alone = run_ranks(
-        "trainer/limited", 1, json.dumps([1, 1, 1, 1, 1]), limit, check=False, env=env
+        "trainer/limited", 1, json.dumps([1, 1, 1, 1, 1]), limit, check=False, env=env, fresh=True
     )
     assert alone.returncode
     assert "allocate memory" in alone.output
-    four = run_ranks("trainer/limited", 4, json.dumps([4, 1, 1, 1, 1]), limit, env=env)
+    four = run_ranks("trainer/limited", 4, json.dumps([4, 1, 1, 1, 1]), limit, env=env, fresh=True)
     losses = [report["losses"] for report in four.reports if report["losses"]]
     assert losses
     assert all(last < first for first, last in losses)

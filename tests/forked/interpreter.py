@@ -1,0 +1,195 @@
+"""Stands for `python` on a command line: a zygote forks the process that it asks for.
+
+    python -I -S interpreter.py SOCKETS [-u] (SCRIPT | -m MODULE | -c CODE) ARGUMENTS...
+
+What a process inherits goes with the request: variables, open files, working directory, limits.
+Signals are passed on, and this process ends as the forked one ends. If this one is killed, the
+zygote kills the forked one. What a zygote cannot give (see `refusal` in `zygote.py`) begins anew:
+then this process becomes Python itself. Imports little, so it starts in milliseconds.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RANKS = ("PMI_RANK", "RANK")
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+PASSED_ON = ("HUP", "INT", "QUIT", "ABRT", "USR1", "USR2", "TERM")
+LENGTH = struct.Struct("!Q")
+MOST_FILES = 200
+"""What one message can carry is 253."""
+
+
+class Refused(Exception):
+    """The process has to begin anew."""
+
+
+class Forked:
+    """A process that a zygote has forked."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._rest = connection, b""
+        answer = self._read()
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        self.pid: int = answer["pid"]
+
+    def wait(self) -> int:
+        """Wait for its end: its exit status, or less than 0 for the signal that ended it. Blocks.
+
+        Raises:
+            TimeoutError: If it runs after the time that ``limit`` has set.
+        """
+        return int(self._read()["status"])
+
+    def limit(self, limit_s: float) -> None:
+        """Set how long the next wait may take."""
+        self._connection.settimeout(max(limit_s, 0.001))
+
+    def kill(self) -> None:
+        """Let the zygote kill it, with all of its group; ``wait`` for it."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def _read(self) -> dict[str, Any]:
+        while b"\n" not in self._rest:
+            more = self._connection.recv(4096)
+            if not more:
+                raise ConnectionError("the zygote has ended, see what it wrote")
+            self._rest += more
+        line, self._rest = self._rest.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def ask(
+    path: str, arguments: Sequence[str], *, environ: Mapping[str, str], files: Mapping[int, int]
+) -> Forked:
+    """Ask the zygote at a socket for a process.
+
+    Args:
+        path: Of the socket.
+        arguments: As Python's own.
+        environ: All of its variables.
+        files: Its open files: by its number, the number here.
+
+    Raises:
+        Refused: If it has to begin anew.
+    """
+    request = {
+        "arguments": list(arguments),
+        "environ": dict(environ),
+        "directory": str(Path.cwd()),
+        "mask": _mask(),
+        "limits": limits(),
+        "place": place(),
+        "files": list(files),
+    }
+    words = json.dumps(request).encode()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    socket.send_fds(connection, [LENGTH.pack(len(words))], list(files.values()))
+    connection.sendall(words)
+    try:
+        return Forked(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def limits() -> dict[str, list[int]]:
+    """The limits of this process, by the names of `resource`."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}
+
+
+def place() -> dict[str, Any]:
+    """Where this process runs, which a forked one cannot choose."""
+    paths = [Path("/proc/self/ns", name) for name in NAMESPACES]
+    return {
+        "namespaces": [str(path.readlink()) for path in paths if path.is_symlink()],
+        "cgroup": Path("/proc/self/cgroup").read_text(),
+        "users": [*os.getresuid(), *os.getresgid()],
+        "cores": sorted(os.sched_getaffinity(0)),
+        "nice": os.nice(0),
+    }
+
+
+def _mask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _open_files() -> list[int]:
+    numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    return [number for number in numbers if _is_inherited(number)]
+
+
+def _is_inherited(number: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.get_inheritable(number)
+    return False
+
+
+def main(sockets: str, arguments: list[str]) -> None:
+    rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
+    # Not all ranks are of the same zygote: of one, all would hash strings alike.
+    paths = sockets.split(":")
+    files = _open_files()
+    signals: list[int] = []
+    forked: Forked | None = None
+
+    def pass_on(number: int, _frame: object) -> None:
+        signals.append(number)
+        if forked is not None:
+            _send(forked, signals)
+
+    numbers = [getattr(signal, f"SIG{name}") for name in PASSED_ON]
+    kept = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        if len(files) > MOST_FILES:
+            raise Refused("too many open files")
+        forked = ask(
+            paths[int(rank) % len(paths)], arguments, environ=os.environ,
+            files={number: number for number in files},
+        )  # fmt: skip
+    except Refused:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        os.execv(sys.executable, [sys.executable, *arguments])
+    _send(forked, signals)
+    # Whoever reads or writes the other end of a pipe must see that the forked process closes its.
+    os.closerange(0, forked.fileno())
+    os.closerange(forked.fileno() + 1, max([*files, forked.fileno()]) + 1)
+    status = forked.wait()
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _send(forked: Forked, signals: list[int]) -> None:
+    while signals:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(forked.pid, signals.pop(0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
