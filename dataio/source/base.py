@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
-from dataio.source.io.files import Storage
+from dataio.source.storage.files import Storage
 
 
 class Source(Protocol):

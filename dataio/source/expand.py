@@ -9,8 +9,8 @@ import braceexpand
 from dataio.base.errors import SourceError
 from dataio.base.location import bare, split_query
 from dataio.source.advice import directory_advice
-from dataio.source.io.files import Storage
-from dataio.source.io.retry import GaveUpError
+from dataio.source.storage.files import Storage
+from dataio.source.storage.retry import GaveUpError
 
 RECORD_SUFFIXES = tuple(
     suffix + packed for suffix in (".tfrecord", ".tfrecords", ".tfrec") for packed in ("", ".gz")

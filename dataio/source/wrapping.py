@@ -7,9 +7,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.source.arrays import NumpySource
 from dataio.source.base import Source
-from dataio.source.torch_dataset import DatasetSource, MapDataset
+from dataio.source.formats.arrays import NumpySource
+from dataio.source.wrap.torch_dataset import DatasetSource, MapDataset
 
 Arrays = Mapping[str, NDArray[np.generic] | str | os.PathLike[str]]
 """Arrays of one row a sample, or paths of such ``.npy`` files, by the keys of fields."""

@@ -18,10 +18,10 @@ from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int
 from dataio.rows.rows import FixedColumn
 from dataio.source import open_source
 from dataio.source.base import ShardedSource
-from dataio.source.columns import columns
-from dataio.source.columns.parquet import FOOTER_GROWTH, ParquetFormat
-from dataio.source.io.files import Storage
-from dataio.source.io.kept import Kept
+from dataio.source.formats import columns
+from dataio.source.formats.parquet import FOOTER_GROWTH, ParquetFormat
+from dataio.source.storage.files import Storage
+from dataio.source.storage.metadata_cache import Kept
 from tests.dataio.source.shards import damage, ids, read_all, rows_of
 
 FIELDS: dict[str, Field] = {

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dataio import Array, Bytes, Field, Int, Loader, Reports, Shards, SourceError, Staging, Workers
 from dataio.source import StorageFile, open_source
-from dataio.source.pipeline import PipelineFormat
+from dataio.source.wrap.webdataset import PipelineFormat
 from dataio.world import run_threads, single_world, thread_worlds
 
 with warnings.catch_warnings():

@@ -18,7 +18,7 @@ import pytest
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Int, Text, Tokens
 from dataio.source import open_source
-from dataio.source.text.sequences import Sequences
+from dataio.source.wrap.packed import Sequences
 from tests.dataio.source.damages import DAMAGES, REPEATS, Format, flip, judge, read_as
 from tests.dataio.source.records.cases import framed, packed, write_megatron, zstd
 from tests.dataio.source.shards import Row, read_all

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataio.source.io.files import REUSED_BYTES, Storage
+from dataio.source.storage.files import REUSED_BYTES, Storage
 
 PIECES = 6
 
@@ -61,7 +61,7 @@ def test_a_read_that_comes_in_pieces_is_whole(
 ) -> None:
     preadv = os.preadv
     monkeypatch.setattr(
-        "dataio.source.io.local.os.preadv",
+        "dataio.source.storage.local.os.preadv",
         lambda descriptor, parts, at: preadv(
             descriptor, [parts[0][: len(parts[0]) // 2 + asked]], at
         ),

@@ -19,7 +19,7 @@ from dataio import Bytes, Int, Loader, Reports, Workers
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.source import Retry, Storage, expand, open_source, write_index
-from dataio.source.io.s3 import locate
+from dataio.source.storage.s3 import locate
 from dataio.world import single_world
 from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.tcp_proxy import TcpProxy, Way, cut_after, stall, unavailable

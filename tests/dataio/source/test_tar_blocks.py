@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Array, Bytes, Field, Int
 from dataio.source import Storage, open_source, scan_shard
-from dataio.source.io.window import READ_BYTES, Window
-from dataio.source.tar import members as tar_members_module
-from dataio.source.tar.blocks import plain_headers
-from dataio.source.tar.headers import HeaderReader
+from dataio.source.formats.tar import members as tar_members_module
+from dataio.source.formats.tar.blocks import plain_headers
+from dataio.source.formats.tar.headers import HeaderReader
+from dataio.source.storage.window import READ_BYTES, Window
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS, REUSE
 
@@ -143,7 +143,7 @@ def test_windows_cut_samples_anywhere_and_none_is_lost(
     expected = expected_of(path)
     size = path.stat().st_size
     for piece_bytes in (READ_BYTES, 64 << 10, 99_328):
-        monkeypatch.setattr("dataio.source.tar.samples.READ_BYTES", piece_bytes)
+        monkeypatch.setattr("dataio.source.formats.tar.samples.READ_BYTES", piece_bytes)
         source = open_source(str(path))
         assert [row[1] for row in read_all(source, fields)] == expected
         assert source.bytes_read < 2.1 * size

@@ -9,7 +9,7 @@ import pytest
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field
 from dataio.source import Storage, open_source
-from dataio.source.io.compressed import DecompressedFile
+from dataio.source.storage.compressed import DecompressedFile
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS
 

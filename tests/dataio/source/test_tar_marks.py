@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from dataio import Loader, Reports, Staging, Workers
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field, Int
-from dataio.source import opening
+from dataio.source import open_source
 from dataio.source.base import ShardedSource
-from dataio.source.tar import marks as tar_marks
+from dataio.source.formats.tar import marks as tar_marks
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import (
     damage,
@@ -36,7 +36,7 @@ STRETCH = 4096
 
 
 def opened(path: Path, **kwargs: object) -> ShardedSource:
-    source = opening.open_source(str(path), **kwargs)  # type: ignore[arg-type]
+    source = open_source(str(path), **kwargs)  # type: ignore[arg-type]
     assert isinstance(source, ShardedSource)
     return source
 
@@ -111,7 +111,7 @@ def test_many_shards_share_the_marks_that_may_be(
     for i in range(4):
         write_tar(tmp_path / f"{i}.tar", numbered(100))
     whole = [len(shard.marks) for shard in opened(tmp_path).shards]
-    monkeypatch.setattr(opening, "MAX_MARKS", 40)
+    monkeypatch.setattr("dataio.source.open.MAX_MARKS", 40)
     source = opened(tmp_path)
     assert min(whole) > 50
     assert [len(shard.marks) for shard in source.shards] == [10] * 4
@@ -293,7 +293,7 @@ def test_an_object_store_is_asked_for_headers_only_where_a_request_costs_less(
     memory = fsspec.filesystem("memory")
     memory.pipe("/marks/a.tar", shard.read_bytes())
     try:
-        source = opening.open_source("memory://marks/a.tar")
+        source = open_source("memory://marks/a.tar")
         assert source.num_samples == 32
         least, most = (part * shard.stat().st_size for part in share)
         assert least <= source.bytes_read <= most

@@ -13,8 +13,8 @@ from dataio import Loader, Reports, Shards, Workers
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Bytes, Field
 from dataio.source import Source, open_source, write_index
-from dataio.source.io import compressed
-from dataio.source.tar import marks
+from dataio.source.formats.tar import marks
+from dataio.source.storage import compressed
 from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dataio.source import Storage, Throttle
-from dataio.source.io.throttle import BURST_S
+from dataio.source.storage.throttle import BURST_S
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("dataio.source.io.throttle.time.monotonic", lambda: clock.now_s)
-    monkeypatch.setattr("dataio.source.io.throttle.time.sleep", clock.waits_s.append)
+    monkeypatch.setattr("dataio.source.storage.throttle.time.monotonic", lambda: clock.now_s)
+    monkeypatch.setattr("dataio.source.storage.throttle.time.sleep", clock.waits_s.append)
     return clock
 
 

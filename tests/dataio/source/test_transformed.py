@@ -15,7 +15,7 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Mask, Text, Tokens
 from dataio.rows.views import RandomCrop, Resize
 from dataio.source import DatasetSource, TransformedSource
-from dataio.source.function_hash import describe_function
+from dataio.source.wrap.function_hash import describe_function
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import Row, ids, read_all, rows_of
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataio.rows.fields import Bytes
 from dataio.source import Storage, open_source, write_index
-from dataio.source.io.window import GAP_BYTES, Window, merge_extents
+from dataio.source.storage.window import GAP_BYTES, Window, merge_extents
 from tests.dataio.source.shards import ids, numbered, rows_of, write_tar
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.source.grids.numbering import (
+from dataio.source.formats.grids.numbering import (
     LARGE_CELL_BYTES,
     Axis,
     Numbering,
@@ -14,8 +14,8 @@ from dataio.source.grids.numbering import (
     region,
     take_samples,
 )
-from dataio.source.grids.raw import RawArray
-from dataio.source.grids.variables import Variable, contiguous_chunks
+from dataio.source.formats.grids.raw import RawArray
+from dataio.source.formats.grids.variables import Variable, contiguous_chunks
 
 SIDES = st.integers(1, 9)
 

@@ -25,8 +25,8 @@ from dataio import (
     Throttle,
     Tokens,
 )
-from dataio.source.io.files import StorageFile
-from dataio.source.io.retry import TransientError
+from dataio.source.storage.files import StorageFile
+from dataio.source.storage.retry import TransientError
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import ids, read_all
 

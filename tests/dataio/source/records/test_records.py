@@ -25,10 +25,10 @@ from dataio import Loader, Reports, Workers
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import Shards, Source, open_source
-from dataio.source.io.codecs import HEAD_BYTES, codec_of
+from dataio.source.formats import json_lines as json_lines_module
+from dataio.source.formats.example import _varints, read_example
 from dataio.source.place import place_of
-from dataio.source.records import json_lines as json_lines_module
-from dataio.source.records.example import _varints, read_example
+from dataio.source.storage.codecs import HEAD_BYTES, codec_of
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
     GOLDEN,

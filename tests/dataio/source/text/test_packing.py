@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.source.text.packing import WINDOW_SEQUENCES, Packing, Pieces, pack
+from dataio.source.wrap.packing import WINDOW_SEQUENCES, Packing, Pieces, pack
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=30).map(lambda found: np.array(found, np.int64))
 WAYS = st.sampled_from(["concatenated", "best_fit"])

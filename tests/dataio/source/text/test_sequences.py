@@ -12,8 +12,8 @@ import dataio
 from dataio.base.errors import SourceError
 from dataio.source.base import costs_of
 from dataio.source.text.dataset import read_info
-from dataio.source.text.packing import Packing, pack
 from dataio.source.text.tokenizer import ByteTokenizer
+from dataio.source.wrap.packing import Packing, pack
 from tonari.pack.documents import Documents
 from tonari.pack.text import pack_text
 
@@ -78,8 +78,8 @@ def test_a_part_is_what_the_whole_has(
     assert len(read_info(directory).shards) > 2
     source = open_sequences(directory, packing)
     tokens, document = read(source)
-    monkeypatch.setattr("dataio.source.text.sequences.GROUP_BYTES", 30)
-    monkeypatch.setattr("dataio.source.io.window.GAP_BYTES", 4)
+    monkeypatch.setattr("dataio.source.wrap.packed.GROUP_BYTES", 30)
+    monkeypatch.setattr("dataio.source.storage.window.GAP_BYTES", 4)
     ids = list(range(1, source.num_samples, 3))
     part = read(open_sequences(directory, packing), ids)
     assert np.array_equal(part[0], tokens[ids])
