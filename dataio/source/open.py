@@ -46,7 +46,6 @@ from dataio.source.formats.litdata import LitDataFormat
 from dataio.source.formats.mds import MdsFormat
 from dataio.source.formats.megatron import MegatronFormat
 from dataio.source.formats.parquet import ParquetFormat
-from dataio.source.formats.tar.gz import GzipTarFormat
 from dataio.source.formats.tar.tar import TarFormat
 from dataio.source.formats.tfrecord import tfrecord_format
 from dataio.source.storage.files import Storage
@@ -60,7 +59,7 @@ from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
 from dataio.world import World, single_world
 from dataio.world.agree import agree
 
-GZIP, ARROW, MDS, TFRECORD = GzipTarFormat(), ArrowFormat(), MdsFormat(), tfrecord_format()
+GZIP, ARROW, MDS, TFRECORD = TarFormat(gzipped=True), ArrowFormat(), MdsFormat(), tfrecord_format()
 LITDATA, JSON_LINES = LitDataFormat(), json_lines_format()
 TAR = TarFormat()
 FORMATS: dict[str, ShardFormat] = {
@@ -233,7 +232,8 @@ def open_source(
             found = _survey(storage, shard_format, paths[i], known, found_before[i])
             if pipeline is None:
                 _refuse_empty(paths[i], found)
-            if grows and isinstance(shard_format, TarFormat) and found != found_before[i]:
+            is_plain = isinstance(shard_format, TarFormat) and not shard_format.gzipped
+            if grows and is_plain and found != found_before[i]:
                 check_tar_end(storage, paths[i])
             return found._replace(marks=_thinned(found.marks, len(paths)))
 
@@ -303,7 +303,7 @@ def _growing(
     def survey(path: str) -> Surveyed:
         found = _survey(storage, shard_format, path, None, None)
         _refuse_empty(path, found)
-        if isinstance(shard_format, TarFormat):
+        if isinstance(shard_format, TarFormat) and not shard_format.gzipped:
             check_tar_end(storage, path)
         return found._replace(marks=_thinned(found.marks, len(counted) + 1))
 
@@ -325,7 +325,7 @@ def _joined(name: str, suffix: str) -> ShardFormat:
             f"{name}: found shards that end in {suffix}, expected tar shards, as joined=True says; "
             "leave it out"
         )
-    return TarFormat(joined=True) if FORMATS[suffix] is TAR else GzipTarFormat(joined=True)
+    return TarFormat(gzipped=FORMATS[suffix] is GZIP, joined=True)
 
 
 def _refuse_growth(name: str, listing: bytes) -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Mark, Shard
-from dataio.source.formats.compressed import decompressed
 from dataio.source.formats.records import disagree, sample_rows
 from dataio.source.formats.tar.marks import MARK_BYTES, MARKS, MOST_MARK_BYTES, cut_at_marks
+from dataio.source.storage.compressed import decompressed
 from dataio.source.storage.files import Storage
 from dataio.source.storage.window import File
 

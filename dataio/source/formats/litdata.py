@@ -17,11 +17,11 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Shard
-from dataio.source.formats.compressed import decompressed
 from dataio.source.formats.index_json import INDEX, indexed_counts
 from dataio.source.formats.offset_table import cut_values, read_packed, read_table
 from dataio.source.formats.records import Sample, check_keys, sample_rows
 from dataio.source.formats.stored_values import array, picture
+from dataio.source.storage.compressed import decompressed
 from dataio.source.storage.files import Storage
 from dataio.source.storage.window import File
 from dataio.source.values import refuse_letters

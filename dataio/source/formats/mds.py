@@ -16,7 +16,6 @@ from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
 from dataio.source.base import Contents, Shard
-from dataio.source.formats.compressed import decompressed
 from dataio.source.formats.hashes import checked
 from dataio.source.formats.index_json import indexed_counts
 from dataio.source.formats.offset_table import WIDTH, cut_values, read_packed, read_table
@@ -28,6 +27,7 @@ from dataio.source.formats.records import (
     sample_rows,
 )
 from dataio.source.formats.stored_values import array, json_text, json_value, picture, read_json
+from dataio.source.storage.compressed import decompressed
 from dataio.source.storage.files import Storage
 from dataio.source.storage.window import File
 from dataio.source.values import refuse_letters, shaped

@@ -1,8 +1,12 @@
-"""What a compressed file holds, read forwards: by gzip, zstd or bzip2."""
+"""What a compressed file holds, read forwards: by gzip, zstd or bzip2, as its first bytes say.
+
+Names lie, or say nothing. One reader serves all formats: what it takes of tar shards, it takes of
+records.
+"""
 
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import pyarrow as pa
@@ -17,6 +21,33 @@ OF_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 VALUE_BYTES, MOST_EXPANSION = 64 << 20, 100
 """What one value of a compressed file may have: so much, or so many times the file."""
 
+HEAD_BYTES = 12
+"""Enough of the first bytes for any codec."""
+_MAGIC = {
+    **{b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"},
+    **{b"PK\3\4": "zip", b"\4\x22\x4d\x18": "lz4"},
+}
+_SKIPPED_BY_ZSTD = b"\x2a\x4d\x18"
+"""Behind a first byte of 0x50 to 0x5f: a frame that holds no data."""
+ARROW_NAMES = {"gzip": "gzip", "zlib": "gzip", "zstd": "zstd", "bz2": "bz2"}
+"""How each codec is read; the reader of gzip looks which of two it is."""
+
+
+def codec_of(begin: bytes) -> str | None:
+    """Name the codec that a file begins with: gzip, zlib, zstd, bz2, xz, zip or lz4, or None.
+
+    Args:
+        begin: Its first `HEAD_BYTES`, fewer if it is shorter.
+    """
+    for magic, codec in _MAGIC.items():
+        if begin.startswith(magic):
+            return codec
+    if begin[1:4] == _SKIPPED_BY_ZSTD and begin[0] >> 4 == 5:
+        return "zstd"
+    # Deflate with a window of 32 KiB; the two bytes are a multiple of 31.
+    is_zlib = begin[:1] == b"\x78" and int.from_bytes(begin[:2], "big") % 31 == 0
+    return "zlib" if is_zlib else None
+
 
 class ReadFile(File, Protocol):
     """A file whose bytes can be had as such."""
@@ -24,6 +55,30 @@ class ReadFile(File, Protocol):
     def read_at(self, offset: int, length: int) -> bytes:
         """Read, fewer bytes only at the end of the file."""
         ...
+
+
+def decompressed(
+    file: ReadFile, *, is_plain: Callable[[bytes], bool] = lambda begin: False
+) -> File:
+    """Read what a file holds: its own bytes, or what they decompress to, by its first bytes.
+
+    Args:
+        file: An open file.
+        is_plain: Whether a file that begins so is not compressed, whatever else it looks like.
+
+    Raises:
+        SourceError: If it is compressed by a codec that is not read.
+    """
+    begin = file.read_at(0, HEAD_BYTES)
+    found = None if is_plain(begin) else codec_of(begin)
+    if found is None:
+        return file
+    if found not in ARROW_NAMES:
+        raise SourceError(
+            f"{file.path}: is compressed by {found}, expected a shard as it is, or by one of "
+            f"{', '.join(ARROW_NAMES)}; decompress the shard"
+        )
+    return DecompressedFile(file, ARROW_NAMES[found])
 
 
 class DecompressedFile:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from dataio.base.errors import SourceError
-from dataio.source.storage.codecs import HEAD_BYTES, codec_of
+from dataio.source.storage.compressed import HEAD_BYTES, codec_of
 from dataio.source.storage.window import File, Window
 
 BLOCK = 512

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.buffers import BufferRing
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
@@ -22,7 +21,8 @@ from dataio.source.formats.tar.keys import (
 from dataio.source.formats.tar.marks import count_and_mark, cut_at_marks, misplaced_mark
 from dataio.source.formats.tar.samples import Samples, Wanted, walk_samples
 from dataio.source.row_block import RowBlock
-from dataio.source.storage.files import Storage
+from dataio.source.storage.compressed import DecompressedFile
+from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import File, Window
 
 KEY = "__key__"
@@ -34,31 +34,34 @@ class TarFormat:
     """Tar shards: a sample is the members in a row that share their name up to the first dot.
 
     Args:
+        gzipped: Whether they are compressed: then they can be read from the beginning only, and a
+            part of a shard costs all that lies before it.
         joined: See `Shards`.
     """
 
-    def __init__(self, *, joined: bool = False) -> None:
+    def __init__(self, *, gzipped: bool = False, joined: bool = False) -> None:
+        self.gzipped = gzipped
         self._joined = joined
 
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         # The index of a shard says where its samples lie, too.
-        return (
-            None
-            if storage.exists(index_path(paths[0]), is_optional=True)
-            else listed_counts(storage, paths)
-        )
+        hint = self.hint_of(paths[0])
+        is_indexed = hint and storage.exists(hint, is_optional=True)
+        return None if is_indexed else listed_counts(storage, paths)
 
     def hint_of(self, path: str) -> str:
         """Name the index of a shard."""
-        return index_path(path)
+        return "" if self.gzipped else index_path(path)
 
     def survey(self, storage: Storage, path: str) -> Contents:
         """Count and mark by the index of a shard, if it fits; else by all headers."""
-        contents = None if self._joined else indexed_contents(storage, path)
+        is_indexed = not (self._joined or self.gzipped)
+        contents = indexed_contents(storage, path) if is_indexed else None
         if contents is None:
             with storage.open(path) as file:
-                contents = count_and_mark(file, joined=self._joined)
-        return contents
+                contents = count_and_mark(self._inside(file), joined=self._joined)
+        # Nobody can go to a mark of a compressed shard.
+        return Contents(contents.counts) if self.gzipped else contents
 
     def read(
         self,
@@ -67,32 +70,21 @@ class TarFormat:
         numbers: NDArray[np.int64],
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
-        """Read samples by the headers of their shard."""
-        with storage.open(shard.path) as file:
-            buffers = storage.buffers
-            yield from read_tar(file, shard, numbers, fields, buffers, joined=self._joined)
-
-
-def read_tar(
-    file: File,
-    shard: Shard,
-    numbers: NDArray[np.int64],
-    fields: Mapping[str, Field],
-    buffers: BufferRing,
-    *,
-    joined: bool,
-) -> Iterator[Rows]:
-    """Read samples by the headers of their shard, from its beginning or the marks before them."""
-    keys = member_keys(fields, shard.path)
-    block = RowBlock(fields, buffers)
-    for start, run in cut_at_marks(numbers, shard.marks):
-        walk = _walk(file, shard, start, run, extensions_of(keys), joined=joined)
-        for samples, chosen in walk:
-            _add(block, samples, shard, chosen, keys, fields)
-            if block.full:
+        """Read samples by the headers of their shard, from its beginning or the marks before."""
+        keys = member_keys(fields, shard.path)
+        with storage.open(shard.path) as opened:
+            file, block = self._inside(opened), RowBlock(fields, storage.buffers)
+            for start, run in cut_at_marks(numbers, shard.marks):
+                walk = _walk(file, shard, start, run, extensions_of(keys), joined=self._joined)
+                for samples, chosen in walk:
+                    _add(block, samples, shard, chosen, keys, fields)
+                    if block.full:
+                        yield block.take()
+            if len(block):
                 yield block.take()
-    if len(block):
-        yield block.take()
+
+    def _inside(self, file: StorageFile) -> File:
+        return DecompressedFile(file, "gzip") if self.gzipped else file
 
 
 def _walk(

@@ -28,7 +28,7 @@ from dataio.source import Shards, Source, open_source
 from dataio.source.formats import json_lines as json_lines_module
 from dataio.source.formats.example import _varints, read_example
 from dataio.source.place import place_of
-from dataio.source.storage.codecs import HEAD_BYTES, codec_of
+from dataio.source.storage.compressed import HEAD_BYTES, codec_of
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
     GOLDEN,
