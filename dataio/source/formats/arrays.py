@@ -51,9 +51,10 @@ class NumpySource:
     ) -> None:
         if not arrays:
             raise ValueError('NumpySource: no arrays given; give some, such as {"image": array}')
-        self.storage = Storage(throttle)
-        self._arrays = {key: _opened(key, value, self.storage) for key, value in arrays.items()}
         self._paths = [v for v in arrays.values() if not isinstance(v, np.ndarray)]
+        # Of arrays in memory nothing is read.
+        self._storage = Storage(throttle) if self._paths else None
+        self._arrays = {key: _opened(key, value, self._storage) for key, value in arrays.items()}
         self._name = name
         lengths = {key: array.shape[0] for key, array in self._arrays.items()}
         self.num_samples = next(iter(lengths.values()))
@@ -79,7 +80,7 @@ class NumpySource:
 
     @property
     def bytes_read(self) -> int:
-        return self.storage.bytes_read
+        return self._storage.bytes_read if self._storage is not None else 0
 
     def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         """Read samples; see `Source.read`."""
@@ -157,9 +158,9 @@ def array_rows(
 
 
 def _opened(
-    key: str, value: NDArray[np.generic] | str | PathLike[str], storage: Storage
+    key: str, value: NDArray[np.generic] | str | PathLike[str], storage: Storage | None
 ) -> MemoryArray | NpyFile:
-    if isinstance(value, (str, PathLike)):
+    if storage is not None and isinstance(value, (str, PathLike)):
         return NpyFile(fspath(value), storage)
     if not isinstance(value, np.ndarray) or value.ndim == 0 or value.dtype.hasobject:
         found = (

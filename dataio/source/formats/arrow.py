@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard
+from dataio.source.base import SampleCounts, Shard, ShardFormat
 from dataio.source.formats.arrow_messages import BATCH, DICTIONARY, Message, list_messages
 from dataio.source.formats.columns import check_columns, one_line, table_rows
 from dataio.source.formats.hugging_face import class_names
@@ -41,17 +41,14 @@ NESTED = (
 END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-class ArrowFormat:
+class ArrowFormat(ShardFormat):
     """Arrow shards: a sample is a row, a field's key a column, a piece a record batch."""
 
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
-        return None
-
-    def survey(self, storage: Storage, path: str) -> Contents:
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Count the rows of each record batch, by the headers."""
         with storage.open(path) as file:
             messages = list_messages(file)
-        return Contents([m.num_rows for m in messages if m.kind == BATCH and m.num_rows])
+        return SampleCounts([m.num_rows for m in messages if m.kind == BATCH and m.num_rows])
 
     def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
         """Name the classes of a column, where Hugging Face wrote them."""

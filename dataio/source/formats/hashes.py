@@ -4,14 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
 import xxhash
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.index_json import INDEX, described_shards
+from dataio.source.formats.index_json import ENTRY_BYTES, INDEX, described_shards, index_beside
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import READ_BYTES
 
@@ -48,7 +47,7 @@ class HeldFile:
         return memoryview(self.data)[offset : offset + length]
 
 
-def checked(file: StorageFile, storage: Storage) -> StorageFile | HeldFile:
+def check_whole(file: StorageFile, storage: Storage) -> StorageFile | HeldFile:
     """Check a file as a whole, the first time that a part of it is read with this storage.
 
     Args:
@@ -100,13 +99,15 @@ def _fastest(path: str, recorded: Mapping[str, str]) -> tuple[str, Any]:
 
 
 def _recorded_of(path: str, storage: Storage) -> Recorded | None:
-    directory, _, name = path.rpartition("/")
-    return _read_index(storage, f"{directory or '.'}/{INDEX}").get(PurePosixPath(name).name)
+    index = index_beside(path)
+    recorded = storage.metadata.once(
+        index, lambda: _read_index(storage, index), size_of=lambda found: ENTRY_BYTES * len(found)
+    )
+    return recorded.get(PurePosixPath(path).name)
 
 
-@lru_cache(maxsize=8)
 def _read_index(storage: Storage, index: str) -> Mapping[str, Recorded]:
-    """Read the sizes and hashes of all files, once for each source."""
+    """Read the sizes and hashes of all files."""
     if not storage.exists(index):
         return {}
     with storage.open(index) as file:

@@ -14,6 +14,8 @@ from dataio.base.errors import SourceError
 from dataio.source.storage.files import Storage
 
 INDEX = "index.json"
+ENTRY_BYTES = 500
+"""In memory, what such an index says of a shard, about."""
 IS_INDEXED = re.compile(r"\.mds(\.(zstd|zst|gz|bz2))?$|^chunk-\d+-\d+(\.zstd)?\.bin$")
 """Names of shards that such an index names."""
 
@@ -60,6 +62,11 @@ def indexed_shards(directory: str, storage: Storage) -> list[str] | None:
             "or remove what does not belong to it"
         )
     return paths
+
+
+def index_beside(path: str) -> str:
+    """Name the index of a shard."""
+    return f"{path.rpartition('/')[0] or '.'}/{INDEX}"
 
 
 def _names(directory: str, storage: Storage) -> frozenset[str]:

@@ -7,7 +7,6 @@ values, and the tree of dicts and lists that they are the leaves of.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,13 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
-from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard
-from dataio.source.formats.index_json import INDEX, indexed_counts
-from dataio.source.formats.offset_table import cut_values, read_packed, read_table
-from dataio.source.formats.records import Sample, check_keys, sample_rows
+from dataio.source.base import SampleCounts, SeekPoint, Shard
+from dataio.source.formats.index_json import ENTRY_BYTES, INDEX, index_beside, indexed_counts
+from dataio.source.formats.offset_table import OffsetTable, cut_values
+from dataio.source.formats.records import RecordFormat, Take, check_keys
 from dataio.source.formats.stored_values import array, picture
-from dataio.source.storage.compressed import decompressed
-from dataio.source.storage.files import Storage
-from dataio.source.storage.window import File
+from dataio.source.storage.files import Storage, StorageFile
+from dataio.source.storage.window import ReadFile
 from dataio.source.values import refuse_letters
 
 AS_TEXT = ("str", "text")
@@ -42,38 +39,31 @@ TORCH = (
 ARRAYS = ("numpy", "no_header_numpy", "tensor", "no_header_tensor")
 
 
-class LitDataFormat:
+class LitDataFormat(RecordFormat[OffsetTable]):
     """LitData chunks: a field's key is the leaf's key, with dots between those of nested ones.
 
     A value in a list or tuple is found by its position: "0", "1".
     """
 
+    def __init__(self) -> None:
+        super().__init__(OffsetTable.read, _values)
+
     def index_of(self, path: str) -> str:
         """Name the file that says what the samples of a chunk are made of."""
-        return f"{path.rpartition('/')[0] or '.'}/{INDEX}"
+        return index_beside(path)
 
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         return indexed_counts(paths)
 
-    def survey(self, storage: Storage, path: str) -> Contents:
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Count the samples by the table that a chunk begins with."""
-        _read_config(storage, self.index_of(path))
-        with storage.open(path) as file:
-            return Contents([len(read_table(decompressed(file))) - 1])
+        _config_of(storage, path)
+        return super().count(storage, path)
 
-    def read(
-        self,
-        storage: Storage,
-        shard: Shard,
-        numbers: NDArray[np.int64],
-        fields: Mapping[str, Field],
-    ) -> Iterator[Rows]:
-        """Read samples of a chunk; those between far ones are not read."""
-        config = _read_config(storage, self.index_of(shard.path))
-        wanted = [config.find(shard.path, name, field) for name, field in fields.items()]
-        with storage.open(shard.path) as opened:
-            samples = _samples(decompressed(opened), shard, numbers, config, wanted)
-            yield from sample_rows(samples, shard, fields, storage)
+    def checked(self, storage: Storage, file: StorageFile) -> ReadFile:
+        """Refuse a chunk that the index says is compressed or encrypted in a way not read here."""
+        _config_of(storage, file.path)
+        return file
 
 
 @dataclass(frozen=True)
@@ -100,9 +90,17 @@ class _Config:
         return list(self.kinds).index(field.key), kind
 
 
-@lru_cache(maxsize=8)
+def _config_of(storage: Storage, path: str) -> _Config:
+    """Read the index of a chunk, once for each source: it lists all, and there may be many."""
+    index = index_beside(path)
+    return storage.metadata.once(
+        index,
+        lambda: _read_config(storage, index),
+        size_of=lambda config: ENTRY_BYTES * (len(config.kinds) + len(config.chunk_bytes)),
+    )
+
+
 def _read_config(storage: Storage, index: str) -> _Config:
-    """Read an index, once for each source: it lists all chunks, of which there may be many."""
     if not storage.exists(index):
         raise SourceError(
             f"{index}: there is no such file beside the chunks, expected the one that LitData "
@@ -166,19 +164,19 @@ def _leaves(spec: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [str(name), *rest]
 
 
-def _samples(
-    file: File,
-    shard: Shard,
-    numbers: NDArray[np.int64],
-    config: _Config,
-    wanted: Sequence[tuple[int, str]],
-) -> Iterator[Sample]:
-    offsets = read_table(file, shard)
-    _check_size(shard, offsets, config)
-    for number, data in read_packed(file, offsets, numbers):
-        where = f"{shard.path}: sample {number}"
+def _values(
+    storage: Storage, table: OffsetTable, shard: Shard, fields: Mapping[str, Field]
+) -> Take:
+    config = _config_of(storage, shard.path)
+    wanted = [config.find(shard.path, name, field) for name, field in fields.items()]
+    _check_size(shard, table.offsets, config)
+
+    def take(point: SeekPoint, data: memoryview) -> list[Raw]:
+        where = f"{shard.path}: sample {point[0]}"
         values = cut_values(data, [None] * len(config.kinds), where)
-        yield number, [_value(values[leaf], kind, where) for leaf, kind in wanted]
+        return [_value(values[leaf], kind, where) for leaf, kind in wanted]
+
+    return take
 
 
 def _value(data: memoryview, kind: str, where: str) -> Raw:

@@ -6,7 +6,7 @@ A shard begins with a table of offsets; behind it a JSON document describes the 
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,22 +14,20 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
-from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard
-from dataio.source.formats.hashes import checked
+from dataio.source.base import SeekPoint, Shard
+from dataio.source.formats.hashes import check_whole
 from dataio.source.formats.index_json import indexed_counts
-from dataio.source.formats.offset_table import WIDTH, cut_values, read_packed, read_table
+from dataio.source.formats.offset_table import OffsetTable, cut_values
 from dataio.source.formats.records import (
-    Sample,
+    RecordFormat,
+    Take,
     check_keys,
     refuse_key,
     refuse_twice,
-    sample_rows,
 )
 from dataio.source.formats.stored_values import array, json_text, json_value, picture, read_json
-from dataio.source.storage.compressed import decompressed
-from dataio.source.storage.files import Storage
-from dataio.source.storage.window import File
+from dataio.source.storage.files import Storage, StorageFile
+from dataio.source.storage.window import ReadFile
 from dataio.source.values import refuse_letters, shaped
 
 AS_TEXT = ("str", "str_int", "str_float", "str_decimal", "json")
@@ -48,38 +46,18 @@ DTYPES = {
 NDARRAY = re.compile(r"ndarray(?::(\w+)(?::([\d,]+))?)?")
 
 
-class MdsFormat:
+class MdsFormat(RecordFormat[OffsetTable]):
     """MDS shards: a field's key is a column, or ``column.key`` into a column of JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(OffsetTable.read, _values)
 
     def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
         return indexed_counts(paths)
 
-    def survey(self, storage: Storage, path: str) -> Contents:
-        """Count the samples by the table that a shard begins with."""
-        with storage.open(path) as file:
-            return Contents([len(read_table(decompressed(file))) - 1])
-
-    def read(
-        self,
-        storage: Storage,
-        shard: Shard,
-        numbers: NDArray[np.int64],
-        fields: Mapping[str, Field],
-    ) -> Iterator[Rows]:
-        """Read samples of a shard; those between far ones are not read.
-
-        Where the index has hashes, the shard is read and checked whole the first time.
-        """
-        with storage.open(shard.path) as opened:
-            file = decompressed(checked(opened, storage))
-            offsets = read_table(file, shard)
-            columns = _read_columns(file, shard, int(offsets[0]))
-            wanted = [
-                (name, field, *columns.find(shard.path, name, field))
-                for name, field in fields.items()
-            ]
-            samples = _samples(file, shard, offsets, numbers, columns, wanted)
-            yield from sample_rows(samples, shard, fields, storage)
+    def checked(self, storage: Storage, file: StorageFile) -> ReadFile:
+        """Check a shard by the size and hash that its index has, the first time it is read."""
+        return check_whole(file, storage)
 
 
 @dataclass(frozen=True)
@@ -115,10 +93,31 @@ class _Columns:
         return number, encoding, key
 
 
-def _read_columns(file: File, shard: Shard, stop: int) -> _Columns:
-    start = WIDTH * (shard.num_samples + 2)
+def _values(
+    storage: Storage, table: OffsetTable, shard: Shard, fields: Mapping[str, Field]
+) -> Take:
+    columns = _read_columns(table, shard)
+    wanted = [
+        (name, field, *columns.find(shard.path, name, field)) for name, field in fields.items()
+    ]
+
+    def take(point: SeekPoint, data: memoryview) -> list[Raw]:
+        where = f"{shard.path}: sample {point[0]}"
+        values = cut_values(data, columns.sizes, where)
+        raws: list[Raw] = []
+        for name, field, column, encoding, key in wanted:
+            value = _value(values[column], encoding, key, where, columns.names[column])
+            if key and isinstance(value, np.ndarray):
+                value = shaped(value, field, name)
+            raws.append(value)
+        return raws
+
+    return take
+
+
+def _read_columns(table: OffsetTable, shard: Shard) -> _Columns:
     try:
-        found = json.loads(bytes(file.view_at(start, stop - start)))
+        found = json.loads(bytes(table.between()))
         names, encodings = found["column_names"], found["column_encodings"]
         sizes = found["column_sizes"]
         if found["version"] != 2 or not len(names) == len(encodings) == len(sizes):
@@ -129,26 +128,6 @@ def _read_columns(file: File, shard: Shard, stop: int) -> _Columns:
             "expected an MDS shard of version 2; it is damaged, or none: copy or write it again"
         ) from error
     return _Columns(names, encodings, [size or None for size in sizes])
-
-
-def _samples(
-    file: File,
-    shard: Shard,
-    offsets: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    columns: _Columns,
-    wanted: Sequence[tuple[str, Field, int, str, str]],
-) -> Iterator[Sample]:
-    for number, data in read_packed(file, offsets, numbers):
-        where = f"{shard.path}: sample {number}"
-        values = cut_values(data, columns.sizes, where)
-        raws: list[Raw] = []
-        for name, field, column, encoding, key in wanted:
-            value = _value(values[column], encoding, key, where, columns.names[column])
-            if key and isinstance(value, np.ndarray):
-                value = shaped(value, field, name)
-            raws.append(value)
-        yield number, raws
 
 
 def _value(data: memoryview, encoding: str, key: str, where: str, column: str) -> Raw:

@@ -8,7 +8,7 @@ Source: NVIDIA Megatron-LM, ``megatron/core/datasets/indexed_dataset.py``.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard
+from dataio.source.base import SampleCounts, Shard, ShardFormat
 from dataio.source.formats.records import Sample, check_keys, disagree, sample_rows
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import Window, merge_extents
@@ -34,7 +34,7 @@ CHECKED_AT_ONCE = 1 << 20
 """Sequences: some 30 MB."""
 
 
-class MegatronFormat:
+class MegatronFormat(ShardFormat):
     """Megatron datasets: a sample is a sequence, the keys are ``tokens`` and ``document``.
 
     ``document`` is the number, in the file, of the document that the sequence belongs to.
@@ -44,10 +44,7 @@ class MegatronFormat:
         """Name the ``.idx`` of a ``.bin``."""
         return f"{path.removesuffix('.bin')}.idx"
 
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
-        return None
-
-    def survey(self, storage: Storage, path: str) -> Contents:
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Read the count in the index, and check all of that against the size of the ``.bin``."""
         with open_index(storage, path, self.index_of(path)) as file:
             index = read_head(file)
@@ -55,7 +52,7 @@ class MegatronFormat:
             for first in range(0, index.num_sequences, CHECKED_AT_ONCE):
                 stop = min(first + CHECKED_AT_ONCE, index.num_sequences)
                 read_extents(file, index, first, stop, bin_bytes=bin_bytes)
-        return Contents([index.num_sequences])
+        return SampleCounts([index.num_sequences])
 
     def read(
         self,

@@ -1,34 +1,77 @@
-"""Shards that begin with a table of offsets, as MDS and LitData write them.
+"""Samples that a table of offsets names, as MDS and LitData write them.
 
 ``uint32 num_samples, uint32 offsets[num_samples + 1]``, little-endian, from the file's beginning.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.base import Shard
+from dataio.source.base import SampleCounts, SeekPoint, Shard
 from dataio.source.formats.records import disagree
 from dataio.source.storage.window import File, Window, merge_extents
 
 WIDTH = 4
 
 
-def read_table(file: File, shard: Shard | None = None) -> NDArray[np.int64]:
-    """Read where the samples of a shard begin, and the last one ends.
+@dataclass(frozen=True)
+class OffsetTable:
+    """A `Walk` that goes where the table says.
 
-    Args:
-        file: The open shard, or what it decompresses to.
-        shard: What it is to hold; None where nobody counted it.
-
-    Returns:
-        int64[num_samples + 1]: Ascending offsets.
-
-    Raises:
-        SourceError: If the shard is truncated, longer than its samples, or not what was counted.
+    Attributes:
+        file: The shard, or what it decompresses to.
+        offsets: int64[num_samples + 1]: Ascending; where samples begin, and the last one ends.
     """
+
+    file: File
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def read(cls, file: File, shard: Shard | None = None) -> "OffsetTable":
+        """Read the table of a shard.
+
+        Args:
+            file: The open shard, or what it decompresses to.
+            shard: What it is to hold; None where nobody counted it.
+
+        Raises:
+            SourceError: If the shard is truncated, longer than its samples, or not what was
+                counted.
+        """
+        return cls(file, _read_offsets(file, shard))
+
+    def count(self) -> SampleCounts:
+        """Count the samples."""
+        return SampleCounts([len(self.offsets) - 1])
+
+    def between(self) -> memoryview:
+        """View what lies between the table and the first sample; before any sample is read."""
+        start = WIDTH * (len(self.offsets) + 1)
+        return self.file.view_at(start, int(self.offsets[0]) - start)
+
+    def find(self, numbers: NDArray[np.int64]) -> Iterator[tuple[SeekPoint, memoryview]]:
+        """Read samples where the table says they are; what lies between far ones is not read.
+
+        Raises:
+            SourceError: If the shard ends before them, or behind the last one goes on.
+        """
+        extents = np.stack([self.offsets[numbers], self.offsets[numbers + 1]], axis=1)
+        file, num_samples, stop = self.file, len(self.offsets) - 1, 0
+        window = Window(file, merge_extents(extents))
+        for number, (start, stop) in zip(numbers.tolist(), extents.tolist(), strict=True):
+            data = window.view(start, stop - start)
+            if len(data) < stop - start:
+                raise _truncated(file, num_samples)
+            yield (number, start), data
+        # Only here does a compressed shard show where it ends.
+        if file.in_order and numbers[-1] == num_samples - 1 and file.view_at(stop, 1):
+            raise _longer(file, stop, num_samples)
+
+
+def _read_offsets(file: File, shard: Shard | None) -> NDArray[np.int64]:
     least_bytes = WIDTH * (2 + (shard.num_samples if shard is not None else 0))
     head = bytes(file.view_at(0, least_bytes))
     if len(head) < 2 * WIDTH:
@@ -52,29 +95,6 @@ def read_table(file: File, shard: Shard | None = None) -> NDArray[np.int64]:
     if offsets[-1] < file.size and not file.in_order:
         raise _longer(file, int(offsets[-1]), num_samples)
     return offsets
-
-
-def read_packed(
-    file: File, offsets: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> Iterator[tuple[int, memoryview]]:
-    """Read samples where the table says they are; what lies between far ones is not read.
-
-    Yields:
-        Each sample's number and bytes.
-
-    Raises:
-        SourceError: If the shard ends before them, or behind the last one goes on.
-    """
-    extents = np.stack([offsets[numbers], offsets[numbers + 1]], axis=1)
-    window, num_samples, stop = Window(file, merge_extents(extents)), len(offsets) - 1, 0
-    for number, (start, stop) in zip(numbers.tolist(), extents.tolist(), strict=True):
-        data = window.view(start, stop - start)
-        if len(data) < stop - start:
-            raise _truncated(file, num_samples)
-        yield number, data
-    # Only here does a compressed shard show where it ends.
-    if file.in_order and numbers[-1] == num_samples - 1 and file.view_at(stop, 1):
-        raise _longer(file, stop, num_samples)
 
 
 def cut_values(data: memoryview, sizes: Sequence[int | None], where: str) -> list[memoryview]:

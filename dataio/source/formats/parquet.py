@@ -1,6 +1,5 @@
 """Rows from Parquet shards, one row group at a time, column by column."""
 
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard
+from dataio.source.base import SampleCounts, Shard, ShardFormat
 from dataio.source.formats.columns import check_columns, one_line, table_rows
 from dataio.source.formats.hugging_face import class_names
+from dataio.source.storage.file_object import FileObject
 from dataio.source.storage.files import Storage, StorageFile
 
 MAGIC, TAIL_BYTES = b"PAR1", 8
@@ -25,21 +25,18 @@ FOOTER_GROWTH = 10
 """A footer in memory to its bytes in the file: 9 were measured."""
 
 
-class ParquetFormat:
+class ParquetFormat(ShardFormat):
     """Parquet shards: a sample is a row, a field's key a column.
 
     A shard is opened again for each row group that is staged; its footer is read once.
     """
 
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> None:
-        return None
-
-    def survey(self, storage: Storage, path: str) -> Contents:
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Count the rows of each row group: readers that meet between two share none."""
         with storage.open(path) as file:
             metadata = _open(file, storage).metadata
             _check_ends(file, metadata)
-        return Contents(_group_rows(metadata))
+        return SampleCounts(_group_rows(metadata))
 
     def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
         """Name the classes of a column, where Hugging Face wrote them."""
@@ -80,38 +77,12 @@ class ParquetFormat:
                 yield from table_rows(table, chosen, fields, first=at, path=shard.path)
 
 
-class _File(io.RawIOBase):
-    """What pyarrow expects of a Python file, over counted reads."""
-
-    def __init__(self, file: StorageFile) -> None:
-        self._file = file
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        length = self._file.size - self._position if size is None or size < 0 else size
-        data = self._file.read_at(self._position, length)
-        self._position += len(data)
-        return data
-
-
 def _open(file: StorageFile, storage: Storage, *, int96_unit: str = "ns") -> pq.ParquetFile:
-    arrow_file = pa.PythonFile(_File(file), mode="r")
+    arrow_file = pa.PythonFile(FileObject(file), mode="r")
     try:
-        footer = storage.kept.get(file, lambda: pq.read_metadata(arrow_file), size_of=_footer_bytes)
+        footer = storage.metadata.get(
+            file, lambda: pq.read_metadata(arrow_file), size_of=_footer_bytes
+        )
         return pq.ParquetFile(
             arrow_file,
             metadata=footer,

@@ -1,23 +1,95 @@
-"""Samples that a format has found -> rows, and what all formats of records refuse alike."""
+"""Files of records that other libraries write: what their formats have in common.
+
+A walk finds samples in a shard; values are taken from the bytes of each; both become rows here.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NoReturn
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
-from dataio.source.base import Shard
+from dataio.source.base import SampleCounts, SeekPoint, Shard, ShardFormat
 from dataio.source.row_block import RowBlock
-from dataio.source.storage.files import Storage
+from dataio.source.storage.compressed import decompressed
+from dataio.source.storage.files import Storage, StorageFile
+from dataio.source.storage.window import File, ReadFile
 
 AT_ONCE = 32
 """Samples that are encoded together."""
 
 Sample = tuple[int, Sequence[Raw]]
 """A sample's number in its shard, and its values in the order of the fields."""
+
+Take = Callable[[SeekPoint, memoryview], Sequence[Raw]]
+"""Takes the values of fields from a sample, by where it begins and its bytes."""
+
+
+class Walk(Protocol):
+    """Finds the samples of an open shard."""
+
+    def count(self) -> SampleCounts:
+        """Count them, up to the last byte of the shard where that costs no more."""
+        ...
+
+    def find(self, numbers: NDArray[np.int64]) -> Iterator[tuple[SeekPoint, memoryview]]:
+        """Find samples, int64[n], sorted, n >= 1: where each begins, and its bytes."""
+        ...
+
+
+AWalk = TypeVar("AWalk", bound=Walk)
+
+
+class RecordFormat(ShardFormat, Generic[AWalk]):
+    """Shards that are one file each, compressed or not, whatever the file's name says.
+
+    Args:
+        walk: Begins to find samples in a shard; in one that nobody has counted where it is None.
+        values: Makes what takes the values of fields from samples of a shard.
+        is_plain: Whether a shard that begins so is not compressed, whatever else it looks like.
+    """
+
+    def __init__(
+        self,
+        walk: Callable[[File, Shard | None], AWalk],
+        values: Callable[[Storage, AWalk, Shard, Mapping[str, Field]], Take],
+        *,
+        is_plain: Callable[[bytes], bool] = lambda begin: False,
+    ) -> None:
+        self._walk, self._values, self._is_plain = walk, values, is_plain
+
+    def count(self, storage: Storage, path: str) -> SampleCounts:
+        """Count the samples of a shard.
+
+        Raises:
+            SourceError: If anything that is read on the way is damaged.
+        """
+        with storage.open(path) as opened:
+            file = decompressed(opened, is_plain=self._is_plain)
+            return self._walk(file, None).count()
+
+    def read(
+        self,
+        storage: Storage,
+        shard: Shard,
+        numbers: NDArray[np.int64],
+        fields: Mapping[str, Field],
+    ) -> Iterator[Rows]:
+        """Read samples of a shard, around what lies between them where that is worth a request."""
+        with storage.open(shard.path) as opened:
+            file = decompressed(self.checked(storage, opened), is_plain=self._is_plain)
+            walk = self._walk(file, shard)
+            take = self._values(storage, walk, shard, fields)
+            found = ((point[0], take(point, data)) for point, data in walk.find(numbers))
+            yield from sample_rows(found, shard, fields, storage)
+
+    def checked(self, storage: Storage, file: StorageFile) -> ReadFile:
+        """Check a shard as a whole before any of it is read, where there is something to check."""
+        return file
 
 
 def sample_rows(

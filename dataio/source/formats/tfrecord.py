@@ -7,16 +7,18 @@ Source: TensorFlow, ``tensorflow/core/lib/io/record_writer.h`` and ``lib/hash/cr
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
 
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Field, Raw
-from dataio.source.base import Mark
+from dataio.source.base import SeekPoint, Shard
 from dataio.source.formats.example import Features, read_example
-from dataio.source.formats.in_order import MarkedFormat, Parse
-from dataio.source.formats.records import refuse_key
+from dataio.source.formats.in_order import InOrder
+from dataio.source.formats.records import RecordFormat, Take, refuse_key
+from dataio.source.storage.files import Storage
 from dataio.source.storage.window import File, Window
 from dataio.source.values import shaped
 
@@ -26,16 +28,16 @@ HEAD_BYTES, CRC_BYTES = 12, 4
 MASK = 0xA282EAD8
 
 
-def tfrecord_format() -> MarkedFormat:
+def tfrecord_format() -> RecordFormat[InOrder]:
     """Read TFRecord shards: a sample is a record, a field's key a feature, or ``__record__``."""
-    return MarkedFormat(_walk, _parser, is_plain=_is_head)
+    return RecordFormat(partial(InOrder, steps=_records), _values, is_plain=_is_head)
 
 
-def _parser(path: str, fields: Mapping[str, Field]) -> Parse:
-    keys = frozenset(field.key for field in fields.values())
+def _values(storage: Storage, walk: InOrder, shard: Shard, fields: Mapping[str, Field]) -> Take:
+    path, keys = shard.path, frozenset(field.key for field in fields.values())
 
-    def parse(mark: Mark, data: memoryview) -> list[Raw]:
-        number, begin = mark
+    def take(point: SeekPoint, data: memoryview) -> list[Raw]:
+        number, begin = point
         record, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
         if _masked_crc(record) != int.from_bytes(crc, "little"):
             _refuse(path, number, begin, "a record that its checksum does not match")
@@ -51,7 +53,7 @@ def _parser(path: str, fields: Mapping[str, Field]) -> Parse:
             for name, field in fields.items()
         ]
 
-    return parse
+    return take
 
 
 def _value(features: Features, field: Field, name: str, where: str) -> Raw:
@@ -71,10 +73,10 @@ def _value(features: Features, field: Field, name: str, where: str) -> Raw:
     return values[0]
 
 
-def _walk(
-    file: File, start: Mark, stop: int, *, reads_all: bool
-) -> Iterator[tuple[Mark, memoryview]]:
-    """Find records in [the mark's byte, stop), each with its data and checksum.
+def _records(
+    file: File, start: SeekPoint, stop: int, *, reads_all: bool
+) -> Iterator[tuple[SeekPoint, memoryview]]:
+    """Find records in [the seek point's byte, stop), each with its data and checksum.
 
     Args:
         file: The shard.

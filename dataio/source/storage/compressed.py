@@ -4,15 +4,14 @@ Names lie, or say nothing. One reader serves all formats: what it takes of tar s
 records.
 """
 
-import io
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import pyarrow as pa
 
 from dataio.base.errors import SourceError
-from dataio.source.storage.window import IN_ORDER_BYTES, File
+from dataio.source.storage.file_object import FileObject
+from dataio.source.storage.window import IN_ORDER_BYTES, File, ReadFile
 
 LEAST_BYTES, COMPRESSED_BYTES = 64 << 10, 1 << 20
 """What is read of the file at once: little at first, as some need its head alone."""
@@ -47,14 +46,6 @@ def codec_of(begin: bytes) -> str | None:
     # Deflate with a window of 32 KiB; the two bytes are a multiple of 31.
     is_zlib = begin[:1] == b"\x78" and int.from_bytes(begin[:2], "big") % 31 == 0
     return "zlib" if is_zlib else None
-
-
-class ReadFile(File, Protocol):
-    """A file whose bytes can be had as such."""
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Read, fewer bytes only at the end of the file."""
-        ...
 
 
 def decompressed(
@@ -184,7 +175,7 @@ def _bad(file: ReadFile, num_compressed: int, found: str) -> SourceError:
 
 
 def _by_arrow(file: ReadFile, codec: str) -> Iterator[bytes]:
-    stream = pa.CompressedInputStream(pa.PythonFile(_Compressed(file), mode="r"), codec)
+    stream = pa.CompressedInputStream(pa.PythonFile(FileObject(file), mode="r"), codec)
     position, piece_bytes = 0, LEAST_BYTES
     while True:
         try:
@@ -199,20 +190,3 @@ def _by_arrow(file: ReadFile, codec: str) -> Iterator[bytes]:
             return
         position, piece_bytes = position + len(data), min(2 * piece_bytes, IN_ORDER_BYTES)
         yield data
-
-
-class _Compressed(io.RawIOBase):
-    """The compressed bytes, as Arrow expects a Python file."""
-
-    def __init__(self, file: ReadFile) -> None:
-        self._file = file
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        length = COMPRESSED_BYTES if size is None or size < 0 else size
-        data = self._file.read_at(self._position, length)
-        self._position += len(data)
-        return data

@@ -27,9 +27,9 @@ from dataio.base.buffers import BufferRing
 from dataio.base.errors import SourceError
 from dataio.base.filesystem import filesystem_of
 from dataio.base.location import split_query
-from dataio.source.storage.handle import DeniedError, Medium, Remote, Status
+from dataio.source.storage.handle import DeniedError, FileHandle, Remote, Status
 from dataio.source.storage.local import LocalFile
-from dataio.source.storage.metadata_cache import Kept
+from dataio.source.storage.metadata_cache import MetadataCache
 from dataio.source.storage.names import UrlNames
 from dataio.source.storage.retry import GaveUpError, Retry, TransientError
 from dataio.source.storage.throttle import Throttle
@@ -57,10 +57,10 @@ MAX_IDLE = 16
 class StorageFile:
     """An open file of the source. Made by `Storage.open`; any thread may read."""
 
-    def __init__(self, path: str, medium: Medium, storage: "Storage") -> None:
+    def __init__(self, path: str, handle: FileHandle, storage: "Storage") -> None:
         self.path = path
-        self._medium = medium
-        self._status = medium.opened
+        self._handle = handle
+        self._status = handle.opened
         self._storage = storage
         self._was_cut = False
 
@@ -98,7 +98,7 @@ class StorageFile:
             SourceError: If the storage fails, or the file changed since it was opened.
         """
         stop = offset + max(min(length, self.size - offset), 0)
-        if stop - offset <= REQUEST_BYTES or not self._medium.watched:
+        if stop - offset <= REQUEST_BYTES or not self._handle.watched:
             return self._request(offset, stop - offset) if stop > offset else b""
         starts = range(offset, stop, REQUEST_BYTES)
         return b"".join(self._request(at, min(REQUEST_BYTES, stop - at)) for at in starts)
@@ -108,14 +108,14 @@ class StorageFile:
 
         That is, when the last view of it has died: a view that is kept never changes.
         """
-        medium, length = self._medium, min(length, self.size - offset)
-        if not isinstance(medium, LocalFile) or not REUSED_BYTES <= length <= REQUEST_BYTES:
+        handle, length = self._handle, min(length, self.size - offset)
+        if not isinstance(handle, LocalFile) or not REUSED_BYTES <= length <= REQUEST_BYTES:
             return memoryview(self.read_at(offset, length))
 
         def pread() -> memoryview:
             # Of its own for every attempt: one that was given up may still write.
             memory = self._storage.buffers.take((length,), np.uint8).data
-            return memory[: medium.pread_into(offset, memory)]
+            return memory[: handle.pread_into(offset, memory)]
 
         view = self._attempt(offset, length, pread)
         if len(view) < length:
@@ -128,11 +128,11 @@ class StorageFile:
         Raises:
             SourceError: If it changed, or the storage fails.
         """
-        self._storage.ask(self.path, lambda: self._compare(self._medium.status()))
+        self._storage.ask(self.path, lambda: self._compare(self._handle.status()))
 
     def close(self) -> None:
         """Give the file back."""
-        self._medium.close()
+        self._handle.close()
         self._storage.closed()
 
     def __enter__(self) -> Self:
@@ -145,13 +145,13 @@ class StorageFile:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is None and not self._medium.changes_in_place:
+            if kind is None and not self._handle.changes_in_place:
                 self.check()
         finally:
             self.close()
 
     def _request(self, offset: int, length: int) -> bytes:
-        data = self._attempt(offset, length, lambda: self._medium.pread(offset, length))
+        data = self._attempt(offset, length, lambda: self._handle.pread(offset, length))
         return data if len(data) == length else self._rest(offset, length, data)
 
     def _rest(self, offset: int, length: int, data: bytes | memoryview) -> bytes:
@@ -166,15 +166,15 @@ class StorageFile:
     def _attempt(self, offset: int, length: int, pread: Callable[[], Data]) -> Data:
         def attempt(failures: int) -> Data:
             if failures:
-                self._medium.renew()
+                self._handle.renew()
             return self._checked(pread(), offset, length)
 
         doing = f"reading {length} bytes at {offset}"
-        return self._storage.read(self.path, attempt, length, self._medium.watched, doing)
+        return self._storage.read(self.path, attempt, length, self._handle.watched, doing)
 
     def _checked(self, data: Data, offset: int, length: int) -> Data:
-        if self._medium.changes_in_place or not data:
-            self._compare(self._medium.status())
+        if self._handle.changes_in_place or not data:
+            self._compare(self._handle.status())
         if not data:
             raise TransientError(f"got 0 of {length} bytes")
         if len(data) > length:
@@ -230,7 +230,7 @@ class Storage:
         self.bytes_read = 0
         self.num_opens = 0
         self.buffers = BufferRing(max_idle=MAX_IDLE)
-        self.kept = Kept()
+        self.metadata = MetadataCache()
         self._num_open = 0
 
     @property
@@ -247,20 +247,20 @@ class Storage:
         self._count(0, opens=1)
         path = self.name(path)
         if "://" in path:
-            medium = self._ask_remote(path, lambda at, url: at.open(url), doing="opening it")
+            handle = self._ask_remote(path, lambda at, url: at.open(url), doing="opening it")
         else:
             watched = self._is_watched(path)
-            medium = self.ask(
+            handle = self.ask(
                 path, lambda: LocalFile(path, watched=watched), doing="opening it", watched=watched
             )
-        now = medium.opened
+        now = handle.opened
         size, mtime_ns = self._expected.get(path, (now.size, None))
         if size != now.size or mtime_ns not in (None, now.mtime_ns):
-            medium.close()
+            handle.close()
             raise _changed(path, now, Status(size, mtime_ns or 0), "when surveyed")
         with self._lock:
             self._num_open += 1
-        return StorageFile(path, medium, self)
+        return StorageFile(path, handle, self)
 
     def closed(self) -> None:
         """Know that a file was given back."""

@@ -35,7 +35,7 @@ class Status(NamedTuple):
     """The storage's own name for this version of the bytes."""
 
 
-class Medium(Protocol):
+class FileHandle(Protocol):
     """An open file. Any thread may read. What may pass is raised as in `retry`."""
 
     @property
@@ -75,7 +75,7 @@ class Remote(Protocol):
         """Write a URL so that its last part is the name of the file."""
         ...
 
-    def open(self, url: str) -> Medium: ...
+    def open(self, url: str) -> FileHandle: ...
 
     def is_file(self, url: str) -> bool: ...
 

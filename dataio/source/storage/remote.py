@@ -16,7 +16,7 @@ import fsspec.asyn
 
 from dataio.base.errors import DataioError, SourceError
 from dataio.base.location import bare, explained, shown, split_user
-from dataio.source.storage.handle import DeniedError, Medium, MissingError, Status
+from dataio.source.storage.handle import DeniedError, FileHandle, MissingError, Status
 from dataio.source.storage.http import encoded, read_range
 from dataio.source.storage.retry import TransientError, is_transient
 
@@ -40,7 +40,7 @@ class FsspecFiles:
     def canonical(self, url: str) -> str:
         return url
 
-    def open(self, url: str) -> Medium:
+    def open(self, url: str) -> FileHandle:
         return HttpFile(url) if _is_http(url) else FsspecFile(url)
 
     def is_file(self, url: str) -> bool:

@@ -48,6 +48,14 @@ class File(Protocol):
         ...
 
 
+class ReadFile(File, Protocol):
+    """A file whose bytes can be had as such."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read, fewer bytes only at the end of the file."""
+        ...
+
+
 class Window:
     """Hands out slices of a file that is read forwards, each byte once.
 

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -11,23 +10,20 @@ import numpy as np
 import xxhash
 
 from dataio.base.errors import SourceError
-from dataio.source.base import Shard, ShardedSource, ShardFormat
-from dataio.source.counts import Surveyed
+from dataio.source.base import ShardedSource, ShardFormat
+from dataio.source.counts import ShardInfo, number_samples
 from dataio.source.storage.files import Storage
 from dataio.world import World
 from dataio.world.agree import agree
 
 log = logging.getLogger(__name__)
 
-TAR_END_BYTES = 1024
-"""Zeros that a whole tar file ends with, at least."""
-
 
 class Counted(NamedTuple):
     """A shard, and what was found in it."""
 
     path: str
-    found: Surveyed
+    found: ShardInfo
 
 
 class GrowingSource(ShardedSource):
@@ -43,7 +39,7 @@ class GrowingSource(ShardedSource):
         own: Numbers of the shards that this process counted: it sees that they do not change.
         storage: Reads and counts.
         list_paths: Lists the shards that are there now.
-        survey: Counts one.
+        count: Counts the samples of one.
         keep: Keeps on the node what was counted.
 
     Attributes:
@@ -63,29 +59,20 @@ class GrowingSource(ShardedSource):
         own: Sequence[int],
         storage: Storage,
         list_paths: Callable[[], list[str]],
-        survey: Callable[[str], Surveyed],
+        count: Callable[[str], ShardInfo],
         keep: Callable[[Sequence[Counted]], None],
     ) -> None:
         self.counted = tuple(counted)
         self.prefixes = chained_digests(counted)
         self._num_shards, self._own = num_shards, tuple(own)
-        self._list_paths, self._survey, self._keep = list_paths, survey, keep
+        self._list_paths, self._count, self._keep = list_paths, count, keep
         mine = self.counted[:num_shards]
-        totals = [sum(shard.found.counts) for shard in mine]
-        firsts = accumulate(totals, initial=0)
-        pieces = np.concatenate([shard.found.counts for shard in mine]).astype(np.int64)
+        found = [shard.found for shard in mine]
+        shards, piece_starts = number_samples([shard.path for shard in mine], found)
         super().__init__(
-            name,
-            shard_format,
-            [
-                Shard(path, count, first, np.array(found.marks, np.int64).reshape(-1, 2))
-                for (path, found), count, first in zip(mine, totals, firsts, strict=False)
-            ],
-            fingerprint=self.prefixes[-1],
-            storage=storage,
-            piece_starts=np.cumsum(pieces) - pieces,
-            total_bytes=sum(shard.found.num_bytes for shard in mine),
-        )
+            name, shard_format, shards, fingerprint=self.prefixes[-1], storage=storage,
+            piece_starts=piece_starts, total_bytes=sum(shard.num_bytes for shard in found),
+        )  # fmt: skip
 
     @property
     def digest(self) -> str:
@@ -130,7 +117,7 @@ class GrowingSource(ShardedSource):
             return json.dumps(new).encode()
 
         parts = agree(world, find, doing="look for new shards")
-        new = [Counted(path, Surveyed(*found)) for path, found in json.loads(parts[0])]
+        new = [Counted(path, ShardInfo(*found)) for path, found in json.loads(parts[0])]
         known = (*self.counted, *new)
         own = (*self._own, *range(len(self.counted), len(known))) if world.rank == 0 else self._own
         for path, found in new:
@@ -155,7 +142,7 @@ class GrowingSource(ShardedSource):
     ) -> "GrowingSource":
         return GrowingSource(
             self.name, self._format, counted, num_shards=num_shards, own=own, storage=self.storage,
-            list_paths=self._list_paths, survey=self._survey, keep=self._keep,
+            list_paths=self._list_paths, count=self._count, keep=self._keep,
         )  # fmt: skip
 
     def _find_new(self) -> list[Counted]:
@@ -177,7 +164,7 @@ class GrowingSource(ShardedSource):
         new: list[Counted] = []
         for path in paths[len(known) :]:
             try:
-                new.append(Counted(path, self._survey(path)))
+                new.append(Counted(path, self._count(path)))
             except SourceError as error:
                 log.warning(
                     "[rank 0] %s: is not taken into the next epoch, nor the shards behind it: it "
@@ -207,18 +194,3 @@ def chained_digests(counted: Sequence[Counted]) -> list[str]:
         own = [digests[-1], name, num_rows, shard.num_bytes, shard.mtime_ns]
         digests.append(xxhash.xxh3_64_hexdigest(json.dumps(own).encode()))
     return digests[1:]
-
-
-def check_tar_end(storage: Storage, path: str) -> None:
-    """Refuse a tar shard without its end-of-archive: its writer may be about to go on.
-
-    Raises:
-        SourceError: If the shard does not end in zeros.
-    """
-    with storage.open(path) as file:
-        tail = file.read_at(max(file.size - TAR_END_BYTES, 0), TAR_END_BYTES)
-    if len(tail) < TAR_END_BYTES or any(tail):
-        raise SourceError(
-            f"{path}: has no end-of-archive, expected {TAR_END_BYTES} bytes of zeros at its end; "
-            "close the tar file, and rename it into place when it is whole"
-        )

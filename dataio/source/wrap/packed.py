@@ -15,7 +15,7 @@ from dataio.base.checked import checked
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Array, Field
 from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard, ShardedSource
+from dataio.source.base import SampleCounts, Shard, ShardedSource
 from dataio.source.formats.arrays import array_rows
 from dataio.source.formats.megatron import (
     DOCUMENT,
@@ -88,14 +88,14 @@ class SequenceFormat(MegatronFormat):
         self._last: tuple[str, Pieces] | None = None
         self._lock = Lock()
 
-    def survey(self, storage: Storage, path: str) -> Contents:
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Count the sequences that the lengths in the index make, and what each costs."""
         with open_index(storage, path, self.index_of(path)) as beside:
             index = read_head(beside)
             extents = _all_extents(beside, index, storage.stat(path)[0])
         pieces = self._pack(extents, index)
         costs = attention_costs(pieces, length=self._sequences.length)
-        return Contents([pieces.num_sequences], costs=costs.tobytes())
+        return SampleCounts([pieces.num_sequences], costs=costs.tobytes())
 
     def read(
         self,

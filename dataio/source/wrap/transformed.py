@@ -30,10 +30,9 @@ from dataio.rows.fields import (
 from dataio.rows.refused import Lenient, find_refused, is_replaced, refused_row
 from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.views import Crop, Resize, Resizing
-from dataio.source.base import Source, costs_of
+from dataio.source.base import Source, costs_of, place_of
 from dataio.source.classes import class_names
 from dataio.source.formats.folder import ImageFolderSource
-from dataio.source.place import place_of
 from dataio.source.row_block import RowBlock
 from dataio.source.values import raw_value
 from dataio.source.wrap.function_hash import describe_function

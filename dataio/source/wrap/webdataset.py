@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from dataio.base.errors import DataioError, SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Shard
+from dataio.source.base import SampleCounts, Shard, ShardFormat
 from dataio.source.row_block import RowBlock
+from dataio.source.storage.file_object import FileObject
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.values import fields_of, named_values
 from dataio.source.wrap.function_hash import describe_function, describe_value
@@ -42,7 +43,7 @@ def is_pipeline(source: object) -> TypeGuard[Pipeline]:
     return webdataset is not None and isinstance(source, webdataset.DataPipeline)
 
 
-class PipelineFormat:
+class PipelineFormat(ShardFormat):
     """Shards as a pipeline of webdataset reads them; every shard passes through it alone.
 
     Which shard comes when, and who reads it, is the loader's to decide: stages that shuffle, that
@@ -80,13 +81,9 @@ class PipelineFormat:
         marks = [version, *(describe_stage(stage) for stage in self._stages)]
         self.fingerprint = xxhash.xxh3_64_hexdigest("\n".join(marks).encode())
 
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
-        """Nobody knows without running it: a filter may leave samples out."""
-        return None
-
-    def survey(self, storage: Storage, path: str) -> Contents:
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Run the pipeline over a shard, and count what comes."""
-        return Contents([sum(1 for _ in self._samples(storage, path))])
+        return SampleCounts([sum(1 for _ in self._samples(storage, path))])
 
     def read(
         self,
@@ -142,7 +139,7 @@ class PipelineFormat:
                 raise stream.error
 
 
-class _Stream(io.RawIOBase):
+class _Stream(FileObject):
     """A file of the source, as tar readers want it.
 
     Attributes:
@@ -150,23 +147,18 @@ class _Stream(io.RawIOBase):
     """
 
     def __init__(self, file: StorageFile) -> None:
-        self._file = file
-        self._position = 0
+        super().__init__(file)
         self.error: Exception | None = None
 
-    def readable(self) -> bool:
-        return True
+    def seekable(self) -> bool:
+        return False
 
-    def readinto(self, buffer: Any) -> int:
+    def _read(self, start: int, length: int) -> bytes:
         try:
-            length = max(min(len(buffer), self._file.size - self._position), 0)
-            data = self._file.read_at(self._position, length) if length else b""
+            return super()._read(start, length)
         except Exception as error:
             self.error = error
             raise
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 def _kept(webdataset: ModuleType, stages: Sequence[Any]) -> list[Any]:

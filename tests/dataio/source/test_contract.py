@@ -10,7 +10,7 @@ from dataio.pool.pool import Pool
 from dataio.source import DatasetSource, Storage, TransformedSource
 from dataio.source.base import Shard, ShardedSource, costs_of
 from dataio.source.formats.folder import ImageFolderSource
-from dataio.source.open import FORMATS
+from dataio.source.listing import FORMATS
 from dataio.world import single_world
 
 

@@ -21,7 +21,7 @@ from dataio.source.base import ShardedSource
 from dataio.source.formats import columns
 from dataio.source.formats.parquet import FOOTER_GROWTH, ParquetFormat
 from dataio.source.storage.files import Storage
-from dataio.source.storage.metadata_cache import Kept
+from dataio.source.storage.metadata_cache import MetadataCache
 from tests.dataio.source.shards import damage, ids, read_all, rows_of
 
 FIELDS: dict[str, Field] = {
@@ -129,7 +129,7 @@ def test_of_many_shards_the_footers_last_used_are_kept_and_no_more(tmp_path: Pat
     sources = [write_groups(tmp_path / f"{number}.parquet", 20) for number in range(3)]
     storage = Storage()
     (one,) = {int(pq.read_metadata(path).serialized_size) for path in tmp_path.iterdir()}
-    storage.kept = Kept(2 * one * FOOTER_GROWTH)
+    storage.metadata = MetadataCache(2 * one * FOOTER_GROWTH)
 
     def read(number: int) -> int:
         before, shard = storage.bytes_read, sources[number].shards[0]
@@ -138,7 +138,7 @@ def test_of_many_shards_the_footers_last_used_are_kept_and_no_more(tmp_path: Pat
 
     read_bytes = [read(number) for number in (0, 1, 0, 2, 0, 1)]
     assert [num_bytes > one for num_bytes in read_bytes] == [True, True, False, True, False, True]
-    assert storage.kept.num_bytes == 2 * one * FOOTER_GROWTH
+    assert storage.metadata.num_bytes == 2 * one * FOOTER_GROWTH
 
 
 def test_a_footer_of_a_shard_that_was_written_again_is_not_used(tmp_path: Path) -> None:

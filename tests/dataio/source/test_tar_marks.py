@@ -15,7 +15,7 @@ from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field, Int
 from dataio.source import open_source
 from dataio.source.base import ShardedSource
-from dataio.source.formats.tar import marks as tar_marks
+from dataio.source.formats import seek_points
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import (
     damage,
@@ -44,8 +44,8 @@ def opened(path: Path, **kwargs: object) -> ShardedSource:
 @pytest.fixture
 def dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark every few samples, so that shards may be small."""
-    monkeypatch.setattr(tar_marks, "MARK_BYTES", STRETCH)
-    monkeypatch.setattr(tar_marks, "SKIPPED_BYTES", STRETCH)
+    monkeypatch.setattr(seek_points, "SPACING_BYTES", STRETCH)
+    monkeypatch.setattr(seek_points, "SKIPPED_BYTES", STRETCH)
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +96,14 @@ def test_every_rank_is_told_what_one_of_them_counted(tmp_path: Path, large: Path
 
     def marks(world: World) -> tuple[int, list[list[int]]]:
         source = opened(tmp_path, world=world, index_cache=index_cache)
-        return source.bytes_read, [shard.marks.ravel().tolist() for shard in source.shards]
+        return source.bytes_read, [shard.seek_points.ravel().tolist() for shard in source.shards]
 
     (a_bytes, told), (b_bytes, same) = run_threads(thread_worlds([1, 1]), marks)
     assert a_bytes < 1e6 < b_bytes
     assert told == same
-    assert [len(of) // 2 for of in told] == [2, tar_marks.MARKS - 1], "the start is one too"
+    assert [len(of) // 2 for of in told] == [2, seek_points.NUM_SEEK_POINTS - 1], (
+        "the start is one too"
+    )
     assert run_threads(thread_worlds([1]), marks) == [(0, told)], "kept on the node"
 
 
@@ -110,11 +112,11 @@ def test_many_shards_share_the_marks_that_may_be(
 ) -> None:
     for i in range(4):
         write_tar(tmp_path / f"{i}.tar", numbered(100))
-    whole = [len(shard.marks) for shard in opened(tmp_path).shards]
-    monkeypatch.setattr("dataio.source.open.MAX_MARKS", 40)
+    whole = [len(shard.seek_points) for shard in opened(tmp_path).shards]
+    monkeypatch.setattr("dataio.source.counts.MAX_SEEK_POINTS", 40)
     source = opened(tmp_path)
     assert min(whole) > 50
-    assert [len(shard.marks) for shard in source.shards] == [10] * 4
+    assert [len(shard.seek_points) for shard in source.shards] == [10] * 4
     rows = read_all(source, FIELDS)
     assert rows_of(source.read(np.arange(150, 350, 7), FIELDS)) == rows[150:350:7]
 
@@ -147,7 +149,7 @@ def test_any_subset_by_marks_is_that_of_the_whole(
     wanted = sorted(i for i in chosen if i < len(sizes))
     assert rows_of(source.read(np.array(wanted, np.int64), FIELDS)) == [rows[i] for i in wanted]
     # From every mark on, a sample that lies across the next one included.
-    for first in source.shards[0].marks[:, 0].tolist():
+    for first in source.shards[0].seek_points[:, 0].tolist():
         assert rows_of(source.read(np.arange(first, len(rows)), FIELDS)) == rows[first:]
 
 
@@ -186,25 +188,25 @@ def test_a_global_header_that_names_members_is_refused(tmp_path: Path, dense: No
             continue
         source = opened(path)
         assert source.num_samples == 40
-        assert len(source.shards[0].marks) > 20
+        assert len(source.shards[0].seek_points) > 20
         assert rows_of(source.read(ids(30, 39), FIELDS))[0] == read_all(source, FIELDS)[30]
 
 
 def test_a_shard_that_changed_is_counted_and_marked_again(tmp_path: Path, dense: None) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(40))
     index_cache = tmp_path / "indexes"
-    before = opened(path, index_cache=index_cache).shards[0].marks
+    before = opened(path, index_cache=index_cache).shards[0].seek_points
     write_tar(path, numbered(60, num_bytes=2000))
     source = opened(path, index_cache=index_cache)
     assert source.num_samples == 60
-    assert source.shards[0].marks.tolist() != before.tolist()
+    assert source.shards[0].seek_points.tolist() != before.tolist()
     assert rows_of(source.read(ids(30, 50), FIELDS))[1] == read_all(source, FIELDS)[50]
 
 
 def test_a_damaged_table_of_marks_is_made_anew(tmp_path: Path, dense: None) -> None:
     path = write_tar(tmp_path / "a.tar", numbered(40))
     index_cache = tmp_path / "indexes"
-    marks = opened(path, index_cache=index_cache).shards[0].marks
+    marks = opened(path, index_cache=index_cache).shards[0].seek_points
     file = next(index_cache.iterdir())
     whole = file.read_bytes()
     offset = str(marks[3, 1]).encode()
@@ -212,7 +214,7 @@ def test_a_damaged_table_of_marks_is_made_anew(tmp_path: Path, dense: None) -> N
     file.write_bytes(whole.replace(offset, b"1" * len(offset)))
     source = opened(path, index_cache=index_cache)
     assert source.bytes_read > 0
-    assert source.shards[0].marks.tolist() == marks.tolist()
+    assert source.shards[0].seek_points.tolist() == marks.tolist()
     assert file.read_bytes() == whole
 
 

@@ -13,7 +13,7 @@ from dataio import Loader, Reports, Shards, Workers
 from dataio.base.errors import FieldError, SourceError
 from dataio.rows.fields import Bytes, Field
 from dataio.source import Source, open_source, write_index
-from dataio.source.formats.tar import marks
+from dataio.source.formats import seek_points
 from dataio.source.storage import compressed
 from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
 from tests.dataio.source.test_tar import FIELDS
@@ -56,7 +56,7 @@ def raw_tar(directory: Path, first: int, *, padded: bool = True, num_samples: in
 def test_joined_archives_are_refused_or_read_on_request(
     tmp_path: Path, padded: bool, between: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "MARK_BYTES", 4096)
+    monkeypatch.setattr(seek_points, "SPACING_BYTES", 4096)
     parts = [raw_tar(tmp_path, first, padded=padded) for first in (0, 20, 40)]
     raw = between.join(parts)
     expected = read_all(open_source(str(write_tar(tmp_path / "whole.tar", numbered(60)))), FIELDS)
@@ -137,7 +137,7 @@ FILES: Entries = [("s0.txt", b"zero"), ("d/s1.txt", b"one")]
 def test_links_are_followed_within_the_shard(
     tmp_path: Path, form: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "MARK_BYTES", 512)
+    monkeypatch.setattr(seek_points, "SPACING_BYTES", 512)
     # Longer names are in records of their own.
     deep = "deep/" * (8 if form == tarfile.USTAR_FORMAT else 28) + "target.txt"
     entries: Entries = [

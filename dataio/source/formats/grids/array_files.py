@@ -8,9 +8,10 @@ from typing import Literal
 
 from dataio.base.checked import checked
 from dataio.base.errors import SourceError
-from dataio.base.location import bare
+from dataio.source.counts import own_part
+from dataio.source.expand import shown_name
 from dataio.source.formats.grids.listing import FORMATS, format_of, list_files
-from dataio.source.formats.grids.numbering import Axis
+from dataio.source.formats.grids.numbering import Axis, describe
 from dataio.source.formats.grids.source import ArrayFilesSource, FoundFile
 from dataio.source.formats.grids.variables import Variable
 from dataio.source.storage.files import Storage
@@ -106,26 +107,20 @@ class ArrayFiles:
 
         paths, urls = json.loads(agree(world, listing, doing="list the array files")[0])
         storage.adopt_urls(urls)
-        size = world.world_size
-        cuts = [len(paths) * rank // size for rank in range(size + 1)]
+        own = own_part(len(paths), world)
 
-        def survey() -> bytes:
-            mine = paths[cuts[world.rank] : cuts[world.rank + 1]]
-            return json.dumps([self._survey(path, storage) for path in mine]).encode()
+        def look() -> bytes:
+            return json.dumps([self._look(paths[i], storage) for i in own]).encode()
 
-        parts = agree(world, survey, doing="look into the array files")
+        parts = agree(world, look, doing="look into the array files")
         found = [FoundFile.of(*entry) for part in parts for entry in json.loads(part)]
         for i, file in enumerate(found):
             if file.kind != "zarr":
                 # Another node's copy may have another time.
-                own = cuts[world.rank] <= i < cuts[world.rank + 1]
-                num_bytes, mtime_ns = map(int, file.marks)
-                storage.expect(file.path, num_bytes, mtime_ns if own else None)
-        named = [bare(name) for name in self._names]
-        last = named[-1]
-        name = named[0] if len(named) == 1 else f"{named[0]} and {len(named) - 1} more, to {last}"
+                num_bytes, mtime_ns = map(int, file.version)
+                storage.expect(file.path, num_bytes, mtime_ns if i in own else None)
         return ArrayFilesSource(
-            name,
+            shown_name(self._names),
             found,
             self.axes,
             declared=[self.axis, [*self.tiles.items()], self.edge, [*self.dims.items()]],
@@ -133,12 +128,12 @@ class ArrayFiles:
             storage=storage,
         )
 
-    def _survey(self, path: str, storage: Storage) -> list[object]:
+    def _look(self, path: str, storage: Storage) -> list[object]:
         kind = format_of(path, storage)
-        marks = FORMATS[kind].marks(storage, path)
+        version = FORMATS[kind].version(storage, path)
         with FORMATS[kind].opened(storage, path) as file:
             found = {name: self._named(path, name, v) for name, v in file.variables.items()}
-        return [path, kind, marks, found]
+        return [path, kind, version, found]
 
     def _named(self, path: str, name: str, variable: Variable) -> Variable:
         dims = self.dims.get(name, variable.dims)
@@ -148,3 +143,34 @@ class ArrayFiles:
                 f"the dimensions {', '.join(dims)}; correct dims"
             )
         return variable._replace(dims=tuple(dims))
+
+
+def open_rows(names: Sequence[str], *, world: World, storage: Storage) -> ArrayFilesSource:
+    """Open array files whose first axis can only be that of the samples. Collective.
+
+    Args:
+        names: As `ArrayFiles` takes them.
+        world: The ranks that open them.
+        storage: Reads.
+
+    Raises:
+        SourceError: On every rank, if the arrays of a file differ in their first axis, or several
+            files hold one array each without a name: these may be samples as well as rows.
+    """
+    declared: str | list[str] = names[0] if len(names) == 1 else list(names)
+    source = ArrayFiles(declared).open(world, storage=storage)
+    for file in source.files:
+        if not _has_rows(file) or (file.kind == "npy" and len(source.files) > 1):
+            raise SourceError(
+                f"{file.path}: holds {describe(file.variables)}, of {len(source.files)} files, "
+                "expected arrays that all have one row a sample, so that nothing is to be "
+                f"declared; say what a sample is: dataio.ArrayFiles({declared!r}, axis=0) for rows "
+                'of those arrays that fields name (or axis="time"), axis=None for whole files; see '
+                "docs/grids.md"
+            )
+    return source
+
+
+def _has_rows(file: FoundFile) -> bool:
+    firsts = {(v.dims[:1], v.shape[:1]) for v in file.variables.values()}
+    return len(firsts) == 1 and () not in {shape for _, shape in firsts}

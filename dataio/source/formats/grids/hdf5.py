@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.grids.file_object import FileObject
 from dataio.source.formats.grids.raw import RawArray
 from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
+from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Hdf5Format(PlainFormat):
         library = _h5py(path)
         with storage.open(path) as file:
             with _explained(path):
-                opened = library.File(FileObject(file), "r", rdcc_nbytes=CACHE_BYTES)
+                opened = library.File(PagedFileObject(file), "r", rdcc_nbytes=CACHE_BYTES)
             with opened:
                 with _explained(path):
                     _check_alone(file, opened.userblock_size)

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.grids.file_object import FileObject
 from dataio.source.formats.grids.raw import RawArray
 from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
+from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
 
 DTYPES = {
@@ -39,7 +39,7 @@ class NetCdf3Format(PlainFormat):
     def opened(self, storage: Storage, path: str) -> Iterator["NetCdf3File"]:
         with storage.open(path) as file:
             try:
-                found = _Header(FileObject(file))
+                found = _Header(PagedFileObject(file))
                 if ANOTHER.match(file.read_at(found.end, SEARCHED_BYTES)):
                     raise struct.error(f"another file begins behind its end at byte {found.end}")
             except (struct.error, KeyError, UnicodeDecodeError, IndexError) as error:
@@ -92,7 +92,7 @@ class _Header:
         record_bytes: From one index of the record dimension to the next.
     """
 
-    def __init__(self, file: FileObject) -> None:
+    def __init__(self, file: PagedFileObject) -> None:
         self._file = file
         version = self._take(4)[3]
         self._size = ">q" if version == 5 else ">i"

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError
-from dataio.source.formats.grids.file_object import FileObject
 from dataio.source.formats.grids.raw import RawArray
 from dataio.source.formats.grids.variables import Box, PlainFormat, Variable, contiguous_chunks
 from dataio.source.formats.npy import HEADER_BYTES, read_header
+from dataio.source.storage.file_object import PagedFileObject
 from dataio.source.storage.files import Storage, StorageFile
 
 ONE_ARRAY = "arr_0"
@@ -42,7 +42,7 @@ class NpzFormat(PlainFormat):
     def opened(self, storage: Storage, path: str) -> Iterator["NumpyFile"]:
         with storage.open(path) as file:
             with _explained(path):
-                archive = zipfile.ZipFile(FileObject(file))
+                archive = zipfile.ZipFile(PagedFileObject(file))
                 _check_whole(file, archive)
                 found = NumpyFile(
                     {

@@ -42,21 +42,21 @@ class FoundFile:
     Attributes:
         path: Where it is.
         kind: Its format, a key of `FORMATS`.
-        marks: What changes when the file does.
+        version: What changes when the file does.
         variables: What it holds.
     """
 
     path: str
     kind: str
-    marks: Sequence[int | str]
+    version: Sequence[int | str]
     variables: Mapping[str, Variable]
 
     @classmethod
     def of(
-        cls, path: str, kind: str, marks: Sequence[int | str], found: Mapping[str, Described]
+        cls, path: str, kind: str, version: Sequence[int | str], found: Mapping[str, Described]
     ) -> "FoundFile":
         """Make it of what came as JSON."""
-        return cls(path, kind, marks, {name: _variable(*value) for name, value in found.items()})
+        return cls(path, kind, version, {name: _variable(*value) for name, value in found.items()})
 
 
 def _variable(
@@ -121,11 +121,11 @@ class ArrayFilesSource:
                 "pattern, and the length of the row axis"
             )
         self.shard_starts = _joined_starts(self._files)
-        marks = [
-            [PurePosixPath(file.path).name, file.kind, *file.marks, numbers.counts, numbers.cell]
+        versions = [
+            [PurePosixPath(file.path).name, file.kind, *file.version, numbers.counts, numbers.cell]
             for file, numbers in zip(files, numberings, strict=True)
         ]
-        self.fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([declared, marks]).encode())
+        self.fingerprint = xxhash.xxh3_64_hexdigest(json.dumps([declared, versions]).encode())
 
     @property
     def bytes_read(self) -> int:

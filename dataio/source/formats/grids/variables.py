@@ -60,7 +60,7 @@ class Format(Protocol):
         """
         ...
 
-    def marks(self, storage: Storage, path: str) -> list[int | str]:
+    def version(self, storage: Storage, path: str) -> list[int | str]:
         """Describe the file so that the description changes when the file does."""
         ...
 
@@ -69,7 +69,7 @@ class Format(Protocol):
 class PlainFormat:
     """What the formats share whose data are one file each."""
 
-    def marks(self, storage: Storage, path: str) -> list[int | str]:
+    def version(self, storage: Storage, path: str) -> list[int | str]:
         """Return length in bytes and time of change."""
         return list(storage.stat(path))
 

@@ -1,11 +1,9 @@
 """Zarr stores, versions 2 and 3, by zarr-python, whose bytes come through our own storage."""
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -15,10 +13,6 @@ from dataio.base.errors import SourceError
 from dataio.source.formats.grids.npz import ONE_ARRAY
 from dataio.source.formats.grids.variables import Box, Variable
 from dataio.source.storage.files import Storage
-
-if TYPE_CHECKING:
-    from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 """A directory that holds one of these is a store."""
@@ -32,12 +26,15 @@ class ZarrFormat:
     @contextmanager
     def opened(self, storage: Storage, path: str) -> Iterator["ZarrFile"]:
         library = _zarr(path)
+        # It is a class of zarr's, which may not be installed.
+        from dataio.source.formats.grids.zarr_store import SourceStore
+
         with _explained(path):
-            store = _store_class()(storage, path)
+            store = SourceStore(storage, path)
             found = ZarrFile(library.open(store=store, mode="r"), library, path)
         yield found
 
-    def marks(self, storage: Storage, path: str) -> list[int | str]:
+    def version(self, storage: Storage, path: str) -> list[int | str]:
         """Hash the names of its files, and size and time of change of 1,000 of them.
 
         Behind a URL only of the root's own metadata, which is one request.
@@ -101,93 +98,6 @@ def _variable(array: Any) -> Variable:
     names = tuple(str(name or "") for name in named) if named else ("",) * array.ndim
     dtype = "|O" if array.dtype.kind == "T" else array.dtype.str
     return Variable(names, array.shape, dtype, array.chunks)
-
-
-@cache
-def _store_class() -> type:
-    from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-
-    class SourceStore(Store):
-        """A store that is read through `Storage`. A file that is not there is a chunk of fill."""
-
-        supports_writes = supports_deletes = False
-        supports_listing = True
-
-        def __init__(self, storage: Storage, path: str) -> None:
-            super().__init__(read_only=True)
-            self._storage, self._path = storage, path
-
-        def with_read_only(self, read_only: bool = False) -> "SourceStore":
-            if not read_only:
-                raise ValueError("a source is not written to")
-            return self
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, SourceStore) and other._path == self._path
-
-        def __hash__(self) -> int:
-            return hash(self._path)
-
-        async def get(
-            self,
-            key: str,
-            prototype: "BufferPrototype",
-            byte_range: "ByteRequest | None" = None,
-        ) -> "Buffer | None":
-            data = await asyncio.to_thread(self._get, key, byte_range)
-            return None if data is None else prototype.buffer.from_bytes(data)
-
-        async def get_partial_values(
-            self,
-            prototype: "BufferPrototype",
-            key_ranges: "Iterable[tuple[str, ByteRequest | None]]",
-        ) -> "list[Buffer | None]":
-            parts = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
-            return list(await asyncio.gather(*parts))
-
-        async def exists(self, key: str) -> bool:
-            return await asyncio.to_thread(self._storage.exists, f"{self._path}/{key}")
-
-        async def list(self) -> AsyncIterator[str]:
-            async for key in self.list_prefix(""):
-                yield key
-
-        async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-            raise NotImplementedError("a source's directories are listed one by one")
-            yield ""
-
-        async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-            place = f"{self._path}/{prefix}".rstrip("/")
-            for name in await asyncio.to_thread(self._names, place):
-                yield name
-
-        async def set(self, key: str, value: "Buffer") -> None:
-            raise NotImplementedError("a source is not written to")
-
-        async def delete(self, key: str) -> None:
-            raise NotImplementedError("a source is not written to")
-
-        def _names(self, place: str) -> Sequence[str]:
-            if "://" in place:
-                children = self._storage.children(place)
-                return [child.rstrip("/").rpartition("/")[2] for child in children]
-            return self._storage.ask(place, lambda: sorted(os.listdir(place)))  # noqa: PTH208
-
-        def _get(self, key: str, byte_range: "ByteRequest | None") -> bytes | None:
-            path = f"{self._path}/{key}"
-            if not self._storage.exists(path):
-                return None
-            with self._storage.open(path) as file:
-                start, stop = 0, file.size
-                if isinstance(byte_range, RangeByteRequest):
-                    start, stop = byte_range.start, min(byte_range.end, stop)
-                elif isinstance(byte_range, OffsetByteRequest):
-                    start = byte_range.offset
-                elif isinstance(byte_range, SuffixByteRequest):
-                    start = max(stop - byte_range.suffix, 0)
-                return file.read_at(start, stop - start)
-
-    return SourceStore
 
 
 def _zarr(path: str) -> Any:

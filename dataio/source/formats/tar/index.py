@@ -10,7 +10,9 @@ import numpy as np
 
 from dataio.base.atomic import write_file
 from dataio.base.errors import SourceError
-from dataio.source.base import Contents
+from dataio.source.base import SampleCounts
+from dataio.source.formats.seek_points import spacing_bytes
+from dataio.source.formats.tar.counting import check_keys
 from dataio.source.formats.tar.headers import (
     BLOCK,
     MOST_END_BYTES,
@@ -18,7 +20,6 @@ from dataio.source.formats.tar.headers import (
     is_end_marker,
     split_name,
 )
-from dataio.source.formats.tar.marks import check_keys, mark_bytes
 from dataio.source.formats.tar.samples import Samples, duplicate_member, walk_samples
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import Window
@@ -78,8 +79,8 @@ def read_index(storage: Storage, shard_path: str) -> ShardIndex | None:
     return index
 
 
-def indexed_contents(storage: Storage, shard_path: str) -> Contents | None:
-    """Count and mark the samples of a shard by its ``.idx``; None if there is none.
+def counts_by_index(storage: Storage, shard_path: str) -> SampleCounts | None:
+    """Count the samples of a shard by its ``.idx``; None if there is none.
 
     What it lists must end where the shard's end marker begins. Whether samples begin where it says
     is seen by whoever reads the shard.
@@ -92,9 +93,9 @@ def indexed_contents(storage: Storage, shard_path: str) -> Contents | None:
     if not lines:
         return None
     with storage.open(shard_path) as file:
-        step = -(-len(lines) * mark_bytes(file.size) // max(file.size, 1))
+        step = -(-len(lines) * spacing_bytes(file.size) // max(file.size, 1))
         numbers = np.append(np.arange(step, len(lines), step), len(lines))
-        # int64[num_marks + 1]: where a sample begins behind the one before, and where all end
+        # int64[num_points + 1]: where a sample begins behind the one before, and where all end
         begins = np.array([_end(path, number, lines[number - 1]) for number in numbers.tolist()])
         end = file.view_at(int(begins[-1]), MOST_END_BYTES + 1)
         num_bytes = file.size
@@ -106,7 +107,7 @@ def indexed_contents(storage: Storage, shard_path: str) -> Contents | None:
             "again"
         )
     check_keys(shard_path, _keys(path, lines))
-    return Contents([len(lines)], np.stack([numbers, begins], axis=1)[:-1])
+    return SampleCounts([len(lines)], np.stack([numbers, begins], axis=1)[:-1])
 
 
 def listed_counts(storage: Storage, shard_paths: Sequence[str]) -> list[int] | None:

@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field, Raw
 from dataio.rows.rows import Rows
-from dataio.source.base import Contents, Mark, Shard
-from dataio.source.formats.tar.headers import BLOCK
-from dataio.source.formats.tar.index import index_path, indexed_contents, listed_counts
+from dataio.source.base import SampleCounts, SeekPoint, Shard, ShardFormat
+from dataio.source.formats.seek_points import cut_at_seek_points, point_behind
+from dataio.source.formats.tar.counting import count_samples, misplaced_point
+from dataio.source.formats.tar.headers import BLOCK, END_BYTES
+from dataio.source.formats.tar.index import counts_by_index, index_path, listed_counts
 from dataio.source.formats.tar.keys import (
     MemberKey,
     extensions_of,
@@ -18,7 +20,6 @@ from dataio.source.formats.tar.keys import (
     missing_member,
     value_within,
 )
-from dataio.source.formats.tar.marks import count_and_mark, cut_at_marks, misplaced_mark
 from dataio.source.formats.tar.samples import Samples, Wanted, walk_samples
 from dataio.source.row_block import RowBlock
 from dataio.source.storage.compressed import DecompressedFile
@@ -30,7 +31,7 @@ HEAD_BYTES = 4 * BLOCK
 """A header with one of pax before it."""
 
 
-class TarFormat:
+class TarFormat(ShardFormat):
     """Tar shards: a sample is the members in a row that share their name up to the first dot.
 
     Args:
@@ -53,15 +54,15 @@ class TarFormat:
         """Name the index of a shard."""
         return "" if self.gzipped else index_path(path)
 
-    def survey(self, storage: Storage, path: str) -> Contents:
-        """Count and mark by the index of a shard, if it fits; else by all headers."""
+    def count(self, storage: Storage, path: str) -> SampleCounts:
+        """Count by the index of a shard, if it fits; else by all headers."""
         is_indexed = not (self._joined or self.gzipped)
-        contents = indexed_contents(storage, path) if is_indexed else None
-        if contents is None:
+        found = counts_by_index(storage, path) if is_indexed else None
+        if found is None:
             with storage.open(path) as file:
-                contents = count_and_mark(self._inside(file), joined=self._joined)
-        # Nobody can go to a mark of a compressed shard.
-        return Contents(contents.counts) if self.gzipped else contents
+                found = count_samples(self._inside(file), joined=self._joined)
+        # Nobody can seek in a compressed shard.
+        return SampleCounts(found.counts) if self.gzipped else found
 
     def read(
         self,
@@ -70,11 +71,11 @@ class TarFormat:
         numbers: NDArray[np.int64],
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
-        """Read samples by the headers of their shard, from its beginning or the marks before."""
+        """Read samples by the headers of their shard, from the seek points before them."""
         keys = member_keys(fields, shard.path)
         with storage.open(shard.path) as opened:
             file, block = self._inside(opened), RowBlock(fields, storage.buffers)
-            for start, run in cut_at_marks(numbers, shard.marks):
+            for start, run in cut_at_seek_points(numbers, shard.seek_points):
                 walk = _walk(file, shard, start, run, extensions_of(keys), joined=self._joined)
                 for samples, chosen in walk:
                     _add(block, samples, shard, chosen, keys, fields)
@@ -83,6 +84,22 @@ class TarFormat:
             if len(block):
                 yield block.take()
 
+    def check_ended(self, storage: Storage, path: str) -> None:
+        """Refuse a shard without its end-of-archive: its writer may be about to go on.
+
+        Raises:
+            SourceError: If the shard does not end in zeros.
+        """
+        if self.gzipped:
+            return
+        with storage.open(path) as file:
+            tail = file.read_at(max(file.size - END_BYTES, 0), END_BYTES)
+        if len(tail) < END_BYTES or any(tail):
+            raise SourceError(
+                f"{path}: has no end-of-archive, expected {END_BYTES} bytes of zeros at its end; "
+                "close the tar file, and rename it into place when it is whole"
+            )
+
     def _inside(self, file: StorageFile) -> File:
         return DecompressedFile(file, "gzip") if self.gzipped else file
 
@@ -90,21 +107,21 @@ class TarFormat:
 def _walk(
     file: File,
     shard: Shard,
-    start: Mark,
+    start: SeekPoint,
     numbers: NDArray[np.int64],
     extensions: frozenset[str],
     *,
     joined: bool,
 ) -> Iterator[tuple[Samples, NDArray[np.int64]]]:
-    """Find samples from a mark on, those that are wanted among them; and see that all are there."""
+    """Find samples from a seek point on, the wanted ones among them; and see that all are there."""
     wanted, stop = Wanted(numbers, extensions, file.size // shard.num_samples), start[0]
-    # Little is read behind the mark that follows: the header there shows that a sample begins.
-    behind = int(np.searchsorted(shard.marks[:, 0], numbers[-1], side="right"))
-    end = int(shard.marks[behind, 1]) + HEAD_BYTES if behind < len(shard.marks) else file.size
+    # Little is read behind the point that follows: the header there shows that a sample begins.
+    behind = point_behind(shard.seek_points, int(numbers[-1]))
+    end = file.size if behind is None else behind + HEAD_BYTES
     window = Window(file, np.array([[start[1], end]]))
     for samples in walk_samples(window, wanted, start=start, joined=joined):
         stop = samples.stop
-        if wrong := misplaced_mark(samples, shard.marks):
+        if wrong := misplaced_point(samples, shard.seek_points):
             (number, offset), begin = wrong
             raise _disagree(shard, f"sample {number} at byte {begin}", f"it at {offset}")
         first, last = np.searchsorted(numbers, [samples.start, stop])

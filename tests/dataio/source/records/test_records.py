@@ -2,6 +2,7 @@
 
 import bz2
 import codecs
+import gc
 import gzip
 import io
 import json
@@ -9,6 +10,7 @@ import lzma
 import os
 import re
 import sys
+import weakref
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +27,9 @@ from dataio import Loader, Reports, Workers
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens
 from dataio.source import Shards, Source, open_source
+from dataio.source.base import ShardedSource, place_of
 from dataio.source.formats import json_lines as json_lines_module
 from dataio.source.formats.example import _varints, read_example
-from dataio.source.place import place_of
 from dataio.source.storage.compressed import HEAD_BYTES, codec_of
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.source.records.cases import (
@@ -75,7 +77,7 @@ def test_ranks_read_what_one_reads(case: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("large", [large_tfrecord(), large_json_lines()], ids=["tfrecord", "jsonl"])
-def test_any_choice_of_samples_is_read_by_the_marks(large: Any, tmp_path: Path) -> None:
+def test_any_choice_of_samples_is_read_by_the_seek_points(large: Any, tmp_path: Path) -> None:
     spec, fields = large(tmp_path)
     source = open_source(spec)
     whole = read_all(source, fields)
@@ -348,6 +350,19 @@ def test_a_shard_with_a_hash_is_read_whole_once(name: str, tmp_path: Path) -> No
     assert rows_of(source.read(ids(3), fields)) == rows[3:4]
     # Its first bytes, by which it is known to be compressed, are read for themselves.
     assert source.bytes_read - again <= sizes[1] + HEAD_BYTES
+
+
+@pytest.mark.parametrize("name", ["litdata", "mds_hashes"])
+def test_an_index_is_read_once_for_each_source_and_goes_with_it(name: str, tmp_path: Path) -> None:
+    source = open_source(copied(name)(tmp_path))
+    assert isinstance(source, ShardedSource)
+    before, storage = source.storage.num_opens, weakref.ref(source.storage)
+    for _ in range(3):
+        read_all(source, {"text": Text("text")})
+    assert source.storage.num_opens - before == 3 * len(source.shards) + 1
+    del source
+    gc.collect()
+    assert storage() is None, "something beyond the source keeps it"
 
 
 def test_a_hash_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:

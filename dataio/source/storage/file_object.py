@@ -1,9 +1,9 @@
-"""A file of the source as libraries want one: with a position, and cheap small reads."""
+"""A file of the source as libraries want one: with a position."""
 
 import io
 from collections import OrderedDict
 
-from dataio.source.storage.files import StorageFile
+from dataio.source.storage.window import ReadFile
 
 PAGE_BYTES = 16 << 10
 SMALL_BYTES = 4 << 10
@@ -13,12 +13,15 @@ NUM_PAGES = 256
 
 
 class FileObject(io.RawIOBase):
-    """Reads by `StorageFile`, counted, throttled and retried; less than 4 KiB by whole pages."""
+    """Reads a file forwards and by seeking, each read as it is asked for.
 
-    def __init__(self, file: StorageFile) -> None:
+    Args:
+        file: An open file.
+    """
+
+    def __init__(self, file: ReadFile) -> None:
         self._file = file
         self._position = 0
-        self._pages: OrderedDict[int, bytes] = OrderedDict()
 
     def readable(self) -> bool:
         return True
@@ -34,17 +37,38 @@ class FileObject(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes, fewer only at the end of the file."""
+        length = self._file.size - self._position if size is None or size < 0 else size
+        data = self._read(self._position, length)
+        self._position += len(data)
+        return data
+
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill the buffer as far as the file goes."""
         memory = memoryview(buffer).cast("B")
-        data = self._read(self._position, len(memory))
+        data = self.read(len(memory))
         memory[: len(data)] = data
-        self._position += len(data)
         return len(data)
 
     def _read(self, start: int, length: int) -> bytes:
+        return self._file.read_at(start, length)
+
+
+class PagedFileObject(FileObject):
+    """Reads less than 4 KiB by whole pages, which are kept.
+
+    Args:
+        file: An open file.
+    """
+
+    def __init__(self, file: ReadFile) -> None:
+        super().__init__(file)
+        self._pages: OrderedDict[int, bytes] = OrderedDict()
+
+    def _read(self, start: int, length: int) -> bytes:
         if length >= SMALL_BYTES:
-            return self._file.read_at(start, length)
+            return super()._read(start, length)
         stop = min(start + length, self._file.size)
         pages = range(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
         data = b"".join(self._page(number) for number in pages)
