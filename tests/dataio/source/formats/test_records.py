@@ -32,7 +32,7 @@ from dataio.source.formats import json_lines as json_lines_module
 from dataio.source.formats.example import _varints, read_example
 from dataio.source.storage.compressed import HEAD_BYTES, codec_of
 from dataio.world import World, run_threads, single_world, thread_worlds
-from tests.dataio.source.records.cases import (
+from tests.dataio.source.formats.record_cases import (
     GOLDEN,
     LIT_FIELDS,
     RECORDS,
@@ -46,7 +46,7 @@ from tests.dataio.source.records.cases import (
     write_megatron,
     zstd,
 )
-from tests.dataio.source.records.samples import NUM_SAMPLES, sample
+from tests.dataio.source.formats.record_samples import NUM_SAMPLES, sample
 from tests.dataio.source.shards import forget_survey, ids, read_all, rows_of, write_tar
 
 Spec = Callable[[Path], str]

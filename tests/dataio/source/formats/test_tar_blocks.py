@@ -17,8 +17,8 @@ from dataio.source.formats.tar import members as tar_members_module
 from dataio.source.formats.tar.blocks import plain_headers
 from dataio.source.formats.tar.headers import HeaderReader
 from dataio.source.storage.window import READ_BYTES, Window
+from tests.dataio.source.formats.test_tar import FIELDS, REUSE
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
-from tests.dataio.source.test_tar import FIELDS, REUSE
 
 Listed = list[tuple[bytes, int, int]]
 

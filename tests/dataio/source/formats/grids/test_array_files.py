@@ -23,7 +23,7 @@ from dataio import (
 from dataio.base.errors import OtherDatasetError
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make, train
-from tests.dataio.source.grids.written import (
+from tests.dataio.source.formats.grids.written import (
     NUM_SAMPLES,
     OTHERS,
     TILE,

@@ -16,8 +16,8 @@ from dataio.rows.fields import Field, Int
 from dataio.source import Retry, Source, Storage, open_source
 from dataio.source.base import ShardedSource
 from dataio.source.expand import expand
-from tests.dataio.source.fake_server import FakeServer, client_error
 from tests.dataio.source.shards import numbered, read_all, write_tar
+from tests.dataio.source.storage.fake_server import FakeServer, client_error
 
 FIELDS: dict[str, Field] = {"label": Int("cls")}
 KEY = "X-Amz-Credential=AKIA%2Feu&X-Amz-Signature=S3CR3T"

@@ -1,7 +1,7 @@
 """Write the files of tests/golden/records again, each by the library that people write it with.
 
 ``pip install mosaicml-streaming litdata tfrecord``, then ``python -m
-tests.dataio.source.records.write_golden``. Those libraries are too large to be a test dependency;
+tests.dataio.source.formats.write_golden``. Those libraries are too large to be a test dependency;
 the files that are there were written by mosaicml-streaming 0.13.0, litdata 0.2.76 and tfrecord
 1.14.6.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.dataio.source.records.samples import NUM_SAMPLES, pixels, sample
+from tests.dataio.source.formats.record_samples import NUM_SAMPLES, pixels, sample
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "records"
 MDS = {

@@ -22,7 +22,7 @@ from dataio.source import Retry, Storage, expand, open_source, write_index
 from dataio.source.storage.s3 import locate
 from dataio.world import single_world
 from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
-from tests.dataio.source.tcp_proxy import TcpProxy, Way, cut_after, stall, unavailable
+from tests.dataio.source.storage.tcp_proxy import TcpProxy, Way, cut_after, stall, unavailable
 
 needs_server = pytest.mark.slow
 

@@ -200,7 +200,7 @@ def test_the_fingerprint_tells_code_version_and_settings() -> None:
 
 def test_every_process_describes_a_function_alike() -> None:
     program = (
-        "from tests.dataio.source.test_transformed import resize, describe_function;"
+        "from tests.dataio.source.wrap.test_transformed import resize, describe_function;"
         "print(describe_function(resize(2)))"
     )
     said = {

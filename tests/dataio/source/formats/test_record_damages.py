@@ -20,7 +20,7 @@ from dataio.rows.fields import Array, Bytes, Field, Int, Text, Tokens
 from dataio.source import open_source
 from dataio.source.wrap.packed import Sequences
 from tests.dataio.source.damages import DAMAGES, REPEATS, Format, flip, judge, read_as
-from tests.dataio.source.records.cases import framed, packed, write_megatron, zstd
+from tests.dataio.source.formats.record_cases import framed, packed, write_megatron, zstd
 from tests.dataio.source.shards import Row, read_all
 
 NUM_SAMPLES = 60

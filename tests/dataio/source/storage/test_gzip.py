@@ -10,7 +10,7 @@ import pytest
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field
 from dataio.source import open_source
-from tests.dataio.source.records.cases import large_json_lines, large_mds, large_tfrecord
+from tests.dataio.source.formats.record_cases import large_json_lines, large_mds, large_tfrecord
 from tests.dataio.source.shards import numbered, read_all, write_tar
 
 Pack = Callable[[bytes], bytes]

@@ -10,8 +10,8 @@ from dataio.base.errors import SourceError
 from dataio.rows.fields import Bytes, Field
 from dataio.source import Storage, open_source
 from dataio.source.storage.compressed import DecompressedFile
+from tests.dataio.source.formats.test_tar import FIELDS
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
-from tests.dataio.source.test_tar import FIELDS
 
 
 def gzipped(path: Path, *, parts: int = 1, tail: bytes = b"") -> tuple[str, str]:

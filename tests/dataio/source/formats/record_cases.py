@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dataio.rows.fields import Array, Bytes, Field, Float, Image, Int, Text, Tokens
 from tests.dataio.source.cases import Case
-from tests.dataio.source.records.samples import NUM_SAMPLES, sample
+from tests.dataio.source.formats.record_samples import NUM_SAMPLES, sample
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "records"
 LARGE = 600

@@ -15,8 +15,8 @@ from dataio.rows.fields import Bytes, Field
 from dataio.source import Source, open_source, write_index
 from dataio.source.formats import seek_points
 from dataio.source.storage import compressed
+from tests.dataio.source.formats.test_tar import FIELDS
 from tests.dataio.source.shards import ids, numbered, read_all, rows_of, write_tar
-from tests.dataio.source.test_tar import FIELDS
 
 KEYED: dict[str, Field] = {"key": Bytes("__key__"), "text": Bytes("txt")}
 Entries = list[tuple[str, bytes | tuple[bytes, str]]]
