@@ -232,14 +232,7 @@ def _open_shards(
 ) -> ShardedSource:
     """Count the samples of shards, and make a source of them.
 
-    Args:
-        kind: What they become.
-        paths: The shards.
-        listed: Samples of each, where an index of all says so.
-        grown_from: What is listed again where others may be appended.
-        world: The ranks.
-        storage: Reads.
-        index_cache: Where counts are kept.
+    What they grow from is listed again for each epoch; None: they do not.
     """
     counter = ShardCounter(
         storage, kind.shard_format, len(paths), grows=grown_from is not None,

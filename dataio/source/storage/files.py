@@ -5,7 +5,7 @@ reset or refused, a server that answers 5xx, 408 or 429, a filesystem that says 
 and the like, no byte where the file has some, no answer within ``read_timeout_s``. Of an answer
 that was cut the rest is asked for, from where it stopped. What does not pass is raised at once: no
 such file, bucket or object, refused credentials, a file that is not what it was when it was opened
-or surveyed.
+or counted.
 
 Paths that are given and returned are names: a URL that is given is named first, see `names`.
 
@@ -270,7 +270,7 @@ class Storage:
                 self.buffers = BufferRing(max_idle=MAX_IDLE)
 
     def expect(self, path: str, size: int, mtime_ns: int | None) -> None:
-        """Refuse to open a file that is not, or no longer, what was surveyed.
+        """Refuse to open a file that is not, or no longer, what was counted.
 
         Args:
             path: The file.

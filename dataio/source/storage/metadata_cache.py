@@ -1,4 +1,4 @@
-"""What formats keep of files, so as not to read it again: bounded, and never of a changed file."""
+"""What formats keep of files, so as not to read it again: bounded, and gone with its storage."""
 
 import threading
 from collections.abc import Callable
