@@ -39,7 +39,7 @@ from dataio.source.listing import (
 from dataio.source.storage.files import Storage
 from dataio.source.storage.retry import Retry
 from dataio.source.storage.throttle import Throttle
-from dataio.source.wrap.growing import Counted, GrowingSource
+from dataio.source.wrap.growing import CountedShard, GrowingSource
 from dataio.source.wrap.packed import SequenceFormat, Sequences, SequenceSource, check_suffix
 from dataio.source.wrap.torch_dataset import DatasetSource, MapDataset
 from dataio.source.wrap.webdataset import Pipeline, PipelineFormat, is_pipeline
@@ -249,13 +249,13 @@ def _open_shards(
     def list_paths() -> list[str]:
         return list(json.loads(list_source(storage, grown_from))[1])
 
-    def keep(known: Sequence[Counted]) -> None:
+    def keep(known: Sequence[CountedShard]) -> None:
         if index_cache is not None:
             write_counts(index_cache, known_by, [shard.found for shard in known])
 
     return GrowingSource(
         kind.name, kind.shard_format,
-        [Counted(*shard) for shard in zip(paths, found, strict=True)],
+        [CountedShard(*shard) for shard in zip(paths, found, strict=True)],
         num_shards=len(paths), own=own_part(len(paths), world), storage=storage,
         list_paths=list_paths, count=replace(counter, num_shards=len(paths) + 1).count, keep=keep,
     )  # fmt: skip

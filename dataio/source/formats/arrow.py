@@ -11,7 +11,7 @@ from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, Shard, ShardFormat
-from dataio.source.formats.arrow_messages import BATCH, DICTIONARY, Message, list_messages
+from dataio.source.formats.arrow_messages import BATCH, DICTIONARY, ArrowMessage, list_messages
 from dataio.source.formats.columns import check_columns, one_line, table_rows
 from dataio.source.formats.hugging_face import class_names
 from dataio.source.storage.files import Storage, StorageFile
@@ -84,7 +84,7 @@ class ArrowFormat(ShardFormat):
                 yield from table_rows(table, chosen, fields, first=at, path=shard.path)
 
 
-def _runs(messages: Sequence[Message], wanted: NDArray[np.int64]) -> Iterator[range]:
+def _runs(messages: Sequence[ArrowMessage], wanted: NDArray[np.int64]) -> Iterator[range]:
     """Join batches that follow one another, dictionaries between them included, up to 8 MiB."""
     run: range | None = None
     for number in wanted.tolist():
@@ -104,7 +104,7 @@ class _BatchReader:
     """Reads runs of messages, of the batches only the columns that the fields need."""
 
     def __init__(
-        self, file: StorageFile, messages: Sequence[Message], fields: Mapping[str, Field]
+        self, file: StorageFile, messages: Sequence[ArrowMessage], fields: Mapping[str, Field]
     ) -> None:
         self._file = file
         self._messages = messages
@@ -156,10 +156,10 @@ class _BatchReader:
                 "or write it again"
             ) from error
 
-    def _raw(self, message: Message) -> bytes:
+    def _raw(self, message: ArrowMessage) -> bytes:
         return self._file.read_at(message.offset, message.stop - message.offset)
 
-    def _extents(self, message: Message) -> NDArray[np.int64]:
+    def _extents(self, message: ArrowMessage) -> NDArray[np.int64]:
         """Say what to read of a message: int64[n, 2], [start, stop) in the file."""
         body = message.offset + message.header_bytes
         if message.kind != BATCH or len(self._buffers) != len(message.buffers):

@@ -28,7 +28,7 @@ HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Message:
+class ArrowMessage:
     """A message of an Arrow stream.
 
     Attributes:
@@ -55,7 +55,7 @@ class Message:
         return self.offset + self.header_bytes + self.body_bytes
 
 
-def list_messages(file: StorageFile) -> list[Message]:
+def list_messages(file: StorageFile) -> list[ArrowMessage]:
     """Find the messages of an Arrow stream or file, reading headers only.
 
     Raises:
@@ -68,9 +68,9 @@ def list_messages(file: StorageFile) -> list[Message]:
     tail = file.read_at(max(file.size - TAIL_BYTES, 0), TAIL_BYTES) if is_file else b""
     if is_file and not tail.endswith(FILE_MAGIC):
         raise _refused(file, file.size, "no end of an Arrow file", "one; it is truncated")
-    messages: list[Message] = []
+    messages: list[ArrowMessage] = []
     offset, guess = 8 if is_file else 0, HEADER_BYTES
-    while isinstance(message := _next(file, offset, guess), Message):
+    while isinstance(message := _next(file, offset, guess), ArrowMessage):
         if message.stop > file.size:
             found = f"a message that ends at {message.stop}, beyond the file ({file.size})"
             raise _refused(file, offset, found, "it whole; the file is truncated")
@@ -94,10 +94,12 @@ def list_messages(file: StorageFile) -> list[Message]:
     return messages
 
 
-def _check_footer(file: StorageFile, end: int, footer: bytes, messages: Sequence[Message]) -> None:
+def _check_footer(
+    file: StorageFile, end: int, footer: bytes, messages: Sequence[ArrowMessage]
+) -> None:
     """Refuse an Arrow file whose footer lists other messages than those before it."""
     try:
-        root = _Table.root(footer)
+        root = _FlatTable.root(footer)
         listed = np.concatenate([root.blocks(2), root.blocks(3)])
     except (struct.error, ValueError) as error:
         raise _refused(file, end, f"a footer that does not read ({error})", "one") from error
@@ -107,7 +109,7 @@ def _check_footer(file: StorageFile, end: int, footer: bytes, messages: Sequence
         raise _refused(file, end, counts, "one of these; the file is damaged")
 
 
-def _next(file: StorageFile, offset: int, guess: int) -> Message | int:
+def _next(file: StorageFile, offset: int, guess: int) -> ArrowMessage | int:
     """Read the header at ``offset``; of the end of the stream its length."""
     raw = file.read_at(offset, max(guess, 8))
     if not raw:
@@ -130,13 +132,13 @@ def _next(file: StorageFile, offset: int, guess: int) -> Message | int:
         raise _refused(file, offset, f"{raw[:8]!r} ({error})", expected) from error
 
 
-def _parse(header: bytes, offset: int, header_bytes: int) -> Message:
-    message = _Table.root(header)
+def _parse(header: bytes, offset: int, header_bytes: int) -> ArrowMessage:
+    message = _FlatTable.root(header)
     kind, body_bytes = message.number(1, "<B"), message.number(3, "<q")
     if kind not in (SCHEMA, DICTIONARY, BATCH) or body_bytes < 0:
         raise ValueError(f"a message of kind {kind}")
     if kind == SCHEMA:
-        return Message(kind, offset, header_bytes, body_bytes, 0, NO_BUFFERS, 0)
+        return ArrowMessage(kind, offset, header_bytes, body_bytes, 0, NO_BUFFERS, 0)
     batch = message.table(2) if kind == BATCH else message.table(2).table(1)
     num_rows, columns, buffers = batch.number(0, "<q"), batch.pairs(1), batch.pairs(2)
     if num_rows < 0 or (len(columns) and columns[0, 0] != num_rows):
@@ -150,10 +152,10 @@ def _parse(header: bytes, offset: int, header_bytes: int) -> Message:
     if unused > PADDED_BYTES * len(buffers) or (not num_rows and (first > PADDED_BYTES).any()):
         raise ValueError(f"{body_bytes} bytes for {num_rows} rows in {len(buffers)} buffers")
     own = (num_rows, buffers) if kind == BATCH else (0, NO_BUFFERS)
-    return Message(kind, offset, header_bytes, body_bytes, *own, len(columns))
+    return ArrowMessage(kind, offset, header_bytes, body_bytes, *own, len(columns))
 
 
-class _Table:
+class _FlatTable:
     """A FlatBuffers table: fields by number, each where the table's own index says."""
 
     def __init__(self, data: bytes, position: int) -> None:
@@ -162,15 +164,15 @@ class _Table:
         self._index = position - self._read("<i", position)
 
     @classmethod
-    def root(cls, data: bytes) -> "_Table":
+    def root(cls, data: bytes) -> "_FlatTable":
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def number(self, field: int, form: str) -> int:
         at = self._place(field)
         return self._read(form, at) if at else 0
 
-    def table(self, field: int) -> "_Table":
-        return _Table(self._data, self._follow(field))
+    def table(self, field: int) -> "_FlatTable":
+        return _FlatTable(self._data, self._follow(field))
 
     def pairs(self, field: int) -> NDArray[np.int64]:
         """Read a vector of pairs of int64."""

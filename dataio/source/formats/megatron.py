@@ -20,7 +20,7 @@ from dataio.rows.rows import Rows
 from dataio.source.base import SampleCounts, Shard, ShardFormat
 from dataio.source.formats.records import Sample, check_keys, disagree, sample_rows
 from dataio.source.storage.files import Storage, StorageFile
-from dataio.source.storage.window import Window, merge_extents
+from dataio.source.storage.window import FileWindow, merge_extents
 from dataio.source.values import shaped
 
 TOKENS, DOCUMENT = "tokens", "document"
@@ -203,7 +203,7 @@ def _samples(
     starts: NDArray[np.int64] | None,
     fields: Mapping[str, Field],
 ) -> Iterator[Sample]:
-    window = Window(file, merge_extents(extents))
+    window = FileWindow(file, merge_extents(extents))
     for number, (start, stop) in zip(numbers.tolist(), extents.tolist(), strict=True):
         values: list[Raw] = []
         for name, field in fields.items():

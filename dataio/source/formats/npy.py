@@ -21,7 +21,7 @@ MAX_GAP_BYTES = 64 << 10
 """Unwanted bytes that are cheaper to read than to make a request around."""
 
 
-class Rows(Protocol):
+class ReadRows(Protocol):
     """Reads rows by number: int64[n], sorted -> dtype[n, ...]."""
 
     def __call__(self, numbers: NDArray[np.int64], /) -> NDArray[np.generic]: ...
@@ -43,7 +43,7 @@ class MemoryArray:
         return digest.hexdigest()
 
     @contextmanager
-    def opened(self) -> Iterator[Rows]:
+    def opened(self) -> Iterator[ReadRows]:
         """Offer the rows for reading."""
         yield lambda numbers: self._array[numbers]
 
@@ -79,7 +79,7 @@ class NpyFile:
         return xxhash.xxh3_64_hexdigest(self._marks.encode() + ends)
 
     @contextmanager
-    def opened(self) -> Iterator[Rows]:
+    def opened(self) -> Iterator[ReadRows]:
         """Offer the rows for reading, as long as the file is open."""
         with self._storage.open(self._path) as file:
             yield lambda numbers: self._rows(file, numbers)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.source.base import SampleCounts, SeekPoint, Shard
 from dataio.source.formats.records import disagree
-from dataio.source.storage.window import File, Window, merge_extents
+from dataio.source.storage.window import File, FileWindow, merge_extents
 
 WIDTH = 4
 
@@ -60,7 +60,7 @@ class OffsetTable:
         """
         extents = np.stack([self.offsets[numbers], self.offsets[numbers + 1]], axis=1)
         file, num_samples, stop = self.file, len(self.offsets) - 1, 0
-        window = Window(file, merge_extents(extents))
+        window = FileWindow(file, merge_extents(extents))
         for number, (start, stop) in zip(numbers.tolist(), extents.tolist(), strict=True):
             data = window.view(start, stop - start)
             if len(data) < stop - start:

@@ -19,7 +19,7 @@ from dataio.source.formats.example import Features, read_example
 from dataio.source.formats.in_order import InOrder
 from dataio.source.formats.records import RecordFormat, Take, refuse_key
 from dataio.source.storage.files import Storage
-from dataio.source.storage.window import File, Window
+from dataio.source.storage.window import File, FileWindow
 from dataio.source.values import shaped
 
 RECORD = "__record__"
@@ -88,7 +88,7 @@ def _records(
         SourceError: If the checksum of a length is wrong, or the shard ends within a record.
     """
     number, begin = start
-    window = Window(file, np.array([[begin, stop]]))
+    window = FileWindow(file, np.array([[begin, stop]]))
     if not reads_all:
         window.pace(window.skip_piece_bytes(0))
     while begin < stop and (head := window.view(begin, HEAD_BYTES)):

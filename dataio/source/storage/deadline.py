@@ -15,7 +15,7 @@ IDLE_S = 2.0
 """A worker without work ends after this long."""
 
 
-class _Outcome(Generic[T]):
+class _CallOutcome(Generic[T]):
     """What a call came to."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -60,10 +60,10 @@ class Deadline:
         Raises:
             TimeoutError: If it did not return in time. It may still go on.
         """
-        outbox: SimpleQueue[_Outcome[T]] = SimpleQueue()
+        outbox: SimpleQueue[_CallOutcome[T]] = SimpleQueue()
         with self._lock:
             worker = self._idle.pop() if self._idle else _Worker(self)
-        worker.inbox.put(lambda: outbox.put(_Outcome(work)))
+        worker.inbox.put(lambda: outbox.put(_CallOutcome(work)))
         try:
             outcome = outbox.get(timeout=timeout_s)
         except BaseException as error:

@@ -56,7 +56,7 @@ class ReadFile(File, Protocol):
         ...
 
 
-class Window:
+class FileWindow:
     """Hands out slices of a file that is read forwards, each byte once.
 
     Slices stay valid when the window moves on.

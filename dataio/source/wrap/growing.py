@@ -19,7 +19,7 @@ from dataio.world.agree import agree
 log = logging.getLogger(__name__)
 
 
-class Counted(NamedTuple):
+class CountedShard(NamedTuple):
     """A shard, and what was found in it."""
 
     path: str
@@ -53,14 +53,14 @@ class GrowingSource(ShardedSource):
         self,
         name: str,
         shard_format: ShardFormat,
-        counted: Sequence[Counted],
+        counted: Sequence[CountedShard],
         *,
         num_shards: int,
         own: Sequence[int],
         storage: Storage,
         list_paths: Callable[[], list[str]],
         count: Callable[[str], ShardInfo],
-        keep: Callable[[Sequence[Counted]], None],
+        keep: Callable[[Sequence[CountedShard]], None],
     ) -> None:
         self.counted = tuple(counted)
         self.prefixes = chained_digests(counted)
@@ -117,7 +117,7 @@ class GrowingSource(ShardedSource):
             return json.dumps(new).encode()
 
         parts = agree(world, find, doing="look for new shards")
-        new = [Counted(path, ShardInfo(*found)) for path, found in json.loads(parts[0])]
+        new = [CountedShard(path, ShardInfo(*found)) for path, found in json.loads(parts[0])]
         known = (*self.counted, *new)
         own = (*self._own, *range(len(self.counted), len(known))) if world.rank == 0 else self._own
         for path, found in new:
@@ -138,14 +138,14 @@ class GrowingSource(ShardedSource):
         )
 
     def _with(
-        self, counted: Sequence[Counted], num_shards: int, own: Sequence[int]
+        self, counted: Sequence[CountedShard], num_shards: int, own: Sequence[int]
     ) -> "GrowingSource":
         return GrowingSource(
             self.name, self._format, counted, num_shards=num_shards, own=own, storage=self.storage,
             list_paths=self._list_paths, count=self._count, keep=self._keep,
         )  # fmt: skip
 
-    def _find_new(self) -> list[Counted]:
+    def _find_new(self) -> list[CountedShard]:
         paths, known = self._list_paths(), [shard.path for shard in self.counted]
         there = set(paths)
         for path in known:
@@ -161,10 +161,10 @@ class GrowingSource(ShardedSource):
                     f"the last one, {known[-1]}, as the samples keep their numbers; give it a name "
                     "that sorts behind"
                 )
-        new: list[Counted] = []
+        new: list[CountedShard] = []
         for path in paths[len(known) :]:
             try:
-                new.append(Counted(path, self._count(path)))
+                new.append(CountedShard(path, self._count(path)))
             except SourceError as error:
                 log.warning(
                     "[rank 0] %s: is not taken into the next epoch, nor the shards behind it: it "
@@ -176,7 +176,7 @@ class GrowingSource(ShardedSource):
                 break
         return new
 
-    def _check_unchanged(self, shard: Counted) -> None:
+    def _check_unchanged(self, shard: CountedShard) -> None:
         size, mtime_ns = self.storage.stat(shard.path)
         if (size, mtime_ns) != (shard.found.num_bytes, shard.found.mtime_ns):
             raise SourceError(
@@ -186,7 +186,7 @@ class GrowingSource(ShardedSource):
             )
 
 
-def chained_digests(counted: Sequence[Counted]) -> list[str]:
+def chained_digests(counted: Sequence[CountedShard]) -> list[str]:
     """Digest the first shards, for every number of them: 16 hex digits each."""
     digests = [""]
     for path, shard in counted:

@@ -29,7 +29,7 @@ from dataio.source.formats.megatron import (
 from dataio.source.formats.records import check_keys, disagree
 from dataio.source.storage.files import Storage, StorageFile
 from dataio.source.storage.window import merge_extents
-from dataio.source.wrap.packing import Packing, Pieces, attention_costs, pack, ranges
+from dataio.source.wrap.packing import DocumentPieces, Packing, attention_costs, pack, ranges
 
 GROUP_BYTES = 16 << 20
 """Tokens of sequences that are made together: their pieces lie apart in the file."""
@@ -85,7 +85,7 @@ class SequenceFormat(MegatronFormat):
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences
         # The pieces of the shard that was read last; guarded by the lock.
-        self._last: tuple[str, Pieces] | None = None
+        self._last: tuple[str, DocumentPieces] | None = None
         self._lock = Lock()
 
     def count(self, storage: Storage, path: str) -> SampleCounts:
@@ -121,7 +121,7 @@ class SequenceFormat(MegatronFormat):
     def _room(self) -> int:
         return self._sequences.length + 1
 
-    def _pieces(self, extents: NDArray[np.int64], index: Index, shard: Shard) -> Pieces:
+    def _pieces(self, extents: NDArray[np.int64], index: Index, shard: Shard) -> DocumentPieces:
         with self._lock:
             if self._last is None or self._last[0] != shard.path:
                 self._last = shard.path, self._pack(extents, index)
@@ -130,12 +130,12 @@ class SequenceFormat(MegatronFormat):
             raise disagree(shard, f"documents that make {pieces.num_sequences} sequences")
         return pieces
 
-    def _pack(self, extents: NDArray[np.int64], index: Index) -> Pieces:
+    def _pack(self, extents: NDArray[np.int64], index: Index) -> DocumentPieces:
         lengths = (extents[:, 1] - extents[:, 0]) // index.dtype.itemsize
         return pack(lengths, length=self._sequences.length, packing=self._sequences.packing)
 
     def _values(
-        self, file: StorageFile, index: Index, pieces: Pieces, starts: NDArray[np.int64],
+        self, file: StorageFile, index: Index, pieces: DocumentPieces, starts: NDArray[np.int64],
         numbers: NDArray[np.int64],
     ) -> dict[str, NDArray[np.generic]]:  # fmt: skip
         """Read sequences: ``tokens`` dtype[n, length + 1], ``document`` uint16[n, length + 1]."""

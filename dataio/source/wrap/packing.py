@@ -22,7 +22,7 @@ WINDOW, WINDOW_SEQUENCES = 1 << 12, 256
 Ints = NDArray[np.int64]
 
 
-class Pieces(NamedTuple):
+class DocumentPieces(NamedTuple):
     """What the sequences of a file are made of.
 
     Attributes:
@@ -47,7 +47,7 @@ class Pieces(NamedTuple):
         return float(self.lengths.sum()) / max(self.num_sequences * (length + 1), 1)
 
 
-def attention_costs(pieces: Pieces, *, length: int) -> NDArray[np.uint8]:
+def attention_costs(pieces: DocumentPieces, *, length: int) -> NDArray[np.uint8]:
     """Compare what attention costs in each sequence, where it skips what documents do not see.
 
     Returns:
@@ -58,7 +58,7 @@ def attention_costs(pieces: Pieces, *, length: int) -> NDArray[np.uint8]:
     return np.asarray(np.rint(255 * np.diff(squares[pieces.starts])), np.uint8)
 
 
-def pack(lengths: Ints, *, length: int, packing: Packing, window: int = WINDOW) -> Pieces:
+def pack(lengths: Ints, *, length: int, packing: Packing, window: int = WINDOW) -> DocumentPieces:
     """Put documents into sequences.
 
     Args:
@@ -82,7 +82,7 @@ def pack(lengths: Ints, *, length: int, packing: Packing, window: int = WINDOW) 
     counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.starts) for part in parts)])
     columns = zip(*(part[1:] for part in parts), strict=True)
     joined = [np.concatenate(column) for column in columns] or [np.empty(0, np.int64)] * 3
-    return Pieces(np.cumsum(counts), *joined)
+    return DocumentPieces(np.cumsum(counts), *joined)
 
 
 def _windows(lengths: Ints, window: int, num_tokens: int) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ def _windows(lengths: Ints, window: int, num_tokens: int) -> list[tuple[int, int
     return list(pairwise(cuts))
 
 
-def _concatenated(lengths: Ints, length: int) -> Pieces:
+def _concatenated(lengths: Ints, length: int) -> DocumentPieces:
     ends = np.cumsum(lengths)
     begins = ends - lengths
     total = int(ends[-1]) if len(ends) else 0
@@ -115,10 +115,10 @@ def _concatenated(lengths: Ints, length: int) -> Pieces:
     kept = stop > begin
     pieces = np.bincount(rows[kept], minlength=len(starts))
     documents, begin, stop = documents[kept], begin[kept], stop[kept]
-    return Pieces(_sums(pieces), documents, begin - begins[documents], stop - begin)
+    return DocumentPieces(_sums(pieces), documents, begin - begins[documents], stop - begin)
 
 
-def _best_fit(lengths: Ints, length: int, first_document: int) -> Pieces:
+def _best_fit(lengths: Ints, length: int, first_document: int) -> DocumentPieces:
     """Fit the pieces of some documents, the longest first, each where the least room is left."""
     room = length + 1
     # Of n tokens n - 1 are targets.
@@ -148,7 +148,7 @@ def _best_fit(lengths: Ints, length: int, first_document: int) -> Pieces:
             rooms |= 1 << left
     placed = order[np.argsort(rows[order], kind="stable")]
     starts = _sums(np.bincount(rows, minlength=num_rows))
-    return Pieces(starts, documents[placed] + first_document, firsts[placed], sizes[placed])
+    return DocumentPieces(starts, documents[placed] + first_document, firsts[placed], sizes[placed])
 
 
 def ranges(firsts: Ints, counts: Ints) -> Ints:

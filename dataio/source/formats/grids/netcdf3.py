@@ -39,7 +39,7 @@ class NetCdf3Format(PlainFormat):
     def opened(self, storage: Storage, path: str) -> Iterator["NetCdf3File"]:
         with storage.open(path) as file:
             try:
-                found = _Header(PagedFileObject(file))
+                found = _NetCdfHeader(PagedFileObject(file))
                 if ANOTHER.match(file.read_at(found.end, SEARCHED_BYTES)):
                     raise struct.error(f"another file begins behind its end at byte {found.end}")
             except (struct.error, KeyError, UnicodeDecodeError, IndexError) as error:
@@ -53,7 +53,7 @@ class NetCdf3Format(PlainFormat):
 class NetCdf3File:
     """An open file."""
 
-    def __init__(self, file: StorageFile, header: "_Header") -> None:
+    def __init__(self, file: StorageFile, header: "_NetCdfHeader") -> None:
         self._arrays = {
             name: RawArray(
                 file, v.begin, v.shape, v.dtype, header.record_bytes if v.is_record else 0
@@ -84,7 +84,7 @@ class _Stored(NamedTuple):
     """Of one record, or of all."""
 
 
-class _Header:
+class _NetCdfHeader:
     """What the file holds, and where.
 
     Attributes:

@@ -156,7 +156,7 @@ class ArrayFilesSource:
 
     def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
         keys = sorted({field.key for field in fields.values()})
-        block = _Block(fields, self.name)
+        block = _CellBlock(fields, self.name)
         firsts = np.array([file.first for file in self._files] + [self.num_samples])
         cuts = np.searchsorted(sample_ids, firsts).tolist()
         for file, start, stop in zip(self._files, cuts[:-1], cuts[1:], strict=True):
@@ -217,7 +217,7 @@ class ArrayFilesSource:
             )
 
 
-class _Block:
+class _CellBlock:
     """Collects samples of cells until they are worth a block of rows."""
 
     def __init__(self, fields: Mapping[str, Field], where: str) -> None:

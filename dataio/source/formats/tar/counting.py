@@ -15,7 +15,7 @@ from dataio.source.base import SampleCounts, SeekPoint
 from dataio.source.formats.seek_points import spacing_bytes
 from dataio.source.formats.tar.headers import BLOCK, LINKED, as_text
 from dataio.source.formats.tar.samples import Samples, walk_samples
-from dataio.source.storage.window import File, Window
+from dataio.source.storage.window import File, FileWindow
 
 
 def count_samples(file: File, *, joined: bool = False) -> SampleCounts:
@@ -33,7 +33,7 @@ def count_samples(file: File, *, joined: bool = False) -> SampleCounts:
     spacing = spacing_bytes(file.size)
     points = [np.empty((0, 2), np.int64)]
     keys = list[bytes]()
-    for samples in walk_samples(Window(file), joined=joined):
+    for samples in walk_samples(FileWindow(file), joined=joined):
         firsts = samples.first_members()
         begins = _begins(samples, firsts, end)
         # One of every stretch that any begins in, but the first, which has the shard's start.

@@ -7,7 +7,7 @@ from typing import NamedTuple, NoReturn
 
 from dataio.base.errors import SourceError
 from dataio.source.storage.compressed import HEAD_BYTES, codec_of
-from dataio.source.storage.window import File, Window
+from dataio.source.storage.window import File, FileWindow
 
 BLOCK = 512
 REGULAR = (b"0", b"\0", b"7")
@@ -47,7 +47,7 @@ class Member(NamedTuple):
     num_bytes: int
 
 
-class Entry(NamedTuple):
+class TarEntry(NamedTuple):
     """A file, link, directory or the like: its kind, and what a link leads to."""
 
     kind: bytes
@@ -110,7 +110,7 @@ class HeaderReader:
         archive: Number of the archive, of several that are joined.
     """
 
-    def __init__(self, window: Window, offset: int = 0, *, joined: bool = False) -> None:
+    def __init__(self, window: FileWindow, offset: int = 0, *, joined: bool = False) -> None:
         self.offset = offset
         self.ended = False
         self.archive = 0
@@ -140,7 +140,7 @@ class HeaderReader:
         num_bytes = LINKED if entry.kind in LINKS else entry.num_bytes
         return (Member(entry.name, key_bytes, entry.offset, num_bytes),)
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> TarEntry | None:
         """Read one header; None if it only says something about the next, or there is none.
 
         Raises:
@@ -160,7 +160,7 @@ class HeaderReader:
             num_bytes = 0 if kind in WITHOUT_PAYLOAD else num_bytes
             _check_member(window.file, self.offset, kind=kind, name=name, num_bytes=num_bytes)
             link = said.link or block[157:257].split(b"\0", 1)[0]
-            found = Entry(kind, name, link, start, num_bytes)
+            found = TarEntry(kind, name, link, start, num_bytes)
             self._said = _Extended()
         self.offset = start + (num_bytes + BLOCK - 1) // BLOCK * BLOCK
         return found
@@ -207,7 +207,7 @@ def is_end_marker(end: memoryview) -> bool:
     return END_BYTES <= len(end) <= MOST_END_BYTES and not bytes(end).strip(b"\0")
 
 
-def _check_end(window: Window, offset: int) -> None:
+def _check_end(window: FileWindow, offset: int) -> None:
     """Refuse anything from an end marker on but the zeros that writers leave."""
     if is_end_marker(window.view(offset, MOST_END_BYTES + 1)):
         return
@@ -227,7 +227,7 @@ def _check_end(window: Window, offset: int) -> None:
     refuse(window.file, offset, found, expected, cure + JOINED)
 
 
-def _end_of_zeros(window: Window, offset: int, most: int | None = None) -> int:
+def _end_of_zeros(window: FileWindow, offset: int, most: int | None = None) -> int:
     """Find the first byte from ``offset`` on that is not 0, or the end; or give up behind some."""
     at = offset
     while most is None or at - offset < most:
@@ -277,7 +277,9 @@ def _check_member(file: File, offset: int, *, kind: bytes, name: bytes, num_byte
         refuse(file, offset, found, f"at most {file.most_bytes} in one so small", cure)
 
 
-def _extend(window: Window, start: int, num_bytes: int, *, kind: bytes, into: _Extended) -> None:
+def _extend(
+    window: FileWindow, start: int, num_bytes: int, *, kind: bytes, into: _Extended
+) -> None:
     """Read an extension header's payload: a long name, a long link, or pax records."""
     file = window.file
     if num_bytes > MOST_EXTENDED_BYTES:

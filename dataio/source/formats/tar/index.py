@@ -22,7 +22,7 @@ from dataio.source.formats.tar.headers import (
 )
 from dataio.source.formats.tar.samples import Samples, duplicate_member, walk_samples
 from dataio.source.storage.files import Storage, StorageFile
-from dataio.source.storage.window import Window
+from dataio.source.storage.window import FileWindow
 
 VERSION = "v1.2"
 
@@ -50,7 +50,7 @@ def scan_shard(file: StorageFile) -> ShardIndex:
         SourceError: If it is no tar file, truncated, or a sample has two members of one extension.
     """
     index = ShardIndex([], [])
-    for samples in walk_samples(Window(file)):
+    for samples in walk_samples(FileWindow(file)):
         names, extents = list(samples.extensions.codes), samples.extents()
         members = [(names[code], at) for code, at in zip(samples.code, extents, strict=True)]
         cuts = [*samples.first_members().tolist(), len(members)]
@@ -137,7 +137,7 @@ def write_index(shard_path: Path) -> Path:
     """
     lines, keys = [], list[bytes]()
     with Storage().open(str(shard_path)) as file:
-        for samples in walk_samples(Window(file)):
+        for samples in walk_samples(FileWindow(file)):
             firsts, extents = samples.first_members(), samples.extents()
             keys += samples.keys(firsts)
             words = [_words(samples, i, at, file.path) for i, at in enumerate(extents)]

@@ -12,7 +12,7 @@ from dataio.source.formats.tar.headers import (
     as_shown,
     refuse,
 )
-from dataio.source.storage.window import File, Window
+from dataio.source.storage.window import File, FileWindow
 
 CURE = (
     "write the shard again with the files in place of the links: "
@@ -63,7 +63,7 @@ class Links:
     def _found(self) -> tuple[dict[Path, tuple[int, int]], dict[Path, Path], dict[int, Path]]:
         """Where files lie, what links lead to, and which link each offset is of."""
         files, links, names = dict[Path, tuple[int, int]](), dict[Path, Path](), dict[int, Path]()
-        window = Window(self._file)
+        window = FileWindow(self._file)
         window.pace(window.skip_piece_bytes(0))
         reader = HeaderReader(window, joined=self._joined)
         while not reader.ended:

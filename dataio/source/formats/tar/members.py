@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dataio.source.formats.tar.blocks import BLOCK, Headers, plain_headers
 from dataio.source.formats.tar.headers import META_NAME, HeaderReader, Member
-from dataio.source.storage.window import HEADER_BYTES, MANY_BYTES, Window
+from dataio.source.storage.window import HEADER_BYTES, MANY_BYTES, FileWindow
 
 MEMBERS_AT_ONCE = 512
 RECENT_MEMBERS = 8
@@ -74,7 +74,7 @@ class MemberWalk:
         held_from: Where these begin.
     """
 
-    def __init__(self, window: Window, offset: int = 0, *, joined: bool = False) -> None:
+    def __init__(self, window: FileWindow, offset: int = 0, *, joined: bool = False) -> None:
         self.held = memoryview(b"")
         self.held_from = 0
         self._window = window

@@ -10,7 +10,7 @@ from dataio.base.errors import SourceError
 from dataio.source.formats.tar.headers import LINKED, as_extension, as_text
 from dataio.source.formats.tar.links import Links
 from dataio.source.formats.tar.members import MEMBERS_AT_ONCE, Members, MemberWalk, join, no_members
-from dataio.source.storage.window import HEADER_BYTES, MANY_BYTES, READ_BYTES, File, Window
+from dataio.source.storage.window import HEADER_BYTES, MANY_BYTES, READ_BYTES, File, FileWindow
 
 
 class Extensions(dict[bytes, int]):
@@ -48,7 +48,7 @@ class Samples:
     code: NDArray[np.int64]
     extensions: Extensions
     links: Links
-    window: Window
+    window: FileWindow
     held: memoryview
     held_from: int
     kept: list[memoryview]
@@ -173,7 +173,7 @@ class Wanted:
 
 
 def walk_samples(
-    window: Window,
+    window: FileWindow,
     wanted: Wanted | None = None,
     *,
     start: tuple[int, int] = (0, 0),
@@ -228,7 +228,7 @@ def _grouped(
     links: Links,
     *,
     walk: MemberWalk,
-    window: Window,
+    window: FileWindow,
     kept: list[memoryview],
 ) -> Samples:
     names = members.names()

@@ -24,7 +24,7 @@ from dataio.source.formats.tar.samples import Samples, Wanted, walk_samples
 from dataio.source.row_block import RowBlock
 from dataio.source.storage.compressed import DecompressedFile
 from dataio.source.storage.files import Storage, StorageFile
-from dataio.source.storage.window import File, Window
+from dataio.source.storage.window import File, FileWindow
 
 KEY = "__key__"
 HEAD_BYTES = 4 * BLOCK
@@ -118,7 +118,7 @@ def _walk(
     # Little is read behind the point that follows: the header there shows that a sample begins.
     behind = point_behind(shard.seek_points, int(numbers[-1]))
     end = file.size if behind is None else behind + HEAD_BYTES
-    window = Window(file, np.array([[start[1], end]]))
+    window = FileWindow(file, np.array([[start[1], end]]))
     for samples in walk_samples(window, wanted, start=start, joined=joined):
         stop = samples.stop
         if wrong := misplaced_point(samples, shard.seek_points):

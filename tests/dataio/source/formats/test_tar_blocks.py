@@ -16,7 +16,7 @@ from dataio.source import Storage, open_source, scan_shard
 from dataio.source.formats.tar import members as tar_members_module
 from dataio.source.formats.tar.blocks import plain_headers
 from dataio.source.formats.tar.headers import HeaderReader
-from dataio.source.storage.window import READ_BYTES, Window
+from dataio.source.storage.window import READ_BYTES, FileWindow
 from tests.dataio.source.formats.test_tar import FIELDS, REUSE
 from tests.dataio.source.shards import forget_survey, ids, numbered, read_all, rows_of, write_tar
 
@@ -158,7 +158,7 @@ def test_one_by_one_lists_the_same_members(tmp_path: Path, monkeypatch: pytest.M
         together = scan_shard(file)
         monkeypatch.setattr(tar_members_module, "MANY_BYTES", 1 << 40)
         one_by_one = scan_shard(file)
-        reader, names = HeaderReader(Window(file)), []
+        reader, names = HeaderReader(FileWindow(file)), []
         while not reader.ended:
             names += [member.name for member in reader.step()]
     assert together == one_by_one

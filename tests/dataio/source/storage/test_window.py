@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataio.rows.fields import Bytes
 from dataio.source import Storage, open_source, write_index
-from dataio.source.storage.window import GAP_BYTES, Window, merge_extents
+from dataio.source.storage.window import GAP_BYTES, FileWindow, merge_extents
 from tests.dataio.source.shards import ids, numbered, rows_of, write_tar
 
 
@@ -19,7 +19,7 @@ def test_every_byte_is_read_once_and_shown_right(tmp_path: Path, piece_bytes: in
     (tmp_path / "a").write_bytes(data)
     storage = Storage()
     with storage.open(str(tmp_path / "a")) as file:
-        window = Window(file)
+        window = FileWindow(file)
         window.piece_bytes = piece_bytes
         # Lengths that straddle the pieces, and views that overlap.
         views = [(at, window.view(at, 150)) for at in range(0, 4321, 70)]

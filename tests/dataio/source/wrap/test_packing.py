@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataio.source.wrap.packing import WINDOW_SEQUENCES, Packing, Pieces, pack
+from dataio.source.wrap.packing import WINDOW_SEQUENCES, DocumentPieces, Packing, pack
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=30).map(lambda found: np.array(found, np.int64))
 WAYS = st.sampled_from(["concatenated", "best_fit"])
 
 
-def pieces_of(packed: Pieces) -> list[list[tuple[int, int, int]]]:
+def pieces_of(packed: DocumentPieces) -> list[list[tuple[int, int, int]]]:
     """List the pieces of each sequence: document, first token, tokens."""
     rows = list(zip(*(column.tolist() for column in packed[1:]), strict=True))
     return [rows[a:b] for a, b in zip(packed.starts[:-1], packed.starts[1:], strict=True)]
