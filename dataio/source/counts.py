@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 RULES = "2"
 """Changes with what is a sample: what was counted by others counts for nothing."""
-
-
 LISTED = (0, 0)
 """In place of a hint: an index of all shards says how many samples each holds."""
 MAX_SEEK_POINTS = 1 << 16
