@@ -20,7 +20,7 @@ from dataio.plan.layout import Layout
 from dataio.plan.policies import ByFields, Drawing, Importance, Local, Shuffle
 from dataio.rows.fields import Field, row_schema
 from dataio.source import Shards, Source
-from dataio.source.wrapping import check_openable
+from dataio.source.open import check_openable
 from dataio.world import World
 
 

@@ -17,8 +17,7 @@ from dataio.plan.order import PADDING, Block, Order, num_steps
 from dataio.plan.placement import Placement
 from dataio.pool.pool import Pool, lay_out
 from dataio.rows.fields import Field
-from dataio.source.base import Source
-from dataio.source.place import place_of
+from dataio.source.base import Source, place_of
 from dataio.world import World
 
 

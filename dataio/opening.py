@@ -11,10 +11,10 @@ from dataio.rows.fields import Field
 from dataio.source import ArrayFiles, Shards, Source, Storage, TransformedSource, open_source
 from dataio.source.classes import Classes, class_names, with_classes
 from dataio.source.counts import own_directory
-from dataio.source.pipeline import Pipeline, is_pipeline
-from dataio.source.torch_dataset import MapDataset
-from dataio.source.transformed import StageTransform
-from dataio.source.wrapping import Arrays, check_openable, names_shards, wrapped
+from dataio.source.open import Arrays, check_openable, names_shards, wrapped
+from dataio.source.wrap.torch_dataset import MapDataset
+from dataio.source.wrap.transformed import StageTransform
+from dataio.source.wrap.webdataset import Pipeline, is_pipeline
 from dataio.world import World
 from dataio.world.agree import agree
 

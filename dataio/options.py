@@ -12,7 +12,7 @@ from dataio.base.location import check_path
 from dataio.base.sizes import parse_bytes
 from dataio.cache.files.reader import Verify
 from dataio.rows.whole import Check
-from dataio.source.transformed import StageTransform
+from dataio.source.wrap.transformed import StageTransform
 
 
 @checked

@@ -43,10 +43,9 @@ from dataio.rowlog.log import RowLog
 from dataio.rows.fields import Field
 from dataio.rows.image import Image, Mask
 from dataio.source import Source
-from dataio.source.base import costs_of
+from dataio.source.base import costs_of, place_of
 from dataio.source.classes import Classes
-from dataio.source.growing import GrowingSource
-from dataio.source.place import place_of
+from dataio.source.wrap.growing import GrowingSource
 from dataio.state.metrics import check_metrics
 from dataio.state.report import Feedback
 from dataio.state.reported import Reported

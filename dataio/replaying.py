@@ -16,8 +16,8 @@ from dataio.plan.placement import Placement
 from dataio.pool.pool import Pool
 from dataio.rowlog.answers import BatchRows
 from dataio.rows.fields import Field
-from dataio.source.place import place_of
-from dataio.source.transformed import StageTransform
+from dataio.source.base import place_of
+from dataio.source.wrap.transformed import StageTransform
 from dataio.world import single_world
 
 

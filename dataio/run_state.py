@@ -23,7 +23,7 @@ from dataio.plan.order import Order
 from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
 from dataio.source.base import costs_of
-from dataio.source.growing import GrowingSource
+from dataio.source.wrap.growing import GrowingSource
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved

@@ -2,7 +2,7 @@
 
 A URL may hold secrets: a signature or key behind its ``?``, a password before its ``@``. All that
 names a location for people, a file or a saved state passes `shown`: messages, logs, names of
-shards, fingerprints. What it leaves out stays in memory, see `dataio.source.io.names`.
+shards, fingerprints. What it leaves out stays in memory, see `dataio.source.storage.names`.
 """
 
 import re

@@ -12,9 +12,8 @@ from dataio.rows.image import Image, Mask
 from dataio.rows.refused import Lenient, is_replaced, with_refused
 from dataio.rows.rows import Rows, row_offsets
 from dataio.rows.whole import Check, find_suspects
-from dataio.source.base import Source
-from dataio.source.place import place_of
-from dataio.source.transformed import TransformedSource
+from dataio.source.base import Source, place_of
+from dataio.source.wrap.transformed import TransformedSource
 
 MOST_NAMED = 20
 """Pictures that a message or the log names of those that are refused."""

@@ -15,7 +15,7 @@ from dataio.pool.source_sizes import guess_variable_bytes
 from dataio.pool.staging import Piece, StagingRun, plan_pieces
 from dataio.rows.fields import Field
 from dataio.source.base import Source
-from dataio.source.io.throttle import Throttle
+from dataio.source.storage.throttle import Throttle
 from dataio.world import World
 
 LIMIT_NAME = "bandwidth"

@@ -15,8 +15,8 @@ from dataio.pool.source_sizes import guess_heap_bytes, guess_shard_bytes, guess_
 from dataio.rows.fields import Field, declarations, row_schema
 from dataio.source import ImageFolderSource
 from dataio.source.base import Source
-from dataio.source.growing import GrowingSource
-from dataio.source.transformed import TransformedSource
+from dataio.source.wrap.growing import GrowingSource
+from dataio.source.wrap.transformed import TransformedSource
 from dataio.world import World
 
 

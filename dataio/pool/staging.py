@@ -21,7 +21,7 @@ from dataio.plan.division import cut_at_shards, divide_along_shards
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
 from dataio.source.base import Source
-from dataio.source.io.throttle import Throttle
+from dataio.source.storage.throttle import Throttle
 
 SEAL_BYTES = 512 << 20
 SEAL_S = 20.0

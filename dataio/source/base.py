@@ -1,5 +1,6 @@
 """A source: shards in their order, their samples numbered from 0 through all of them."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
-from dataio.source.io.files import Storage
+from dataio.source.storage.files import Storage
 
 
 class Source(Protocol):
@@ -114,24 +115,25 @@ def costs_of(source: Source) -> NDArray[np.uint8] | None:
     return costs
 
 
-Mark = tuple[int, int]
+SeekPoint = tuple[int, int]
 """The number of a sample in its shard, and where its first byte is."""
 
+NO_SEEK_POINTS = np.empty((0, 2), np.int64)
 NUM_NAMED = 16
-NO_MARKS = np.empty((0, 2), np.int64)
 
 
-class Contents(NamedTuple):
-    """What a shard holds.
+class SampleCounts(NamedTuple):
+    """How many samples a shard holds.
 
     Attributes:
         counts: Samples of each piece that is read as one; of all, where there are no pieces.
-        marks: int64[num_marks, 2]: Samples that reading can begin at, see `Mark`; ascending.
+        seek_points: int64[num_points, 2]: Samples that reading can begin at, ascending; see
+            `SeekPoint`.
         costs: Of each sample one byte, see `costs_of`; empty where they cost alike.
     """
 
     counts: list[int]
-    marks: NDArray[np.int64] = NO_MARKS
+    seek_points: NDArray[np.int64] = NO_SEEK_POINTS
     costs: bytes = b""
 
 
@@ -143,26 +145,26 @@ class Shard:
         path: Where it is.
         num_samples: How many samples it holds, >= 1.
         first: Number of its first sample.
-        marks: See `Contents`; empty where nobody looked.
+        seek_points: See `SampleCounts`; empty where nobody looked.
     """
 
     path: str
     num_samples: int
     first: int
-    marks: NDArray[np.int64] = field(default_factory=lambda: NO_MARKS, compare=False)
+    seek_points: NDArray[np.int64] = field(default_factory=lambda: NO_SEEK_POINTS, compare=False)
 
 
-class ShardFormat(Protocol):
-    """How the shards of one kind are counted and read."""
+class ShardFormat(ABC):
+    """How the shards of one kind are counted and read.
 
-    def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
-        """Find the samples of each shard in an index of all; None where there is none."""
-        ...
+    What a format says of files beside its shards, and of classes, is optional.
+    """
 
-    def survey(self, storage: Storage, path: str) -> Contents:
+    @abstractmethod
+    def count(self, storage: Storage, path: str) -> SampleCounts:
         """Count the samples of one shard."""
-        ...
 
+    @abstractmethod
     def read(
         self,
         storage: Storage,
@@ -171,25 +173,30 @@ class ShardFormat(Protocol):
         fields: Mapping[str, Field],
     ) -> Iterator[Rows]:
         """Read samples of one shard; ``numbers`` count from its first."""
-        ...
 
-
-@runtime_checkable
-class HasIndexes(Protocol):
-    """A format whose shards each have a file beside them that says what they hold. Optional."""
+    def known_counts(self, storage: Storage, paths: Sequence[str]) -> list[int] | None:
+        """Find the samples of each shard in an index of all; None where there is none."""
+        return None
 
     def index_of(self, path: str) -> str:
-        """Name the file beside a shard."""
-        ...
-
-
-@runtime_checkable
-class HasHints(Protocol):
-    """A format whose shards may have a file beside them that saves counting them. Optional."""
+        """Name the file beside a shard that says what it holds; "" where there is none."""
+        return ""
 
     def hint_of(self, path: str) -> str:
-        """Name the file beside a shard."""
-        ...
+        """Name the file that may lie beside a shard and save counting it; "" if none may."""
+        return ""
+
+    def check_ended(self, storage: Storage, path: str) -> None:
+        """Refuse a shard that its writer may be about to go on with, where the format shows it.
+
+        Raises:
+            SourceError: If it has no end.
+        """
+        return None
+
+    def class_names(self, storage: Storage, path: str, key: str) -> list[str] | None:
+        """Name the classes of a key, where a shard has names for them."""
+        return None
 
 
 class ShardedSource:
@@ -246,14 +253,11 @@ class ShardedSource:
         Raises:
             SourceError: If two of them have other names.
         """
-        find = getattr(self._format, "class_names", None)
-        if find is None:
-            return None
         asked = dict.fromkeys(np.linspace(0, len(self.shards) - 1, NUM_NAMED, dtype=int).tolist())
         known: list[str] | None = None
         by = ""
         for path in [self.shards[number].path for number in asked]:
-            names: list[str] | None = find(self.storage, path, key)
+            names = self._format.class_names(self.storage, path, key)
             if names is not None and known is not None and names != known:
                 pairs = enumerate(zip_longest(known, names))
                 number, (one, other) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
@@ -284,3 +288,15 @@ class ShardedSource:
             if stop > start:
                 numbers = sample_ids[start:stop] - shard.first
                 yield from self._format.read(self.storage, shard, numbers, fields)
+
+
+@runtime_checkable
+class _KnowsPlaces(Protocol):
+    """A source that can say where a sample is. Optional: a source need not."""
+
+    def place_of(self, sample_id: int) -> str: ...
+
+
+def place_of(source: Source, sample_id: int) -> str:
+    """Name the shard or file of a sample; the source alone where it does not know."""
+    return source.place_of(sample_id) if isinstance(source, _KnowsPlaces) else source.name

@@ -5,7 +5,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from dataio.base.errors import SourceError
 from dataio.source.base import Source
-from dataio.source.image_folder import ImageFolderSource
+from dataio.source.formats.folder import ImageFolderSource
 
 Classes = Literal["same", "training", "own"]
 """How an evaluation numbers its classes: as training does, which is checked; made to be as in

@@ -9,8 +9,8 @@ import braceexpand
 from dataio.base.errors import SourceError
 from dataio.base.location import bare, split_query
 from dataio.source.advice import directory_advice
-from dataio.source.io.files import Storage
-from dataio.source.io.retry import GaveUpError
+from dataio.source.storage.files import Storage
+from dataio.source.storage.retry import GaveUpError
 
 RECORD_SUFFIXES = tuple(
     suffix + packed for suffix in (".tfrecord", ".tfrecords", ".tfrec") for packed in ("", ".gz")
@@ -31,8 +31,11 @@ PACKED = re.compile(r"\.(gz|zst|zstd|bz2)$")
 """What follows the suffix of a shard that is compressed as a whole."""
 MAGIC = frozenset("*?[")
 
+Names = str | Sequence[str]
+"""A pattern, or several."""
 
-def expand(pattern: str | Sequence[str], storage: Storage | None = None) -> list[str]:
+
+def expand(pattern: Names, storage: Storage | None = None) -> list[str]:
     """List the shards that a pattern names.
 
     Args:
@@ -66,6 +69,14 @@ def expand(pattern: str | Sequence[str], storage: Storage | None = None) -> list
             "directory"
         )
     return paths
+
+
+def shown_name(spec: Names) -> str:
+    """Name all of them in a few words."""
+    if isinstance(spec, str):
+        return bare(spec)
+    first, last = bare(spec[0]), bare(spec[-1])
+    return first if len(spec) == 1 else f"{first} and {len(spec) - 1} more, to {last}"
 
 
 def is_shard(name: str) -> bool:
@@ -144,7 +155,7 @@ def local_glob(name: str) -> list[str]:
     return [str(path) for path in found]
 
 
-def _shown(pattern: str | Sequence[str]) -> str | list[str]:
+def _shown(pattern: Names) -> str | list[str]:
     return bare(pattern) if isinstance(pattern, str) else [bare(part) for part in pattern]
 
 

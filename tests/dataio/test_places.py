@@ -7,7 +7,7 @@ import pytest
 from PIL import Image as PillowImage
 
 from dataio import CorruptRowError, FieldError, Image, Int, Staging, Text, WorkerError, Workers
-from dataio.source.place import place_of
+from dataio.source.base import place_of
 from dataio.world import single_world
 from tests.dataio.loaders import make
 from tests.dataio.source.shards import write_tar

@@ -15,8 +15,8 @@ import dataio
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Bytes, Field, Int
 from dataio.world import single_world
-from tests.dataio.source.fake_server import FakeServer, client_error
 from tests.dataio.source.shards import numbered, write_tar
+from tests.dataio.source.storage.fake_server import FakeServer, client_error
 from tonari.cli import main
 from trainer.config.config import build_config
 from trainer.config.saved import read_settings

@@ -20,9 +20,9 @@ from dataio.base.errors import SourceError
 from dataio.base.filesystem import Filesystem
 from dataio.rows.fields import Field, Int
 from dataio.source import Retry, Storage, StorageFile, open_source
-from dataio.source.io.deadline import Deadline
-from dataio.source.io.medium import Status
-from dataio.source.io.retry import FIRST_WAIT_S, LONGEST_WAIT_S
+from dataio.source.storage.deadline import Deadline
+from dataio.source.storage.handle import Status
+from dataio.source.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
 from dataio.world import World, run_threads, thread_worlds
 from tests.dataio.source.shards import numbered, read_all, write_tar
 
@@ -246,14 +246,14 @@ def test_files_on_a_shared_filesystem_are_watched(
         threads.add(threading.get_ident())
         return pread(*arguments)
 
-    monkeypatch.setattr("dataio.source.io.local.os.pread", spy)
+    monkeypatch.setattr("dataio.source.storage.local.os.pread", spy)
     source = open_source(str(path))
     threads.clear()  # shards are counted by several threads
     expected = read_all(source, FIELDS)
     assert threads == {threading.get_ident()}
     threads.clear()
     shared = Filesystem("lustre", True, tmp_path, "mds@tcp")
-    monkeypatch.setattr("dataio.source.io.files.filesystem_of", lambda _: shared)
+    monkeypatch.setattr("dataio.source.storage.files.filesystem_of", lambda _: shared)
     assert read_all(open_source(str(path)), FIELDS) == expected
     assert threads
     assert threading.get_ident() not in threads
@@ -281,7 +281,7 @@ def test_threads_read_side_by_side_and_all_is_counted() -> None:
 def test_a_deadline_hands_on_what_the_call_says_and_its_threads_end(
     hang: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataio.source.io.deadline.IDLE_S", 0.2)
+    monkeypatch.setattr("dataio.source.storage.deadline.IDLE_S", 0.2)
     deadline = Deadline()
     ran: set[threading.Thread] = set()
 
@@ -336,7 +336,7 @@ def test_a_stale_handle_is_opened_again(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.ESTALE, "Stale file handle")
         return pread(descriptor, length, offset)
 
-    monkeypatch.setattr("dataio.source.io.local.os.pread", read)
+    monkeypatch.setattr("dataio.source.storage.local.os.pread", read)
     with Storage(retry=time.retry()).open(str(path)) as file:
         copy = tmp_path / "copy"
         shutil.copy2(path, copy)
@@ -376,7 +376,7 @@ def test_one_ranks_failing_disk_is_every_ranks_error(
             raise OSError(errno.EIO, "Input/output error")
         return pread(descriptor, length, offset)
 
-    monkeypatch.setattr("dataio.source.io.local.os.pread", read)
+    monkeypatch.setattr("dataio.source.storage.local.os.pread", read)
 
     def work(world: World) -> str:
         storage = Storage(retry=FakeTime().retry())
@@ -399,7 +399,7 @@ def test_a_disk_that_fails_now_and_then_gives_every_sample(
             raise OSError(errno.EIO, "Input/output error")
         return pread(descriptor, length, offset)
 
-    monkeypatch.setattr("dataio.source.io.local.os.pread", read)
+    monkeypatch.setattr("dataio.source.storage.local.os.pread", read)
     storage = Storage(retry=time.retry())
     assert read_all(open_source(str(path), storage=storage), FIELDS) == expected
     assert storage.num_retries > 5

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.atomic import write_file
-from dataio.source.records.megatron import DTYPES, HEAD, MAGIC
+from dataio.source.formats.megatron import DTYPES, HEAD, MAGIC
 
 VERSION = 1
 

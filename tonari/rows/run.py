@@ -19,7 +19,7 @@ from dataio.rowlog.attempts import Piece, Setup
 from dataio.rowlog.trained import TrainedRows
 from dataio.source.base import ShardedSource
 from dataio.source.names import find_name, read_names
-from dataio.source.transformed import StageTransform
+from dataio.source.wrap.transformed import StageTransform
 from tonari.hardest.samples import find_places
 from tonari.rows.dataset import Given, check_ids, find_key, find_shard, open_dataset
 from tonari.rows.find import find_log, find_run_course, find_shuffle

@@ -15,7 +15,7 @@ from benchmarks.storage.patterns.calls import Calls
 from benchmarks.storage.patterns.files import WRITE_BYTES, OwnFiles, write_some
 from benchmarks.storage.patterns.threads import Deadline, Task, Timed, run_tasks
 from benchmarks.storage.results.results import Temperature
-from dataio.source.io.window import READ_BYTES
+from dataio.source.storage.window import READ_BYTES
 
 SEQUENTIAL_BYTES = 1 << 20
 SHARED_BY_ALL = 0

@@ -15,7 +15,7 @@ from dataio import Field, Image, Source, World, open_source
 from dataio.rows.decode import decode_image, image_shape
 from dataio.rows.fields import Stored
 from dataio.source import Storage, scan_shard
-from dataio.source.tar.index import ShardIndex, read_index
+from dataio.source.formats.tar.index import ShardIndex, read_index
 
 Value = NDArray[np.generic] | bytes
 SampleValues = dict[str, Value]

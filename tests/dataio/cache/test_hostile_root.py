@@ -14,7 +14,7 @@ from dataio.base.filesystem import cache_directory
 from dataio.base.own import TRUST_VARIABLE
 from dataio.cache.lock import CacheLock
 from dataio.source.counts import own_directory, read_counts, write_counts
-from dataio.source.io.throttle import Throttle
+from dataio.source.storage.throttle import Throttle
 from dataio.world import single_world
 from tests.dataio.cache.test_choice import SAMPLES, intact, open_pool
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dataio.base.seeding import key
 from dataio.plan.order import Groups, Order, deal, num_steps, stage_groups
 from dataio.plan.replay import trained_slots
-from dataio.source.text.packing import Packing, attention_costs, pack
+from dataio.source.wrap.packing import Packing, attention_costs, pack
 
 Ints = NDArray[np.int64]
 

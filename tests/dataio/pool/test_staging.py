@@ -16,7 +16,7 @@ from dataio.plan.policies import ExchangeContext
 from dataio.pool.epoch_end import commit_arrivals
 from dataio.pool.pool import Pool
 from dataio.rows.rows import corrupt_rows
-from dataio.source.io.throttle import Throttle
+from dataio.source.storage.throttle import Throttle
 from dataio.world import run_threads, single_world, thread_worlds
 from shuffle import Partial
 from tests.memory_source import FIELDS, MemorySource, placement_of

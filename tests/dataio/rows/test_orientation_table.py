@@ -15,7 +15,7 @@ from dataio.rows.decode import decode_image
 from dataio.rows.image import Image, ImageSize, Mask
 from dataio.rows.orientation import find_orientation
 from dataio.rows.views import CenterCrop, Resize
-from dataio.source.transformed import _decoded
+from dataio.source.wrap.transformed import _decoded
 from tonari.hardest.duplicates import shrink
 from tonari.hardest.picture import _thumbnail
 

@@ -9,8 +9,8 @@ from dataio import Int, Loader, NumpySource
 from dataio.pool.pool import Pool
 from dataio.source import DatasetSource, Storage, TransformedSource
 from dataio.source.base import Shard, ShardedSource, costs_of
-from dataio.source.image_folder import ImageFolderSource
-from dataio.source.opening import FORMATS
+from dataio.source.formats.folder import ImageFolderSource
+from dataio.source.listing import FORMATS
 from dataio.world import single_world
 
 

@@ -107,6 +107,24 @@ def test_other_formats_are_refused(tmp_path: Path, names: list[str], found: str)
         open_source([str(tmp_path / name) for name in names])
 
 
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["a/0.png"], "a folder of images"),
+        (["a.npz"], "files of arrays"),
+        (["a.bin", "a.idx"], r"shards that end in \.bin"),
+    ],
+)
+def test_what_is_not_known_shard_by_shard_does_not_grow(
+    tmp_path: Path, names: list[str], found: str
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(SourceError, match=f"cannot grow, found {found}, expected shards that end"):
+        open_source(str(tmp_path), grows=True)
+
+
 def test_suffixes_of_one_format_go_together(tmp_path: Path) -> None:
     table = pa.table({"cls": pa.array(range(5))})
     for name in ("a.arrow", "b.feather"):

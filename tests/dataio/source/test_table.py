@@ -12,7 +12,7 @@ from dataio.base.errors import DataioError
 from dataio.source import open_source
 from dataio.world import single_world
 from tests.dataio.source.cases import Case
-from tests.dataio.source.records.cases import RECORDS
+from tests.dataio.source.formats.record_cases import RECORDS
 
 CASES = [*RECORDS]
 

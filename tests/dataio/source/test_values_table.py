@@ -28,7 +28,7 @@ from dataio import ArrayFiles
 from dataio.base.errors import DataioError
 from dataio.rows.fields import Array, Bytes, Field, Float, Int, Text, Tokens
 from dataio.source import DatasetSource, NumpySource, Source, TransformedSource, open_source
-from tests.dataio.source.records.cases import framed, packed
+from tests.dataio.source.formats.record_cases import framed, packed
 from tests.dataio.source.shards import read_all, write_tar
 
 DTYPES = "bool uint8 int32 int64 uint64 float16 float32 float64 complex64".split()

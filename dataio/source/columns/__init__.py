@@ -1,1 +1,0 @@
-"""Samples in columns: Parquet, Arrow, Hugging Face datasets."""

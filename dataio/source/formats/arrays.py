@@ -1,0 +1,199 @@
+"""NumPy arrays as a source: one row a sample."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from os import PathLike, fspath
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dataio.base.checked import checked
+from dataio.base.errors import FieldError, SourceError
+from dataio.base.location import bare
+from dataio.rows.fields import Array, Field, Float, Int, row_schema
+from dataio.rows.numbers import TIMES, converted, is_wider
+from dataio.rows.rows import FixedColumn, Rows, make_rows
+from dataio.source.base import check_ids
+from dataio.source.formats.npy import MemoryArray, NpyFile
+from dataio.source.row_block import BLOCK_BYTES
+from dataio.source.storage.files import Storage
+from dataio.source.storage.throttle import Throttle
+from dataio.source.values import refuse_letters, unmasked
+
+
+@checked
+class NumpySource:
+    """A `Source` of arrays that have one row for each sample.
+
+    A field's key names an array. Every rank must be given the same.
+
+    Args:
+        arrays: For each key an array, or the path or URL of an ``.npy`` file.
+        name: Names the cache, with ``://`` in it unless it is a path. By default the first file's
+            path, or, of arrays in memory, what their bytes hash to.
+        throttle: Slows down every read.
+
+    Raises:
+        SourceError: If a file is no ``.npy``, or the arrays differ in length.
+    """
+
+    made_as = "NumpySource"
+    total_bytes = 0
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[np.generic] | str | PathLike[str]],
+        *,
+        name: str | None = None,
+        throttle: Throttle | None = None,
+    ) -> None:
+        if not arrays:
+            raise ValueError('NumpySource: no arrays given; give some, such as {"image": array}')
+        self._paths = [v for v in arrays.values() if not isinstance(v, np.ndarray)]
+        # Of arrays in memory nothing is read.
+        self._storage = Storage(throttle) if self._paths else None
+        self._arrays = {key: _opened(key, value, self._storage) for key, value in arrays.items()}
+        self._name = name
+        lengths = {key: array.shape[0] for key, array in self._arrays.items()}
+        self.num_samples = next(iter(lengths.values()))
+        if len(set(lengths.values())) > 1 or self.num_samples < 1:
+            shown = ", ".join(f"{key!r}: {length}" for key, length in lengths.items())
+            raise SourceError(
+                f"NumpySource: the arrays have {shown} rows, expected one length >= 1; give one "
+                "row of each for every sample"
+            )
+        self.shard_starts = np.zeros(1, np.int64)
+
+    @property
+    def name(self) -> str:
+        if self._name is not None:
+            return bare(self._name)
+        return bare(fspath(self._paths[0])) if self._paths else f"numpy://{self.fingerprint}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        marks = [f"{key} {array.fingerprint()}" for key, array in self._arrays.items()]
+        shapes = [f"{array.dtype.str} {array.shape}" for array in self._arrays.values()]
+        return xxhash.xxh3_64_hexdigest("\n".join([*marks, *shapes]).encode())
+
+    @property
+    def bytes_read(self) -> int:
+        return self._storage.bytes_read if self._storage is not None else 0
+
+    def read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        """Read samples; see `Source.read`."""
+        check_ids(self, sample_ids)
+        for name, field in fields.items():
+            if field.key not in self._arrays:
+                raise FieldError(
+                    f"{self.name}: found the arrays {', '.join(self._arrays)}, expected "
+                    f"{field.key!r} for field {name!r}; name one of these"
+                )
+        return self._read(sample_ids, fields)
+
+    def _read(self, sample_ids: NDArray[np.int64], fields: Mapping[str, Field]) -> Iterator[Rows]:
+        keys = {field.key for field in fields.values()}
+        row_bytes = sum(
+            array.dtype.itemsize * int(np.prod(array.shape[1:]))
+            for key, array in self._arrays.items()
+            if key in keys
+        )
+        num_rows = max(BLOCK_BYTES // max(row_bytes, 1), 1)
+        with ExitStack() as files:
+            rows = {key: files.enter_context(self._arrays[key].opened()) for key in keys}
+            for start in range(0, len(sample_ids), num_rows):
+                ids = sample_ids[start : start + num_rows]
+                values = {key: read(ids) for key, read in rows.items()}
+                yield array_rows(ids, values, fields, self.name)
+
+
+def array_rows(
+    ids: NDArray[np.int64],
+    values: Mapping[str, NDArray[np.generic]],
+    fields: Mapping[str, Field],
+    where: str,
+) -> Rows:
+    """Turn arrays that have one row for each sample into rows.
+
+    Args:
+        ids: int64[n]: The samples.
+        values: By key, dtype[n, ...].
+        fields: What to keep of a sample.
+        where: The source, for the message.
+
+    Raises:
+        FieldError: If a value is not what its field declares.
+    """
+    fixed: list[NDArray[np.uint8]] = []
+    lengths: list[list[int]] = []
+    variable: list[NDArray[np.uint8]] = []
+    for name, field in fields.items():
+        rows, column = _whole_times(values[field.key]), field.column(name)
+        stored = _stored(field, column, rows) if column is not None else None
+        if column is not None and stored is not None:
+            fixed.append(stored.view(np.uint8).reshape(len(ids), column.width_bytes))
+            continue
+        at = f"{where}: field {name!r}, array {field.key!r}"
+        if rows.dtype.kind in "SU":
+            refuse_letters(at, field, name)
+        # Rows of one dimension are values, of more are arrays; so is what must keep its dtype.
+        is_typed = rows.ndim > 1 or rows.dtype.kind in TIMES
+        is_typed |= isinstance(field, Array) and rows.dtype.kind in "biufc"
+        each = map(np.asarray, rows) if is_typed else rows.tolist()
+        parts = [
+            field.encode(row, f"{at}, sample {sample_id}")
+            for sample_id, row in zip(ids.tolist(), each, strict=True)
+        ]
+        data = np.frombuffer(b"".join(parts), np.uint8)
+        if column is not None:
+            fixed.append(data.reshape(len(ids), column.width_bytes))
+        else:
+            lengths.append([len(part) for part in parts])
+            variable.append(data)
+    # int64[num_rows, num_variable]
+    widths = np.array(lengths, np.int64).reshape(-1, len(ids)).T
+    return make_rows(row_schema(fields), ids, fixed, np.ascontiguousarray(widths), variable)
+
+
+def _opened(
+    key: str, value: NDArray[np.generic] | str | PathLike[str], storage: Storage | None
+) -> MemoryArray | NpyFile:
+    if storage is not None and isinstance(value, (str, PathLike)):
+        return NpyFile(fspath(value), storage)
+    if not isinstance(value, np.ndarray) or value.ndim == 0 or value.dtype.hasobject:
+        found = (
+            f"{value.dtype}{list(value.shape)}"
+            if isinstance(value, np.ndarray)
+            else type(value).__name__
+        )
+        raise SourceError(
+            f"NumpySource: array {key!r} is {found}, expected an array of numbers or text with one "
+            "row a sample, or a path; convert it with np.asarray"
+        )
+    return MemoryArray(unmasked(value, f"NumpySource: array {key!r}"))
+
+
+def _whole_times(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Turn dates and durations into whole numbers of their unit, unless one is missing."""
+    if rows.dtype.kind not in TIMES:
+        return rows
+    whole, at = converted(rows, np.dtype(np.int64))
+    return whole if at < 0 else rows
+
+
+def _stored(
+    field: Field, column: FixedColumn, rows: NDArray[np.generic]
+) -> NDArray[np.generic] | None:
+    """Bring all rows to what is stored at once; None where `encode` has to look at each."""
+    dtype = np.dtype(column.dtype)
+    if rows.shape[1:] != column.shape:
+        return None
+    is_free = rows.dtype.newbyteorder("=") == dtype.newbyteorder("=")
+    if isinstance(field, Array):
+        is_free = is_wider(rows.dtype, dtype)
+    if is_free or isinstance(field, (Int, Float)):
+        stored, at = converted(rows, dtype)
+        return np.ascontiguousarray(stored) if at < 0 else None
+    return None

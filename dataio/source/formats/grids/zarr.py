@@ -1,0 +1,111 @@
+"""Zarr stores, versions 2 and 3, by zarr-python, whose bytes come through our own storage."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dataio.base.errors import SourceError
+from dataio.source.formats.grids.npz import ONE_ARRAY
+from dataio.source.formats.grids.variables import Box, Variable
+from dataio.source.storage.files import Storage
+
+ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+"""A directory that holds one of these is a store."""
+NUM_CHECKED = 1000
+"""Files whose size and time of change go into the fingerprint."""
+
+
+class ZarrFormat:
+    """Variables are named by their path in the store; a store that is one array has "arr_0"."""
+
+    @contextmanager
+    def opened(self, storage: Storage, path: str) -> Iterator["ZarrFile"]:
+        library = _zarr(path)
+        # It is a class of zarr's, which may not be installed.
+        from dataio.source.formats.grids.zarr_store import SourceStore
+
+        with _explained(path):
+            store = SourceStore(storage, path)
+            found = ZarrFile(library.open(store=store, mode="r"), library, path)
+        yield found
+
+    def version(self, storage: Storage, path: str) -> list[int | str]:
+        """Hash the names of its files, and size and time of change of 1,000 of them.
+
+        Behind a URL only of the root's own metadata, which is one request.
+        """
+        if "://" in path:
+            root = next(f"{path}/{name}" for name in ROOTS if storage.exists(f"{path}/{name}"))
+            return [root, *storage.stat(root)]
+        names = sorted(
+            os.path.join(place, name)  # noqa: PTH118
+            for place, _, files in os.walk(path, followlinks=True)
+            for name in files
+        )
+        digest = xxhash.xxh3_64("\0".join(name[len(path) :] for name in names).encode())
+        checked = [name for name in names if name.endswith(ROOTS)]
+        for name in checked + names[:: -(-len(names) // NUM_CHECKED)]:
+            digest.update(f"{storage.stat(name)}".encode())
+        return [len(names), digest.hexdigest()]
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Name the store where zarr fails; errors of the storage stay as they are."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise SourceError(
+            f"{path}: zarr cannot read it ({type(error).__name__}: {error}), expected a whole "
+            "store of version 2 or 3; files of it are missing or damaged: copy or write it again"
+        ) from error
+
+
+class ZarrFile:
+    """An open store."""
+
+    def __init__(self, node: Any, library: Any, path: str) -> None:
+        self._path = path
+        self._arrays: dict[str, Any] = {}
+        if isinstance(node, library.Array):
+            self._arrays[ONE_ARRAY] = node
+        else:
+            members = sorted(node.members(max_depth=None), key=lambda member: member[0])
+            self._arrays = {n: found for n, found in members if isinstance(found, library.Array)}
+        self.variables: Mapping[str, Variable] = {
+            name: _variable(array) for name, array in self._arrays.items()
+        }
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        with _explained(self._path):
+            values = np.asarray(self._arrays[name][box])
+        return values.astype(object) if values.dtype.kind == "T" else values
+
+
+def is_store(storage: Storage, path: str) -> bool:
+    """Whether a directory, or what a URL ends in, is a store."""
+    return any(storage.exists(f"{path}/{name}") for name in ROOTS)
+
+
+def _variable(array: Any) -> Variable:
+    metadata = array.metadata
+    named = getattr(metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    names = tuple(str(name or "") for name in named) if named else ("",) * array.ndim
+    dtype = "|O" if array.dtype.kind == "T" else array.dtype.str
+    return Variable(names, array.shape, dtype, array.chunks)
+
+
+def _zarr(path: str) -> Any:
+    try:
+        import zarr
+    except ModuleNotFoundError as error:
+        raise SourceError(
+            f"{path}: is a Zarr store, and zarr, which reads it, is not installed; run "
+            "`pip install 'tonari[zarr]'` on every node"
+        ) from error
+    return zarr

@@ -1,0 +1,97 @@
+"""A store of zarr's that reads through our own storage. Imported only where zarr is installed."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import Buffer, BufferPrototype
+
+from dataio.source.storage.files import Storage
+
+
+class SourceStore(Store):
+    """A store that is read through `Storage`. A file that is not there is a chunk of fill."""
+
+    supports_writes = supports_deletes = False
+    supports_listing = True
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        super().__init__(read_only=True)
+        self._storage, self._path = storage, path
+
+    def with_read_only(self, read_only: bool = False) -> "SourceStore":
+        if not read_only:
+            raise ValueError("a source is not written to")
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceStore) and other._path == self._path
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        data = await asyncio.to_thread(self._get, key, byte_range)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> "list[Buffer | None]":
+        parts = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+        return list(await asyncio.gather(*parts))
+
+    async def exists(self, key: str) -> bool:
+        return await asyncio.to_thread(self._storage.exists, f"{self._path}/{key}")
+
+    async def list(self) -> AsyncIterator[str]:
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        raise NotImplementedError("a source's directories are listed one by one")
+        yield ""
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        place = f"{self._path}/{prefix}".rstrip("/")
+        for name in await asyncio.to_thread(self._names, place):
+            yield name
+
+    async def set(self, key: str, value: Buffer) -> None:
+        raise NotImplementedError("a source is not written to")
+
+    async def delete(self, key: str) -> None:
+        raise NotImplementedError("a source is not written to")
+
+    def _names(self, place: str) -> Sequence[str]:
+        if "://" in place:
+            children = self._storage.children(place)
+            return [child.rstrip("/").rpartition("/")[2] for child in children]
+        return self._storage.ask(place, lambda: sorted(os.listdir(place)))  # noqa: PTH208
+
+    def _get(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
+        path = f"{self._path}/{key}"
+        if not self._storage.exists(path):
+            return None
+        with self._storage.open(path) as file:
+            start, stop = 0, file.size
+            if isinstance(byte_range, RangeByteRequest):
+                start, stop = byte_range.start, min(byte_range.end, stop)
+            elif isinstance(byte_range, OffsetByteRequest):
+                start = byte_range.offset
+            elif isinstance(byte_range, SuffixByteRequest):
+                start = max(stop - byte_range.suffix, 0)
+            return file.read_at(start, stop - start)

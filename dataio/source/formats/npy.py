@@ -1,0 +1,145 @@
+"""Rows of an array: in memory, or in an ``.npy`` file."""
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tokenize import TokenError
+from typing import Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dataio.base.errors import SourceError
+from dataio.base.npy_lock import NPY_LOCK
+from dataio.source.storage.files import Storage, StorageFile
+
+HEADER_BYTES = 4096
+HASH_BYTES = 64 << 20
+MAX_GAP_BYTES = 64 << 10
+"""Unwanted bytes that are cheaper to read than to make a request around."""
+
+
+class ReadRows(Protocol):
+    """Reads rows by number: int64[n], sorted -> dtype[n, ...]."""
+
+    def __call__(self, numbers: NDArray[np.int64], /) -> NDArray[np.generic]: ...
+
+
+class MemoryArray:
+    """An array that is there already."""
+
+    def __init__(self, array: NDArray[np.generic]) -> None:
+        self.shape, self.dtype = array.shape, array.dtype
+        self._array = array
+
+    def fingerprint(self) -> str:
+        """Hash the bytes."""
+        digest = xxhash.xxh3_64()
+        rows = max(HASH_BYTES // max(self._array[:1].nbytes, 1), 1)
+        for start in range(0, len(self._array), rows):
+            digest.update(np.ascontiguousarray(self._array[start : start + rows]).tobytes())
+        return digest.hexdigest()
+
+    @contextmanager
+    def opened(self) -> Iterator[ReadRows]:
+        """Offer the rows for reading."""
+        yield lambda numbers: self._array[numbers]
+
+
+class NpyFile:
+    """An ``.npy`` file, read by ranges, never whole.
+
+    Args:
+        path: A path or URL.
+        storage: Reads and counts.
+
+    Raises:
+        SourceError: If it is none, holds objects, or is shorter or longer than its array.
+    """
+
+    def __init__(self, path: str, storage: Storage) -> None:
+        self._path = path = storage.name(path)
+        self._storage = storage
+        with storage.open(path) as file:
+            head = file.read_at(0, HEADER_BYTES)
+            self.shape, self.dtype, self._start = read_header(path, head, file.size)
+            if not self.shape:
+                found = f"{file.size} bytes for the shape []"
+                raise _refused(path, found, "one row a sample, all of them there")
+            self._marks = f"{file.size} {file.mtime_ns} {self.dtype.str} {self.shape}"
+            self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+
+    def fingerprint(self) -> str:
+        """Hash size, time of change, and the first and last bytes."""
+        with self._storage.open(self._path) as file:
+            ends = file.read_at(0, HEADER_BYTES)
+            ends += file.read_at(max(file.size - HEADER_BYTES, 0), HEADER_BYTES)
+        return xxhash.xxh3_64_hexdigest(self._marks.encode() + ends)
+
+    @contextmanager
+    def opened(self) -> Iterator[ReadRows]:
+        """Offer the rows for reading, as long as the file is open."""
+        with self._storage.open(self._path) as file:
+            yield lambda numbers: self._rows(file, numbers)
+
+    def _rows(self, file: StorageFile, numbers: NDArray[np.int64]) -> NDArray[np.generic]:
+        out = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        gap = max(MAX_GAP_BYTES // max(self._row_bytes, 1), 1)
+        for part in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers) > gap) + 1):
+            low, high = int(numbers[part[0]]), int(numbers[part[-1]]) + 1
+            size = (high - low) * self._row_bytes
+            data = file.read_at(self._start + low * self._row_bytes, size)
+            if len(data) < size:
+                raise SourceError(
+                    f"{self._path}: ends before row {high}, expected {self.shape[0]} rows; "
+                    "something changed it: start again when it is whole"
+                )
+            rows = np.frombuffer(data, self.dtype).reshape(high - low, *self.shape[1:])
+            out[part] = rows[numbers[part] - low]
+        return out
+
+
+def read_header(
+    where: str, data: bytes, num_bytes: int
+) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
+    """Find shape, dtype and where the data begins.
+
+    Args:
+        where: The file, for the message.
+        data: Its first `HEADER_BYTES`, fewer if it is shorter.
+        num_bytes: Length of the file.
+
+    Raises:
+        SourceError: If it is no ``.npy``, holds objects, or is shorter or longer than its array.
+    """
+    head = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(head)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        with NPY_LOCK:
+            shape, in_columns, dtype = read(head)
+    except (ValueError, EOFError, SyntaxError, TokenError, RecursionError) as error:
+        raise _refused(where, f"no header of an .npy ({error})", "an .npy file") from error
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise _refused(where, f"the dtype {dtype}", "numbers or bytes; objects are never unpickled")
+    if in_columns and len(shape) > 1:
+        raise _refused(where, "columns one by one", "rows; write np.ascontiguousarray of it")
+    start = head.tell()
+    expected = start + dtype.itemsize * math.prod(shape)
+    if num_bytes != expected or min(shape, default=0) < 0:
+        found = f"{num_bytes} bytes for the shape {list(shape)} of {dtype}"
+        raise _refused(where, found, f"{expected}, one array, all of it there and no other behind")
+    return shape, dtype, start
+
+
+def _refused(where: str, found: str, expected: str) -> SourceError:
+    return SourceError(
+        f"{where}: found {found}, expected {expected}; check the path, or save the array again "
+        "with numpy.save"
+    )

@@ -1,1 +1,0 @@
-"""Files of records that other libraries write: MDS, LitData, TFRecord, JSON lines, Megatron."""

@@ -1,0 +1,1 @@
+"""Sources made of other things: of sources, pipelines, datasets."""
