@@ -116,7 +116,7 @@ def test_every_policy_that_the_package_exports_has_a_name_and_a_module_of_its_ow
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_setting_of_every_model_can_be_set_in_a_file(kind: str) -> None:
     text = kind in ("gpt", "llama")
-    values = {
+    values: dict[str, object] = {
         "patch": 8, "num_classes": 4, "heads": 4, "width": 16, "depth": 8, "image_size": 16,
         "kv_heads": 2, "head_width": 8, "rope": {"theta": 500.0}, "tied": True, "norm": "batch",
         "pooling": "token", "norm_eps": 1e-3, "inner_width": 24, "vocabulary": 300,

@@ -14,42 +14,42 @@ BY_RATE = "lr"
 """Of ``drops``: where this run's learning rate has halved, see `importance.lr_drops`."""
 
 
-def make_named_policy(
-    named: Named, kind: str, given: Mapping[str, object], *, beside: Iterable[str] = (),
-    **settings: object,
+def policy_of(
+    named: Named, kind: str, given: Mapping[str, object], args: Mapping[str, object], *,
+    beside: Iterable[str], defaults: Mapping[str, object],
 ) -> Importance:  # fmt: skip
-    """Make a policy of the package as a file says; TOML has no None: 0 or ``""`` stand for it.
+    """Make a policy as a file says; TOML has no None: 0 or ``""`` stand for it.
 
     Args:
         named: The key that names it.
-        kind: Its name.
-        given: Its settings, as in the file.
+        kind: One of `importance.policies`, or a class of the user's.
+        given: Settings of one of these, as in the file.
+        args: What a class of the user's is made with.
         beside: The table's own keys.
-        settings: Settings above those of the file.
+        defaults: Settings in place of the class's own defaults, where it takes them.
 
     Raises:
         ConfigError: If there is no such policy, it takes no such setting, or a value is out of
             range.
     """
+    if is_own(kind):
+        named.check_args_alone(kind, given)
+        try:
+            check_args(named.table, find_policy(kind), args)
+        except ValueError as error:
+            raise ConfigError(f"{named.key}: {error}") from error
+        return _made(named, kind, args)
     named.check_kind(kind)
+    named.check_no_args(kind, args)
     takes = named.takes(kind)
     made = named.make_settings(kind, given, beside=beside)
     made = {name: None if _is_none(value, takes[name]) else value for name, value in made.items()}
-    return _made(named, kind, made | settings)
+    return _made(named, kind, {**{k: v for k, v in defaults.items() if k in takes}, **made})
 
 
-def make_own_policy(named: Named, kind: str, args: Mapping[str, object]) -> Importance:
-    """Make a policy of a class of the user's.
-
-    Raises:
-        ConfigError: If it is not found, or does not take these arguments.
-    """
-    try:
-        made_by = find_policy(kind)
-    except ValueError as error:
-        raise ConfigError(f"{named.key}: {error}") from error
-    check_args(named.table, made_by, args)
-    return _made(named, kind, args)
+def is_own(kind: str) -> bool:
+    """Whether a policy is a class of the user's."""
+    return ":" in kind
 
 
 def _made(named: Named, kind: str, settings: Mapping[str, Any]) -> Importance:
@@ -88,56 +88,54 @@ class ImportanceConfig(Section):
             NAMED.check_args_alone(self.kind, self.settings)
             return
         NAMED.check_kind(self.kind)
-        NAMED.check_no_args(self.kind, self.args)
-        drops = self.settings.get("drops")
-        if isinstance(drops, str) and "drops" in self.takes:
-            check_setting("importance.drops", drops, self.takes["drops"] | Literal["lr"])
+        drops, takes = self.settings.get("drops"), NAMED.takes(self.kind)
+        if isinstance(drops, str) and "drops" in takes:
+            check_setting("importance.drops", drops, takes["drops"] | Literal["lr"])
         self._draft()
 
     @property
     def is_own(self) -> bool:
         """Whether the policy is a class of the user's."""
-        return ":" in self.kind
-
-    @property
-    def takes(self) -> dict[str, Any]:
-        """What may be set of the policy, and of which types."""
-        return NAMED.takes(self.kind)
+        return is_own(self.kind)
 
     @property
     def drops_by_rate(self) -> bool:
         """Whether the policy's drops are those of the learning rate."""
-        return self.settings.get("drops") == BY_RATE
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """What follows the drops, of a policy that has them."""
-        return tuple(self.settings.get("alphas", NAMED.default(self.kind, "alphas")))
+        return self.settings.get("drops") == BY_RATE and "drops" in NAMED.takes(self.kind)
 
     @property
     def rescores(self) -> bool:
         """Whether the policy gives hidden rows new scores; not known of a class of the user's."""
         return not self.is_own and refresh_every(self._draft()) is not None
 
-    def make(self, **settings: object) -> Importance:
-        """Make the policy, with some settings above those given.
+    def make(self, *, warmup_epochs: int | None = None, drops: tuple[int, ...] = ()) -> Importance:
+        """Make the policy.
+
+        Args:
+            warmup_epochs: Of the learning rate, for a policy that goes by them.
+            drops: Epochs in which the learning rate drops, for one that goes by these.
 
         Raises:
-            ConfigError: If it is a class of the user's that is not found, or it does not take them.
+            ConfigError: If it is a class of the user's that is not found, or a setting is wrong.
         """
-        if self.is_own:
-            return make_own_policy(NAMED, self.kind, self.args)
-        given = {name: its for name, its in self.settings.items() if name not in settings}
-        return make_named_policy(NAMED, self.kind, given, beside=KEYS, **settings)
+        given = self.settings
+        if self.drops_by_rate:
+            # A rate that halves less often than there are alphas leaves the last ones out.
+            given = {**given, "drops": drops, "alphas": self._alphas[: len(drops) + 1]}
+        defaults = {} if warmup_epochs is None else {"warmup_epochs": warmup_epochs}
+        return policy_of(NAMED, self.kind, given, self.args, beside=KEYS, defaults=defaults)
+
+    @property
+    def _alphas(self) -> tuple[float, ...]:
+        return tuple(self.settings.get("alphas", NAMED.default(self.kind, "alphas")))
 
     def _draft(self) -> Importance:
         """Make the policy without what follows from the run's schedule."""
-        given = self.settings
-        if self.drops_by_rate:
-            given = {name: its for name, its in given.items() if name != "drops"}
-            NAMED.make_settings(self.kind, given, beside=KEYS)
-            given = {name: its for name, its in given.items() if name != "alphas"}
-        return make_named_policy(NAMED, self.kind, given, beside=KEYS)
+        if not self.drops_by_rate:
+            return self.make()
+        others = {name: its for name, its in self.settings.items() if name != "drops"}
+        NAMED.make_settings(self.kind, others, beside=KEYS)
+        return self.make(drops=tuple(range(1, len(self._alphas))))
 
 
 KEYS = ("kind", "args")

@@ -7,7 +7,16 @@ import operator
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from dataio.base import toml
 from trainer.errors import ConfigError
@@ -31,6 +40,8 @@ class Range:
             return f"{'>=' if self.ends[0] == '[' else '>'} {self.least}"
         return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
 
+
+Kind = TypeVar("Kind", bound="Section")
 
 SHORT = ""
 """In a group's table the key of what was given in place of the whole: its first field."""
@@ -110,7 +121,7 @@ def apply_override(tables: dict[str, object], override: str) -> None:
             table[name] = value
 
 
-def build_section(section: type[Section], table: object) -> Section:
+def build_section(section: type[Kind], table: object) -> Kind:
     """Make one table's settings; unknown and missing keys are errors."""
     name = section_name(section)
     if not isinstance(table, dict):

@@ -467,19 +467,14 @@ def make_importance(config: Config) -> Importance | None:
     if chosen.kind == "full" and not chosen.settings:
         # No policy at all: full data needs no agreement between ranks.
         return None
-    if chosen.is_own:
-        policy = chosen.make()
-        check_rescoring(config.augment, rescores=refresh_every(policy) is not None)
-        return policy
-    settings: dict[str, object] = {}
-    if "warmup_epochs" in chosen.takes and "warmup_epochs" not in chosen.settings:
-        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
+    drops: tuple[int, ...] = ()
     if chosen.drops_by_rate:
         schedule = build_schedule(optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)
-        # A rate that halves less often than there are alphas leaves the last ones out.
-        settings |= {"drops": drops, "alphas": chosen.alphas[: len(drops) + 1]}
-    return chosen.make(**settings)
+    warmup_epochs = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
+    policy = chosen.make(warmup_epochs=warmup_epochs, drops=drops)
+    check_rescoring(config.augment, rescores=refresh_every(policy) is not None)
+    return policy
 
 
 def open_data(config: Config) -> tuple[Data, Data | None]:

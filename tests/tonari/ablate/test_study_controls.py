@@ -63,7 +63,7 @@ def cell(*, noise: float = 0.0, **changed: object) -> CellResult:
     settings |= changed
     found = corrupt(blobs(200), num_classes=4, seed=0, noise=noise)
     return train_cell(
-        build_section(SettingsConfig, settings),  # type: ignore[arg-type]
+        build_section(SettingsConfig, settings),
         found, blobs(90, seed=1), num_classes=4, seed=0,
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ def small(**changed: object) -> SettingsConfig:
         "replicas": 2, "batch_size": 10, "width": 8, "heads": 2, "epochs": 6, "lr": 0.02,
         "optimizer": "adamw", "partition": "random", "shuffle": "global", **changed,
     }  # fmt: skip
-    return build_section(SettingsConfig, settings)  # type: ignore[return-value]
+    return build_section(SettingsConfig, settings)
 
 
 def test_files_are_cut_into_sequences_that_know_their_file(tmp_path):

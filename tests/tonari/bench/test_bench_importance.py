@@ -31,7 +31,7 @@ def test_every_policy_is_timed_and_pools_choose_as_sorting_would(capsys):
     assert feedback["report_cpu_us"] > 0
     lines = table(found).splitlines()
     assert len(lines) == len(found)
-    assert all(name in line for name, line in zip(policies, lines, strict=False))
+    assert all(name in line for name, line in zip(timed, lines, strict=False))
 
 
 def test_rows_that_sorting_would_not_choose_end_in_a_failure(capsys, monkeypatch):

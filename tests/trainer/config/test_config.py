@@ -83,6 +83,7 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ),
         ("importance.tau=0.5", r'importance.tau is given, but .*"full" takes columns only; leave'),
         ("importance.drops=fast", r'drops is given, but importance.kind "full" takes columns only'),
+        ("importance.drops=lr", r'drops is given, but importance.kind "full" takes columns only;'),
         ("importance.fractoin=1", r"importance.fractoin is unknown; did you mean importance.\w+\?"),
         (
             "importance.columns=['los']",

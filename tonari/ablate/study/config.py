@@ -15,7 +15,7 @@ from importance import policies
 from tonari.ablate.study.grid import expand_grid
 from tonari.ablate.study.identity import changed, code_key, content_key
 from tonari.names import EXAMPLES
-from trainer.config.importance import make_named_policy, make_own_policy
+from trainer.config.importance import policy_of
 from trainer.config.kinds import Named
 from trainer.config.settings import (
     Count,
@@ -247,16 +247,10 @@ class SettingsConfig(Section):
 
     def make_importance(self) -> Importance:
         """Make the importance policy that a loader would be handed."""
-        if ":" in self.importance:
-            NAMED.check_args_alone(self.importance, self.knobs)
-            return make_own_policy(NAMED, self.importance, self.args)
-        NAMED.check_kind(self.importance)
-        NAMED.check_no_args(self.importance, self.args)
-        takes, known = NAMED.takes(self.importance), {its.name for its in fields(self)}
-        warmup = {"warmup_epochs": self.num_warmup_epochs} if "warmup_epochs" in takes else {}
-        return make_named_policy(
-            NAMED, self.importance, self.knobs, beside=known - {self.REST}, **warmup
-        )
+        return policy_of(
+            NAMED, self.importance, self.knobs, self.args, beside=own_settings(),
+            defaults={"warmup_epochs": self.num_warmup_epochs},
+        )  # fmt: skip
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -370,8 +364,6 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
         apply_override(tables, text)
     study = build_section(StudyConfig, tables.get("study", {}))
     data = build_section(DataConfig, tables.get("data", {}))
-    assert isinstance(study, StudyConfig)
-    assert isinstance(data, DataConfig)
     found = _arm_tables(tables)
     arms = tuple(
         _arm(name, _table(tables, "settings"), _table(found, name), study.baseline)
@@ -386,18 +378,17 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
     return Study(study, data, arms)
 
 
-def setting_names() -> list[str]:
-    """List the keys of an arm: its own, and what any policy takes."""
-    own = [its.name for its in fields(SettingsConfig) if its.name != SettingsConfig.REST]
-    return [*own, *sorted(NAMED.all_settings().difference(own))]
+def own_settings() -> list[str]:
+    """List the keys of an arm beside those of its policy."""
+    return [its.name for its in fields(SettingsConfig) if its.name != SettingsConfig.REST]
 
 
 def _arm_tables(tables: dict[str, object]) -> dict[str, dict[str, object]]:
     arms = _table(tables, "arms")
     found = [(name, _table(arms, name)) for name in arms]
-    grids = _table(tables, "grid")
+    grids, known = _table(tables, "grid"), [*own_settings(), *sorted(NAMED.all_settings())]
     for name in grids:
-        found += expand_grid(name, _table(grids, name), setting_names(), lists=NAMED.lists())
+        found += expand_grid(name, _table(grids, name), known, lists=NAMED.lists())
     if not found:
         raise ConfigError("arms: there is none; write [arms.NAME] for each, with its settings")
     for name, count in Counter(name for name, _ in found).items():
@@ -414,7 +405,6 @@ def _arm(name: str, common: Mapping[str, object], own: Mapping[str, object], bas
         settings = build_section(SettingsConfig, {**common, **own})
     except ConfigError as error:
         raise ConfigError(f"arm {name!r}: {error}") from error
-    assert isinstance(settings, SettingsConfig)
     return Arm(name, settings, settings.against or baseline)
 
 
