@@ -128,8 +128,9 @@ def build_section(section: type[Kind], table: object) -> Kind:
         raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
     fields = {f.name: f for f in dataclasses.fields(section) if f.name != section.REST}
     rest = {key: value for key, value in table.items() if section.REST and key not in fields}
-    for key in table.keys() - rest.keys():
-        check_known(f"{name}.{key}", {f"{name}.{field}": None for field in fields})
+    for key in table:
+        if key not in rest:
+            check_known(f"{name}.{key}", {f"{name}.{field}": None for field in fields})
     for its in fields.values():
         missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
         if missing and its.name not in table:

@@ -32,6 +32,7 @@ seeds = 1
 [data]
 train = "absent-train.parquet"
 test = "absent-test.parquet"
+image_size = 32
 junk = 0.1
 [settings]
 shuffle = "global"
