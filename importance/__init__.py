@@ -8,7 +8,7 @@ from importance.infobatch import InfoBatch
 from importance.kakurenbo import Kakurenbo
 from importance.keep_agreed import KeepAgreed
 from importance.learnable import Learnable
-from importance.named import POLICIES, find_policy, make_policy, settings_of
+from importance.named import find_policy, make_policy, policies, settings_of
 from importance.outcome import outcome
 from importance.random import RandomPrune
 from importance.schedule import lr_drops
@@ -18,7 +18,6 @@ from importance.stopped_learning import StoppedLearning
 from importance.weighted import Weighted
 
 __all__ = [
-    "POLICIES",
     "Auto",
     "CostAware",
     "Forgetting",
@@ -36,5 +35,6 @@ __all__ = [
     "lr_drops",
     "make_policy",
     "outcome",
+    "policies",
     "settings_of",
 ]

@@ -1,62 +1,51 @@
 """Make a policy by its name, as settings files do."""
 
 import difflib
+import functools
 import inspect
+import sys
+from typing import TypeGuard
 
 from dataio.base.named import import_named
 from dataio.plan.policies import Importance
-from importance.auto import Auto
-from importance.cost_aware import CostAware
-from importance.forgetting import Forgetting
-from importance.full import Full
-from importance.infobatch import InfoBatch
-from importance.kakurenbo import Kakurenbo
-from importance.keep_agreed import KeepAgreed
-from importance.learnable import Learnable
-from importance.random import RandomPrune
-from importance.selective_backprop import SelectiveBackprop
-from importance.seta import SeTa
-from importance.stopped_learning import StoppedLearning
-from importance.weighted import Weighted
-
-POLICIES: dict[str, type[Importance]] = {
-    "auto": Auto,
-    "full": Full,
-    "kakurenbo": Kakurenbo,
-    "keep_agreed": KeepAgreed,
-    "learnable": Learnable,
-    "infobatch": InfoBatch,
-    "selective_backprop": SelectiveBackprop,
-    "random": RandomPrune,
-    "cost_aware": CostAware,
-    "weighted": Weighted,
-    "forgetting": Forgetting,
-    "seta": SeTa,
-    "stopped_learning": StoppedLearning,
-}
 
 ASKED = ("columns", "select", "due")
 """What the loader asks of every policy."""
+
+
+def is_policy(value: object) -> TypeGuard[type[Importance]]:
+    """Whether a value is the class of a policy."""
+    is_class = inspect.isclass(value) and not getattr(value, "_is_protocol", False)
+    return is_class and all(hasattr(value, asked) for asked in ASKED)
+
+
+@functools.cache
+def policies() -> dict[str, type[Importance]]:
+    """List the policies that this package exports, each by the name of its module, as in files."""
+    found = vars(sys.modules[__name__.rpartition(".")[0]])
+    return {
+        value.__module__.rpartition(".")[2]: value for value in found.values() if is_policy(value)
+    }
 
 
 def find_policy(name: str) -> type[Importance]:
     """Find the class of a policy.
 
     Args:
-        name: One of `POLICIES`, or ``"package.module:Class"`` of one's own.
+        name: One of `policies`, or ``"package.module:Class"`` of one's own.
 
     Raises:
         ValueError: If there is no such policy, or the class is not one.
     """
     if ":" not in name:
-        _check_known("importance", name, list(POLICIES), ", or package.module:Class of your own")
-        return POLICIES[name]
+        _check_known("importance", name, list(policies()), ", or package.module:Class of your own")
+        return policies()[name]
     try:
         found = import_named(name)
     except ImportError as error:
         raise ValueError(f"importance {name!r} cannot be imported: {error}") from error
-    missing = [asked for asked in ASKED if not hasattr(found, asked)]
-    if not isinstance(found, type) or missing:
+    if not is_policy(found):
+        missing = [asked for asked in ASKED if not hasattr(found, asked)]
         kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
         raise ValueError(
             f"importance {name!r} is {kind} without {', '.join(missing) or 'a class of its own'}, "
@@ -70,7 +59,7 @@ def make_policy(name: str, **settings: object) -> Importance:
     """Make a policy.
 
     Args:
-        name: One of `POLICIES`, or ``"package.module:Class"`` of one's own.
+        name: One of `policies`, or ``"package.module:Class"`` of one's own.
         settings: Its arguments.
 
     Raises:

@@ -17,7 +17,7 @@ from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes
 from oracle.probe.messages import EXCHANGE
 from oracle.windows import Pieces, Quota, share_quota
-from shuffle.plan import num_leaving
+from shuffle import Partial
 from shuffle.ring import crossing_fraction
 from trainer.config.config import Config
 from trainer.run.build import make_fields
@@ -125,14 +125,14 @@ def lay_rows(
         tuple(nodes.count(node) for node in dict.fromkeys(nodes)),
         max(data.num_rows, len(readers)),
     )
-    shuffle = config.shuffle
-    holds_all = shuffle.kind == "global" and not shuffle.moves
+    shuffle = config.shuffle.make()
+    holds_all = shuffle.holds_all
     pool_rows = layout.num_samples if holds_all else int(layout.pool_sizes.max())
     pool_bytes = pool_rows * data.row_bytes
     leaving = 0.0
-    if layout.num_nodes > 1 and shuffle.kind == "partial":
-        leaving = num_leaving(layout, shuffle.exchange) * crossing_fraction(layout)
-    elif layout.num_nodes > 1 and shuffle.moves:
+    if layout.num_nodes > 1 and isinstance(shuffle, Partial):
+        leaving = shuffle.num_leaving(layout) * crossing_fraction(layout)
+    elif layout.num_nodes > 1 and shuffle.num_leaving(layout):
         leaving = layout.num_samples / layout.num_replicas * (1 - 1 / layout.num_nodes)
     quota = None
     if config.data.cache.quota_bytes is not None:

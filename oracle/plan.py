@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 
+from dataio.plan.policies import refresh_every
 from oracle.cluster.cluster import Cluster, Storage
 from oracle.cluster.machine import Nodes
 from oracle.cluster.probed import cluster_of
@@ -246,7 +247,7 @@ class _Epoch:
         behind_s = simulation.behind_s / len(simulation.step_ends_s)
         evaluated = self.data.evaluated_rows * (2 if self.config.optimizer.ema else 1)
         hidden_rows = hidden_fraction * self.data.num_rows
-        every = getattr(make_importance(self.config), "refresh_every", None) or 0
+        every = refresh_every(make_importance(self.config)) or 0
         timed = max(self.found.steps, key=lambda each: each.computing_s).step_s
         steps_s = steps * statistics.mean(simulation.steps_s) + max(first_s, 0.0)
         windows_s, read_bytes = self._windows(steps_s, hidden_fraction)

@@ -58,7 +58,7 @@ class Cell:
 
     Attributes:
         arm: What it is called in tables.
-        policy: One of `importance.POLICIES`.
+        policy: One of `importance.policies`.
         settings: Of the policy.
         train_s: Of the run; the learning rate's schedule is as long.
         seed: Of the weights, the order and the draws.

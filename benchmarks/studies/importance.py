@@ -28,7 +28,7 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import EARLIER, ScoreColumn, Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance
 from dataio.world import World, run_threads, single_world, thread_worlds
-from importance import POLICIES, make_policy, outcome
+from importance import make_policy, outcome, policies
 from importance.threshold import key_bits, loss_keys, lowest, percentiles
 
 BATCH = 256
@@ -80,15 +80,15 @@ def make_scores(num_rows: int, columns: tuple[ScoreColumn, ...]) -> Scores:
 def measure_selection(settings: Settings) -> Iterator[Figures]:
     """Time every policy's selection over the rows of one rank; that of Auto where it decides."""
     given = {"auto": {"begins": EPOCH, "second_guess": 1.0}}
-    policies = {name: make_policy(name, **given.get(name, {})) for name in POLICIES}
-    scores = {name: make_scores(settings.rows, made.columns) for name, made in policies.items()}
+    made = {name: make_policy(name, **given.get(name, {})) for name in policies()}
+    scores = {name: make_scores(settings.rows, its.columns) for name, its in made.items()}
     ids, stream = np.arange(settings.rows), key(0, "importance", epoch=EPOCH)
     labels = (ids % NUM_CLASSES).astype(np.int32)
-    elapsed: dict[str, list[float]] = {name: [] for name in policies}
-    busy: dict[str, list[float]] = {name: [] for name in policies}
+    elapsed: dict[str, list[float]] = {name: [] for name in made}
+    busy: dict[str, list[float]] = {name: [] for name in made}
     hidden = {}
     for _ in range(settings.repeats):
-        for name, policy in policies.items():
+        for name, policy in made.items():
             rows = Candidates(scores[name], ids, settings.rows, stream, by_field=lambda _: labels)
             started, cpu = time.perf_counter(), time.thread_time()
             selection = policy.select(rows, epoch=EPOCH, num_epochs=NUM_EPOCHS)

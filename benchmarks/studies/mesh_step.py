@@ -45,6 +45,8 @@ train = "{root}/text"
 cache = "{root}/cache"
 sequence_length = 64
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "gpt"
 width = 192

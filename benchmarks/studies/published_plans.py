@@ -46,6 +46,8 @@ TEXT = f"""
 kind = "text"
 train = "absent.txt"
 sequence_length = {SEQUENCE_LENGTH}
+[shuffle]
+exchange = 0.1
 [model]
 kind = "gpt"
 vocabulary = {VOCABULARY}

@@ -50,6 +50,8 @@ kind = "text"
 train = "none"
 sequence_length = 128
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [optimizer]
 kind = "adamw"
 clip = 1.0
@@ -62,6 +64,8 @@ train = "none"
 test = "none"
 image_size = 64
 batch_size = 32
+[shuffle]
+exchange = 0.1
 [optimizer]
 kind = "sgd"
 momentum = 0.9
@@ -139,7 +143,7 @@ def load_small(config: Config) -> Config:
     """Make the model as small as it gets, on the same mesh: what it leaves is not counted."""
     if config.model.kind == "resnet50":
         return replace(config, model=replace(config.model, kind="resnet"))
-    return replace(config, model=replace(config.model, width=64))
+    return replace(config, model=config.model.with_settings(width=64))
 
 
 def _train(config: Config, job: Job, *, steps: int) -> None:

@@ -32,7 +32,6 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import dataio
-import shuffle
 from benchmarks.machine import describe_machine
 from dataio.batch.values import Batch
 from trainer.config.config import Config, load_config
@@ -151,7 +150,7 @@ def open_loader(config: Config, job: Job, cache: Path) -> dataio.Loader:
         fields = {"tokens": token_field(length)}
     return dataio.Loader(
         source, batch_size=data.batch_size, fields=fields, cache=str(cache), device=job.device,
-        shuffle=shuffle.Partial(config.shuffle.exchange), seed=config.run.seed, world=job.world,
+        shuffle=config.shuffle.make(), seed=config.run.seed, world=job.world,
         workers=data.workers,
     )  # fmt: skip
 

@@ -51,6 +51,7 @@ _KINDS = {
     "correct": "?", "forgotten": "<u2", "wrong": "<u2", "epoch": "<i4", "bytes": "<u4",
     "history": f"{HISTORY_EPOCHS}<f2",
 }  # fmt: skip
+_OF_OUTCOMES = ("confidence", "correct", "forgotten", "wrong")
 _UNREPORTED = {
     **dict.fromkeys((*EARLIER, "loss_second", "loss_mean"), np.inf), "epoch": -1, "history": np.nan,
 }  # fmt: skip
@@ -77,6 +78,11 @@ def score_dtype(columns: Iterable[ScoreColumn]) -> np.dtype[np.void]:
         wanted.add("loss")
     wanted.update(*(EARLIER[:ago] for ago, name in enumerate(EARLIER) if name in wanted))
     return np.dtype([(name, _KINDS[name]) for name in COLUMNS if name in wanted], align=False)
+
+
+def needs_outcome(columns: Iterable[ScoreColumn]) -> bool:
+    """Whether some of the columns follow from what a report says beside the loss."""
+    return not set(columns).isdisjoint(_OF_OUTCOMES)
 
 
 def unscored(num_slots: int, dtype: np.dtype[np.void]) -> Scores:

@@ -94,6 +94,21 @@ class ByFields(Protocol):
 
 
 @runtime_checkable
+class Rescoring(Protocol):
+    """What else is asked of an importance policy that can give hidden rows new scores."""
+
+    @property
+    def refresh_every(self) -> int | None:
+        """Hidden rows are due at the end of every so many epochs; None: never."""
+        ...
+
+
+def refresh_every(policy: Importance | None) -> int | None:
+    """Find every how many epochs a policy gives hidden rows new scores; None: never."""
+    return policy.refresh_every if isinstance(policy, Rescoring) else None
+
+
+@runtime_checkable
 class ByCost(Protocol):
     """What else the loader asks of an importance policy that goes by what rows cost."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dataio.base.errors import SourceError
 from dataio.cache.choice import scores_directory
 from dataio.cache.quota import without_history
-from dataio.plan.history import ScoreColumn, Scores, score_dtype
+from dataio.plan.history import ScoreColumn, Scores, needs_outcome, score_dtype
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
 from dataio.pool.checked_source import CheckedSource
@@ -96,7 +96,7 @@ class Pool:
         self.fields = fields
         self.world = world
         self.keeps_scores = bool(columns)
-        self.needs_outcome = not {"correct", "confidence", "forgotten", "wrong"}.isdisjoint(columns)
+        self.needs_outcome = needs_outcome(columns)
         self.streamed = Streamed(keeps_sizes="bytes" in columns)
         self._exchanges = num_leaving > 0
         self._streaming: Streaming | None = None

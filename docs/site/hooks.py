@@ -6,6 +6,8 @@ names of files there; one that names no file of the repository is a warning, and
 """
 
 import contextlib
+import importlib
+import inspect
 import io
 import logging
 import os
@@ -19,6 +21,7 @@ LOG = logging.getLogger("mkdocs.hooks.tonari")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
 NAMED = ("NodeCache", "Staging", "Workers")
+OF_KINDS = ("shuffle", "importance", "model")
 COMMANDS = (
     "demo", "init", "train", "pack", "cache ls", "cache inspect", "cache stage", "cache verify",
     "cache prune", "cache export", "bench loader", "bench io", "bench compare", "bench exchange",
@@ -103,14 +106,32 @@ def toml_keys() -> str:
         ]
         table = "\n".join(["| key | type | default |", "|---|---|---|", *rows])
         parts.append(f"## [{section.name}]\n\n{_linked(found.docstring.value)}\n\n{table}\n")
+        parts += [kind_settings(section.name)] if section.name in OF_KINDS else []
     return "\n".join(parts)
+
+
+def kind_settings(section: str) -> str:
+    """Make a table of the kinds of a section: the class, and what a file may set of it."""
+    named = importlib.import_module(f"trainer.config.{section}").NAMED
+    rows = ["| `kind` | is | keys, and their defaults |", "|---|---|---|"]
+    for kind, made_by in named.kinds.items():
+        defaults = ((name, named.default(kind, name)) for name in named.takes(kind))
+        keys = (
+            f"`{name}`" + ("" if its is inspect.Parameter.empty else f" `{its!r}`")
+            for name, its in defaults
+        )
+        rows.append(f"| `{kind}` | `{made_by.__name__}` | {', '.join(keys) or '-'} |")
+    return "\n".join(rows) + "\n"
 
 
 def _settings(owner: Any) -> list[Any]:
     return [
         member
         for member in owner.members.values()
-        if member.is_attribute and member.annotation is not None and "property" not in member.labels
+        if member.is_attribute
+        and member.annotation is not None
+        and "property" not in member.labels
+        and member.name not in ("REST", "settings")
     ]
 
 

@@ -22,7 +22,8 @@ from dataio.source.counts import own_directory
 from dataio.world import World
 from oracle.probe.pieces import count_pieces
 from oracle.windows import Pieces
-from trainer.config.config import Config, ImportanceConfig, MeshConfig
+from trainer.config.config import Config, MeshConfig
+from trainer.config.importance import ImportanceConfig
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.run.build import (
     build_loader,

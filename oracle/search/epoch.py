@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dataio.base.errors import QuotaError
+from dataio.plan.policies import refresh_every
 from oracle.cluster.cluster import Cluster
 from oracle.feeds import Rows, find_source, lay_rows, stage_beside, stage_s
 from oracle.search.choices import Group
@@ -101,7 +102,7 @@ class Epochs:
         self._config, self._cluster, self._data, self._own = config, cluster, data, own
         self._here = min(cluster.ranks_per_node, world_size)
         self._source = find_source(cluster.storage, probed_bytes_per_s=data.read_bytes_per_s)
-        self._every = getattr(make_importance(config), "refresh_every", None) or 0
+        self._every = refresh_every(make_importance(config)) or 0
         self._core_s = data.core_s or 0.0
         if data.core_s is None and cluster.host.decode_mbyte_s is not None:
             self._core_s = data.row_bytes / (cluster.host.decode_mbyte_s * 1e6)

@@ -53,4 +53,13 @@ def test_every_key_of_a_run_is_in_the_reference():
     for name, section in get_type_hints(Config).items():
         assert f"## [{name}]" in made
         for key in fields(section):
-            assert f"| `{key.name}` |" in made
+            assert (f"| `{key.name}` |" in made) == (key.name != section.REST)
+
+
+@pytest.mark.parametrize("section", hooks.OF_KINDS)
+def test_every_setting_of_every_kind_is_in_the_reference(section):
+    named = importlib.import_module(f"trainer.config.{section}").NAMED
+    rows = hooks.kind_settings(section).splitlines()
+    for kind in named.kinds:
+        (row,) = (row for row in rows if row.startswith(f"| `{kind}` |"))
+        assert all(f"`{name}`" in row for name in named.takes(kind))

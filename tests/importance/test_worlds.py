@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.world import run_threads, single_world, thread_worlds
-from importance import POLICIES as ALL_POLICIES
-from importance import Kakurenbo, SelectiveBackprop
+from importance import Kakurenbo, SelectiveBackprop, policies
 from tests.cases import diagonal
 from tests.importance.hidden import (
     NUM_EPOCHS,
@@ -65,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_every_policy_is_tried_here() -> None:
-    assert POLICIES.keys() == ALL_POLICIES.keys()
+    assert POLICIES.keys() == policies().keys()
 
 
 @pytest.mark.parametrize("policy", HIDING)

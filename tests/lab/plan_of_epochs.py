@@ -61,6 +61,8 @@ image_size = 32
 image = "png"
 [data.workers]
 threads = 1
+[shuffle]
+exchange = 0.1
 [model]
 kind = "resnet"
 depth = 8

@@ -24,6 +24,8 @@ kind = "text"
 train = "absent.txt"
 sequence_length = 16
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "gpt"
 width = 32
@@ -41,6 +43,8 @@ train = "absent.tar"
 test = "absent.tar"
 batch_size = 4
 image_size = 32
+[shuffle]
+exchange = 0.1
 [run]
 device = "cpu"
 """
@@ -49,6 +53,8 @@ IMAGES = """
 train = "absent.tar"
 test = "absent.tar"
 batch_size = 4
+[shuffle]
+exchange = 0.1
 [model]
 kind = "small_cnn"
 num_classes = 10

@@ -29,6 +29,7 @@ from tonari.ablate.study.data import (
 )
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.errors import CommandError
+from trainer.config.settings import as_tables
 from trainer.errors import ConfigError
 
 CELLS = "cells"
@@ -249,6 +250,7 @@ def _load_text(data: DataConfig) -> tuple[Samples, Samples]:
 
 
 def _load_images(data: DataConfig) -> tuple[Samples, Samples]:
+    assert data.image_size is not None, "the settings of images give it"
     train, test = (
         load_images(
             source, image=data.image, label=data.label, image_size=data.image_size, truth=truth
@@ -284,7 +286,7 @@ def _document(study: Study, cell: Cell, result: CellResult, command: str) -> dic
         "hidden_precision": result.hidden_precision,
         "hidden_recall": result.hidden_recall,
         "epochs": [asdict(point) for point in result.points],
-        "settings": asdict(cell.arm.settings),
+        "settings": as_tables(cell.arm.settings),
         "data": bare_within(asdict(study.data)),
         "device": study.study.device,
         "machine": _machine_words(),

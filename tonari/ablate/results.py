@@ -1,10 +1,11 @@
 """A study's cells as its report asks for them: an arm's figures by seed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tonari.ablate.measure import ACCURACY, Measure, measure_of
 from tonari.ablate.study.config import Study
+from trainer.config.settings import as_tables
 
 CellFile = Mapping[str, object]
 """A cell's results, as its JSON file holds them."""
@@ -77,7 +78,7 @@ def gather_arms(study: Study, found: Mapping[str, Mapping[int, CellFile]]) -> li
             arm.name,
             arm.baseline,
             # The study wins: a label that was changed since changes no result
-            _settings(found.get(arm.name, {})) | asdict(arm.settings),
+            _settings(found.get(arm.name, {})) | as_tables(arm.settings),
             found.get(arm.name, {}),
             measure_of(study),
         )
@@ -96,7 +97,7 @@ def _settings(cells: Mapping[int, CellFile]) -> dict[str, object]:
     for cell in cells.values():
         settings = cell.get("settings")
         if isinstance(settings, dict):
-            return settings
+            return {name: value for name, value in settings.items() if value is not None}
     return {}
 
 

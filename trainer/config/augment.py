@@ -14,12 +14,6 @@ from trainer.config.settings import (
 )
 from trainer.errors import ConfigError
 
-RESCORING = (
-    "auto", "forgetting", "kakurenbo", "keep_agreed", "learnable", "selective_backprop",
-    "stopped_learning",
-)  # fmt: skip
-"""Policies that give hidden rows new scores."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig(Section):
@@ -106,9 +100,8 @@ def check_augment(
     channels: int,
     image_size: int | None,
     drop_last: bool,
-    rescores: bool,
 ) -> None:
-    """Compare the settings with those of the data and of the importance policy.
+    """Compare the settings with those of the data.
 
     Raises:
         ConfigError: If they do not fit.
@@ -130,6 +123,14 @@ def check_augment(
             "augment.mixup and augment.cutmix mix all rows of a batch, padding too; give "
             "data.drop_last=true"
         )
+
+
+def check_rescoring(augment: AugmentConfig, *, rescores: bool) -> None:
+    """Refuse an importance policy that gives hidden rows scores that others' cannot be held to.
+
+    Raises:
+        ConfigError: If it does, and images are mixed or erased.
+    """
     if augment.draws and rescores:
         raise ConfigError(
             "augment.erase, augment.mixup or augment.cutmix is given, but this importance.kind "

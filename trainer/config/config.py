@@ -4,26 +4,24 @@ Relative paths count from the directory the command runs in, in the file as in a
 one line can be moved between the two.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn, get_type_hints
+from typing import Literal, get_type_hints
 
 from dataio import NodeCache, Staging, Workers
 from dataio.base import toml
 from dataio.base.examples import EXAMPLES
 from dataio.base.location import check_path
-from dataio.plan.history import ScoreColumn
-from dataio.plan.policies import Importance
 from dataio.source.classes import Classes
-from importance import POLICIES, make_policy, settings_of
-from trainer.config.augment import RESCORING, AugmentConfig, check_augment
+from trainer.config.augment import AugmentConfig, check_augment, check_rescoring
+from trainer.config.importance import NAMED as POLICY
+from trainer.config.importance import ImportanceConfig
 from trainer.config.model import GIVEN, TEXT_MODELS, ModelConfig
+from trainer.config.model import NAMED as MODEL
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.settings import (
     Count,
-    Fraction,
     NotNegative,
     Positive,
     Section,
@@ -33,6 +31,8 @@ from trainer.config.settings import (
     build_section,
     check_known,
 )
+from trainer.config.shuffle import NAMED as SHUFFLE
+from trainer.config.shuffle import ShuffleConfig
 from trainer.config.text import TextConfig, check_text
 from trainer.errors import ConfigError
 from trainer.mesh.place import SPLIT, Schedule, Targets
@@ -83,113 +83,6 @@ class DataConfig(Section):
                 'data.joined is true, expected false where data.kind is "text": it is for tar '
                 "shards of images; leave it out"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShuffleConfig(Section):
-    """Which node holds which row; see `shuffle.Partial` and `shuffle.Global`.
-
-    ``exchange`` is for partial shuffling, ``moves`` for global: true gives each node its part,
-    dealt anew every epoch, in place of the whole dataset.
-    """
-
-    kind: Literal["local", "partial", "global"] = "partial"
-    exchange: Fraction = 0.1
-    moves: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.moves and self.kind != "global":
-            self._refuse("moves is", "global")
-
-    def _refuse(self, setting: str, kind: str) -> NoReturn:
-        raise ConfigError(
-            f'shuffle.{setting} for shuffle.kind "{kind}", which is "{self.kind}"; leave it out, '
-            f"or give shuffle.kind={kind}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportanceConfig(Section):
-    """Which rows an epoch leaves out, or draws: one of `importance.POLICIES`, and its own settings.
-
-    A kind ``"package.module:Class"`` is a policy of your own, which takes the table ``args`` as
-    keyword arguments.
-
-    What is left out is as the policy has it. ``refresh_every`` 0: never. ``drops`` "lr": where this
-    run's learning rate has halved (`importance.lr_drops`). ``weights``, ``balance`` and ``label``:
-    fields.
-    """
-
-    kind: str = "full"
-    args: dict[str, object] = field(default_factory=dict)
-    fraction: Share | None = None
-    tau: Fraction | None = None
-    drops: tuple[Positive, ...] | Literal["lr"] | None = None
-    alphas: tuple[Fraction, ...] | None = None
-    threshold: Literal["global", "pool"] | None = None
-    rate: Literal["cap", "realised", "none"] | None = None
-    refresh_every: Whole | None = None
-    delta: Fraction | None = None
-    columns: tuple[ScoreColumn, ...] | None = None
-    weights: str | None = None
-    balance: str | None = None
-    num_samples: Count | None = None
-    over: Literal["global", "pool"] | None = None
-    label: str | None = None
-    begins: Count | None = None
-    second_guess: Fraction | None = None
-    least_fall: Share | None = None
-    groups: Count | None = None
-    window: Fraction | None = None
-    below: Positive | None = None
-    budget: Fraction | None = None
-    floor: Fraction | None = None
-    by_cost: bool | None = None
-    value: Literal["loss", "rows"] | None = None
-    debias: Fraction | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.is_own and self.kind not in POLICIES:
-            raise ConfigError(
-                f'importance.kind is "{self.kind}", expected one of '
-                f"{', '.join(map(repr, POLICIES))}, or package.module:Class of your own; correct it"
-            )
-        takes = ["args"] if self.is_own else settings_of(POLICIES[self.kind])
-        for name in self._given:
-            if name not in takes:
-                mine = [f.name for f in dataclasses.fields(self) if f.name in takes]
-                raise ConfigError(
-                    f'importance.{name} is given, but importance.kind "{self.kind}" takes '
-                    f"{', '.join(mine)} only; leave it out, or give another importance.kind"
-                )
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the policy is a class of the user's."""
-        return ":" in self.kind
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """What the policy is made with, so far as it was given."""
-        return dict(self.args) if self.is_own else self._given
-
-    @property
-    def _given(self) -> dict[str, object]:
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {k: v for k, v in given.items() if k != "kind" and v not in (None, {})}
-
-    def make(self, **settings: object) -> Importance:
-        """Make the policy, with some settings above those given.
-
-        Raises:
-            ConfigError: If it is a class of the user's that is not found, or it does not take them.
-        """
-        try:
-            return make_policy(self.kind, **self.settings | settings)
-        except ValueError as error:
-            raise ConfigError(f"[importance]: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,12 +226,12 @@ class Config:
         self._check_length()
         if self.mesh.swap_blocks and self.run.device == "cpu":
             raise ConfigError(NO_SWAP.format(self.mesh.swap_blocks, 'run.device is "cpu"'))
-        data, policy = self.data, self.importance
+        data = self.data
         check_augment(
             self.augment, is_text=data.kind == "text", channels=data.channels,
             image_size=data.image_size, drop_last=data.drop_last,
-            rescores=policy.kind in RESCORING and policy.refresh_every != 0,
         )  # fmt: skip
+        check_rescoring(self.augment, rescores=self.importance.rescores)
         is_text = self.data.kind == "text"
         check_text(self.text, is_text=is_text, test_fraction=data.test_fraction, cp=self.mesh.cp)
         if not self.model.is_own and (self.model.kind in TEXT_MODELS) != is_text:
@@ -372,7 +265,7 @@ class Config:
                     f"optimizer.warmup_epochs is {optimizer.warmup_epochs}, but the length of the "
                     "run is in steps; give optimizer.warmup_steps"
                 )
-            if self.importance.drops == "lr":
+            if self.importance.drops_by_rate:
                 raise ConfigError(
                     'importance.drops is "lr", which goes by epochs, but the length of the run is '
                     "in steps; give the epochs of the drops, or run.epochs alone"
@@ -397,7 +290,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     Args:
         path: TOML file with a table for each section.
-        overrides: ``section.key=value``, the value in TOML; what is not TOML is taken as text.
+        overrides: ``section.key=value``, the value in TOML; what is not TOML is taken as text. A
+            kind in place of the file's leaves out the settings that it does not take.
 
     Raises:
         ConfigError: If the file cannot be read, a key is unknown or missing, or a value is out of
@@ -411,10 +305,22 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ) from error
     try:
         for override in overrides:
+            _leave_out_others(tables, override)
+        for override in overrides:
             apply_override(tables, override)
         return build_config(tables)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _leave_out_others(tables: Mapping[str, object], override: str) -> None:
+    """Leave out of a file's table what only other kinds than the one of the override take."""
+    section, _, kind = override.partition(".kind=")
+    named = {"shuffle": SHUFFLE, "importance": POLICY, "model": MODEL}.get(section)
+    table = tables.get(section)
+    if named and isinstance(table, dict) and kind.strip("\"'") in named.kinds:
+        for name in named.all_settings().difference(named.takes(kind.strip("\"'"))):
+            table.pop(name, None)
 
 
 OF_GIVEN = {"weights", "layers", "args"}

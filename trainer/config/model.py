@@ -1,91 +1,71 @@
 """What to train: a kind of model, and its own settings."""
 
 import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import NoneType
+from typing import Any, ClassVar, get_args, get_origin
 
-from trainer.config.settings import Count, Positive, Section
-from trainer.errors import ConfigError
-from trainer.models.rotary import Rope
+from trainer.config.kinds import Named, hints_of
+from trainer.config.settings import Count, Positive, Section, check_setting, make_setting
+from trainer.models import GPT, Llama, ResNet, ResNet50, SmallCNN, StagedModel, ViT
 
-MODEL_KEYS = {
-    "small_cnn": ("num_classes", "image_size"),
-    "resnet": ("num_classes", "image_size", "depth", "norm"),
-    "resnet50": ("num_classes", "image_size"),
-    "vit": (
-        "num_classes", "image_size", "patch", "width", "depth", "heads", "pooling", "norm_eps",
-    ),
-    "gpt": ("width", "depth", "heads", "vocabulary"),
-    "llama": (
-        "vocabulary", "width", "depth", "heads", "kv_heads", "inner_width", "head_width", "rope",
-        "norm_eps", "tied",
-    ),
+MODELS: dict[str, type[StagedModel]] = {
+    "small_cnn": SmallCNN, "resnet": ResNet, "resnet50": ResNet50, "vit": ViT, "gpt": GPT,
+    "llama": Llama,
 }  # fmt: skip
-"""What each kind of model takes; all take ``weights``."""
+"""The models of the trainer; what a file may set of one is what its class takes."""
 
-TEXT_MODELS = ("gpt", "llama")
+TEXT_MODELS = tuple(kind for kind, its in MODELS.items() if "sequence_length" in hints_of(its))
 """Kinds that read tokens."""
 
 GIVEN = "own"
 """The kind of model that the caller of `trainer.train` gives."""
 
+NAMED = Named(
+    key="model.kind",
+    kinds=MODELS,
+    elsewhere={"in_channels": "data.channels", "sequence_length": "data.sequence_length"},
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """What to train; what is left out is as the model has it. ``MODEL_KEYS``: who takes what.
+    """What to train; what is left out is as the model has it.
 
-    ``weights`` are those to start from: a ``.safetensors`` file, or a directory in Hugging Face's
-    layout; of its ``config.json`` a llama takes the sizes that are not given.
+    Of a model of this package, the keys beside these are what its class takes, such as
+    ``num_classes``. ``weights`` are those to start from: a ``.safetensors`` file, or a directory in
+    Hugging Face's layout; of its ``config.json`` a llama takes the sizes that are not given.
 
     A kind ``"package.module:name"`` is a class or function of your own, which is called with
-    ``args`` and makes any ``torch.nn.Module``; ``layers`` says where its blocks are, for mesh.pp:
-    see `trainer.models.Adapted`. ``"own"``, the kind of a file without this table, is what
+    ``args`` and makes any ``torch.nn.Module``; a key ``layers`` says where its blocks are, for
+    mesh.pp: see `trainer.models.Adapted`. ``"own"``, the kind of a file without this table, is what
     `trainer.train` is given.
     """
 
+    REST: ClassVar[str] = "settings"
+
     kind: str = "small_cnn"
     args: dict[str, object] = field(default_factory=dict)
-    layers: str | tuple[str, ...] | None = None
     weights: str = ""
-    num_classes: Count | None = None
-    image_size: Count | None = None
-    patch: Count | None = None
-    width: Count | None = None
-    depth: Count | None = None
-    heads: Count | None = None
-    norm: Literal["batch", "group"] | None = None
-    pooling: Literal["mean", "token"] | None = None
-    vocabulary: Count | None = None
-    kv_heads: Count | None = None
-    inner_width: Count | None = None
-    head_width: Count | None = None
-    rope: Rope = field(default_factory=Rope)
-    norm_eps: Positive | None = None
-    tied: bool | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.is_own or self.kind in MODEL_KEYS):
-            raise ConfigError(
-                f"model.kind is {self.kind!r}, expected one of "
-                f"{', '.join(map(repr, MODEL_KEYS))}, or package.module:name of your own; correct "
-                "it in the file, or give model.kind=VALUE on the command line"
-            )
-        takes = ("args", "layers") if self.is_own else MODEL_KEYS[self.kind]
-        for name in self.settings:
-            if name not in takes:
-                raise ConfigError(
-                    f'model.{name} is given, but model.kind "{self.kind}" takes '
-                    f"{', '.join(takes)} only; leave it out, or give another model.kind"
-                )
-        if "num_classes" in takes and self.num_classes is None:
-            raise ConfigError(
-                "model.num_classes is missing; set it in the file or give model.num_classes=VALUE"
-            )
-        if self.kind == "resnet" and self.depth and (self.depth < 8 or self.depth % 6 != 2):
-            raise ConfigError(
-                f"model.depth is {self.depth}, expected 6 n + 2 layers; choose 8, 14, 20, 32 or 56"
-            )
+        if self.is_own:
+            NAMED.check_args_alone(self.kind, self.settings.keys() - {"layers"})
+            layers = make_setting("model.layers", self.settings.get("layers"), None)
+            check_setting("model.layers", layers, str | tuple[str, ...] | None)
+            return
+        NAMED.check_kind(self.kind)
+        NAMED.check_no_args(self.kind, self.args)
+        hints = {name: _above_zero(hint) for name, hint in NAMED.takes(self.kind).items()}
+        made = NAMED.make_settings(
+            self.kind, self.settings, hints=hints, beside=("kind", "args", "weights")
+        )
+        object.__setattr__(self, "settings", made)
 
     @property
     def is_own(self) -> bool:
@@ -93,8 +73,23 @@ class ModelConfig(Section):
         return self.kind == GIVEN or ":" in self.kind
 
     @property
-    def settings(self) -> dict[str, object]:
-        """What was given beside the kind and the weights."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        beside = ("kind", "weights")
-        return {k: v for k, v in given.items() if k not in beside and v not in (None, Rope(), {})}
+    def layers(self) -> str | tuple[str, ...] | None:
+        """Where the blocks of a model of the user's are; None: as it says."""
+        layers = self.settings.get("layers") if self.is_own else None
+        return tuple(layers) if isinstance(layers, list) else layers
+
+    def with_settings(self, **settings: object) -> "ModelConfig":
+        """Change some settings of the model."""
+        return dataclasses.replace(self, settings=self.settings | settings)
+
+
+def _above_zero(hint: Any) -> Any:
+    """Say of numbers that they are above 0: those of a model are sizes."""
+    if hint in (int, float):
+        return Count if hint is int else Positive
+    options = get_args(hint)
+    if get_origin(hint) is Sequence:
+        return Sequence[_above_zero(options[0])]  # type: ignore[misc]
+    if NoneType in options:
+        return functools.reduce(operator.or_, map(_above_zero, options))
+    return hint

@@ -5,9 +5,18 @@ import difflib
 import math
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from dataio.base import toml
 from trainer.errors import ConfigError
@@ -32,6 +41,8 @@ class Range:
         return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
 
 
+Kind = TypeVar("Kind", bound="Section")
+
 SHORT = ""
 """In a group's table the key of what was given in place of the whole: its first field."""
 
@@ -47,20 +58,37 @@ NotNegative = Annotated[float, Range(0)]
 class Section:
     """One table of the file; checks each field against its annotation."""
 
+    REST: ClassVar[str] = ""
+    """The field that takes the keys of the table that are no field; empty: there are none."""
+
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value = getattr(self, name)
-            if not _fits(value, hint):
-                key = f"{section_name(type(self))}.{name}"
-                raise ConfigError(
-                    f"{key} is {value!r}, expected {_words(hint)}; correct it in the file, or give "
-                    f"{key}=VALUE on the command line"
-                )
+        hints = get_type_hints(type(self), include_extras=True)
+        for its in dataclasses.fields(self):
+            key = f"{section_name(type(self))}.{its.name}"
+            check_setting(key, getattr(self, its.name), hints[its.name])
 
 
 def section_name(section: type[Section]) -> str:
     """Name the table of a section."""
     return section.__name__.removesuffix("Config").lower()
+
+
+def as_tables(section: object) -> dict[str, object]:
+    """Make of settings the tables that they are made of."""
+    assert dataclasses.is_dataclass(section)
+    found: dict[str, object] = {}
+    for its in dataclasses.fields(section):
+        value = getattr(section, its.name)
+        if isinstance(section, Section) and its.name == section.REST:
+            found |= {name: as_plain(each) for name, each in value.items()}
+        else:
+            found[its.name] = as_plain(value)
+    return found
+
+
+def as_plain(value: object) -> object:
+    """Make a table of a setting that is a group."""
+    return as_tables(value) if dataclasses.is_dataclass(value) else value
 
 
 def apply_override(tables: dict[str, object], override: str) -> None:
@@ -93,24 +121,39 @@ def apply_override(tables: dict[str, object], override: str) -> None:
             table[name] = value
 
 
-def build_section(section: type[Section], table: object) -> Section:
+def build_section(section: type[Kind], table: object) -> Kind:
     """Make one table's settings; unknown and missing keys are errors."""
     name = section_name(section)
     if not isinstance(table, dict):
         raise ConfigError(f"{name} is {table!r}, expected a table; write [{name}] above its keys")
-    known = {f"{name}.{f.name}": f for f in dataclasses.fields(section)}
+    fields = {f.name: f for f in dataclasses.fields(section) if f.name != section.REST}
+    rest = {key: value for key, value in table.items() if section.REST and key not in fields}
     for key in table:
-        check_known(f"{name}.{key}", known)
-    for key, its in known.items():
+        if key not in rest:
+            check_known(f"{name}.{key}", {f"{name}.{field}": None for field in fields})
+    for its in fields.values():
         missing = its.default is dataclasses.MISSING and its.default_factory is dataclasses.MISSING
         if missing and its.name not in table:
-            raise ConfigError(f"{key} is missing; set it in the file or give {key}=VALUE")
+            raise missing_setting(f"{name}.{its.name}")
     hints = get_type_hints(section)
-    return section(**{k: _setting(f"{name}.{k}", v, hints[k]) for k, v in table.items()})
+    made = {
+        key: make_setting(f"{name}.{key}", value, hints[key])
+        for key, value in table.items()
+        if key not in rest
+    }
+    return section(**made, **({section.REST: rest} if rest else {}))
 
 
-def _setting(key: str, value: object, hint: object) -> object:
+def missing_setting(key: str) -> ConfigError:
+    """Make the error of a setting that has no default, and is not given."""
+    return ConfigError(f"{key} is missing; set it in the file or give {key}=VALUE")
+
+
+def make_setting(key: str, value: object, hint: object) -> object:
     """Make a setting of what TOML gives; a group, such as `dataio.NodeCache`, checks its own."""
+    hint = next((part for part in get_args(hint) if dataclasses.is_dataclass(part)), hint)
+    if dataclasses.is_dataclass(value):
+        return value
     if not isinstance(hint, type) or not dataclasses.is_dataclass(hint):
         return tuple(value) if isinstance(value, list) else value
     fields = dataclasses.fields(hint)
@@ -137,6 +180,19 @@ def check_known(key: str, known: Mapping[str, object]) -> None:
         )
 
 
+def check_setting(key: str, value: object, hint: object) -> None:
+    """Refuse a value that is not what an annotation says.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not _fits(value, hint):
+        raise ConfigError(
+            f"{key} is {value!r}, expected {_words(hint)}; correct it in the file, or give "
+            f"{key}=VALUE on the command line"
+        )
+
+
 def _fits(value: object, hint: object) -> bool:
     if get_origin(hint) is Annotated:
         base, bounds = get_args(hint)
@@ -149,10 +205,8 @@ def _fits(value: object, hint: object) -> bool:
         return any(type(value) is type(option) and value == option for option in get_args(hint))
     if get_origin(hint) is dict:
         return isinstance(value, dict)
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, Sequence):
         return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict)
     if hint in (int, float):
         numbers = int if hint is int else int | float
         return isinstance(value, numbers) and type(value) is not bool and math.isfinite(value)
@@ -166,13 +220,14 @@ def _words(hint: object) -> str:
         base, bounds = get_args(hint)
         return f"{_words(base)} {bounds}"
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_words(option) for option in get_args(hint))
+        # What a file cannot hold, such as a function, has no words
+        return " or ".join(filter(None, map(_words, get_args(hint))))
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(option) for option in get_args(hint))
     if get_origin(hint) is dict:
         return "a table"
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, Sequence):
         return f"a list, each {_words(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
+    if dataclasses.is_dataclass(hint):
         return "a table"
-    return next(words for kind, words in plain.items() if hint is kind)
+    return next((words for kind, words in plain.items() if hint is kind), "")

@@ -1,7 +1,7 @@
 """From settings to the things a run is made of."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dataio
 import importance
-import shuffle
-from dataio.plan.policies import ByFields, Importance, Shuffle
+from dataio.plan.policies import ByFields, Importance, refresh_every
 from dataio.world import World
-from trainer.config.config import NO_SWAP, Config, ShuffleConfig
-from trainer.config.model import GIVEN
+from trainer.config.augment import check_rescoring
+from trainer.config.config import NO_SWAP, Config
+from trainer.config.kinds import check_args
+from trainer.config.model import GIVEN, MODELS
 from trainer.deliver.deliver import ReplicaLoader
 from trainer.errors import ConfigError
 from trainer.mesh.mesh import axis_sizes, check_context, make_mesh, num_microbatches
@@ -23,7 +24,7 @@ from trainer.mesh.parallelize import parallelize
 from trainer.mesh.pipeline import Pipeline, check_microbatches
 from trainer.mesh.place import Place, num_stages, place_of
 from trainer.mesh.swap import Swap
-from trainer.models import Adapted, ResNet, ResNet50, SmallCNN, StagedModel, ViT, deferred, seeded
+from trainer.models import Adapted, StagedModel, deferred, seeded
 from trainer.models.staged import without_data
 from trainer.run.contracts import check_columns, check_rows_apart, check_settings
 from trainer.run.data import text_sources, token_field
@@ -129,17 +130,16 @@ def make_model(config: Config, own: Own | None = None) -> StagedModel:
         ConfigError: If there is no such model.
     """
     model, data = config.model, config.data
-    settings = model.settings
     if model.is_own:
         return _make_own(config, own or Own())
-    if data.kind == "text":
-        return make_language_model(config)
-    kinds: dict[str, Callable[..., StagedModel]] = {
-        "small_cnn": SmallCNN, "resnet": ResNet, "resnet50": ResNet50, "vit": ViT,
-    }  # fmt: skip
-    size = config.augment.size or data.image_size or 32
-    sized = {"in_channels": data.channels, "image_size": size} | settings
-    return normalise(kinds[model.kind](**sized), config.augment)
+    try:
+        if data.kind == "text":
+            return make_language_model(config)
+        size = config.augment.size or data.image_size or 32
+        sized = {"in_channels": data.channels, "image_size": size} | model.settings
+        return normalise(MODELS[model.kind](**sized), config.augment)
+    except ValueError as error:
+        raise ConfigError(f"[model]: {error}") from error
 
 
 def _make_own(config: Config, own: Own) -> StagedModel:
@@ -151,7 +151,9 @@ def _make_own(config: Config, own: Own) -> StagedModel:
                 "model.kind is missing; set it in the file, give model.kind=VALUE, or call "
                 "trainer.train(config, model=...)"
             )
-        build = partial(import_model(model.kind), **model.args)
+        made_by = import_model(model.kind)
+        check_args("model", made_by, model.args)
+        build = partial(made_by, **model.args)
     adapted = adapt(
         build(), layers=model.layers, task=make_task(config, own),
         fields=make_fields(config, own), mean=augment.mean, std=augment.std,
@@ -379,7 +381,7 @@ def build_loader(
                 name: field for name, field in fields.items() if name in columns or name in goes_by
             },
             cache=data.cache,
-            shuffle=_shuffle(config.shuffle),
+            shuffle=config.shuffle.make(),
             importance=policy,
             transform=own.transform,
             device=device,
@@ -470,33 +472,20 @@ def _fields(config: Config) -> dict[str, dataio.Field]:
     return image_fields(config.data, config.augment, training=True)
 
 
-def _shuffle(config: ShuffleConfig) -> Shuffle:
-    if config.kind == "partial":
-        return shuffle.Partial(config.exchange)
-    return shuffle.Local() if config.kind == "local" else shuffle.Global(moves=config.moves)
-
-
 def make_importance(config: Config) -> Importance | None:
     """Make the policy, which may depend on the optimizer's schedule; None: all rows are trained."""
-    kind, given = config.importance.kind, config.importance.settings
-    if kind == "full" and not given:
+    chosen, optimizer = config.importance, config.optimizer
+    if chosen.kind == "full" and not chosen.settings:
         # No policy at all: full data needs no agreement between ranks.
         return None
-    if config.importance.is_own:
-        return config.importance.make()
-    settings: dict[str, object] = {}
-    if given.get("refresh_every") == 0:
-        settings["refresh_every"] = None
-    if kind == "kakurenbo":
-        optimizer = config.optimizer
-        settings["warmup_epochs"] = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
-    if given.get("drops") == "lr":
-        schedule = build_schedule(config.optimizer, length=config.run.epochs)
+    drops: tuple[int, ...] = ()
+    if chosen.drops_by_rate:
+        schedule = build_schedule(optimizer, length=config.run.epochs)
         drops = importance.lr_drops(schedule, config.run.epochs)
-        alphas = config.importance.alphas or importance.Kakurenbo.alphas
-        # A rate that halves less often than there are alphas leaves the last ones out.
-        settings |= {"drops": drops, "alphas": alphas[: len(drops) + 1]}
-    return config.importance.make(**settings)
+    warmup_epochs = math.ceil(optimizer.warmup_epochs or optimizer.warms_up_by_step)
+    policy = chosen.make(warmup_epochs=warmup_epochs, drops=drops)
+    check_rescoring(config.augment, rescores=refresh_every(policy) is not None)
+    return policy
 
 
 def open_data(config: Config) -> tuple[Data, Data | None]:

@@ -24,7 +24,7 @@ def make_language_model(config: Config) -> GPT | Llama:
 
 def _make_gpt(config: Config) -> GPT:
     settings = {"vocabulary": vocabulary_of(config)} | config.model.settings
-    return GPT(sequence_length=config.data.sequence_length, **settings)  # type: ignore[arg-type]
+    return GPT(sequence_length=config.data.sequence_length, **settings)
 
 
 def make_llama(config: Config) -> Llama:

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from dataio.base.atomic import read_record, write_record
@@ -13,6 +12,7 @@ from dataio.base.errors import DamagedFileError
 from dataio.base.location import bare_within
 from trainer.checkpoint.directory import read_progress
 from trainer.config.config import Config
+from trainer.config.settings import as_tables
 from trainer.errors import ConfigError
 from trainer.watch.launch import Job
 from trainer.watch.metrics import Board, MetricsLog, import_writer
@@ -81,7 +81,7 @@ def open_logs(
     _make(directory)
     _claim(directory, opened)
     if found:
-        _compare_data(directory / SETTINGS, bare_within(asdict(config))["data"])
+        _compare_data(directory / SETTINGS, bare_within(as_tables(config))["data"])
     kept = read_progress(found).steps if found else None
     path = metrics_path or directory / "metrics.jsonl"
     logs: list[Log] = [opened.enter_context(MetricsLog(path, after_step=kept))]
@@ -92,7 +92,7 @@ def open_logs(
 
 def keep_settings(config: Config) -> None:
     """Write the settings into the run's directory, once they are known to fit what lies there."""
-    write_record(Path(config.run.directory) / SETTINGS, bare_within(asdict(config)))
+    write_record(Path(config.run.directory) / SETTINGS, bare_within(as_tables(config)))
 
 
 def _compare_data(path: Path, now: Mapping[str, object]) -> None:

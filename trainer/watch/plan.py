@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dataio.base.location import bare_within
 from dataio.world import World
 from trainer.config.config import Config
+from trainer.config.settings import as_tables
 from trainer.errors import ConfigError
 
 PARTS = {
@@ -65,7 +66,7 @@ def plan_settings(config: Config) -> dict[str, object]:
                 yield f"{before}{name}", value
 
     # Tuples as JSON has them
-    tables = json.loads(json.dumps(bare_within(asdict(config))))
+    tables = json.loads(json.dumps(bare_within(as_tables(config))))
     tables["run"] = {name: tables["run"][name] for name in OF_A_RUN}
     del tables["data"]["cache"]["path"]
     return dict(flat(tables))

@@ -10,6 +10,8 @@ kind = "text"
 train = "absent.txt"
 sequence_length = 16
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "gpt"
 width = 32

@@ -110,6 +110,8 @@ IMAGES = """
 train = "absent.tar"
 batch_size = 8
 image_size = 32
+[shuffle]
+exchange = 0.1
 [model]
 kind = "vit"
 num_classes = 10

@@ -262,6 +262,8 @@ train = "absent.tar"
 test = "absent.tar"
 batch_size = 8
 image_size = 32
+[shuffle]
+exchange = 0.1
 [model]
 kind = "vit"
 num_classes = 10

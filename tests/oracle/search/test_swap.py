@@ -31,6 +31,8 @@ train = "absent.tar"
 test = "absent.tar"
 batch_size = 8
 image_size = 16
+[shuffle]
+exchange = 0.1
 [model]
 kind = "resnet"
 num_classes = 4

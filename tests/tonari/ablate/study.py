@@ -20,6 +20,7 @@ image_size = 8
 num_classes = 4
 train_samples = 40
 [settings]
+shuffle = "global"
 replicas = 4
 batch_size = 4
 epochs = 1

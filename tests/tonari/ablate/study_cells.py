@@ -15,7 +15,7 @@ def make_study(arms: Mapping[str, Mapping[str, object]], *, seeds: int = 5) -> S
     baseline = next(iter(arms))
     return Study(
         StudyConfig(baseline=baseline, seeds=seeds),
-        DataConfig(train="train.parquet", test="test.parquet"),
+        DataConfig(train="train.parquet", test="test.parquet", image_size=32),
         tuple(
             Arm(
                 name,

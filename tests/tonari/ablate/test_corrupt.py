@@ -98,7 +98,7 @@ def test_a_cell_says_how_many_of_the_hidden_rows_are_wrong():
     found = corrupt(blobs(200), num_classes=CLASSES, seed=3, noise=0.3)
     settings = SettingsConfig(
         replicas=1, batch_size=20, width=4, norm="group", lr=0.05, epochs=6, importance="random",
-        fraction=0.5, delta=1.0,
+        knobs={"fraction": 0.5, "delta": 1.0}, shuffle="global",
     )  # fmt: skip
     result = train_cell(settings, found, blobs(50, seed=1), num_classes=CLASSES, seed=0)
     # Random pruning hides half of all rows, and half of the wrong ones.
@@ -106,7 +106,7 @@ def test_a_cell_says_how_many_of_the_hidden_rows_are_wrong():
     assert result.hidden_recall == pytest.approx(0.5, abs=0.1)
     caught = sum(point.hidden_wrong for point in result.points)
     assert result.hidden_recall == pytest.approx(caught / (6 * 60))
-    whole = dataclasses.replace(settings, importance="full", fraction=None, delta=None, epochs=1)
+    whole = dataclasses.replace(settings, importance="full", knobs={}, epochs=1)
     full = train_cell(whole, found, blobs(50, seed=1), num_classes=CLASSES, seed=0)
     assert full.hidden_precision is full.hidden_recall is None
 
@@ -164,7 +164,10 @@ def test_what_was_made_of_a_seed_before_is_made_of_it_now():
 def test_the_digest_of_a_cell_that_was_there_before_is_what_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "study.toml"
-    path.write_text('[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "y"\n[arms.a]\n')
+    path.write_text(
+        '[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "y"\nimage_size = 32\n'
+        '[arms.a]\nshuffle = "global"\n'
+    )
     digests = {
         setting: load_study(path, (setting,)).cells()[0].digest
         for setting in (

@@ -219,7 +219,14 @@ def test_sorted_partitions_list_one_class_after_the_other_and_random_ones_mix_th
 )
 def test_a_cell_learns_and_depends_on_its_seed_alone(arm):
     settings = SettingsConfig(
-        replicas=4, batch_size=4, width=4, epochs=4, lr=0.05, local_steps=3, norm="group"
+        replicas=4,
+        batch_size=4,
+        width=4,
+        epochs=4,
+        lr=0.05,
+        local_steps=3,
+        norm="group",
+        shuffle="global",
     )
     settings = SettingsConfig(**{**vars(settings), **arm})
     train, test = as_found(blobs(130)), blobs(200, seed=1)
@@ -253,7 +260,7 @@ def test_arms_of_one_seed_begin_with_the_same_weights_and_samples():
 
 
 def test_a_batch_larger_than_a_replica_s_rows_is_refused():
-    settings = SettingsConfig(replicas=4, batch_size=16)
+    settings = SettingsConfig(replicas=4, batch_size=16, shuffle="global")
     with pytest.raises(ConfigError, match=r"batch_size is 16, .* 20 training .* lower it"):
         train_cell(settings, as_found(blobs(20)), blobs(9), num_classes=4, seed=0)
 

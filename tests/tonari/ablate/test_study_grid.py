@@ -30,8 +30,10 @@ def test_a_grid_makes_an_arm_of_each_combination(tmp_path):
         "alphas [1.0]", "alphas [1.0, 0.5]",
     ]  # fmt: skip
     chosen = found["policies, infobatch, 0.2"]
-    assert (chosen.importance, chosen.fraction, chosen.shuffle) == ("infobatch", 0.2, "partial")
-    assert found["alphas [1.0, 0.5]"].alphas == (1.0, 0.5)
+    assert (chosen.importance, chosen.knobs, chosen.shuffle) == (
+        "infobatch", {"fraction": 0.2}, "partial",
+    )  # fmt: skip
+    assert found["alphas [1.0, 0.5]"].knobs == {"alphas": [1.0, 0.5]}
 
 
 def test_each_arm_of_a_grid_may_be_compared_with_one_of_its_own_values(tmp_path):

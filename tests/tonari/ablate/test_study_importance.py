@@ -32,6 +32,7 @@ from tonari.ablate.study.importance import EpochReports, Memory
 from tonari.ablate.study.order import epoch_batches
 from tonari.ablate.study.run import CellResult, train_cell
 from tonari.ablate.study.training import Training
+from trainer.config.settings import build_section
 from trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "importance_study.toml"
@@ -139,7 +140,8 @@ def test_a_study_hides_weighs_and_remembers_as_real_loaders(tmp_path, replicas, 
 
 def settings(**changed) -> SettingsConfig:
     common = {"replicas": 2, "batch_size": 8, "width": 4, "norm": "batch", "lr": 0.05, "epochs": 8}
-    return SettingsConfig(**{**common, **changed})
+    common |= {"shuffle": "global"}
+    return build_section(SettingsConfig, {**common, **changed})
 
 
 def cell(**changed) -> CellResult:
@@ -242,10 +244,21 @@ def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        ({"tau": 0.5}, r"arm 'a': settings.tau is 0.5, but importance 'full' .* none; leave it"),
+        (
+            {"tau": 0.5},
+            r"arm 'a': settings.tau is given, but .* \"full\" takes columns only; leave",
+        ),
+        (
+            {"importance": "random", "fractoin": 0.5},
+            r"arm 'a': settings.fractoin is unknown; did you mean settings.fraction\?",
+        ),
+        (
+            {"importance": "random", "fraction": "half"},
+            r"arm 'a': settings.fraction is 'half', expected a number; correct it in the file",
+        ),
         (
             {"importance": "infobatch", "refresh_every": 2},
-            r"arm 'a': settings.refresh_every is 2, .* expected fraction, delta; leave it out",
+            r"arm 'a': settings.refresh_every is given, .* takes fraction, delta only; leave",
         ),
         (
             {"importance": "kakurenbo", "update": "average"},
@@ -253,9 +266,12 @@ def test_tests_on_the_way_may_be_of_fewer_images_than_the_last(monkeypatch):
         ),
         (
             {"importance": "kakurenbo", "drops": [0.5, 0.2]},
-            r"arm 'a': settings.importance: Kakurenbo: drops are \(0.5, 0.2\)",
+            r"arm 'a': \[settings\]: Kakurenbo: drops are \(0.5, 0.2\)",
         ),
-        ({"importance": "kakurenbos"}, r"arm 'a': settings.importance: .*'kakurenbos' is unknown"),
+        (
+            {"importance": "kakurenbos"},
+            r"arm 'a': settings.importance is \"kakurenbos\", .*; did you mean 'kakurenbo'\?",
+        ),
     ],
 )
 def test_what_a_policy_cannot_do_is_refused_with_arm_and_key(tmp_path, arm, message):
@@ -270,7 +286,7 @@ def inline(table) -> str:
 
 def write(directory: Path, text: str) -> Path:
     path = directory / "study.toml"
-    head = '[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "y"\n'
+    head = '[study]\nbaseline = "a"\n[data]\ntrain = "x"\ntest = "y"\nimage_size = 8\n'
     path.write_text(head + text)
     return path
 
@@ -316,7 +332,7 @@ def test_data_of_the_same_name_and_size_makes_other_cells(tmp_path, monkeypatch)
 def test_a_setting_at_its_default_and_a_comment_make_no_other_cell_and_code_does(
     tmp_path, monkeypatch
 ):
-    assert digest_of(tmp_path) == digest_of(tmp_path, 'shuffle = "global"\nlr = 0.1')
+    assert digest_of(tmp_path) == digest_of(tmp_path, 'shuffle = "local"\nlr = 0.1')
     assert digest_of(tmp_path) != digest_of(tmp_path, "lr = 0.2")
     hidden = 'importance = "kakurenbo"\nfraction = 0.3'
     code = inspect.getsource(importance.kakurenbo)

@@ -20,6 +20,7 @@ from tonari.ablate.study.data import LabelledText, load_text
 from tonari.ablate.study.replicas import OneModel
 from tonari.ablate.study.run import train_cell
 from tonari.ablate.study.tasks import NextByte, row_outcome
+from trainer.config.settings import build_section
 from trainer.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "text_study.toml"
@@ -31,8 +32,10 @@ seeds = 1
 [data]
 train = "absent-train.parquet"
 test = "absent-test.parquet"
+image_size = 32
 junk = 0.1
 [settings]
+shuffle = "global"
 epochs = 3
 [arms.a]
 [arms.b]
@@ -50,9 +53,9 @@ def sequences(num_samples: int = 200, *, seed: int = 0) -> LabelledText:
 def small(**changed: object) -> SettingsConfig:
     settings = {
         "replicas": 2, "batch_size": 10, "width": 8, "heads": 2, "epochs": 6, "lr": 0.02,
-        "optimizer": "adamw", "partition": "random", **changed,
+        "optimizer": "adamw", "partition": "random", "shuffle": "global", **changed,
     }  # fmt: skip
-    return SettingsConfig(**settings)  # type: ignore[arg-type]
+    return build_section(SettingsConfig, settings)
 
 
 def test_files_are_cut_into_sequences_that_know_their_file(tmp_path):

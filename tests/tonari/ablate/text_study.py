@@ -15,6 +15,7 @@ sequence_length = 12
 train_samples = 96
 junk = 0.5
 [settings]
+shuffle = "global"
 replicas = 2
 batch_size = 8
 epochs = 4

@@ -6,13 +6,11 @@ import pytest
 from numpy.typing import NDArray
 
 import dataio
-import importance
 import shuffle
 from dataio.plan.candidates import Candidates
 from dataio.plan.history import ScoreColumn
-from dataio.plan.policies import Selection
+from dataio.plan.policies import Selection, refresh_every
 from importance import (
-    POLICIES,
     Forgetting,
     Full,
     InfoBatch,
@@ -24,11 +22,11 @@ from importance import (
     SeTa,
     StoppedLearning,
     Weighted,
+    policies,
 )
-from trainer.config.augment import RESCORING
-from trainer.config.config import Config, ImportanceConfig, load_config
+from trainer.config.config import Config, load_config
 from trainer.errors import ConfigError
-from trainer.run.build import _shuffle, lay_out, make_importance
+from trainer.run.build import lay_out, make_importance
 
 SMALLEST = '[data]\ntrain = "a.parquet"\n[model]\nnum_classes = 10\n'
 
@@ -67,31 +65,35 @@ def test_a_list_of_patterns_is_taken(tmp_path: Path) -> None:
         ("run.epochs=1.5", r"run.epochs is 1.5, expected a whole number >= 1"),
         ("run.epochs=true", r"run.epochs is True, expected a whole number >= 1"),
         ("run.epochs=many", r"run.epochs is 'many', expected a whole number"),
-        ("shuffle.exchange=1.5", r"shuffle.exchange is 1.5, expected a number in \[0, 1\]"),
-        ("importance.fraction=1", r"importance.fraction is 1, expected a number in \[0, 1\)"),
+        (
+            "shuffle.exchange=1.5",
+            r"run.toml: \[shuffle\]: Partial: exchange is 1.5; give a frac",
+        ),
+        ("shuffle.exchange=most", r"shuffle.exchange is 'most', expected a number; correct it in"),
+        ("shuffle.exchang=0.5", r"shuffle.exchang is unknown; did you mean shuffle.\w+\? Known"),
         ("optimizer.lr=0", r"optimizer.lr is 0, expected a number > 0"),
         ("optimizer.lr=inf", r"optimizer.lr is inf, expected a number > 0"),
         ("optimizer.milestones=[0]", r"milestones is \(0,\), expected a list, each a whole number"),
-        ("shuffle.kind=ring", r"shuffle.kind is 'ring', expected one of 'local', 'partial'"),
+        ("shuffle.kind=ring", r"kind is .ring., expected one of 'local', 'partial', .*; did you"),
         ("data.channels=true", r"data.channels is True, expected one of 1, 3"),
         ("shuffle.moves=1", r"shuffle.moves is 1, expected true or false"),
-        ("shuffle.moves=true", r'shuffle.moves is for shuffle.kind "global", which is "partial"'),
         (
             "importance.kind=kakurenba",
-            r'kind is "kakurenba", expected one of .*package.module:Class',
+            r"kind is .kakurenba., expected one of .*package.module:Name .*; did you mean .kakur",
         ),
         ("importance.tau=0.5", r'importance.tau is given, but .*"full" takes columns only; leave'),
-        ("importance.drops=fast", r"drops is 'fast', expected a list, each a number > 0 or one of"),
+        ("importance.drops=fast", r'drops is given, but importance.kind "full" takes columns only'),
+        ("importance.drops=lr", r'drops is given, but importance.kind "full" takes columns only;'),
+        ("importance.fractoin=1", r"importance.fractoin is unknown; did you mean importance.\w+\?"),
         (
             "importance.columns=['los']",
             r"columns is \('los',\), expected a list, each one of 'loss'",
         ),
         ("model.depth=21", r'model.depth is given, but model.kind "small_cnn" takes num_classes,'),
-        ("model.kind=gpt", r'num_classes is given, but model.kind "gpt" takes width, depth, heads'),
-        ("model.norm_eps=0", r"model.norm_eps is 0, expected a number > 0 or leaving it out"),
-        ("model.rope={theta = 0}", r"model.rope.theta is 0, expected a number > 0; correct it"),
-        ("model.rope={factor = 2, low_freq_factor = 4}", r"is 4, expected less than high_freq_f"),
-        ("model.rope={thetta = 2}", r"model.rope.thetta is unknown; did you mean model.rope.theta"),
+        ("model.num_clases=10", r"model.num_clases is unknown; did you mean model.num_classes\?"),
+        ("model.image_size=0", r"model.image_size is 0, expected a whole number >= 1; correct it"),
+        ("model.in_channels=1", r"model.in_channels is given, but it is set by data.channels; lea"),
+        ("model.args={a = 1}", r"model.args is given, .* takes num_classes, image_size only, each"),
         ("model.rope={theta = 2}", r'rope is given, but model.kind "small_cnn" takes num_classes'),
         ("mesh.schedule=2f2b", r"mesh.schedule is '2f2b', expected one of 'gpipe', '1f1b'"),
         ("mesh.dtype=float16", r"mesh.dtype is 'float16', expected one of 'float32', 'bfloat16'"),
@@ -119,19 +121,36 @@ def test_a_wrong_setting_names_field_value_range_and_cure(
     [
         (("shuffle.kind=global", "shuffle.moves=true"), shuffle.Global(moves=True)),
         (("shuffle.kind=global",), shuffle.Global()),
+        (("shuffle.kind=partial",), shuffle.Partial()),
         (("shuffle.exchange=0.2",), shuffle.Partial(0.2)),
+        (("shuffle.moves=true",), shuffle.Global(moves=True)),
+        ((), shuffle.Local()),
     ],
 )
 def test_a_shuffle_is_made_as_it_is_set(
     tmp_path: Path, overrides: tuple[str, ...], expected: object
 ) -> None:
-    assert _shuffle(load(tmp_path, "", overrides).shuffle) == expected
+    assert load(tmp_path, "", overrides).shuffle.make() == expected
 
 
-@pytest.mark.parametrize("kind", importance.POLICIES)
-def test_every_setting_of_every_policy_has_its_key(kind: str) -> None:
-    keys = {its.name for its in dataclasses.fields(ImportanceConfig)}
-    assert set(importance.settings_of(importance.POLICIES[kind])) <= {*keys, "warmup_epochs"}
+def test_another_kind_on_the_command_line_leaves_out_what_only_the_file_s_takes(
+    tmp_path: Path,
+) -> None:
+    text = '[shuffle]\nexchange = 0.2\n[importance]\nkind = "kakurenbo"\nfraction = 0.1\ntau = 0.5'
+    kinds = ("shuffle.kind=global", "importance.kind=random", "model.kind=resnet")
+    config = load(tmp_path, text, kinds)
+    assert config.shuffle.make() == shuffle.Global()
+    assert make_importance(config) == RandomPrune(0.1)
+    assert config.model.settings == {"num_classes": 10}
+    with pytest.raises(ConfigError, match=r'moves is given, .*kind "partial" takes exchange only'):
+        load(tmp_path, text, ("shuffle.moves=true", "shuffle.kind=partial"))
+    with pytest.raises(ConfigError, match=r'tau is given, .*kind "random" takes fraction, delta'):
+        load(tmp_path, text.replace("kakurenbo", "random"), ("shuffle.kind=local",))
+
+
+def test_a_setting_that_the_shuffle_does_not_take_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'exchange is given, .*kind "global" takes moves only'):
+        load(tmp_path, "", ("shuffle.kind=global", "shuffle.exchange=0.2"))
 
 
 class Odd:
@@ -161,10 +180,13 @@ def test_a_policy_of_ones_own_is_made_with_its_own_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("kind=nowhere:Policy",), r"\[importance\]: .*'nowhere:Policy' cannot be .*PYTHONPATH"),
+        (("kind=nowhere:Policy",), r"importance.kind: .*'nowhere:Policy' cannot be .*PYTHONPATH"),
         (("kind=dataio:Loader",), "is a class without columns, select, due, expected a class"),
         (("kind=math:pi",), "is a float without columns"),
-        ((f"kind={__name__}:Odd", "args.last=1"), "setting 'last' is unknown, expected .* first"),
+        (
+            (f"kind={__name__}:Odd", "args.fist=1"),
+            r"args.fist is unknown; did you mean .*args.first",
+        ),
         (("kind=random", "args.first=1"), r"args is given, .*\"random\" takes fraction, delta"),
         ((f"kind={__name__}:Odd", "fraction=0.5"), "fraction is given, .* takes args only"),
     ],
@@ -220,8 +242,10 @@ def test_importance_is_made_as_it_is_set(
 
 def test_policies_that_mixing_does_not_go_with_are_those_that_score_hidden_rows_again() -> None:
     slots = np.arange(3)
-    again = {name for name, made in POLICIES.items() if len(made().due(slots, epoch=0))}
-    assert again == set(RESCORING)
+    again = {name for name, made in policies().items() if len(made().due(slots, epoch=0))}
+    assert again == {name for name, made in policies().items() if refresh_every(made())}
+    never = [its(refresh_every=None) for name, its in policies().items() if name in again]  # type: ignore[call-arg]
+    assert not any(refresh_every(made) or len(made.due(slots, epoch=0)) for made in never)
 
 
 def test_kakurenbo_drops_where_the_learning_rate_does(tmp_path: Path) -> None:
@@ -255,9 +279,60 @@ def test_a_setting_that_the_kind_does_not_take_is_named(
 
 
 def test_settings_that_do_not_go_together_name_their_table(tmp_path: Path) -> None:
-    config = load(tmp_path, "", ("importance.kind=kakurenbo", "importance.drops=[0.5]"))
-    with pytest.raises(ConfigError, match=r"\[importance\]: Kakurenbo: 4 alphas for 1 drops"):
-        make_importance(config)
+    with pytest.raises(ConfigError, match=r"run.toml: \[importance\]: Kakurenbo: 4 alphas for 1"):
+        load(tmp_path, "", ("importance.kind=kakurenbo", "importance.drops=[0.5]"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "fraction=1",
+            r"run.toml: \[importance\]: Kakurenbo: fraction is 1, expected 0 <= value < 1",
+        ),
+        (
+            "fraction=half",
+            r"run.toml: importance.fraction is 'half', expected a number; correct it",
+        ),
+        ("drops=fast", r"drops is 'fast', expected a list, each a number or one of 'lr'; correct"),
+        ("alphas=[true]", r"alphas is \(True,\), expected a list, each a number; correct it in"),
+        ("rate=caps", r"rate is 'caps', expected one of 'cap', 'realised', 'none'; correct it"),
+        ("refresh_every=1.5", r"refresh_every is 1.5, expected a whole number or leaving it out"),
+        ("refresh_every=-1", r"\[importance\]: Kakurenbo: refresh_every is -1, expected >= 1"),
+        ("taus=0.5", r"importance.taus is unknown; did you mean importance.tau\? Known here"),
+        ("budget=0.5", r'budget is given, .*"kakurenbo" takes fraction, tau, .*; leave it out'),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("importance.drops=lr",)])
+def test_a_wrong_setting_of_a_policy_names_file_key_and_cure(
+    tmp_path: Path, more: tuple[str, ...], setting: str, message: str
+) -> None:
+    given = ("importance.kind=kakurenbo", *more, f"importance.{setting}")
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, "", given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("norm_eps=0", r"model.norm_eps is 0, expected a number > 0; correct it in the file"),
+        ("depth=2.5", r"model.depth is 2.5, expected a whole number >= 1; correct it in the file"),
+        ("kv_heads=0", r"model.kv_heads is 0, expected a whole number >= 1 or leaving it out"),
+        ("tied=1", r"model.tied is 1, expected true or false"),
+        ("rope=3", r"model.rope is 3, expected a table; write \[model.rope\] above its keys"),
+        ("rope={theta = 0}", r"model.rope.theta is 0, expected a number > 0; correct it"),
+        ("rope={factor = 2, low_freq_factor = 4}", r"is 4, expected less than high_freq_f"),
+        ("rope={thetta = 2}", r"model.rope.thetta is unknown; did you mean model.rope.theta"),
+        ("sequence_length=8", r"sequence_length is given, but it is set by data.sequence_length"),
+    ],
+)
+def test_a_wrong_setting_of_a_model_names_file_key_and_cure(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ntrain = "a.txt"\nkind = "text"\n[model]\nkind = "llama"\n')
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, (f"model.{setting}",))
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv", "dualpipev"])
@@ -292,9 +367,10 @@ def test_blocks_swap_on_a_gpu_with_one_way_back(tmp_path: Path, given: str, mess
 
 
 def test_a_resnet_has_a_depth_of_its_kind(tmp_path: Path) -> None:
-    assert load(tmp_path, "", ("model.kind=resnet", "model.depth=14")).model.depth == 14
-    with pytest.raises(ConfigError, match=r"model.depth is 21, expected 6 n \+ 2 layers; choose 8"):
-        load(tmp_path, "", ("model.kind=resnet", "model.depth=21"))
+    resnet = load(tmp_path, "", ("model.kind=resnet", "model.depth=14"))
+    assert lay_out(resnet, 1).num_stages == 1
+    with pytest.raises(ConfigError, match=r"\[model\]: ResNet: depth is 21, .*; choose 20"):
+        lay_out(load(tmp_path, "", ("model.kind=resnet", "model.depth=21")), 1)
 
 
 def test_text_has_no_joined_shards(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ test_fraction = 0.2
 sequence_length = 16
 batch_size = 4
 workers.threads = 0
+[shuffle]
+exchange = 0.1
 [model]
 kind = "llama"
 width = 16
@@ -162,7 +164,7 @@ def test_a_run_goes_on_from_what_was_exported(settings: Path, tmp_path: Path) ->
 
 def test_what_a_run_left_is_read_back_as_its_settings(settings: Path, tmp_path: Path) -> None:
     config = load_config(settings, (ROPE,))
-    assert config.model.rope == Rope(theta=500.0, factor=4.0, original_length=8)
+    assert config.model.settings["rope"] == Rope(theta=500.0, factor=4.0, original_length=8)
     train(config)
     assert read_settings(tmp_path / "run/config.json") == config
 

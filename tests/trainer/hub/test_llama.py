@@ -29,6 +29,8 @@ kind = "text"
 train = "unused"
 sequence_length = {sequence}
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "llama"
 weights = "{weights}"

@@ -18,6 +18,8 @@ test_fraction = 0.2
 sequence_length = 16
 batch_size = 8
 workers.threads = 0
+[shuffle]
+exchange = 0.1
 [model]
 kind = "llama"
 width = 16

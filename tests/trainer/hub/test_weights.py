@@ -24,6 +24,8 @@ RUN = """
 [data]
 kind = "text"
 train = "no such text"
+[shuffle]
+exchange = 0.1
 [model]
 kind = "llama"
 depth = 1

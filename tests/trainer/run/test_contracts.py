@@ -25,6 +25,8 @@ train = "{root}/t.tar"
 batch_size = {rows}
 workers.threads = 0
 cache.path = "{root}/cache"
+[shuffle]
+exchange = 0.1
 [optimizer]
 lr = 0.05
 weight_decay = 0.0

@@ -24,6 +24,8 @@ kind = "text"
 train = "absent.txt"
 sequence_length = 16
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "gpt"
 width = 32
@@ -100,6 +102,8 @@ kind = "text"
 train = "absent.txt"
 sequence_length = 8
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "tests.trainer.foreign_models:text_gpt2"
 """
@@ -107,6 +111,8 @@ IMAGES = """
 [data]
 train = "absent"
 batch_size = 8
+[shuffle]
+exchange = 0.1
 [model]
 kind = "tests.trainer.foreign_models:PlainImages"
 layers = "middle"

@@ -40,6 +40,8 @@ test = "{rows}"
 batch_size = {num_rows}
 workers.threads = 0
 cache.path = "{directory}/cache"
+[shuffle]
+exchange = 0.1
 [optimizer]
 kind = "sgd"
 lr = 0.05

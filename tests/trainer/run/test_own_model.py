@@ -32,6 +32,8 @@ image = "png"
 image_size = 8
 batch_size = 8
 workers.threads = 0
+[shuffle]
+exchange = 0.1
 [run]
 log_steps = 1
 device = "cpu"

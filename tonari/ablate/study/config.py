@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import shuffle as shuffles
 from dataio.base import toml
 from dataio.plan.policies import Importance, Shuffle
+from importance import policies
 from tonari.ablate.study.grid import expand_grid
 from tonari.ablate.study.identity import changed, code_key, content_key
-from tonari.ablate.study.importance import importance_policy
 from tonari.names import EXAMPLES
+from trainer.config.importance import policy_of
+from trainer.config.kinds import Named
 from trainer.config.settings import (
     Count,
     Fraction,
@@ -27,6 +29,7 @@ from trainer.config.settings import (
     apply_override,
     build_section,
     check_known,
+    missing_setting,
 )
 from trainer.errors import ConfigError
 
@@ -35,11 +38,10 @@ RESULTS_VERSION = 1
 
 TABLES = ("study", "data", "settings", "arms", "grid", "full")
 
-KNOBS = (
-    "fraction", "tau", "delta", "refresh_every", "rate", "threshold", "alphas", "drops", "begins",
-    "least_fall", "groups", "window", "below",
-)  # fmt: skip
-"""Settings that are an importance policy's own."""
+NAMED = Named(key="settings.importance", kinds=policies())
+
+FIRST_DEFAULTS = {"shuffle": "global", "image_size": 32}
+"""Defaults when cells were first named. In their names ``min_lr`` is a share of ``lr``, as then."""
 
 LABELS = ("against", "control")
 """Settings that change no result."""
@@ -74,6 +76,8 @@ class StudyConfig(Section):
 class DataConfig(Section):
     """The samples; ``train_samples`` drawn anew for each seed, 0 for all, as ``test_samples``.
 
+    ``image_size`` is what images are resized to, once: a study of images has to give it.
+
     ``kind`` ``"text"``: ``train`` and ``test`` are patterns of files, each a source of its own; a
     sample is ``sequence_length`` bytes and the one after them. Of these ``junk`` is half shuffled
     sequences, half random bytes, see `tonari.ablate.study.corrupt.spoil_text`; validation samples
@@ -93,7 +97,7 @@ class DataConfig(Section):
     sequence_length: Count = 128
     image: str = "jpg"
     label: str = "cls"
-    image_size: Annotated[int, Range(8)] = 32
+    image_size: Annotated[int, Range(8)] | None = None
     num_classes: Count = 10
     train_samples: Whole = 0
     test_samples: Whole = 0
@@ -108,6 +112,8 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kind == "images" and self.image_size is None:
+            raise missing_setting("data.image_size")
         if self.kind == "text":
             found = [
                 f"data.{name} is {getattr(self, name)!r}"
@@ -138,16 +144,15 @@ class SettingsConfig(Section):
         optimizer: ``"sgd"``, with ``momentum``, or ``"adamw"``, which needs averaged gradients.
         evaluate_epochs: Test accuracy is measured every so many epochs, and after the last.
         evaluate_samples: Test images of the measurements before the last; 0: all.
-        min_lr: What the learning rate ends at, a share of ``lr``.
+        min_lr: What the learning rate ends at.
         loss: ``"generalised"``: (1 - p ** q) / q of the probability p of the label, q = ``gce_q``,
             which wrong labels pull at less (Zhang and Sabuncu, NeurIPS 2018, section 3.3).
         ema: What a step keeps of the averaged weights, which then are what is tested; 0: none.
-        importance: Which rows an epoch leaves out; needs averaged gradients. Its knobs, where they
-            are not left to the policy: ``fraction``, ``tau``, ``delta``, ``refresh_every`` (0:
-            never), ``rate``, ``threshold``, ``alphas``, ``drops``, ``begins``, ``least_fall``,
-            ``groups``, ``window``, ``below``. A class of your own, ``"package.module:Class"``,
-            takes the table ``args``. Policies may ask for the fields ``label``, ``is_wrong`` and
-            ``is_copy``; only an oracle may use the last two.
+        importance: Which rows an epoch leaves out; needs averaged gradients. A class of your own,
+            ``"package.module:Class"``, takes the table ``args``. Policies may ask for the fields
+            ``label``, ``is_wrong`` and ``is_copy``; only an oracle may use the last two.
+        knobs: All other keys: what the policy's class takes, and defaults to what the class has;
+            0 or ``""`` stand for None. ``warmup_epochs`` are those above.
         epochs_fraction: Part of ``epochs`` that is trained, with the schedule compressed into it.
         control: What the arm shows beside the policies: the price of fewer ``"epochs"``, or of
             leaving out ``"random"`` rows, or those of the ``"highest"`` loss; averaged weights
@@ -156,8 +161,10 @@ class SettingsConfig(Section):
         against: The arm that this one is compared with, where it is not ``study.baseline``.
     """
 
+    REST: ClassVar[str] = "knobs"
+
     partition: Literal["sorted", "random"] = "sorted"
-    shuffle: Literal["local", "partial", "global"] = "global"
+    shuffle: Literal["local", "partial", "global"] = "local"
     exchange: Fraction = 0.1
     replicas: Count = 16
     replicas_per_node: Count = 1
@@ -174,7 +181,7 @@ class SettingsConfig(Section):
     lr: Positive = 0.1
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
-    min_lr: Share = 0.0
+    min_lr: NotNegative = 0.0
     loss: Literal["cross_entropy", "generalised"] = "cross_entropy"
     gce_q: Annotated[float, Range(0, 1, "(]")] = 0.7
     ema: Share = 0.0
@@ -184,19 +191,7 @@ class SettingsConfig(Section):
     evaluate_samples: Whole = 0
     importance: str = "full"
     args: dict[str, object] = field(default_factory=dict)
-    fraction: Share | None = None
-    tau: Fraction | None = None
-    delta: Fraction | None = None
-    refresh_every: Whole | None = None
-    rate: Literal["cap", "realised", "none"] | None = None
-    threshold: Literal["global", "pool"] | None = None
-    alphas: tuple[Fraction, ...] | None = None
-    drops: tuple[Positive, ...] | None = None
-    begins: Count | None = None
-    least_fall: Share | None = None
-    groups: Count | None = None
-    window: Fraction | None = None
-    below: Positive | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
     epochs_fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
     control: Literal["", "epochs", "random", "highest", "ema", "robust", "oracle"] = ""
     against: str = ""
@@ -210,6 +205,11 @@ class SettingsConfig(Section):
             )
         if self.width % 4:
             raise ConfigError(f"settings.width is {self.width}, expected a multiple of 4")
+        if self.min_lr > self.lr:
+            raise ConfigError(
+                f"settings.min_lr is {self.min_lr}, expected at most settings.lr = {self.lr}; give "
+                "a smaller one"
+            )
         if self.norm == "batch" and self.update != "gradients":
             raise ConfigError(
                 f"settings.norm is 'batch' with settings.update {self.update!r}, expected 'none' "
@@ -247,9 +247,10 @@ class SettingsConfig(Section):
 
     def make_importance(self) -> Importance:
         """Make the importance policy that a loader would be handed."""
-        knobs = {name: getattr(self, name) for name in KNOBS}
-        warmup = {"warmup_epochs": self.num_warmup_epochs} if self.importance == "kakurenbo" else {}
-        return importance_policy(self.importance, {**knobs, **warmup}, self.args)
+        return policy_of(
+            NAMED, self.importance, self.knobs, self.args, beside=own_settings(),
+            defaults={"warmup_epochs": self.num_warmup_epochs},
+        )  # fmt: skip
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -311,12 +312,14 @@ class Study:
         ]
 
     def _digest(self, arm: Arm, seed: int) -> str:
-        trained: dict[str, object] = {
-            name: value for name, value in changed(arm.settings).items() if name not in LABELS
-        }
+        settings = changed(arm.settings, was=FIRST_DEFAULTS)
+        settings |= settings.pop("knobs", {})  # type: ignore[call-overload]
+        trained = {name: value for name, value in settings.items() if name not in LABELS}
+        if arm.settings.min_lr:
+            trained["min_lr"] = round(arm.settings.min_lr / arm.settings.lr, 12)
         if arm.settings.importance != "full":
             trained["code"] = code_key(arm.settings.make_importance())
-        data = changed(self.data) | {
+        data = changed(self.data, was=FIRST_DEFAULTS) | {
             name: content_key(getattr(self.data, name)) for name in ("train", "test")
         }
         text = json.dumps([RESULTS_VERSION, trained, data, self.study.device, seed], sort_keys=True)
@@ -361,8 +364,6 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
         apply_override(tables, text)
     study = build_section(StudyConfig, tables.get("study", {}))
     data = build_section(DataConfig, tables.get("data", {}))
-    assert isinstance(study, StudyConfig)
-    assert isinstance(data, DataConfig)
     found = _arm_tables(tables)
     arms = tuple(
         _arm(name, _table(tables, "settings"), _table(found, name), study.baseline)
@@ -377,14 +378,17 @@ def _build(tables: dict[str, object], overrides: Sequence[str], *, full: bool) -
     return Study(study, data, arms)
 
 
+def own_settings() -> list[str]:
+    """List the keys of an arm beside those of its policy."""
+    return [its.name for its in fields(SettingsConfig) if its.name != SettingsConfig.REST]
+
+
 def _arm_tables(tables: dict[str, object]) -> dict[str, dict[str, object]]:
     arms = _table(tables, "arms")
     found = [(name, _table(arms, name)) for name in arms]
-    grids = _table(tables, "grid")
+    grids, known = _table(tables, "grid"), [*own_settings(), *sorted(NAMED.all_settings())]
     for name in grids:
-        found += expand_grid(
-            name, _table(grids, name), [its.name for its in fields(SettingsConfig)]
-        )
+        found += expand_grid(name, _table(grids, name), known, lists=NAMED.lists())
     if not found:
         raise ConfigError("arms: there is none; write [arms.NAME] for each, with its settings")
     for name, count in Counter(name for name, _ in found).items():
@@ -401,7 +405,6 @@ def _arm(name: str, common: Mapping[str, object], own: Mapping[str, object], bas
         settings = build_section(SettingsConfig, {**common, **own})
     except ConfigError as error:
         raise ConfigError(f"arm {name!r}: {error}") from error
-    assert isinstance(settings, SettingsConfig)
     return Arm(name, settings, settings.against or baseline)
 
 

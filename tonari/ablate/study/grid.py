@@ -1,18 +1,15 @@
 """Arms that differ in some values: a grid of a study's file, written out. Pure."""
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
 from trainer.config.settings import check_known
 from trainer.errors import ConfigError
 
-LISTS = ("alphas", "drops")
-"""Settings whose value is a list: a grid over these is a list of lists."""
-
 
 def expand_grid(
-    grid: str, table: Mapping[str, object], known: Sequence[str]
+    grid: str, table: Mapping[str, object], known: Sequence[str], *, lists: Collection[str]
 ) -> list[tuple[str, dict[str, object]]]:
     """Make an arm for each combination of a grid's values; the last key varies fastest.
 
@@ -21,6 +18,7 @@ def expand_grid(
         table: Settings; those that are lists vary. ``name``, where it is there, is a template of
             the arms' names, such as ``"{importance} {fraction}"``; so is ``against``.
         known: Names of all settings.
+        lists: Those whose value is a list: a grid over these is a list of lists.
 
     Returns:
         Name and settings of each arm.
@@ -32,8 +30,12 @@ def expand_grid(
     where = f"grid.{grid}"
     for setting in table:
         check_known(f"{where}.{setting}", {f"{where}.{name}": None for name in ("name", *known)})
-    choices = {name: _choices(f"{where}.{name}", name, table[name]) for name in table}
-    template = table.get("name", ", ".join([_literal(grid), *_varying(table)]))
+    choices = {
+        name: _choices(f"{where}.{name}", value, is_list=name in lists)
+        for name, value in table.items()
+    }
+    varying = [f"{{{name}}}" for name, values in choices.items() if len(values) > 1]
+    template = table.get("name", ", ".join([_literal(grid), *varying]))
     if not isinstance(template, str):
         raise ConfigError(f"{where}.name is {template!r}, expected text such as '{{importance}}'")
     choices.pop("name", None)
@@ -44,20 +46,16 @@ def expand_grid(
     return [(_named(f"{where}.name", template, settings), settings) for settings in arms]
 
 
-def _choices(where: str, name: str, value: object) -> list[object]:
-    if not isinstance(value, list) or (name in LISTS and value and not _is_nested(value)):
+def _choices(where: str, value: object, *, is_list: bool) -> list[object]:
+    if not isinstance(value, list) or (is_list and value and not _is_nested(value)):
         return [value]
-    if not value and name not in LISTS:
+    if not value and not is_list:
         raise ConfigError(f"{where} is an empty list, expected values to try; add some, or drop it")
     return value or [value]
 
 
 def _is_nested(value: list[object]) -> bool:
     return all(isinstance(part, list) for part in value)
-
-
-def _varying(table: Mapping[str, object]) -> list[str]:
-    return [f"{{{name}}}" for name in table if len(_choices("", name, table[name])) > 1]
 
 
 def _literal(text: str) -> str:

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
@@ -15,21 +16,23 @@ import xxhash
 from dataio import SourceError
 from dataio.base.location import bare
 from dataio.source.expand import expand
-from importance.named import ASKED
+from importance.named import is_policy
 
 READ_BYTES = 1 << 22
 
 
-def changed(section: Any) -> dict[str, object]:
+def changed(section: Any, *, was: Mapping[str, object]) -> dict[str, object]:
     """List the settings of a dataclass that are not at their defaults.
 
     So a setting that is added later, at what was done before, makes no other cells.
+
+    Args:
+        section: The settings.
+        was: Defaults that were others when the setting was added: no setting at these is listed.
     """
-    return {
-        each.name: getattr(section, each.name)
-        for each in fields(section)
-        if getattr(section, each.name) != _default(each)
-    }
+    values = {each.name: getattr(section, each.name) for each in fields(section)}
+    left_out = {each.name: was.get(each.name, _default(each)) for each in fields(section)}
+    return {name: value for name, value in values.items() if value not in (left_out[name], None)}
 
 
 def _default(each: Field[Any]) -> object:
@@ -52,15 +55,10 @@ def content_key(pattern: str) -> list[str]:
 def code_key(policy: object) -> str:
     """Digest the code of a policy's module, and of policies it hands on to, without comments."""
     module = sys.modules[type(policy).__module__]
-    named = [value for _, value in sorted(vars(module).items()) if _is_policy(value)]
+    named = [value for _, value in sorted(vars(module).items()) if is_policy(value)]
     others = dict.fromkeys(each.__module__ for each in named if each.__module__ != module.__name__)
     codes = [_plain(module), *(_plain(sys.modules[name]) for name in others)]
     return hashlib.sha256("".join(codes).encode()).hexdigest()
-
-
-def _is_policy(value: object) -> bool:
-    is_class = inspect.isclass(value) and not getattr(value, "_is_protocol", False)
-    return is_class and all(hasattr(value, asked) for asked in ASKED)
 
 
 def _plain(module: ModuleType) -> str:

@@ -13,50 +13,10 @@ from dataio.plan.candidates import Candidates
 from dataio.plan.history import Scores, record, score_dtype, unscored
 from dataio.plan.policies import Importance, Selection
 from dataio.world import World, run_threads, thread_worlds
-from importance import find_policy, make_policy, settings_of
 from trainer.errors import ConfigError
 
 GROUPS_TIMEOUT_S = 600.0
 """Longest that one sampling group's choice waits for another's."""
-
-
-def importance_policy(
-    name: str, knobs: Mapping[str, object], args: Mapping[str, object]
-) -> Importance:
-    """Make an arm's policy.
-
-    Args:
-        name: One of `importance.POLICIES`, or a class by its path.
-        knobs: Its settings as in a study's file; None where the policy's own default holds.
-        args: What a class by its path is made with.
-
-    Raises:
-        ConfigError: If there is no such policy, it has no such knob, or a value is out of range.
-    """
-    is_own = ":" in name
-    if args and not is_own:
-        raise ConfigError(
-            f"settings.args is given, but importance {name!r} has settings of its own; leave it "
-            "out, or name a class of your own, package.module:Class"
-        )
-    given = {knob: value for knob, value in knobs.items() if value is not None}
-    try:
-        known = [] if is_own else settings_of(find_policy(name))
-    except ValueError as error:
-        raise ConfigError(f"settings.importance: {error}") from error
-    for knob in given:
-        if knob not in known:
-            raise ConfigError(
-                f"settings.{knob} is {given[knob]!r}, but importance {name!r} has no such knob, "
-                f"expected {', '.join(k for k in known if k in knobs) or 'none'}; leave it out, or "
-                f"set another importance"
-            )
-    if "refresh_every" in given:
-        given["refresh_every"] = given["refresh_every"] or None
-    try:
-        return make_policy(name, **given, **args)
-    except ValueError as error:
-        raise ConfigError(f"settings.importance: {error}") from error
 
 
 @dataclass

@@ -148,7 +148,7 @@ class Training:
         for group in self.replicas.optimizer.param_groups:
             group["lr"] = batches.lr_factor * learning_rate(
                 epoch, length=settings.num_epochs, lr=settings.lr,
-                warmup=settings.num_warmup_epochs, min_lr=settings.min_lr * settings.lr,
+                warmup=settings.num_warmup_epochs, min_lr=settings.min_lr,
             )  # fmt: skip
         flips = _flips(len(self._labels), seed=self._seed, epoch=epoch, wanted=settings.flip)
         flips, reports = flips.to(self._device), EpochReports()

@@ -13,7 +13,9 @@ from torch import nn
 
 from dataio import Field, NodeCache
 from trainer.checkpoint.agree import from_rank_0
-from trainer.config.config import Config, ImportanceConfig, ShuffleConfig
+from trainer.config.config import Config
+from trainer.config.importance import ImportanceConfig
+from trainer.config.shuffle import ShuffleConfig
 from trainer.mesh.mesh import num_microbatches
 from trainer.run.build import lay_out
 from trainer.run.loop import train_observed

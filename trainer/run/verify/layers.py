@@ -66,7 +66,7 @@ def choose_layers(config: Config, own: Own, *, replicas: int, rows: int) -> Laye
     in_blocks = sum(each.numel() for block in blocks for each in block.parameters())
     mesh = config.mesh
     least = max(num_stages(mesh.pp, mesh.schedule, mesh.virtual), 2)
-    can_cut = len(blocks) > least and (_is_listed(model) or config.model.depth is not None)
+    can_cut = len(blocks) > least and (_is_listed(model) or "depth" in config.model.settings)
     kept = len(blocks)
     if can_cut:
         each = in_blocks / len(blocks)
@@ -93,7 +93,7 @@ def with_layers(config: Config, own: Own, kept: int) -> tuple[Config, Own]:
     if not kept:
         return config, own
     if not config.model.is_own:
-        return replace(config, model=replace(config.model, depth=kept)), own
+        return replace(config, model=config.model.with_settings(depth=kept)), own
     build = own.model or partial(import_model(config.model.kind), **config.model.args)
     # Of files nobody has so few layers.
     config = replace(config, model=replace(config.model, weights=""))
