@@ -37,8 +37,8 @@ from collections.abc import Mapping
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.plan.epoch import EpochPlan
-from dataio.pool.pool import Pool
 from dataio.state.report import Feedback
+from dataio.store.pool import Pool
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What is told of the last epoch over all ranks."""

@@ -17,7 +17,9 @@ from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.job import Job, Work, num_rows
 from dataio.batch.stack import Columns, Form, blank, forms
-from dataio.batch.values import (
+from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
+from dataio.rows.fields import Field
+from dataio.rows.samples import (
     Array,
     AsList,
     NothingDecodesError,
@@ -26,9 +28,7 @@ from dataio.batch.values import (
     Transform,
     Value,
 )
-from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
-from dataio.cache.files.reader import RowReader
-from dataio.rows.fields import Field
+from dataio.store.files.reader import RowReader
 
 
 class Assembler:

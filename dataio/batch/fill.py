@@ -10,13 +10,13 @@ from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import Job, Pictures, Work
-from dataio.batch.values import Array, AsList, NothingDecodesError, OnError, Value
-from dataio.cache.files.reader import RowReader
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.refused import WORDS, find_refused, is_replaced
+from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
 from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, Size
+from dataio.store.files.reader import RowReader
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""

@@ -29,13 +29,13 @@ from dataio.batch.assemble import Assembler
 from dataio.batch.job import Work
 from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
-from dataio.batch.values import NothingDecodesError, OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
-from dataio.cache.files.fetch import Fetcher, is_needed
-from dataio.cache.files.reader import RowReader
-from dataio.cache.files.store import FixedFile
 from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
+from dataio.rows.samples import NothingDecodesError, OnError, Sample, Transform, Value
+from dataio.store.files.fetch import Fetcher, is_needed
+from dataio.store.files.reader import RowReader
+from dataio.store.files.store import FixedFile
 
 ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0", STARTED: "1"}
 """A user's module that imports mpi4py must not join the job a second time."""

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import FieldError
-from dataio.batch.values import Array, AsList, Value
+from dataio.rows.samples import Array, AsList, Value
 
 T = TypeVar("T")
 

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.errors import CorruptRowError, DataioError
-from dataio.batch.values import OnError
-from dataio.cache.cache import Cache
-from dataio.cache.files.reader import Located, RowReader, Verify, locate
+from dataio.options import Verify
+from dataio.rows.samples import OnError
+from dataio.store.cache import Cache
+from dataio.store.files.reader import Located, RowReader, locate
 
 log = logging.getLogger(__name__)
 

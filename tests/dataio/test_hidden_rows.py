@@ -13,12 +13,11 @@ import dataio.batch.fill
 import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
-from dataio.batch.gather import Gather
 from dataio.batch.job import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
-from dataio.cache.files.fetch import Fetcher
-from dataio.cache.files.reader import RowReader, locate
 from dataio.rows.fields import Field
+from dataio.store.files.fetch import Fetcher
+from dataio.store.files.reader import RowReader, locate
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from shuffle import Partial
@@ -26,10 +25,11 @@ from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS as KIND_FIELDS
 from tests.dataio.batch.gather_pool import EveryKind, pick_in_turn
 from tests.dataio.batch.gather_pool import open_pool as open_kinds
-from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
 from tests.dataio.hidden_pool import two_nodes as two_nodes_read
 from tests.dataio.loaders import loss_of
+from tests.dataio.store.test_quota import KINDS, Shards
+from tests.opened import make_gather
 
 NUM_SAMPLES = 48
 IMAGES: dict[str, Field] = {"image": Image("png"), "label": Int("label")}
@@ -83,7 +83,7 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
             for ids in touched.values():
                 ids.clear()
             hidden = set(
-                loader._parts.pool.sample_ids[loader._run.running.plan.selection.hidden].tolist()
+                loader._session.pool.sample_ids[loader._run.running.plan.selection.hidden].tolist()
             )
             hides.append(len(hidden))
             for _ in loader:
@@ -103,11 +103,11 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
 
 def report(loader, epoch):
     """Report all rows, as training them would, from outside of what is counted."""
-    scores, ids = loader._parts.pool.scores, loader._parts.pool.sample_ids
+    scores, ids = loader._session.pool.scores, loader._session.pool.sample_ids
     if "loss" in scores.dtype.names:
         scores["loss"], scores["epoch"] = ids * 7 % 48, epoch
         scores["correct"], scores["confidence"] = True, 1
-        loader._parts.feedback.num_rows = NUM_SAMPLES
+        loader._session.feedback.num_rows = NUM_SAMPLES
 
 
 @diagonal(kind=["fixed", "both"], policy=POLICIES)
@@ -120,11 +120,11 @@ def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, p
             workers=Workers(threads=1), importance=policy, reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             ends = []
-            resident = loader._parts.pool.cache.entries.present.copy()
+            resident = loader._session.pool.cache.entries.present.copy()
             for epoch in loader.epochs(4):
                 source.rows_read.clear()
                 selection = loader._run.running.plan.selection
-                ids = loader._parts.pool.sample_ids.copy()
+                ids = loader._session.pool.sample_ids.copy()
                 away = set(ids[~resident].tolist())
                 hidden = set(ids[selection.hidden].tolist())
                 trained = set()
@@ -182,7 +182,7 @@ def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
         open_kinds(tmp_path, num_leaving=4) as pool,
         patch("dataio.batch.gather.is_needed", lambda reader: True),
     ):
-        gather = Gather(pool.cache, KIND_FIELDS, num_threads=0)
+        gather = make_gather(pool, KIND_FIELDS, num_threads=0)
         assert not read_at_random(tmp_path)
         next(gather.batches(pick_in_turn(40), range(5), epoch=0))
         alone = {"fixed-0.npy", "fixed-1.npy", "heap-0.bin"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.checkpoint.directory import Progress
 from trainer.config.config import Config
 from trainer.mesh.pipeline import Pipeline

@@ -11,12 +11,12 @@ import torch
 
 from dataio import CacheError, CorruptRowError, FieldError, StallError, WorkerError
 from dataio.batch import verify
-from dataio.batch.gather import Gather
 from dataio.batch.prefetch import Prefetcher
 from dataio.plan.order import PADDING
 from dataio.rows.fields import Array, Bytes, Field, Image, Int
 from dataio.rows.rows import FixedColumn
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, pixels, value
+from tests.opened import make_gather
 
 PLAIN: Mapping[str, Field] = {"grid": FIELDS["grid"], "label": FIELDS["label"]}
 BYTES = {"data": Bytes("bin"), "label": Int("cls")}
@@ -82,7 +82,7 @@ def test_images_decoded_at_staging_come_with_channels_last(tmp_path):
 
 def test_padding_says_so_and_weighs_nothing(tmp_path):
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        gather = make_gather(pool, PLAIN, num_threads=0)
         batches = list(gather.batches(pick_in_turn(40, num_valid=7), range(5), epoch=0))
         gather.close()
     for batch in batches:
@@ -102,7 +102,7 @@ def test_batches_do_not_depend_on_where_a_block_ends(tmp_path, monkeypatch):
 
 def test_a_kept_batch_of_any_kind_never_changes(tmp_path):
     with open_pool(tmp_path) as pool:
-        gather = Gather(pool.cache, FIELDS, num_threads=2)
+        gather = make_gather(pool, FIELDS, num_threads=2)
         pick = pick_in_turn(40)
         kept = list(gather.batches(pick, range(5), epoch=0))
         copies = [
@@ -209,7 +209,7 @@ def test_a_batch_of_some_is_checked_again_in_every_epoch(tmp_path, monkeypatch):
     pick, steps = pick_in_turn(40), range(5)
     order = pick(0, 5).slots
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        gather = make_gather(pool, PLAIN, num_threads=0)
         try:
             [*gather.batches(pick, steps, epoch=0)]
             damaged, other = order[2, 3], order[4, 0]
@@ -234,7 +234,7 @@ def test_a_file_that_was_cut_or_removed_meanwhile_is_named_as_batches_begin(
 ):
     """Touching what is gone of a mapped file would end the process without a word."""
     with open_pool(tmp_path, fields) as pool:
-        gather = Gather(pool.cache, fields, num_threads=0)
+        gather = make_gather(pool, fields, num_threads=0)
         try:
             [*gather.batches(pick_in_turn(40), range(5), epoch=0)]
             path = next(pool.cache.directory.glob("fixed-*" if pool.cache.fixed else "heap-*"))
@@ -255,7 +255,7 @@ def test_a_file_that_was_cut_or_removed_meanwhile_is_named_as_batches_begin(
 
 def test_a_row_is_checked_once_and_again_when_it_moved(tmp_path, monkeypatch):
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        gather = make_gather(pool, PLAIN, num_threads=0)
         pick, steps = pick_in_turn(40), range(5)  # none of epoch 9 is checked anyway
         checked = []
         hashed = gather._verifier._corrupt
@@ -291,7 +291,7 @@ def test_a_corrupt_row_is_repaired_once(tmp_path):
                 if slot in slots:
                     flip(pool, slot, field)
 
-        gather = Gather(pool.cache, PLAIN, num_threads=0, repair=repair)
+        gather = make_gather(pool, PLAIN, num_threads=0, repair=repair)
         assert_same(good, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
         assert_same(good, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
         gather.close()
@@ -303,8 +303,8 @@ def test_a_row_that_stays_corrupt_becomes_padding_when_so_asked(tmp_path, num_th
     with open_pool(tmp_path, PLAIN) as pool:
         good = gathered(pool, PLAIN)
         flip(pool, 5)
-        gather = Gather(
-            pool.cache, PLAIN, num_threads=num_threads, on_error="skip", repair=lambda slots: None
+        gather = make_gather(
+            pool, PLAIN, num_threads=num_threads, on_error="skip", repair=lambda slots: None
         )
         batches = list(gather.batches(pick_in_turn(40), range(5), epoch=1))
         assert_same(batches, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
@@ -369,7 +369,7 @@ def test_leaving_in_the_middle_stops_the_threads_work(tmp_path):
         return sample
 
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=2, transform=note, prefetch=1)
+        gather = make_gather(pool, PLAIN, num_threads=2, transform=note, prefetch=1)
         next(gather.batches(pick_in_turn(40), range(5), epoch=0))
         gather.stop()
         assert gather.ready == 0
