@@ -186,13 +186,12 @@ class Assembler:
             self._filler.refuse(job, row, refused)
             return None
         except Exception as error:
-            raised = WorkerError(
+            raise WorkerError(
                 f"transform: sample {sample_id}, epoch {epoch}: raised {type(error).__name__}: "
-                f"{error}, expected the sample; mend it, or let it raise FieldError, which "
-                'on_error="skip" passes over'
-            )
-            self._filler.name_sample(job, row, raised)
-            raise raised from error
+                f"{error}, expected the sample; repair it, or let it raise FieldError, which "
+                'on_error="skip" passes over',
+                about=self._filler.about(job, row),
+            ) from error
         if not isinstance(changed, Mapping):
             raise FieldError(
                 f"transform: returned {type(changed).__name__} for sample {sample_id}, expected "

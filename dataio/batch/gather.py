@@ -29,7 +29,7 @@ from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, Watch
 from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
 from dataio.source.place import place_of
-from dataio.store.files.fetch import Fetcher, is_needed
+from dataio.store.files.fetch import Fetcher
 from dataio.store.files.reader import RowReader, locate
 from dataio.store.pool import Pool, no_rows
 
@@ -177,17 +177,15 @@ class Gather:
         try:
             yield from batches
         except DataioError as error:
-            if error.sample_id is not None:
-                named = f", key {error.key!r}" if error.key else ""
-                error.args = (f"{self._place_of(error.sample_id)}{named}: {error}",)
-                error.sample_id = None
-            raise
+            if error.about is None:
+                raise
+            sample_id, key = error.about
+            named = f", key {key!r}" if key else ""
+            raise error.placed(f"{self._place_of(sample_id)}{named}") from error.__cause__
 
     def _begun(self, pick: Pick, steps: range, epoch: int) -> Iterator[Batch]:
         self._reader.check_files(self._cache.entries)
-        if self._fetcher is None and is_needed(self._reader):
-            self._fetcher = Fetcher(self._reader)
-            self._cache.read_by(self._fetcher)
+        self._fetcher = self._cache.find_fetcher()
         pending = self._lookup.pending(pick, steps, epoch=epoch, fetcher=self._fetcher)
         if self._workers is not None:
             made = self._workers.make(map(self._checked, pending))
@@ -272,10 +270,6 @@ class Gather:
             self._threads.shutdown()
         if self._workers is not None:
             self._workers.close()
-        if self._fetcher is not None:
-            self._cache.read_by(None)
-            self._fetcher.close()
-            self._fetcher = None
         self._reader.close()
 
     def _checked(self, pending: Pending) -> Pending:

@@ -21,9 +21,9 @@ from dataio.store.background import Background
 from dataio.store.commit_log import CommitLog
 from dataio.store.disk_errors import named, readable
 from dataio.store.disk_space import DiskSpace
-from dataio.store.files.fetch import Fetcher
+from dataio.store.files.fetch import Fetcher, is_needed
 from dataio.store.files.manifest import Entries
-from dataio.store.files.reader import locate
+from dataio.store.files.reader import RowReader, locate
 from dataio.store.files.row_files import RowFiles
 from dataio.store.files.store import FixedFile
 from dataio.store.hold import Hold
@@ -240,11 +240,17 @@ class Cache:
         reader, located = self._fetcher.fetch(locate(self.entries, slots)).result()
         reader.read_into(located, into)
 
-    def read_by(self, fetcher: Fetcher | None) -> None:
-        """Let it read what `read_into` is asked for, where memory cannot hold the pool."""
-        self._fetcher = fetcher
-        if fetcher is not None:
-            self.files.expect_no_neighbours()
+    def find_fetcher(self) -> Fetcher | None:
+        """Decide whether rows are fetched from here on, for batches and for other nodes.
+
+        They are where memory cannot hold the pool. One thread, as an epoch or its exchange begins.
+        """
+        if self._fetcher is None:
+            reader = RowReader(self.schema, self.fixed, self.directory)
+            if is_needed(reader):
+                self._fetcher = Fetcher(reader)
+                self.files.expect_no_neighbours()
+        return self._fetcher
 
     def write_rows(
         self,
@@ -385,6 +391,9 @@ class Cache:
             self.await_commit()
         finally:
             self.background.close()
+            if self._fetcher is not None:
+                self._fetcher.close()
+                self._fetcher = None
             self.files.close()
             self.hold.release()
 

@@ -295,12 +295,13 @@ class Pool:
         self.scores[: len(earlier)] = earlier
 
     def make_room(self) -> None:
-        """Claim the disk space that arrivals need, before the first exchange begins.
+        """Claim the disk space that arrivals need, as an exchange begins.
 
         Raises:
             CacheError: If the disk is full.
         """
         self.cache.disk.claim_arrivals()
+        self.cache.find_fetcher()
 
     def repair(self, slots: NDArray[np.int64]) -> None:
         """Read rows from the source again and write them anew where they lie.

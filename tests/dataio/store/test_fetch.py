@@ -41,7 +41,7 @@ def fetcher(pool):
 
 @pytest.fixture
 def beyond_memory(monkeypatch):
-    monkeypatch.setattr("dataio.batch.gather.is_needed", lambda reader: True)
+    monkeypatch.setattr("dataio.store.cache.is_needed", lambda reader: True)
 
 
 def reader_of(pool):
@@ -98,7 +98,7 @@ def test_each_row_is_read_once_and_nothing_beside_it(
     pool, monkeypatch, beyond_memory, num_threads, short
 ):
     with monkeypatch.context() as plain:
-        plain.setattr("dataio.batch.gather.is_needed", lambda reader: False)
+        plain.setattr("dataio.store.cache.is_needed", lambda reader: False)
         expected = gathered(pool, KINDS)
     if not short:
         monkeypatch.setattr(fetch_module, "SHORT_BYTES", 0)
@@ -320,15 +320,29 @@ def test_rows_that_leave_are_fetched_too(pool, beyond_memory, monkeypatch):
         assert np.array_equal(column, other)
 
 
-def test_no_descriptor_is_left_open(pool, beyond_memory):
+def test_no_descriptor_is_left_open(tmp_path, beyond_memory):
     def descriptors():
         links = Path("/proc/self/fd").iterdir()
         return [link for link in links if link.is_symlink() and link.resolve().parent == here]
 
-    here = pool.cache.directory.resolve()
-    before = len(descriptors())
-    gather = make_gather(pool, KINDS, num_threads=0)
-    next(gather.batches(pick_in_turn(40), range(5), epoch=0))
-    assert len(descriptors()) > before
-    gather.close()
-    assert len(descriptors()) == before
+    with open_pool(tmp_path, KINDS) as pool:
+        here = pool.cache.directory.resolve()
+        before = len(descriptors())
+        gather = make_gather(pool, KINDS, num_threads=0)
+        next(gather.batches(pick_in_turn(40), range(5), epoch=0))
+        assert len(descriptors()) > before
+        gather.close()
+    assert not descriptors()
+
+
+def test_rows_that_travel_are_fetched_though_no_batch_was_read(
+    tmp_path, monkeypatch, beyond_memory
+):
+    with open_pool(tmp_path, KINDS, num_leaving=4) as pool:
+        asked = counted(monkeypatch, Fetcher, "fetch")
+        pool.make_room()  # as an exchange begins
+        slots = np.arange(4)
+        into = empty_rows(pool.cache.schema, pool.cache.lengths(slots))
+        pool.cache.read_into(slots, into)
+        assert len(asked) == 1
+        assert into.sample_id.tolist() == pool.cache.entries.sample_id[slots].tolist()
