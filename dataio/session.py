@@ -65,7 +65,7 @@ class Session:
         self.world = world
         # Whoever catches an error may try again in this process: the cache must not stay locked.
         with contextlib.ExitStack() as undo:
-            self.pool = Pool(
+            self.pool: Pool = Pool(
                 source, fields, share, arguments, world, root=root,
                 earlier=earlier.pool if earlier is not None else None,
             )  # fmt: skip

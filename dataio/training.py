@@ -127,11 +127,11 @@ class Training(Session):
         )  # fmt: skip
         pool, gather, figures = self.pool, self.gather, lasting.figures
         self.moves = Moves(pool, placements, first_tag=lasting.first_tag)
-        self.feedback = Feedback(
+        self.feedback: Feedback = Feedback(
             pool.scores, pool.ids_in, rank=world.rank,
             num_lost=earlier.feedback.num_lost if earlier is not None else 0,
         )  # fmt: skip
-        self.reported = Reported(
+        self.reported: Reported = Reported(
             self.feedback, world, arguments.importance, keeps_scores=pool.keeps_scores,
             earlier=earlier.reported if earlier is not None else None,
         )  # fmt: skip
@@ -141,7 +141,7 @@ class Training(Session):
             by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
             costs=costs_of(source), exclusion=exclusion, meter=Meter(pool, gather, figures),
         )  # fmt: skip
-        self.feed = Feed(
+        self.feed: Feed = Feed(
             pool, gather, lasting.delivery, figures=figures,
             take=earlier.feed.take if earlier is not None else None,
         )  # fmt: skip

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from typing_extensions import Self
-
 from dataio.base.location import shown
 
 
@@ -37,17 +35,18 @@ class DataioError(Exception):
         self.on_all_ranks = on_all_ranks
         self.about = about
 
-    def knowing(self, about: About) -> Self:
+    def knowing(self, about: About) -> "DataioError":
         """Make the same error, which knows its sample."""
         return self._made_again(str(self), about)
 
-    def placed(self, place: str) -> Self:
+    def placed(self, place: str) -> "DataioError":
         """Make the same error, whose message begins with where the source has its sample."""
         return self._made_again(f"{place}: {self}", None)
 
-    def _made_again(self, message: str, about: About | None) -> Self:
+    def _made_again(self, message: str, about: About | None) -> "DataioError":
         # A class of a user's may be made of other arguments: then it is ours that it stands on.
-        kind = next(each for each in type(self).__mro__ if each.__init__ is DataioError.__init__)
+        mine = (each for each in type(self).__mro__ if each.__module__.startswith("dataio."))
+        kind: type[DataioError] = next(mine)
         made = kind(message, on_all_ranks=self.on_all_ranks, about=about)
         made.__cause__ = self.__cause__
         return made.with_traceback(self.__traceback__)

@@ -42,8 +42,8 @@ class Reported:
         self._importance = importance
         self._keeps_scores = keeps_scores
         # Of all ranks: whether rows were reported, and whether it was reported that too few were.
-        self._has_any = earlier is not None and earlier._has_any
-        self._has_told_few = earlier is not None and earlier._has_told_few
+        self._has_any: bool = earlier is not None and earlier._has_any
+        self._has_told_few: bool = earlier is not None and earlier._has_told_few
 
     def check(self, num_rows: int, *, epoch: int) -> None:
         """Refuse an epoch of which nothing was reported to a policy that keeps it. Collective.

@@ -92,7 +92,7 @@ class Pool:
                     self.scores = open_scores(place_of_scores, share.num_slots, dtype, world=world)
             undo.pop_all()
         self._quota = QuotaAgreement(budget, self.cache, world, rows_move=self._exchanges)
-        self._filling = Filling(
+        self._filling: Filling = Filling(
             self._checked,
             fields,
             self.cache,

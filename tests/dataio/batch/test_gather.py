@@ -4,6 +4,7 @@ import os
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -379,3 +380,32 @@ def test_leaving_in_the_middle_stops_the_threads_work(tmp_path):
         assert len(whole) == 5
         assert len(made) == before + 40
         gather.close()
+
+
+class UnreadableError(FieldError):
+    def __init__(self, number: int, cause: str) -> None:
+        super().__init__(f"{cause}: {number}")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A field whose values never decode."""
+
+    key: str
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: bytes, where: str) -> bytes:
+        return bytes(raw)
+
+    def decode(self, data: memoryview, where: str) -> object:
+        raise UnreadableError(7, "unreadable")
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_an_error_of_a_users_own_class_names_its_sample_too(tmp_path, num_threads):
+    fields = {"data": Unreadable("bin"), "label": Int("cls")}
+    with open_pool(tmp_path, fields) as pool:
+        with pytest.raises(FieldError, match=r"kinds-40.*: unreadable: 7"):
+            gathered(pool, fields, num_threads=num_threads)
