@@ -91,7 +91,7 @@ class Gather:
         self._prefetch = workers.prefetch
         self._timeout_s = world.timeout_s
         self._ring = BufferRing(pinned=pinned)
-        self._reader = RowReader(cache.schema, cache.fixed, cache.directory)
+        self._reader = RowReader(cache.schema, cache.files.fixed, cache.directory)
         self._verifier = RowVerifier(
             cache,
             self._reader,
@@ -130,7 +130,7 @@ class Gather:
         recipe = Recipe(
             cache.schema,
             cache.directory,
-            tuple(file.path for file in cache.fixed),
+            tuple(file.path for file in cache.files.fixed),
             fields,
             transform,
             collate is not None,

@@ -71,8 +71,8 @@ class RowVerifier:
         """
         if self._verify != "once":
             return [self._verify == "always"] * len(slots)
-        if self._cache.generation != self._generation:
-            self._generation = self._cache.generation
+        if self._cache.log.generation != self._generation:
+            self._generation = self._cache.log.generation
             self._checked = np.zeros(len(self._cache.entries), np.bool_)
             self._complete = False
         unchecked = np.zeros(len(slots), np.bool_)

@@ -7,7 +7,6 @@ See docs/cache_format.md.
 
 import logging
 import threading
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from dataio.store.files.fetch import Fetcher, is_needed
 from dataio.store.files.manifest import Entries
 from dataio.store.files.reader import RowReader, locate
 from dataio.store.files.row_files import RowFiles
-from dataio.store.files.store import FixedFile
 from dataio.store.hold import Hold
 from dataio.store.identity import Identity
 from dataio.store.quota import Budget
@@ -58,6 +56,8 @@ class Cache:
         room: What the budget leaves room for.
         disk: Space that is claimed before it is needed.
         background: What is brought to the disk beside training.
+        writer: Writes rows into free space.
+        staged: Rows that were missing and came from the source.
         arrivals: Rows of the next epoch.
     """
 
@@ -99,10 +99,10 @@ class Cache:
             num_positions=num_positions, local_rank=local_rank, guard=guard,
         )  # fmt: skip
         self.background = Background(files)
-        self._writer = RowWriter(directory, files, self.log, local_rank=local_rank, guard=guard)
-        self._staged = StagedRows(files, self.log, self._writer, self.room)
+        self.writer = RowWriter(directory, files, self.log, local_rank=local_rank, guard=guard)
+        self.staged = StagedRows(files, self.log, self.writer, self.room)
         self.arrivals = Arrivals(
-            self.log, self._writer, self.background, local_rank=local_rank, local_size=local_size,
+            self.log, self.writer, self.background, local_rank=local_rank, local_size=local_size,
             num_arriving=num_arriving, guard=guard,
         )  # fmt: skip
 
@@ -126,13 +126,13 @@ class Cache:
         """
         self.await_commit()
         self.arrivals.forget()
-        self._staged.forget()
+        self.staged.forget()
         self.log.space.forget()
         if num_slots is not None:
             self.num_slots = num_slots
         with self.named("open the cache"), readable(self.directory, "the manifest"):
             self.log.read()
-            self.files.map(writable=not self.shared if writable is None else writable)
+            self.files.map(writable=not self.hold.shared if writable is None else writable)
             num_positions = self.files.num_positions
             if self.entries.position.max() >= num_positions:
                 raise DamagedFileError(
@@ -152,50 +152,6 @@ class Cache:
     def entries(self) -> Entries:
         """The manifest."""
         return self.log.entries
-
-    @property
-    def generation(self) -> int:
-        """Counts how often all of the manifest was read anew."""
-        return self.log.generation
-
-    @property
-    def epoch(self) -> int:
-        """The epoch whose rows the manifest names."""
-        return self.log.epoch
-
-    @property
-    def placement(self) -> str:
-        """Name of the placement that they follow."""
-        return self.log.placement
-
-    def name_placement(self, name: str) -> None:
-        """Give the placement another name: the next commit writes it."""
-        self.log.placement = name
-
-    @property
-    def num_missing(self) -> int:
-        """Slots whose rows are not there."""
-        return self.log.num_missing
-
-    @property
-    def surplus(self) -> Entries:
-        """Rows that lie here and belong to no slot, until other nodes have pulled them."""
-        return self.log.surplus
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes that this process wrote to the node's disk, manifests included."""
-        return self.log.tables.bytes_written
-
-    @property
-    def fixed(self) -> Sequence[FixedFile]:
-        """The files of the fixed fields."""
-        return self.files.fixed
-
-    @property
-    def shared(self) -> bool:
-        """Whether other jobs read it too, so that nothing may be written."""
-        return self.hold.shared
 
     def share(self) -> None:
         """Let other jobs read it from now on. Every local rank, when nothing will be written."""
@@ -218,10 +174,6 @@ class Cache:
     def lengths(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[len(slots), num_variable]: Bytes of the variable fields."""
         return self.entries.lengths[slots]
-
-    def variable_fields(self, slots: NDArray[np.int64]) -> list[list[NDArray[np.uint8]]]:
-        """View variable fields in place: for each row, uint8[length] of each field."""
-        return self.files.views(self.entries, slots)
 
     def read_rows(self, slots: NDArray[np.int64]) -> Rows:
         """Copy rows out, in the order of ``slots``."""
@@ -246,34 +198,15 @@ class Cache:
         They are where memory cannot hold the pool. One thread, as an epoch or its exchange begins.
         """
         if self._fetcher is None:
-            reader = RowReader(self.schema, self.fixed, self.directory)
+            reader = RowReader(self.schema, self.files.fixed, self.directory)
             if is_needed(reader):
                 self._fetcher = Fetcher(reader)
                 self.files.expect_no_neighbours()
         return self._fetcher
 
-    def write_rows(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        rows: Rows,
-        *,
-        offsets: NDArray[np.int64] | None = None,
-    ) -> Entries:
-        """Write rows into free space; see `RowWriter.write`."""
-        return self._writer.write(slots, positions, rows, offsets=offsets)
-
     def rewrite_rows(self, slots: NDArray[np.int64], rows: Rows) -> None:
         """Write rows again where they lie; see `RowWriter.repair`."""
-        self._writer.repair(slots, rows, arrived=self.arrivals.written)
-
-    def stage_rows(self, slots: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> int:
-        """Write rows that were missing, at positions that were set aside for them.
-
-        Returns:
-            How many, from the first, the budget has room for: the others were not written.
-        """
-        return self._staged.write(slots, positions, rows)
+        self.writer.repair(slots, rows, arrived=self.arrivals.written)
 
     def seal_staged(self) -> None:
         """Make the staged rows durable, and known to whoever opens the cache after a kill.
@@ -281,20 +214,12 @@ class Cache:
         Blocks on the disk. The manifest in force stays; `adopt_staged` and `load` add these rows.
         """
         with self.named("make staged rows durable"):
-            self._staged.seal()
+            self.staged.seal()
 
     def flush_staged(self, *, all_fit: bool) -> None:
         """Seal the rows that were held back, or drop them. Every local rank, before the commit."""
         with self.named("make staged rows durable"):
-            self._staged.flush(all_fit=all_fit)
-
-    def adopt_staged(self) -> bool:
-        """See the rows that any local rank sealed while staging. Thread-safe.
-
-        Returns:
-            Whether there were any.
-        """
-        return self.log.adopt_staged()
+            self.staged.flush(all_fit=all_fit)
 
     def give(self, sample_ids: NDArray[np.int64]) -> None:
         """Write down that surplus rows are durable elsewhere, or wanted nowhere."""

@@ -34,7 +34,7 @@ class FieldReader:
     def _read(self, name: str) -> NDArray[np.generic]:
         world, cache = self._pool.world, self._pool.cache
         number = [column.name for column in cache.schema.fixed].index(name)
-        file = cache.fixed[number]
+        file = cache.files.fixed[number]
         located = locate(cache.entries, np.arange(cache.num_slots))
         mine = file.rows.view(file.column.dtype).reshape(-1)[located.position]
         found = np.empty(self._num_samples, mine.dtype)

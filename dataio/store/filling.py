@@ -95,9 +95,9 @@ class Filling:
         """
         cache, world = self._cache, self._world
         if plan.change == "name":
-            cache.name_placement(plan.wanted.name)
-        holds_rows = cache.num_missing < len(cache.entries)
-        mine = [plan.has_work, len(plan.missing.slots) > 0, holds_rows, len(cache.surplus) > 0]
+            cache.log.placement = plan.wanted.name
+        holds_rows = cache.log.num_missing < len(cache.entries)
+        mine = [plan.has_work, len(plan.missing.slots) > 0, holds_rows, len(cache.log.surplus) > 0]
         has_work, lacks_rows, any_rows, has_surplus = world.allreduce(
             np.array(mine, np.int64), op="max", doing="compare placements"
         ).tolist()
@@ -117,7 +117,7 @@ class Filling:
             missing = find_missing(
                 cache.entries,
                 plan.wanted,
-                num_missing=cache.num_missing,
+                num_missing=cache.log.num_missing,
                 is_filled=cache.room.is_filled,
                 budget=self._quota.budget,
             )
@@ -132,7 +132,7 @@ class Filling:
         surplus = None
         if entries is not None and pulls:
             surplus = find_surplus(cache.log.held(), plan.wanted.sample_ids())
-        if world.local_rank == 0 and (entries is not None or cache.num_missing):
+        if world.local_rank == 0 and (entries is not None or cache.log.num_missing):
             (cache.directory / LIMIT_NAME).unlink(missing_ok=True)
         if world.local_rank == 0 and entries is not None:
             # A quota has no room for one more file: after a kill such rows are read again.
@@ -187,7 +187,7 @@ class Filling:
         if in_groups:
             # Even if the first group was the last: other nodes may have more, and all commit at
             # once.
-            self._cache.adopt_staged()
+            self._cache.log.adopt_staged()
             staging.go_on_alone()
         else:
             self._commit(staging)
@@ -252,7 +252,7 @@ class Filling:
         if self._world.local_rank == 0:
             cache.fill_commit()
             self._quota.mark_filled()
-        if self._quota.budget is None or not cache.num_missing:
+        if self._quota.budget is None or not cache.log.num_missing:
             cache.disk.trim()
         self._world.barrier(doing="commit the staged rows")
         cache.refresh()
@@ -261,7 +261,7 @@ class Filling:
 
     def _share(self) -> None:
         """Let other jobs read the cache, if nothing will be written to it any more."""
-        if self._shares and not self._cache.num_missing:
+        if self._shares and not self._cache.log.num_missing:
             self._cache.share()
 
     def await_rows(self, slots: NDArray[np.int64]) -> None:

@@ -48,11 +48,11 @@ class Moves:
             # Rows that never leave lie in the same slots whatever is restored.
             pool.ensure(placements.of(0, first_epoch=0))
             return
-        missing = pool.cache.num_missing
+        missing = pool.cache.log.num_missing
         # Caches that hold rows keep them: a restore may want just that placement.
-        begun = placements.of(pool.cache.epoch, first_epoch=0)
-        follows = begun.name == pool.cache.placement and not pool.holds_nothing()
-        mine = np.array([-missing, pool.cache.epoch if follows else NO_EPOCH])
+        begun = placements.of(pool.cache.log.epoch, first_epoch=0)
+        follows = begun.name == pool.cache.log.placement and not pool.holds_nothing()
+        mine = np.array([-missing, pool.cache.log.epoch if follows else NO_EPOCH])
         least, epoch = self._world.allreduce(mine, op="min", doing="look for caches").tolist()
         if least:
             # A node that lost its cache joins the others where they are.

@@ -79,7 +79,7 @@ def open_cache(
 
 
 def _described(cache: Cache) -> bytes:
-    return (b"r" if cache.shared else b"w") + os.fsencode(cache.directory)
+    return (b"r" if cache.hold.shared else b"w") + os.fsencode(cache.directory)
 
 
 def _wanted(

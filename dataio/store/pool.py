@@ -131,7 +131,7 @@ class Pool:
 
     def holds_nothing(self) -> bool:
         """Whether this node's cache is new (or was never staged at all)."""
-        return self.cache.num_missing == len(self.cache.entries)
+        return self.cache.log.num_missing == len(self.cache.entries)
 
     @property
     def is_staging(self) -> bool:
@@ -140,9 +140,9 @@ class Pool:
 
     def held(self) -> Placement:
         """Name the placement that the pool holds now."""
-        cache = self.cache
+        log = self.cache.log
         return Placement(
-            cache.placement, cache.epoch, len(cache.entries), lambda: cache.entries.sample_id[:]
+            log.placement, log.epoch, len(log.entries), lambda: log.entries.sample_id[:]
         )
 
     def ensure(
@@ -170,12 +170,12 @@ class Pool:
         cache, commits = self.cache, self.cache.log
         held = Held(
             cache.entries,
-            cache.epoch,
-            cache.placement,
-            cache.num_missing,
+            cache.log.epoch,
+            cache.log.placement,
+            cache.log.num_missing,
             before=commits.before if commits.can_step_back else None,
             rows=commits.held,
-            has_surplus=len(cache.surplus) > 0,
+            has_surplus=len(cache.log.surplus) > 0,
             is_filled=cache.room.is_filled,
         )
         plan = reconcile(
@@ -201,7 +201,7 @@ class Pool:
 
     def ids_in(self, slots: NDArray[np.int64] | slice) -> NDArray[np.int64]:
         """int64[len(slots)]: The samples of some slots, as `sample_ids` has them."""
-        lacks_none = not self.is_staging and not self.cache.num_missing
+        lacks_none = not self.is_staging and not self.cache.log.num_missing
         if lacks_none or self._placement is None:
             return self.cache.entries.sample_id[slots]
         if self._sample_ids is None:
@@ -211,7 +211,7 @@ class Pool:
     @property
     def resident_fraction(self) -> float:
         """Rows that stay on this node, as a fraction of its pool."""
-        return 1 - self.cache.num_missing / max(len(self.cache.entries), 1)
+        return 1 - self.cache.log.num_missing / max(len(self.cache.entries), 1)
 
     def windows(self, slots_of: SlotsOf, steps: range) -> Generator[range, None, None]:
         """Yield runs of steps, each when all its rows lie in the cache. Blocks on the source.

@@ -47,10 +47,10 @@ def prepare(
             # A staging that never ended binds nobody, and what it left is of another source.
             cache.rewrite(cache.entries, epoch=0, placement="")
             cache.hold.sign()
-        if not cache.shared:
+        if not cache.hold.shared:
             recover(cache)
         _keep_within_budget(cache)
-        if cache.shared:
+        if cache.hold.shared:
             if not _is_right(cache, wanted):
                 raise cache.hold.busy("holds other rows than this job needs and is in use")
             return
@@ -97,8 +97,8 @@ def _is_right(cache: Cache, wanted: Placement | None) -> bool:
     if wanted is None or not cache.log.tables.holds_rows():
         return False
     cache.load(writable=False)
-    if (cache.placement, cache.epoch) == (wanted.name, wanted.epoch):
-        return cache.num_missing == 0
+    if (cache.log.placement, cache.log.epoch) == (wanted.name, wanted.epoch):
+        return cache.log.num_missing == 0
     if len(cache.entries) != wanted.num_slots:
         return False
     return np.array_equal(cache.entries.sample_id[:], wanted.sample_ids())
@@ -109,7 +109,7 @@ def _keep_within_budget(cache: Cache) -> None:
     head = cache.log.tables.read_head()
     if head is None or cache.room.fits(head, disk_bytes=lambda: disk_bytes(cache.directory)):
         return
-    if cache.shared:
+    if cache.hold.shared:
         raise cache.hold.busy("is larger than this job's quota and in use")
     if head.missing < head.rows:
         log.warning("%s: emptied, because it is larger than the quota", cache.directory)

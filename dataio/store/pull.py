@@ -88,7 +88,7 @@ class _Store:
             rows, slots, place = _only(rows, good), slots[good], place[good]
         if self.is_full or not len(slots):
             return
-        fitting = self._cache.stage_rows(slots, self._positions[place], rows)
+        fitting = self._cache.staged.write(slots, self._positions[place], rows)
         self.is_full = fitting < len(slots)
         self.rows += fitting
         taken = rows.head(fitting)
@@ -136,7 +136,7 @@ class Pull:
         held = cache.log.held()
         numbers = np.arange(rank, len(held), size)
         self._mine = held.take(numbers)
-        self._leaves = numbers >= len(held) - len(cache.surplus)
+        self._leaves = numbers >= len(held) - len(cache.log.surplus)
         most = cache.schema.fixed_bytes + int(self._mine.extent_bytes.max(initial=0))
         row_bytes = int(world.allreduce(np.array([most]), op="max", doing="compare row sizes")[0])
         self._parcel_rows = max(MESSAGE_BYTES // max(row_bytes, 1), 1)
@@ -155,7 +155,7 @@ class Pull:
         """
         world, cache = self._world, self._cache
         self._find()
-        if len(cache.surplus):
+        if len(cache.log.surplus):
             cache.disk.claim_spare()
         bar, before, seen = None, 0, 0
         while True:
@@ -171,7 +171,7 @@ class Pull:
                 bar.add(before - total, num_bytes=num_bytes - seen)
             before, seen = total, num_bytes
             # Between the two nobody seals: local ranks see the same rows, hence the same room.
-            cache.adopt_staged()
+            cache.log.adopt_staged()
             self._let_go()
             world.barrier(doing="free rows that were pulled")
             self._round(left[list(world.topology.ranks_of_node[world.node]), 0])

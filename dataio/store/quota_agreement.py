@@ -88,9 +88,9 @@ class QuotaAgreement:
         Windows need the space of the epoch before.
         """
         cache = self._cache
-        if self.budget is not None and cache.num_missing:
+        if self.budget is not None and cache.log.num_missing:
             if cache.log.can_step_back:
-                cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)
+                cache.rewrite(cache.entries, epoch=cache.log.epoch, placement=cache.log.placement)
             cache.mark_filled()
 
     def make_windows(self, *, staged_bytes_per_s: float = 0.0) -> None:
@@ -104,20 +104,20 @@ class QuotaAgreement:
         cache, world = self._cache, self._world
         self.agree_to_move()
         self.halves = None
-        if cache.num_missing and world.local_rank == 0:
+        if cache.log.num_missing and world.local_rank == 0:
             cache.hold.keep_alone()
             cache.disk.claim_windows()
         world.barrier(doing="make room for windows")
-        if cache.num_missing:
+        if cache.log.num_missing:
             self.halves = halve(*cache.disk.find_windows())
         self._warn(staged_bytes_per_s)
 
     def _warn(self, staged_bytes_per_s: float) -> None:
         """Log on rank 0, once, what an epoch will read from the source. Collective."""
         cache, leads = self._cache, self._world.local_rank == 0
-        present = len(cache.entries) - cache.num_missing
+        present = len(cache.entries) - cache.log.num_missing
         row_bytes = cache.schema.fixed_bytes + cache.entries.extents_total_bytes / max(present, 1)
-        missing = leads * cache.num_missing
+        missing = leads * cache.log.num_missing
         window_bytes = 0
         if self.halves is not None:
             half = self.halves[0]

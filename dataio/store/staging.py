@@ -225,7 +225,7 @@ class StagingRun:
             self._write(*block)
 
     def _write(self, piece: Piece, rows: Rows) -> None:
-        fitting = self._cache.stage_rows(piece.slots, piece.positions, rows)
+        fitting = self._cache.staged.write(piece.slots, piece.positions, rows)
         if fitting < len(rows):
             self._end_early()
             return
@@ -286,8 +286,8 @@ class StagingRun:
             DataioError: What this rank's staging met.
         """
         cache, deadline = self._cache, time.monotonic() + timeout_s
-        while cache.num_missing and (cache.entries.sample_id[slots] < 0).any():
-            if cache.adopt_staged():
+        while cache.log.num_missing and (cache.entries.sample_id[slots] < 0).any():
+            if cache.log.adopt_staged():
                 continue
             if time.monotonic() > deadline:
                 num_left = int((cache.entries.sample_id[slots] < 0).sum())

@@ -287,7 +287,7 @@ class Streaming:
             positions = half.positions[here]
             offsets = np.where(extents > 0, offset + np.cumsum(extents) - extents, 0)
             window.entries.append(
-                self._cache.write_rows(needed.slots[here], positions, rows, offsets=offsets)
+                self._cache.writer.write(needed.slots[here], positions, rows, offsets=offsets)
             )
             done, offset = done + len(rows), offset + num_bytes
         if done != len(needed.slots):

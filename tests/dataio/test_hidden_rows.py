@@ -187,7 +187,7 @@ def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
         next(gather.batches(pick_in_turn(40), range(5), epoch=0))
         alone = {"fixed-0.npy", "fixed-1.npy", "heap-0.bin"}
         assert read_at_random(tmp_path) == alone
-        for file in pool.cache.fixed:
+        for file in pool.cache.files.fixed:
             file.map()  # as after it grew
         assert read_at_random(tmp_path) == alone
         gather.close()
@@ -199,10 +199,10 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
 ):
     with open_kinds(tmp_path) as pool:
         cache = pool.cache
-        paths = tuple(file.path for file in cache.fixed)
+        paths = tuple(file.path for file in cache.files.fixed)
         recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
         located = locate(cache.entries, np.arange(8))
-        here = _assembler(recipe, RowReader(cache.schema, cache.fixed, cache.directory))
+        here = _assembler(recipe, RowReader(cache.schema, cache.files.fixed, cache.directory))
         small = here.gather_small(located.position)
         job = here.prepare(Work(0, 0, located, small))
         here.run(job, 0, 8)

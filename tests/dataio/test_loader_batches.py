@@ -178,7 +178,7 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
             for epoch in loader.epochs(2):
                 if epoch == 1:
                     cache = loader._session.pool.cache
-                    cache.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
+                    cache.files.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
                 for batch in loader:
                     valid = batch["slot"] >= 0
                     assert torch.equal(batch["label"][valid], batch["sample_id"][valid] % 10)

@@ -177,7 +177,7 @@ def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
         write_head(self, head, **options)
 
     def settled(self):
-        if self.epoch == 1:
+        if self.log.epoch == 1:
             asked.set()
         settle(self)
 

@@ -77,7 +77,7 @@ def main() -> None:
     say(
         event="ready",
         directory=str(cache.directory),
-        shared=cache.shared,
+        shared=cache.hold.shared,
         num_bytes=len(data),
         staging=pool.staging_s > 0,
         names=sorted(path.name for path in Path(cache.directory).iterdir()),

@@ -149,9 +149,9 @@ def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
                     break
                 trained[epoch] = train_epoch(loader, source)
             source.rows_read.clear()
-            assert loader._session.pool.cache.epoch == 3
+            assert loader._session.pool.cache.log.epoch == 3
             loader.restore(tmp_path / "saved")
-            assert loader._session.pool.cache.epoch == 2, "one epoch back"
+            assert loader._session.pool.cache.log.epoch == 2, "one epoch back"
             again = {}
             for epoch in loader.epochs(epochs):
                 again[epoch] = train_epoch(loader, source)

@@ -99,7 +99,7 @@ def inspect_cache(directory: Path) -> CacheReport:
         fingerprint=cache.identity.fingerprint,
         num_slots=len(entries),
         num_missing=len(entries) - len(here),
-        epoch=cache.epoch,
+        epoch=cache.log.epoch,
         payload_bytes=int(here.extent_bytes.sum()) + cache.schema.fixed_bytes * len(here),
         fields=tuple(names),
     )

@@ -88,4 +88,4 @@ def _forget(cache: Cache, slots: NDArray[np.int64]) -> None:
     if not len(slots):
         return
     cache.entries.forget(slots)
-    cache.rewrite(cache.entries, epoch=cache.epoch, placement=cache.placement)
+    cache.rewrite(cache.entries, epoch=cache.log.epoch, placement=cache.log.placement)

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,8 +183,8 @@ def test_an_error_in_a_transform_names_the_sample(tmp_path):
 def flip(pool, slot, field=0):
     """Change a byte of a row on disk, behind the cache's back."""
     cache = pool.cache
-    if cache.fixed:
-        cache.fixed[field].rows[cache.entries.position[np.array([slot])], 0] ^= 1
+    if cache.files.fixed:
+        cache.files.fixed[field].rows[cache.entries.position[np.array([slot])], 0] ^= 1
         return
     with open(cache.directory / "heap-0.bin", "r+b") as heap:
         heap.seek(int(cache.entries.offset[slot]))
@@ -238,7 +239,9 @@ def test_a_file_that_was_cut_or_removed_meanwhile_is_named_as_batches_begin(
         gather = make_gather(pool, fields, num_threads=0)
         try:
             [*gather.batches(pick_in_turn(40), range(5), epoch=0)]
-            path = next(pool.cache.directory.glob("fixed-*" if pool.cache.fixed else "heap-*"))
+            path = next(
+                pool.cache.directory.glob("fixed-*" if pool.cache.files.fixed else "heap-*")
+            )
             content = path.read_bytes()
             # Put back in the same file: it is mapped, and this test goes on.
             if damage == "cut":
@@ -396,7 +399,7 @@ class Unreadable:
     def column(self, name: str) -> None:
         return None
 
-    def encode(self, raw: bytes, where: str) -> bytes:
+    def encode(self, raw: Any, where: str) -> bytes:
         return bytes(raw)
 
     def decode(self, data: memoryview, where: str) -> object:
@@ -405,7 +408,7 @@ class Unreadable:
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_an_error_of_a_users_own_class_names_its_sample_too(tmp_path, num_threads):
-    fields = {"data": Unreadable("bin"), "label": Int("cls")}
+    fields: Mapping[str, Field] = {"data": Unreadable("bin"), "label": Int("cls")}
     with open_pool(tmp_path, fields) as pool:
         with pytest.raises(FieldError, match=r"kinds-40.*: unreadable: 7"):
             gathered(pool, fields, num_threads=num_threads)

@@ -10,6 +10,7 @@ from dataio.exchange.transfer import Transfer
 from dataio.plan.layout import Layout
 from dataio.rows.rows import corrupt_rows
 from dataio.store.cache import Cache
+from dataio.store.writer import RowWriter
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
@@ -58,18 +59,18 @@ def test_an_error_in_the_loop_ends_threads_frees_the_cache_and_writes_nothing_mo
     tmp_path, monkeypatch, policy, fault
 ):
     released, late = set(), []
-    write, close = Cache.write_rows, Cache.close
+    write, close = RowWriter.write, Cache.close
 
     def watched(self, *args, **options):
         if id(self) in released:
-            late.append(self.directory)
+            late.append(self)
         return write(self, *args, **options)
 
     def closed(self):
-        released.add(id(self))
+        released.add(id(self.writer))
         close(self)
 
-    monkeypatch.setattr(Cache, "write_rows", watched)
+    monkeypatch.setattr(RowWriter, "write", watched)
     monkeypatch.setattr(Cache, "close", closed)
 
     def on_rank(world):

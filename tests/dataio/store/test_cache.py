@@ -71,7 +71,7 @@ def test_a_staged_cache_of_small_samples_takes_5_percent_more_than_its_rows(tmp_
             pool.ensure(Placement("all", 0, num_rows, lambda: np.arange(num_rows)))
             entries, schema = pool.cache.entries, pool.cache.schema
             payload = entries.extents_total_bytes + num_rows * schema.fixed_bytes
-            return pool.cache.directory, payload, pool.cache.bytes_written
+            return pool.cache.directory, payload, pool.cache.log.tables.bytes_written
 
     results = run_threads(thread_worlds([ranks]), run)
     directory, payload, _ = results[0]
@@ -136,7 +136,7 @@ def test_arrivals_are_flushed_after_their_last_write_before_they_are_sealed(tmp_
             return call
 
         for name, part, method in (
-            ("write", cache._writer, "write"),
+            ("write", cache.writer, "write"),
             ("flush", cache.files, "sync"),
             ("seal", cache.log.tables, "write_table"),
         ):
@@ -172,7 +172,7 @@ def test_a_cache_of_the_format_before_says_so(tmp_path):
 def test_an_unfinished_staging_of_a_dataset_that_changed_is_begun_anew(tmp_path):
     pool = pool_of(MemorySource(40), FIELDS, tmp_path)
     schema_rows = next(MemorySource(40).read(np.arange(10), FIELDS))
-    pool.cache.stage_rows(np.arange(10), pool.cache.log.space.set_aside(10), schema_rows)
+    pool.cache.staged.write(np.arange(10), pool.cache.log.space.set_aside(10), schema_rows)
     pool.cache.seal_staged()
     pool.close()
     changed = MemorySource(40)

@@ -64,9 +64,9 @@ def test_a_pool_that_is_shared_is_mapped_to_read_only(tmp_path):
         with contextlib.closing(staged(world, tmp_path)) as first:
             with contextlib.closing(staged(world, tmp_path)) as second:
                 one_place = first.cache.directory == second.cache.directory
-                writable = second.cache.fixed[0].rows.flags.writeable
+                writable = second.cache.files.fixed[0].rows.flags.writeable
                 read = second.source.rows_read
-                return first.cache.shared, second.cache.shared, writable, read, one_place
+                return first.cache.hold.shared, second.cache.hold.shared, writable, read, one_place
 
     assert run_threads(thread_worlds([2, 1]), run) == [(True, True, False, [], True)] * 3
 
@@ -74,7 +74,7 @@ def test_a_pool_that_is_shared_is_mapped_to_read_only(tmp_path):
 def test_a_node_that_is_whole_stays_shared_while_another_stages(tmp_path):
     def run(world):
         pool = staged(world, tmp_path)
-        found = pool.cache.fixed[0].rows.flags.writeable, len(pool.source.rows_read)
+        found = pool.cache.files.fixed[0].rows.flags.writeable, len(pool.source.rows_read)
         pool.close()
         return found
 
@@ -89,11 +89,11 @@ def test_a_node_that_is_whole_stays_shared_while_another_stages(tmp_path):
 def test_a_shared_pool_that_must_change_is_taken_back_when_nobody_else_reads(tmp_path):
     def run(world):
         pool = staged(world, tmp_path)
-        assert pool.cache.shared
+        assert pool.cache.hold.shared
         other = np.arange(len(pool.cache.entries))[::-1].copy()
         pool.ensure(placed(other))
         good = intact(pool, other)
-        shared = pool.cache.shared
+        shared = pool.cache.hold.shared
         pool.close()
         return good, shared
 
@@ -114,7 +114,7 @@ def test_rows_that_never_leave_are_right_in_every_epoch(tmp_path):
     with contextlib.closing(staged(world, tmp_path)) as reader:
         with contextlib.closing(staged(world, tmp_path)) as pool:
             pool.ensure(placed(np.arange(SAMPLES), epoch=5))
-            assert pool.cache.shared
+            assert pool.cache.hold.shared
             assert pool.cache.directory == reader.cache.directory
 
 

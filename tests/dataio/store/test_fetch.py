@@ -45,7 +45,7 @@ def beyond_memory(monkeypatch):
 
 
 def reader_of(pool):
-    return RowReader(pool.cache.schema, pool.cache.fixed, pool.cache.directory)
+    return RowReader(pool.cache.schema, pool.cache.files.fixed, pool.cache.directory)
 
 
 def test_it_is_off_while_memory_holds_the_pool(pool):
@@ -110,7 +110,7 @@ def test_each_row_is_read_once_and_nothing_beside_it(
         pool.cache.directory / "heap-0.bin", entries.offset[:], entries.extent_bytes[:]
     )
     assert short or not mapped
-    for file in pool.cache.fixed:
+    for file in pool.cache.files.fixed:
         width = file.column.width_bytes
         if width > 64:  # narrower ones are gathered for many batches at once
             starts = file.start_bytes + entries.position[:] * width
@@ -287,16 +287,16 @@ def test_a_corrupt_row_is_repaired_and_a_fetched_copy_of_it_not_used(
         good = gathered(pool, KINDS)
         at, rows = pool.cache.entries.position[:][7], pool.cache.read_rows(np.arange(40))
         wide = [c.name for c in pool.cache.schema.fixed].index("wide")
-        pool.cache.fixed[wide].rows[at] ^= 1
+        pool.cache.files.fixed[wide].rows[at] ^= 1
 
         def repair(slots):
             assert slots.tolist() == [7]
-            pool.cache.fixed[wide].rows[at] = rows.fixed[wide][7]
+            pool.cache.files.fixed[wide].rows[at] = rows.fixed[wide][7]
 
         with pytest.raises(CorruptRowError, match="slot 7"):
             gathered(pool, KINDS, num_threads=num_threads)
         assert_same(gathered(pool, KINDS, num_threads=num_threads, repair=repair), good)
-        pool.cache.fixed[wide].rows[at] ^= 1
+        pool.cache.files.fixed[wide].rows[at] ^= 1
         skipped = gathered(pool, KINDS, num_threads=num_threads, on_error="skip")
         ids = [i for batch in skipped for i in batch["sample_id"].tolist()]
         assert sorted(ids) == [-1, *(set(range(40)) - {7})]

@@ -80,7 +80,7 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
     commit = Cache.commit
 
     def killed(self):
-        if self.epoch == 2 and "node1" in str(self.directory):
+        if self.log.epoch == 2 and "node1" in str(self.directory):
             raise SystemExit("killed")
         commit(self)
 
@@ -101,7 +101,7 @@ def test_a_kill_between_two_commits_is_stepped_back_without_the_source(tmp_path,
     def again(world):
         source = MemorySource(SAMPLES)
         pool, layout = open_pool(world, tmp_path, source)
-        found = pool.cache.epoch
+        found = pool.cache.log.epoch
         pool.ensure(placement(layout, world, 1))
         ids = pool.cache.entries.sample_id.tolist()
         whole = intact(pool, pool.cache.entries)
@@ -136,7 +136,7 @@ def test_the_next_epoch_begins_before_the_manifest_of_this_one_is_on_disk(tmp_pa
         pool.ensure(placement(layout, world, 0))
         exchange(world, pool, layout, 0)
         commit_arrivals(pool, 1)
-        found = [head_of(pool.cache)["epoch"], pool.cache.epoch]
+        found = [head_of(pool.cache)["epoch"], pool.cache.log.epoch]
         exchange(world, pool, layout, 1)
         world.barrier(doing="look at the manifests")
         written.set()
@@ -161,8 +161,8 @@ def test_nothing_is_committed_before_all_ranks_agree_that_arrivals_are_durable(t
 
         def agree(doing):
             cache = pool.cache
-            sealed = cache.directory / f"delta-{cache.epoch + 1}-{world.local_rank}.arrow"
-            found.append([sealed.exists(), head_of(cache)["epoch"], cache.epoch])
+            sealed = cache.directory / f"delta-{cache.log.epoch + 1}-{world.local_rank}.arrow"
+            found.append([sealed.exists(), head_of(cache)["epoch"], cache.log.epoch])
             world.barrier(doing=doing)
 
         for epoch in range(3):
@@ -222,7 +222,7 @@ def test_a_manifest_that_could_not_be_replaced_is_told_and_no_lost_row_is_taken_
 
     def again(world):
         pool, layout = open_pool(world, tmp_path)
-        found = pool.cache.epoch
+        found = pool.cache.log.epoch
         pool.ensure(placement(layout, world, 0))
         ids = pool.cache.entries.sample_id.tolist()
         whole = intact(pool, pool.cache.entries)
@@ -311,7 +311,7 @@ def test_a_row_that_was_damaged_on_disk_is_found_where_it_arrives(tmp_path):
         pool, layout = open_pool(world, tmp_path)
         pool.ensure(placement(layout, world, 0))
         if world.rank == 1:
-            pool.cache.fixed[0].rows[...] ^= 1
+            pool.cache.files.fixed[0].rows[...] ^= 1
         world.barrier(doing="damage")
         exchange(world, pool, layout, 0)
 
@@ -346,7 +346,7 @@ def test_the_same_rows_under_another_name_are_read_no_more_and_carry_the_name(tm
     pool.ensure(first)
     num_read = len(pool.source.rows_read)
     pool.ensure(dataclasses.replace(first, name="another"))
-    assert (pool.cache.placement, len(pool.source.rows_read)) == ("another", num_read)
+    assert (pool.cache.log.placement, len(pool.source.rows_read)) == ("another", num_read)
     pool.close()
 
 

@@ -292,8 +292,8 @@ def test_a_damaged_row_is_not_pulled_but_read_from_the_source(tmp_path):
             if world.rank == 0:
                 pool.cache.begin_writing()
                 pool.cache.load(writable=True)
-                pool.cache.fixed[0].rows[damaged] ^= 1
-                pool.cache.fixed[0].sync()
+                pool.cache.files.fixed[0].rows[damaged] ^= 1
+                pool.cache.files.fixed[0].sync()
 
     def again(world):
         source = MemorySource(40)

@@ -76,7 +76,7 @@ def test_a_staging_that_was_cut_short_reads_only_the_rest(tmp_path, monkeypatch)
         source = MemorySource(SAMPLES)
         pool, layout = open_pool(world, tmp_path, source)
         with contextlib.closing(pool):
-            held = len(pool.cache.entries) - pool.cache.num_missing
+            held = len(pool.cache.entries) - pool.cache.log.num_missing
             pool.ensure(placement(layout, world))
             ids = pool.cache.entries.sample_id.tolist()
             return held, source.rows_read, ids, intact(pool)
@@ -160,13 +160,13 @@ def test_training_starts_on_the_first_group_while_the_rest_is_staged(tmp_path):
         pool.await_rows(first)
         ids = pool.cache.entries.sample_id[first].tolist()
         early = len(corrupt_rows(pool.cache.read_rows(first)))
-        missed = pool.cache.num_missing
+        missed = pool.cache.log.num_missing
         source.go_on.set()
         pool.await_rows(rest)
         late = len(corrupt_rows(pool.cache.read_rows(rest)))
         pool.finish_staging()
         pool.finish_staging()
-        done = pool.cache.num_missing, intact(pool), pool.cache.entries.sample_id.tolist()
+        done = pool.cache.log.num_missing, intact(pool), pool.cache.entries.sample_id.tolist()
         pool.close()
         return ids, early, missed, late, done
 
@@ -252,7 +252,7 @@ def test_a_damaged_row_is_fetched_again(tmp_path):
     pool, layout = open_pool(single_world(), tmp_path)
     with contextlib.closing(pool):
         pool.ensure(placement(layout, single_world()))
-        pool.cache.fixed[0].rows[[5, 200]] ^= 1
+        pool.cache.files.fixed[0].rows[[5, 200]] ^= 1
         (heap,) = tmp_path.glob("*/node0/heap-0.bin")
         with open(heap, "r+b") as file:
             file.seek(int(pool.cache.entries.offset[np.array([13])][0]))
@@ -281,7 +281,7 @@ def test_a_full_disk_is_said_before_rows_move(tmp_path, monkeypatch):
         pool, layout = open_pool(world, tmp_path)
         with contextlib.closing(pool):
             pool.ensure(placement(layout, world))
-            before = sum(len(file.rows) for file in pool.cache.fixed)
+            before = sum(len(file.rows) for file in pool.cache.files.fixed)
             world.barrier(doing="fill the disk")
             monkeypatch.setattr("dataio.store.files.store.os.posix_fallocate", full)
             with pytest.raises(CacheError, match=r"make room for arrivals.*free some space"):
