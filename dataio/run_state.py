@@ -326,7 +326,7 @@ class RunState:
         growing = session.growing
         assert growing is not None, "no other dataset's length changes"
         session.pool.finish_staging()
-        self.session = session.with_samples_of(growing.cut(layout.num_samples))
+        self.session = session.followed_by(growing.cut(layout.num_samples), layout)
 
     def begin(self, position: Position) -> None:
         """Begin an epoch whose rows and scores are there already, but for new ones. Collective."""

@@ -22,6 +22,7 @@ from dataio.opening import Openable, Opener
 from dataio.plan.dealer import Dealer
 from dataio.plan.epoch import find_sampling_groups
 from dataio.plan.exclusion import Exclusion
+from dataio.plan.layout import Layout
 from dataio.plan.order import deal, deal_all, num_steps
 from dataio.plan.placement import Placements
 from dataio.plan.policies import Drawing
@@ -72,13 +73,13 @@ class Training(Session):
         world: All ranks.
         source: Where the rows come from.
         fields: What is kept of a sample, as rows are stored.
+        layout: Replicas and samples, and what they were before samples came.
         exclusion: Samples that no epoch shows.
         lasting: What the loader has anyway.
         earlier: The session of the same source while it had fewer samples, closed before. Pool and
             scores are empty until they are filled.
 
     Attributes:
-        layout: Replicas and samples.
         identity: What the run keeps, whoever goes on with it.
         sampling: All sampling groups, and this replica's place.
         dealer: Deals the replica its rows of an epoch.
@@ -99,13 +100,14 @@ class Training(Session):
         world: World,
         source: Source,
         fields: Mapping[str, Field],
+        layout: Layout,
         exclusion: Exclusion,
         lasting: Lasting,
         *,
         earlier: "Training | None" = None,
     ) -> None:
         shuffle, seed = arguments.shuffle_or_local, arguments.seed
-        self.layout = layout = lay_out(source, world)
+        self.layout = layout
         check_batch_size(arguments.batch_size, layout)
         self.exclusion = exclusion
         self.lasting = lasting
@@ -151,18 +153,22 @@ class Training(Session):
         """The source, if samples may come to it."""
         return as_growing(self.source)
 
-    def with_samples_of(self, source: Source) -> "Training":
+    def followed_by(self, source: Source, layout: Layout) -> "Training":
         """End this session, and begin the next, of a source that is longer or was cut. Collective.
+
+        Args:
+            source: The source.
+            layout: Of its samples: the rows that were known before keep their slots.
 
         Raises:
             ValueError: If a batch is more than a replica's rows.
             DataioError: If the cache cannot be used.
         """
         self.close()
-        exclusion = self.exclusion.of(source.num_samples)
         return Training(
-            self.arguments, self.world, source, self.fields, exclusion, self.lasting, earlier=self
-        )
+            self.arguments, self.world, source, self.fields, layout,
+            self.exclusion.of(layout.num_samples), self.lasting, earlier=self,
+        )  # fmt: skip
 
     def most_steps(self) -> int:
         """Count the steps of an epoch that shows every row; see `Loader.max_steps`."""
@@ -248,7 +254,8 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
     metrics = Path(given) if given is not None else None
     if metrics is not None and world.rank == 0:
         check_metrics(metrics)
-    check_batch_size(arguments.batch_size, lay_out(source, world))
+    layout = lay_out(source, world)
+    check_batch_size(arguments.batch_size, layout)
     check_policy(arguments, source, fields)
     check_growth(arguments, source)
     exclusion = find_excluded(arguments.exclude, source, world)
@@ -259,7 +266,7 @@ def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog
         EpochLine(figures, source, world=world, metrics=metrics), world.open_channel(),
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
-        training = Training(arguments, world, source, dict(fields), exclusion, lasting)
+        training = Training(arguments, world, source, dict(fields), layout, exclusion, lasting)
         undo.callback(training.close)
         if exclusion.num_excluded and training.growing is None and not training.most_steps():
             raise ValueError(
