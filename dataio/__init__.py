@@ -51,9 +51,9 @@ from dataio.source import (
 from dataio.world import World, discover_world
 
 if TYPE_CHECKING:
-    from dataio.batch.values import AsList
     from dataio.loader import Loader
     from dataio.mixture import Mixture
+    from dataio.rows.samples import AsList
 
 __all__ = [
     "Array",
@@ -112,7 +112,7 @@ __all__ = [
 
 
 _NEED_TORCH = {
-    "AsList": f"{__name__}.batch.values",
+    "AsList": f"{__name__}.rows.samples",
     "Loader": f"{__name__}.loader",
     "Mixture": f"{__name__}.mixture",
 }

@@ -12,45 +12,47 @@ from torch.profiler import record_function
 
 from dataio.base.errors import StateError
 from dataio.batch.figures import EpochFigures
-from dataio.batch.values import Batch
 from dataio.iterations import Iterations
-from dataio.parts import Parts
-from dataio.pool.epoch_end import end_epoch
+from dataio.rowlog.log import RowLog
+from dataio.rows.samples import Batch
 from dataio.run_state import RunState
 from dataio.state.scores import spread_scores
 from dataio.stats import collect_stats
+from dataio.store.epoch_end import end_epoch
+from dataio.training import Training
 
 
 class Epochs:
     """Takes a loader from one epoch to the next, and through the batches of each.
 
     Args:
-        parts: What the loader is made of.
+        session: What the loader begins with.
+        rowlog: Notes which rows are trained; None: nothing does.
 
     Attributes:
         run: Where the run stands.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, session: Training, *, rowlog: RowLog | None) -> None:
         self._iterations = Iterations("Loader")
-        self.run = RunState(parts, self._iterations)
+        self.run = RunState(session, self._iterations, rowlog=rowlog)
 
     @property
-    def _parts(self) -> Parts:
-        return self.run.parts
+    def _session(self) -> Training:
+        return self.run.session
 
     def stats(self) -> dict[str, float]:
         """Collect the figures of `Loader.stats`."""
-        parts, run = self._parts, self.run
+        session, run = self._session, self.run
         return collect_stats(
-            parts.pool,
-            parts.gather,
-            parts.feedback,
-            parts.figures,
+            session.pool,
+            session.gather,
+            session.feedback,
+            session.lasting.figures,
             epoch=run.epoch,
             step=run.step,
             plan=run.running.plan if run.is_running else None,
-            last_epoch=parts.line.last,
+            last_epoch=session.lasting.line.last,
         )
 
     def end_and_begin(self) -> None:
@@ -59,33 +61,33 @@ class Epochs:
             self._end_and_begin()
 
     def _end_and_begin(self) -> None:
-        started, parts, run = time.perf_counter(), self._parts, self.run
+        started, session, run = time.perf_counter(), self._session, self.run
         run.begin_waiting_exchange()
-        parts.feed.stop()
-        parts.pool.finish_staging()
-        figures = parts.line.end()
-        parts.feedback.flush()
-        if parts.arguments.importance is not None:
-            parts.reported.check(figures.rows, epoch=run.epoch)
+        session.feed.stop()
+        session.pool.finish_staging()
+        figures = session.lasting.line.end()
+        session.feedback.flush()
+        if session.arguments.importance is not None:
+            session.reported.check(figures.rows, epoch=run.epoch)
 
         def agree(doing: str, exchange: Mapping[str, float] | None) -> None:
             if exchange is not None:
-                parts.figures.take_in(exchange)
+                session.lasting.figures.take_in(exchange)
             self._write_line(figures, doing)
 
         position = run.position
-        parts.gather.forget(end_epoch(parts.pool, parts.moves, position, agree=agree))
-        if parts.placements.shuffle.holds_all and parts.pool.keeps_scores:
-            spread_scores(parts.pool.scores, epoch=run.epoch, world=parts.world)
+        session.gather.forget(end_epoch(session.pool, session.moves, position, agree=agree))
+        if session.placements.shuffle.holds_all and session.pool.keeps_scores:
+            spread_scores(session.pool.scores, epoch=run.epoch, world=session.world)
         run.begin(run.next_position())
         run.begin_exchange()
-        parts.figures.turn_s += time.perf_counter() - started
+        session.lasting.figures.turn_s += time.perf_counter() - started
 
     def _write_line(self, figures: EpochFigures, doing: str) -> None:
-        parts = self._parts
-        parts.line.write(figures, doing, stats=self.stats)
-        if parts.rowlog is not None:
-            parts.rowlog.count_padded(parts.line.num_padded)
+        session = self._session
+        session.lasting.line.write(figures, doing, stats=self.stats)
+        if self.run.rowlog is not None:
+            self.run.rowlog.count_padded(session.lasting.line.num_padded)
 
     def up_to(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that remain of a run. Collective between two epochs."""
@@ -101,9 +103,9 @@ class Epochs:
             while run.epoch < num_epochs:
                 yield run.epoch
                 if run.epoch + 1 >= num_epochs:
-                    parts = self._parts
-                    parts.feedback.flush()
-                    self._write_line(parts.line.end(), "end the epoch")
+                    session = self._session
+                    session.feedback.flush()
+                    self._write_line(session.lasting.line.end(), "end the epoch")
                     return
                 self.end_and_begin()
 
@@ -170,12 +172,12 @@ class Epochs:
             run.again()
         run.begin_waiting_exchange()
         # Here, not above: others from an epoch on in which the dataset grew.
-        parts = self._parts
-        parts.feed.stop()
+        session = self._session
+        session.feed.stop()
         plan = run.running.plan
         steps = range(run.step, plan.order.steps)
-        for batch in parts.feed.training(plan, steps, epoch=run.epoch):
-            parts.moves.progress(run.step)
+        for batch in session.feed.training(plan, steps, epoch=run.epoch):
+            session.moves.progress(run.step)
             run.count_step()
             yield batch
         self._iterations.end()
@@ -194,7 +196,7 @@ class Epochs:
                 f"epoch {run.epoch} has left; pass over the others in the next epoch"
             )
         self._iterations.break_off()
-        self._parts.feed.stop()
+        self._session.feed.stop()
         run.skip(num_steps)
 
     def refresh(self) -> Iterator[Batch]:
@@ -206,7 +208,7 @@ class Epochs:
         return self._iterations.loop(self._refresh())
 
     def _refresh(self) -> Generator[Batch, None, None]:
-        feed, running = self._parts.feed, self.run.running
+        feed, running = self._session.feed, self.run.running
         feed.stop()
         order = running.refresh_order
         steps = range(running.refresh_step, order.steps)

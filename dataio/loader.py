@@ -17,24 +17,25 @@ from dataio.base.checked import checked, checked_call
 from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.base.location import check_path
-from dataio.batch.values import Batch, BatchTransform, Collate, OnError, Transform
+from dataio.batch.process_checks import end_if_unguarded
 from dataio.epochs import Epochs
-from dataio.evaluation import Evaluation, Transforms
+from dataio.evaluation import Evaluation
 from dataio.excluding import Exclude
 from dataio.opening import Openable
 from dataio.options import NodeCache, Reports, Staging, Workers
-from dataio.parts import Parts, build_parts, release
 from dataio.plan.policies import Importance, Shuffle
 from dataio.replaying import replay_batch
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import find_course
 from dataio.rowlog.reading import read_log
 from dataio.rows.fields import Field
+from dataio.rows.samples import Batch, BatchTransform, Collate, OnError, Transform
 from dataio.source.classes import Classes
 from dataio.state.report import check_report
 from dataio.state.resume import check_excluded, find_num_hidden, warn_without_scores
 from dataio.state.saves import clear
 from dataio.state.snapshot import find_state, save_snapshot
+from dataio.training import Training, begin_training
 from dataio.world import World, discover_world
 
 
@@ -109,6 +110,7 @@ class Loader:
         workers: Workers | None = None,
         reports: Reports | None = None,
     ) -> None:
+        end_if_unguarded()
         arguments = Arguments(
             source=source, batch_size=batch_size, fields=fields, drop_last=drop_last,
             cache=cache if isinstance(cache, NodeCache) else NodeCache(cache), shuffle=shuffle,
@@ -120,24 +122,24 @@ class Loader:
         self.device, self.batch_size, self.seed = find_device(device), batch_size, seed
         self.world = world if world is not None else discover_world()
         self._owns_world = world is None
-        parts = build_parts(arguments, self.world)
-        self.needs_outcome = parts.pool.needs_outcome
-        self.fields = parts.fields
-        self._epochs = Epochs(parts)
+        session, rowlog = begin_training(arguments, self.world)
+        self.needs_outcome = session.pool.needs_outcome
+        self.fields = session.fields
+        self._epochs = Epochs(session, rowlog=rowlog)
         self._run = self._epochs.run
         self._evaluations: list[Evaluation] = []
 
     @property
-    def _parts(self) -> Parts:
-        return self._run.parts
+    def _session(self) -> Training:
+        return self._run.session
 
     @property
     def num_samples(self) -> int:
-        return self._parts.source.num_samples
+        return self._session.source.num_samples
 
     @property
     def grows(self) -> bool:
-        return self._parts.grows
+        return self._session.growing is not None
 
     @property
     def epoch(self) -> int:
@@ -206,7 +208,7 @@ class Loader:
         Rows that are left out for good are not counted, but where rows move between nodes: how many
         a node has then differs from epoch to epoch, and the bound is that of a node with none.
         """
-        return epochs * self._parts.most_steps()
+        return epochs * self._session.most_steps()
 
     @checked_call
     def set_epoch(self, epoch: int) -> None:
@@ -264,7 +266,7 @@ class Loader:
 
         Position and figures count what was delivered: the next loop takes again what was not.
         """
-        self._parts.feed.take = take
+        self._session.feed.take = take
 
     def report(
         self,
@@ -288,8 +290,8 @@ class Loader:
             ValueError: If a tensor does not have one value a row, or the batch is not as delivered.
         """
         check_report(batch, {"loss": loss, "correct": correct, "confidence": confidence})
-        if self._parts.pool.keeps_scores:
-            self._parts.feedback.add(
+        if self._session.pool.keeps_scores:
+            self._session.feedback.add(
                 batch["slot"], batch["sample_id"], loss, correct, confidence, epoch=self.epoch
             )
 
@@ -320,15 +322,17 @@ class Loader:
         Raises:
             SourceError: If it has other classes.
         """
-        own = Transforms(transform=transform, batch_transform=batch_transform, collate=collate)
-        evaluation = self._parts.open_evaluation(source, fields, own, classes=classes)
+        evaluation = self._session.open_evaluation(
+            source, fields, classes=classes, transform=transform, batch_transform=batch_transform,
+            collate=collate,
+        )  # fmt: skip
         self._evaluations.append(evaluation)
         return evaluation
 
     def state_dict(self) -> dict[str, object]:
         """Describe where the loader stands: a few integers and hashes, JSON, under 1 KB."""
         run = self._run
-        return self._parts.identity.to_state(
+        return self._session.identity.to_state(
             run.position, num_hidden=run.num_hidden, rows=run.log_place
         )
 
@@ -347,10 +351,10 @@ class Loader:
         """
         position = self._run.find_position(state)
         num_hidden = find_num_hidden(
-            state, position, hides=self._parts.arguments.importance is not None
+            state, position, hides=self._session.arguments.importance is not None
         )
-        check_excluded(position, self._parts.exclusion.name)
-        if self._parts.pool.keeps_scores:
+        check_excluded(position, self._session.exclusion.name)
+        if self._session.pool.keeps_scores:
             warn_without_scores(position, num_hidden, rank=self.world.rank)
         self._run.choose(position, num_hidden=num_hidden, state=state)
 
@@ -368,7 +372,7 @@ class Loader:
         """
         check_path(path, "Loader.save: path")
         self.flush()
-        node, figures = self._run.snapshot(), self._parts.line.so_far()
+        node, figures = self._run.snapshot(), self._session.lasting.line.so_far()
         save_snapshot(Path(path), self.state_dict(), node, self.world, figures=figures)
 
     def flush(self) -> None:
@@ -378,8 +382,8 @@ class Loader:
         """
         self._run.ensure_running()
         # A checkpoint is never ahead of the caches: they cannot step forward.
-        self._parts.pool.await_commit()
-        self._parts.feedback.flush()
+        self._session.pool.await_commit()
+        self._session.feedback.flush()
 
     @checked_call
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -416,7 +420,7 @@ class Loader:
             StateError: If the loader has no log of rows, ``Reports(rows=...)``.
             ValueError: If the step was never reached.
         """
-        arguments = self._parts.arguments
+        arguments = self._session.arguments
         if arguments.reports.rows is None:
             raise StateError(
                 "Loader.replay: the loader has no log of rows, expected one, as only that has on "
@@ -428,18 +432,14 @@ class Loader:
             *answers.course.find(epoch, step),
             replica=self.world.replica if replica is None else replica,
         )
-        return replay_batch(
-            rows, arguments.source, fields=arguments.fields, seed=self.seed,
-            transform=arguments.transform, batch_transform=arguments.batch_transform,
-            collate=arguments.collate, stage_transform=arguments.staging.transform,
-        )  # fmt: skip
+        return replay_batch(rows, arguments)
 
     def order_hash(self) -> str:
         """Hash the sample ids that this replica is given in this epoch, in order: 16 hex digits."""
         self._run.ensure_running()
         order = self._run.running.plan.order
         slots = order.slots_at(np.arange(order.num_rows))
-        return digest(self._parts.pool.sample_ids[slots].tobytes())
+        return digest(self._session.pool.sample_ids[slots].tobytes())
 
     def stats(self) -> dict[str, float]:
         """Figures of this rank since construction; of importance, of this epoch.
@@ -460,9 +460,9 @@ class Loader:
     def _release(self) -> None:
         for evaluation in self._evaluations:
             evaluation.close()
-        release(self._parts)
-        if self._parts.rowlog is not None:
-            self._parts.rowlog.close()
+        self._session.close()
+        if self._run.rowlog is not None:
+            self._run.rowlog.close()
         if self._owns_world:
             self.world.close()
 

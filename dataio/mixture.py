@@ -21,10 +21,10 @@ from dataio.base.digest import digest
 from dataio.base.errors import StateError
 from dataio.base.permutation import permute
 from dataio.base.seeding import Key, key
-from dataio.batch.values import Batch
 from dataio.iterations import Iterations
 from dataio.loader import Loader
 from dataio.plan.by_step import ByStep, StepOrder, Weights, check_weights
+from dataio.rows.samples import Batch
 from dataio.state.resume import check_signed, sign
 from dataio.state.saves import CURE, clear, find_save, lost, named, read_saved, replacing
 from dataio.state.snapshot import STATE

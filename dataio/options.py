@@ -10,9 +10,11 @@ from typing import Literal
 from dataio.base.checked import checked
 from dataio.base.location import check_path
 from dataio.base.sizes import parse_bytes
-from dataio.cache.files.reader import Verify
 from dataio.rows.whole import Check
 from dataio.source.wrap.transformed import StageTransform
+
+Verify = Literal["once", "always", "never"]
+"""When a row is compared with its checksum: the first time that it is read, each time, or never."""
 
 
 @checked

@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from dataio.base.errors import SourceError, StallError, StateError
 from dataio.iterations import Iterations
-from dataio.parts import Parts, identify, with_layout
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.history import unscored
 from dataio.plan.layout import Layout
 from dataio.plan.order import Order
 from dataio.plan.replay import groups_of, trained_samples, trained_slots
 from dataio.plan.segment import Position, Segment
+from dataio.rowlog.log import RowLog
 from dataio.source.base import costs_of
-from dataio.source.wrap.growing import GrowingSource
+from dataio.source.wrap.growing import as_growing
 from dataio.state.resume import check_num_hidden, load_part, trained_before
 from dataio.state.saves import CURE
 from dataio.state.snapshot import NodeSnapshot, Saved
+from dataio.training import Training, identify
 from dataio.world.agree import together
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,9 @@ class RunState:
     """Where a run stands, and how it comes from one state to the next.
 
     Args:
-        parts: What it is carried out with.
+        session: What it is carried out with.
         iterations: Takes notice of epochs that begin.
+        rowlog: Notes which rows are trained; None: nothing does.
 
     Attributes:
         state: The state.
@@ -106,13 +108,14 @@ class RunState:
         step: Batches of it delivered.
         lr_factor: What the policy multiplies the learning rate by in it.
         num_epochs: Length of the run; None: nobody said.
-        parts: What it is carried out with: others as the dataset grows.
+        session: What it is carried out with: another one as the dataset grows.
     """
 
     state: New | Chosen | Restored | Running
 
-    def __init__(self, parts: Parts, iterations: Iterations) -> None:
-        self.parts = parts
+    def __init__(self, session: Training, iterations: Iterations, *, rowlog: RowLog | None) -> None:
+        self.session = session
+        self.rowlog = rowlog
         self._iterations = iterations
         self.state = New(self.start_of(0))
         self.epoch = self.step = 0
@@ -161,18 +164,18 @@ class RunState:
             epoch: The epoch.
             after: A segment of the run, whose layout goes on; None: none ran yet.
         """
-        arguments, replicas = self.parts.arguments, self.parts.layout.replicas
+        arguments, replicas = self.session.arguments, self.session.layout.replicas
         grouped = arguments.staging.when == "overlap" and epoch == 0
         first_epoch = min(after.first_epoch, epoch) if after is not None else 0
         grown: tuple[tuple[int, int], ...] = ()
-        if isinstance(source := self.parts.source, GrowingSource):
-            known = after.grown if after is not None else ((0, source.num_samples),)
+        if (growing := self.session.growing) is not None:
+            known = after.grown if after is not None else ((0, growing.num_samples),)
             # Of an epoch before all that is known: as many samples as were known first.
             grown = tuple(pair for pair in known if pair[0] <= epoch) or ((epoch, known[0][1]),)
             first_epoch = grown[-1][0]
         segment = Segment(
             replicas, arguments.batch_size, first_epoch, grouped=grouped, grown=grown,
-            excluded=self.parts.exclusion.name,
+            excluded=self.session.exclusion.name,
         )  # fmt: skip
         return Position(epoch, (segment,))
 
@@ -184,16 +187,16 @@ class RunState:
         Raises:
             SourceError: If a shard changed or vanished, or a new one is not behind the last.
         """
-        parts, epoch, running = self.parts, self.epoch + 1, self.position.running
-        position, source = self.start_of(epoch, running), parts.source
-        if not isinstance(source, GrowingSource):
+        session, epoch, running = self.session, self.epoch + 1, self.position.running
+        position, growing = self.start_of(epoch, running), session.growing
+        if growing is None:
             return position
-        known = source.look(parts.world)
-        self.parts = replace(parts, source=known.cut(source.num_samples))
-        if known.num_samples == source.num_samples:
+        known = growing.look(session.world)
+        session.source = known.cut(growing.num_samples)
+        if known.num_samples == growing.num_samples:
             return position
-        if parts.world.rank == 0:
-            log.info("[rank 0] %s, from epoch %d on", known.describe_growth(source), epoch)
+        if session.world.rank == 0:
+            log.info("[rank 0] %s, from epoch %d on", known.describe_growth(growing), epoch)
         segment = position.running.has_grown(epoch, known.num_samples)
         return Position(epoch, (segment,))
 
@@ -205,7 +208,7 @@ class RunState:
     @property
     def log_place(self) -> tuple[str, int, int] | None:
         """Where the log of rows has what was trained up to now: its name, an attempt, the step."""
-        rowlog = self.parts.rowlog
+        rowlog = self.rowlog
         if rowlog is None:
             return None
         if self._after is not None:  # of a state from which no epoch has gone on yet
@@ -244,21 +247,21 @@ class RunState:
         """
         self.abandon()
         self._go_to_samples_of(position)
-        parts = self.parts
-        wanted = parts.placements.at(position).sample_ids()
+        session = self.session
+        wanted = session.placements.at(position).sample_ids()
         node = load_part(
-            saved, wanted, parts.pool.scores.dtype, layout=parts.layout, world=parts.world,
-            tag=parts.first_tag,
+            saved, wanted, session.pool.scores.dtype, layout=session.layout, world=session.world,
+            tag=session.lasting.first_tag,
         )  # fmt: skip
 
         def check() -> None:
             if not np.array_equal(node.sample_id, wanted):
                 raise StateError(
-                    f"{saved.path}: the rows saved for node {parts.world.node} are not those of "
+                    f"{saved.path}: the rows saved for node {session.world.node} are not those of "
                     f"epoch {position.epoch}; it is damaged or of another run: {CURE}"
                 )
 
-        together(parts.world, check, doing="compare the saved rows")
+        together(session.world, check, doing="compare the saved rows")
         self.state = Restored(position, node, saved.figures)
         self._after = _log_place_in(saved.state)
 
@@ -273,18 +276,18 @@ class RunState:
             return state
         position = state.position
         self._go_to_samples_of(position)
-        parts = self.parts
-        parts.pool.finish_staging()
+        session = self.session
+        session.pool.finish_staging()
         groups = None
         if position.running.grouped and not position.running.steps:
-            groups = groups_of(parts.sampling, seed=parts.arguments.seed).bounds.tolist()
-        parts.pool.ensure(parts.placements.at(position), groups=groups)
+            groups = groups_of(session.sampling, seed=session.arguments.seed).bounds.tolist()
+        session.pool.ensure(session.placements.at(position), groups=groups)
         # Past `ensure`, where all ranks meet: none reports of what it has left any more.
         self._begin_scores(state)
-        parts.world.barrier(doing="restore scores")
+        session.world.barrier(doing="restore scores")
         restored = state if isinstance(state, Restored) else None
         running = self._deal(position, restored)
-        if isinstance(state, Chosen) and not parts.pool.keeps_scores:  # else it was warned of
+        if isinstance(state, Chosen) and not session.pool.keeps_scores:  # else it was warned of
             check_num_hidden(position, state.num_hidden, running.plan.num_hidden)
         self._enter(running, restored)
         # If nobody said, this may be the last epoch, whose exchange would be of no use.
@@ -299,51 +302,52 @@ class RunState:
         Raises:
             StateError: If it is of another run, or damaged.
         """
-        parts = self.parts
-        source, identity, layout = parts.source, parts.identity, parts.layout
+        session = self.session
+        source, identity, layout = session.source, session.identity, session.layout
         num_samples = state.get("num_samples")
-        if isinstance(source, GrowingSource) and isinstance(num_samples, int):
+        if (growing := as_growing(source)) is not None and isinstance(num_samples, int):
             try:
-                source = source.cut(num_samples)
+                source = growing.cut(num_samples)
             except SourceError as error:
                 raise StateError(f"checkpoint: {error}") from error
-            identity = identify(source, seed=identity.seed, shuffle=identity.shuffle)
+            identity = identify(source, session.arguments)
             layout = Layout(layout.replicas, num_samples)
         return identity.find_position(
-            state, layout=layout, batch_size=parts.arguments.batch_size,
-            excluded=parts.exclusion.name,
+            state, layout=layout, batch_size=session.arguments.batch_size,
+            excluded=session.exclusion.name,
         )  # fmt: skip
 
     def _go_to_samples_of(self, position: Position) -> None:
-        """Have the parts that a position's samples need. Collective where these are others."""
-        parts = self.parts
-        layout = position.running.layout(parts.layout.num_samples)
-        if layout == parts.layout:
+        """Have the session that a position's samples need. Collective where these are others."""
+        session = self.session
+        layout = position.running.layout(session.layout.num_samples)
+        if layout == session.layout:
             return
-        assert isinstance(parts.source, GrowingSource), "no other dataset's length changes"
-        parts.pool.finish_staging()
-        self.parts = with_layout(parts, parts.source.cut(layout.num_samples), layout)
+        growing = session.growing
+        assert growing is not None, "no other dataset's length changes"
+        session.pool.finish_staging()
+        self.session = session.followed_by(growing.cut(layout.num_samples), layout)
 
     def begin(self, position: Position) -> None:
         """Begin an epoch whose rows and scores are there already, but for new ones. Collective."""
-        before, chosen = self.parts.pool, self.running.plan.selection.figures
+        before, chosen = self.session.pool, self.running.plan.selection.figures
         self._go_to_samples_of(position)
-        parts = self.parts
-        if parts.pool is not before:
-            parts.pool.ensure(parts.placements.at(position))
-            if parts.pool.keeps_scores:
-                if parts.world.local_rank == 0:
-                    parts.pool.take_scores(before.scores)
-                parts.world.barrier(doing="take over the scores")
+        session = self.session
+        if session.pool is not before:
+            session.pool.ensure(session.placements.at(position))
+            if session.pool.keeps_scores:
+                if session.world.local_rank == 0:
+                    session.pool.take_scores(before.scores)
+                session.world.barrier(doing="take over the scores")
         self._enter(self._deal(position, None, chosen), None)
 
     def begin_exchange(self) -> None:
         """Begin the running epoch's exchange, unless it is the last epoch. Collective."""
-        running, parts = self.running, self.parts
+        running, session = self.running, self.session
         running.exchange_waits = False
         is_last = self.num_epochs is not None and self.epoch + 1 >= self.num_epochs
-        if parts.placements.num_leaving and not is_last and not parts.pool.is_staging:
-            parts.moves.begin(running.position, range(self.step, running.plan.order.steps))
+        if session.placements.num_leaving and not is_last and not session.pool.is_staging:
+            session.moves.begin(running.position, range(self.step, running.plan.order.steps))
 
     def begin_waiting_exchange(self) -> None:
         """Begin the exchange that waits to know whether this is the last epoch. Collective."""
@@ -353,10 +357,10 @@ class RunState:
     def abandon(self) -> None:
         """Leave the epoch without its exchange taking effect. Collective while one runs."""
         self._iterations.break_off()
-        self.parts.feed.stop()
-        self.parts.feedback.forget()
+        self.session.feed.stop()
+        self.session.feedback.forget()
         try:
-            self.parts.moves.abandon()
+            self.session.moves.abandon()
         except StallError as error:
             raise StallError(
                 f"Loader: this rank left epoch {self.epoch} at step {self.step} (by close, "
@@ -364,20 +368,20 @@ class RunState:
                 f"have not: look for such a call on some ranks alone. {error}"
             ) from error
         if isinstance(self.state, Running):
-            self.parts.line.end()  # of an epoch that has no line
+            self.session.lasting.line.end()  # of an epoch that has no line
             self.state = Chosen(self.state.position)
 
     def snapshot(self) -> NodeSnapshot:
         """Tell what a save keeps of this node's rows; the scores are not copied."""
-        running, pool = self.running, self.parts.pool
+        running, pool = self.running, self.session.pool
         pool.note_sizes()
-        num_rows = self.parts.sampling.num_rows
+        num_rows = self.session.sampling.num_rows
         before = running.seen if running.seen is not None else np.zeros(num_rows, np.int64)
         now = np.bincount(trained_slots(running.plan.order, self.step), minlength=num_rows)
         return NodeSnapshot(pool.sample_ids, pool.scores, running.plan.selection, before, now)
 
     def _begin_scores(self, state: New | Chosen | Restored) -> None:
-        pool, world = self.parts.pool, self.parts.world
+        pool, world = self.session.pool, self.session.world
         if world.local_rank or not pool.keeps_scores:
             return
         if isinstance(state, Restored):
@@ -392,12 +396,12 @@ class RunState:
         chosen: Mapping[str, float] | None = None,
     ) -> Running:
         """Decide what is left of an epoch: hidden rows, order, weights, refresh. Collective."""
-        parts, node = self.parts, restored.node if restored is not None else None
+        session, node = self.session, restored.node if restored is not None else None
         seen = self._seen_before(position, node)
-        plan, refresh_order = parts.dealer.deal(
+        plan, refresh_order = session.dealer.deal(
             position,
-            parts.pool.scores,
-            lambda: parts.pool.sample_ids,
+            session.pool.scores,
+            lambda: session.pool.sample_ids,
             num_epochs=self.num_epochs,
             before=chosen or {},
             restored=node.selection if node is not None else None,
@@ -412,7 +416,9 @@ class RunState:
         self.lr_factor = running.plan.selection.lr_factor
         self._note_attempt(before)
         earlier = restored.figures if restored is not None else None
-        self.parts.line.begin(position.epoch, num_steps=position.num_steps, earlier=earlier)
+        self.session.lasting.line.begin(
+            position.epoch, num_steps=position.num_steps, earlier=earlier
+        )
         self._iterations.begin_epoch()
 
     def again(self) -> None:
@@ -422,18 +428,18 @@ class RunState:
 
     def count_step(self) -> None:
         """Count a batch of the running epoch that is delivered."""
-        padded = self.parts.gather.take_padded(self.epoch, self.step)
-        self.parts.figures.padded += len(padded)
-        if self.parts.rowlog is not None and padded:
-            self.parts.rowlog.pad(self.step, padded)
+        padded = self.session.gather.take_padded(self.epoch, self.step)
+        self.session.lasting.figures.padded += len(padded)
+        if self.rowlog is not None and padded:
+            self.rowlog.pad(self.step, padded)
         self.step += 1
-        if self.parts.rowlog is not None:
-            self.parts.rowlog.progress(self.step)
+        if self.rowlog is not None:
+            self.rowlog.progress(self.step)
 
     def skip(self, num_steps: int) -> None:
         """Pass over batches of the running epoch."""
-        if self.parts.rowlog is not None and num_steps:
-            self.parts.rowlog.skip(range(self.step, self.step + num_steps))
+        if self.rowlog is not None and num_steps:
+            self.rowlog.skip(range(self.step, self.step + num_steps))
         self.step += num_steps
 
     def _note_attempt(self, before: tuple[str, int, int] | None) -> None:
@@ -442,10 +448,10 @@ class RunState:
         Args:
             before: The `log_place` until now.
         """
-        parts = self.parts
-        if parts.rowlog is not None:
-            parts.rowlog.begin(
-                self.position, self.running.plan, parts.sampling, parts.exclusion,
+        session = self.session
+        if self.rowlog is not None:
+            self.rowlog.begin(
+                self.position, self.running.plan, session.sampling, session.exclusion,
                 after=before, begins=before is None and self._after is None,
             )  # fmt: skip
         self._after = None
@@ -458,18 +464,18 @@ class RunState:
             return None
         if node is not None:
             return trained_before(position, node)
-        parts = self.parts
+        session = self.session
         seen = trained_samples(
             position.ended,
-            num_samples=parts.source.num_samples,
-            shuffle=parts.placements.shuffle,
-            seed=parts.arguments.seed,
+            num_samples=session.source.num_samples,
+            shuffle=session.placements.shuffle,
+            seed=session.arguments.seed,
             epoch=position.epoch,
-            world=parts.world,
-            costs=costs_of(parts.source),
-            exclusion=parts.exclusion,
+            world=session.world,
+            costs=costs_of(session.source),
+            exclusion=session.exclusion,
         )
-        return seen[parts.pool.sample_ids].astype(np.int64)
+        return seen[session.pool.sample_ids].astype(np.int64)
 
 
 def _log_place_in(state: Mapping[str, object]) -> tuple[str, int, int] | tuple[()]:

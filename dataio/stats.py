@@ -37,8 +37,8 @@ from collections.abc import Mapping
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.plan.epoch import EpochPlan
-from dataio.pool.pool import Pool
 from dataio.state.report import Feedback
+from dataio.store.pool import Pool
 
 SPREAD = ("straggler_rank", "wait_max_s", "wait_mean_s")
 """What is told of the last epoch over all ranks."""
@@ -78,7 +78,7 @@ def collect_stats(
         "excluded_fraction": excluded / pool.cache.num_slots,
         "padded_fraction": plan.padded_fraction if plan is not None else 0.0,
         **(plan.selection.figures if plan is not None else {}),
-        "disk_bytes_written": pool.cache.bytes_written,
+        "disk_bytes_written": pool.cache.log.tables.bytes_written,
         "staging_s": pool.staging_s,
         "staging_bytes": pool.staging_bytes,
         "pulled_rows": pool.pulled_rows,

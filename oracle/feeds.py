@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from dataio.cache.files.fetch import MEMORY_FRACTION
-from dataio.cache.quota import Need
 from dataio.plan.layout import Layout
 from dataio.plan.order import NUM_GROUPS
 from dataio.rows.fields import row_schema
+from dataio.store.files.fetch import MEMORY_FRACTION
+from dataio.store.quota import Need
 from oracle.cluster.cluster import Storage
 from oracle.costs import Cost, Feed, Machine
 from oracle.probe.data import DataTimes

@@ -17,7 +17,7 @@ from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves
 
 import dataio
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from oracle.record import Event, Recorder
 from trainer.config.config import Config
 from trainer.errors import ConfigError

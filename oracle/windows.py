@@ -1,7 +1,7 @@
 """Rows that a quota leaves no room for: read from the source ahead of their steps. Pure.
 
-As `dataio.pool.streaming` does it: in windows of steps, one of which is read while the steps of the
-one before are trained.
+As `dataio.store.streaming` does it: in windows of steps, one of which is read while the steps of
+the one before are trained.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ from itertools import pairwise, repeat
 
 import numpy as np
 
-from dataio.cache.quota import DENSE_ROW_BYTES, Need, plan_budget
-from dataio.pool.streaming import FILL, FIRST_WINDOW_BYTES
+from dataio.store.quota import DENSE_ROW_BYTES, Need, plan_budget
+from dataio.store.streaming import FILL, FIRST_WINDOW_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

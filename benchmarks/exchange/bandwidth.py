@@ -34,14 +34,16 @@ from numpy.typing import NDArray
 
 from benchmarks.generated import Generated
 from benchmarks.machine import describe_machine
-from dataio import Array, Bytes, Field, Int
+from dataio import Array, Bytes, Field, Int, Reports
+from dataio.arguments import Arguments
 from dataio.exchange.carrier import SEGMENT_BYTES, SEGMENTS_OUT
 from dataio.exchange.transfer import Transfer
 from dataio.plan.layout import Layout
 from dataio.plan.placement import Placement
-from dataio.pool.epoch_end import commit_arrivals
-from dataio.pool.pool import Pool
 from dataio.rows.parcel import Parcel, ParcelBuffers
+from dataio.store.epoch_end import commit_arrivals
+from dataio.store.pool import Pool
+from dataio.store.share import Share
 from dataio.world import CHANNEL_TAGS, Request, World, discover_world
 
 PARCEL_BYTES = 64 << 20
@@ -144,12 +146,13 @@ class Ours:
         num_slots, self._num_leaving = 2 * num_leaving, num_leaving
         self._world, self._buffers, self._epochs = world, ParcelBuffers(), itertools.count()
         layout = Layout(world.replicas_per_node, num_slots * world.num_nodes)
-        self._pool = Pool(
-            Generated(name, layout.num_samples, self._row_bytes),
-            {"x": field, "label": Int("label")},
-            world=world, root=directory, num_slots=num_slots, num_leaving=num_leaving,
-            progress=False,
-        )  # fmt: skip
+        source = Generated(name, layout.num_samples, self._row_bytes)
+        fields = {"x": field, "label": Int("label")}
+        arguments = Arguments(
+            source=source, batch_size=1, fields=fields, reports=Reports(progress=False)
+        )
+        share = Share(num_slots, num_leaving=num_leaving)
+        self._pool = Pool(source, fields, share, arguments, world, root=directory)
         first = num_slots * world.rank
         ids = np.arange(first, first + num_slots)
         self._pool.ensure(Placement("benchmark", 0, num_slots, lambda: ids))

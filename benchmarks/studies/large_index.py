@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 import shuffle
 from benchmarks.machine import describe_machine
 from dataio import Field, Int, Loader, Reports, Workers
-from dataio.cache.files.manifest import make_entries
 from dataio.plan.layout import Layout
-from dataio.pool.pool import Pool
 from dataio.rows.rows import Rows, bind_checksums
+from dataio.store.files.manifest import make_entries
+from dataio.store.pool import Pool
 from dataio.world import single_world
 
 BATCH = 256
@@ -90,9 +90,9 @@ def write_index(num_rows: int, directory: Path) -> None:
         offset=np.zeros_like(slots),
         lengths=np.empty((num_rows, 0), np.int64),
     )
-    cache = loader._parts.pool.cache
+    cache = loader._session.pool.cache
     cache.begin_writing()
-    cache.rewrite(entries, epoch=0, placement=loader._parts.placements.of(0, first_epoch=0).name)
+    cache.rewrite(entries, epoch=0, placement=loader._session.placements.of(0, first_epoch=0).name)
     loader.close()
 
 

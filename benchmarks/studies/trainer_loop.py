@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import dataio
 from benchmarks.machine import describe_machine
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.config.config import Config, load_config
 from trainer.models import seeded
 from trainer.run.build import make_model

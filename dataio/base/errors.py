@@ -1,8 +1,21 @@
 """What can go wrong outside, one class per thing a caller could handle differently."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from dataio.base.location import shown
+
+
+class About(NamedTuple):
+    """The sample that an error is about.
+
+    Attributes:
+        sample_id: Its number in the source.
+        key: Its key or path, where that is one of its fields; else "".
+    """
+
+    sample_id: int
+    key: str = ""
 
 
 class DataioError(Exception):
@@ -12,18 +25,31 @@ class DataioError(Exception):
         message: The four parts that a message has: where, found, expected, what to do. URLs in it
             lose what may be a secret.
         on_all_ranks: Whether every rank raises the same error. Then rank 0 alone prints it.
-
-    Attributes:
-        sample_id: The sample that it is about, until the message says where the source has it.
-        key: Its key or path, where that is one of its fields.
+        about: The sample that it is about; None where the message says where the source has it.
     """
 
-    sample_id: int | None = None
-    key: str = ""
-
-    def __init__(self, *message: object, on_all_ranks: bool = False) -> None:
+    def __init__(
+        self, *message: object, on_all_ranks: bool = False, about: About | None = None
+    ) -> None:
         super().__init__(*(shown(part) if isinstance(part, str) else part for part in message))
         self.on_all_ranks = on_all_ranks
+        self.about = about
+
+    def knowing(self, about: About) -> "DataioError":
+        """Make the same error, which knows its sample."""
+        return self._made_again(str(self), about)
+
+    def placed(self, place: str) -> "DataioError":
+        """Make the same error, whose message begins with where the source has its sample."""
+        return self._made_again(f"{place}: {self}", None)
+
+    def _made_again(self, message: str, about: About | None) -> "DataioError":
+        # A class of a user's may be made of other arguments: then it is ours that it stands on.
+        mine = (each for each in type(self).__mro__ if each.__module__.startswith("dataio."))
+        kind: type[DataioError] = next(mine)
+        made = kind(message, on_all_ranks=self.on_all_ranks, about=about)
+        made.__cause__ = self.__cause__
+        return made.with_traceback(self.__traceback__)
 
 
 class DamagedFileError(DataioError, ValueError):

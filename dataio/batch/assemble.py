@@ -17,7 +17,9 @@ from dataio.batch.fill import Filler
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.job import Job, Work, num_rows
 from dataio.batch.stack import Columns, Form, blank, forms
-from dataio.batch.values import (
+from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
+from dataio.rows.fields import Field
+from dataio.rows.samples import (
     Array,
     AsList,
     NothingDecodesError,
@@ -26,9 +28,7 @@ from dataio.batch.values import (
     Transform,
     Value,
 )
-from dataio.batch.watch import ROWS_LOOKED_AT, How, Watch
-from dataio.cache.files.reader import RowReader
-from dataio.rows.fields import Field
+from dataio.store.files.reader import RowReader
 
 
 class Assembler:
@@ -186,13 +186,12 @@ class Assembler:
             self._filler.refuse(job, row, refused)
             return None
         except Exception as error:
-            raised = WorkerError(
+            raise WorkerError(
                 f"transform: sample {sample_id}, epoch {epoch}: raised {type(error).__name__}: "
-                f"{error}, expected the sample; mend it, or let it raise FieldError, which "
-                'on_error="skip" passes over'
-            )
-            self._filler.name_sample(job, row, raised)
-            raise raised from error
+                f"{error}, expected the sample; repair it, or let it raise FieldError, which "
+                'on_error="skip" passes over',
+                about=self._filler.about(job, row),
+            ) from error
         if not isinstance(changed, Mapping):
             raise FieldError(
                 f"transform: returned {type(changed).__name__} for sample {sample_id}, expected "

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 
 
 class Delivery:

@@ -10,10 +10,10 @@ from dataio.batch.deliver import Delivery, taken_ahead
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.batch.lookup import Pick
-from dataio.batch.values import Batch
 from dataio.plan.epoch import EpochPlan
 from dataio.plan.order import Block, Order
-from dataio.pool.pool import Pool
+from dataio.rows.samples import Batch
+from dataio.store.pool import Pool
 
 
 class Feed:
@@ -24,17 +24,23 @@ class Feed:
         gather: Makes batches.
         delivery: Takes them to the device.
         figures: What is waited for is added to them.
-
-    Attributes:
-        take: Called with each batch before the one in front of it is delivered; optional.
+        take: Called with each batch before the one in front of it is delivered; None: nothing is.
     """
 
-    def __init__(self, pool: Pool, gather: Gather, delivery: Delivery, *, figures: Figures) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        gather: Gather,
+        delivery: Delivery,
+        *,
+        figures: Figures,
+        take: Callable[[Batch], None] | None = None,
+    ) -> None:
         self._pool = pool
         self._gather = gather
         self._delivery = delivery
         self._figures = figures
-        self.take: Callable[[Batch], None] | None = None
+        self.take = take
 
     def training(self, plan: EpochPlan, steps: range, *, epoch: int) -> Iterator[Batch]:
         """Yield the training batches of some steps; amid staging, each when its rows are there.

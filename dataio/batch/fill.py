@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import DataioError, FieldError
+from dataio.base.errors import About, FieldError
 from dataio.base.seeding import key, uniform
 from dataio.batch.job import Job, Pictures, Work
-from dataio.batch.values import Array, AsList, NothingDecodesError, OnError, Value
-from dataio.cache.files.reader import RowReader
 from dataio.rows.decode import check_decodes, decode_image, image_shape, store_pixels
 from dataio.rows.fields import Decodes, Field, Text, Tokens
 from dataio.rows.image import Image, Mask
 from dataio.rows.refused import WORDS, find_refused, is_replaced
+from dataio.rows.samples import Array, AsList, NothingDecodesError, OnError, Value
 from dataio.rows.views import MIDDLE, NUM_DRAWS, Draws, Size
+from dataio.store.files.reader import RowReader
 
 SMALL_BYTES = 64
 """Fixed fields up to this width are gathered for many batches at once."""
@@ -264,16 +264,15 @@ class Filler:
 
     def refuse(self, job: Job, row: int, error: FieldError) -> None:
         """Raise what is wrong with a row, or leave the row to become padding."""
-        self.name_sample(job, row, error)
         if self._on_error == "raise":
-            raise error
+            raise error.knowing(self.about(job, row)) from error.__cause__
         with self._lock:
             job.work.bad |= {row}
 
-    def name_sample(self, job: Job, row: int, error: DataioError) -> None:
-        """Note which sample an error is about."""
-        error.sample_id = int(job.work.located.sample_id[row])
-        error.key = "" if self._key is None else str(job.values[self._key][row])
+    def about(self, job: Job, row: int) -> About:
+        """Name the sample of a row, for an error."""
+        key = "" if self._key is None else str(job.values[self._key][row])
+        return About(int(job.work.located.sample_id[row]), key)
 
     def values(self, job: Job) -> dict[str, Value]:
         """Give the filled fields by name, images with their channels first."""

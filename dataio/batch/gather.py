@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import chain, pairwise, repeat, starmap
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dataio.arguments import Arguments
 from dataio.base.buffers import BufferRing
 from dataio.base.errors import DataioError, FieldError
 from dataio.batch.assemble import Assembler
@@ -23,22 +25,13 @@ from dataio.batch.lookup import Lookup, Pending, Pick
 from dataio.batch.prefetch import Prefetcher
 from dataio.batch.process_transform import Made, Recipe, WorkerProcesses
 from dataio.batch.shape import Shaper
-from dataio.batch.values import (
-    Batch,
-    BatchTransform,
-    Collate,
-    NothingDecodesError,
-    OnError,
-    Sample,
-    Transform,
-    Value,
-)
-from dataio.batch.verify import Repair, RowVerifier
+from dataio.batch.verify import RowVerifier
 from dataio.batch.watch import How, Watch
-from dataio.cache.cache import Cache
-from dataio.cache.files.fetch import Fetcher, is_needed
-from dataio.cache.files.reader import RowReader, Verify, locate
-from dataio.rows.fields import Field
+from dataio.rows.samples import Batch, NothingDecodesError, Sample, Value
+from dataio.source.base import place_of
+from dataio.store.files.fetch import Fetcher
+from dataio.store.files.reader import RowReader, locate
+from dataio.store.pool import Pool, no_rows
 
 INLINE_BYTES = 16 << 20
 """Up to this a batch is copied on the caller's thread: handing it over would cost more."""
@@ -69,69 +62,49 @@ class Gather:
     """Makes batches of one pool's rows; the same for any number of threads or processes.
 
     Args:
-        cache: The rows.
-        fields: How each is decoded.
-        num_threads: Threads that decode and transform; 0 does both on the calling thread.
-        num_processes: Processes that decode and transform instead.
-        transform: Changes one sample; its randomness is keyed by (seed, epoch, sample_id).
-        batch_transform: Changes a batch; keyed by (seed, epoch, replica, step).
-        collate: Makes a batch of a list of samples, instead of stacking them. ``weight``,
-            ``sample_id`` and ``slot`` are added to a batch that is a dict.
-        seed: The run's seed.
-        replica: This rank's replica.
-        verify: When a row's checksum is checked: ``"once"``, the first time this process reads it
-            since it was written or opened; ``"always"``; ``"never"``.
-        on_error: ``"skip"`` turns a row that cannot be repaired or decoded into padding.
-        repair: Writes slots' rows anew from the source, once for each row found corrupt.
-        prefetch: Batches made ahead on threads or processes.
-        timeout_s: Longest wait for one batch.
+        pool: The rows, and how each is stored.
+        arguments: Those of the loader: its transforms, workers, and what to do about errors.
         pinned: Make batches in memory that a GPU copies from without waiting.
-        place_of: Says where the source has a sample, for messages; None: nobody knows.
-        begin: Raises what must be known before a batch is made; None: nothing.
-        trusts_pictures: Whether pictures that were refused while staging are decoded all the same.
+        are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them, so that nobody minds
+            what is wrong with their pictures.
     """
 
     def __init__(
         self,
-        cache: Cache,
-        fields: Mapping[str, Field],
+        pool: Pool,
+        arguments: Arguments,
         *,
-        num_threads: int,
-        num_processes: int = 0,
-        transform: Transform | None = None,
-        batch_transform: BatchTransform | None = None,
-        collate: Collate | None = None,
-        seed: int = 0,
-        replica: int = 0,
-        verify: Verify = "once",
-        on_error: OnError = "raise",
-        repair: Repair | None = None,
-        prefetch: int = 2,
-        timeout_s: float = 600.0,
         pinned: bool = False,
-        place_of: Callable[[int], str] | None = None,
-        begin: Callable[[], None] | None = None,
-        trusts_pictures: bool = False,
+        are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows,
+        replica: int | None = None,
     ) -> None:
+        replica = pool.world.replica if replica is None else replica
+        cache, fields, world, workers = pool.cache, pool.fields, pool.world, arguments.workers
+        transform, collate, seed = arguments.transform, arguments.collate, arguments.seed
+        trusts_pictures = arguments.staging.check == "none"
         self._cache = cache
-        self._begin = begin
-        self._place_of = place_of
+        self._begin = partial(pool.raise_refused, are_excluded)
+        self._place_of = partial(place_of, pool.source)
         self._fields = fields
-        self._batch_transform = batch_transform
+        self._batch_transform = arguments.batch_transform
         self._collate = collate
-        self._prefetch = prefetch
-        self._timeout_s = timeout_s
+        self._prefetch = workers.prefetch
+        self._timeout_s = world.timeout_s
         self._ring = BufferRing(pinned=pinned)
-        self._reader = RowReader(cache.schema, cache.fixed, cache.directory)
+        self._reader = RowReader(cache.schema, cache.files.fixed, cache.directory)
         self._verifier = RowVerifier(
-            cache, self._reader, verify=verify, on_error=on_error, repair=repair
+            cache,
+            self._reader,
+            verify=arguments.cache.verify,
+            on_error=arguments.on_error,
+            repair=pool.repair,
         )
         self._shaper = Shaper(
             collate=collate,
-            batch_transform=batch_transform,
+            batch_transform=arguments.batch_transform,
             seed=seed,
             replica=replica,
-            place_of=place_of,
+            place_of=self._place_of,
         )
         speaks = replica == 0
         self._assembler = Assembler(
@@ -141,7 +114,7 @@ class Gather:
             transform=transform,
             keep_samples=collate is not None,
             seed=seed,
-            on_error=on_error,
+            on_error=arguments.on_error,
             trusts_pictures=trusts_pictures,
             watch=Watch(
                 "transform",
@@ -150,27 +123,30 @@ class Gather:
                 speaks=speaks,
             ),
         )
-        self._num_threads = num_threads
+        num_threads = self._num_threads = workers.num_threads(local_size=world.local_size)
         self._threads = (
             ThreadPoolExecutor(num_threads, "tonari-decode") if num_threads > 0 else None
         )
         recipe = Recipe(
             cache.schema,
             cache.directory,
-            tuple(file.path for file in cache.fixed),
+            tuple(file.path for file in cache.files.fixed),
             fields,
             transform,
             collate is not None,
             seed,
-            on_error,
+            arguments.on_error,
             trusts_pictures,
             speaks,
         )
         self._workers = (
             WorkerProcesses(
-                recipe, num_processes=num_processes, prefetch=prefetch, timeout_s=timeout_s
+                recipe,
+                num_processes=workers.processes,
+                prefetch=workers.prefetch,
+                timeout_s=world.timeout_s,
             )
-            if num_processes > 0
+            if workers.processes > 0
             else None
         )
         self._lookup = Lookup(cache, self._assembler, self._verifier, threads=self._threads)
@@ -193,8 +169,7 @@ class Gather:
             int64[batch]; the last two are PADDING on rows that only keep the shape.
         """
         self.stop()
-        if self._begin is not None:
-            self._begin()
+        self._begin()
         return self._placed(self._begun(pick, steps, epoch))
 
     def _placed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -202,17 +177,15 @@ class Gather:
         try:
             yield from batches
         except DataioError as error:
-            if error.sample_id is not None and self._place_of is not None:
-                named = f", key {error.key!r}" if error.key else ""
-                error.args = (f"{self._place_of(error.sample_id)}{named}: {error}",)
-                error.sample_id = None
-            raise
+            if error.about is None:
+                raise
+            sample_id, key = error.about
+            named = f", key {key!r}" if key else ""
+            raise error.placed(f"{self._place_of(sample_id)}{named}") from error.__cause__
 
     def _begun(self, pick: Pick, steps: range, epoch: int) -> Iterator[Batch]:
         self._reader.check_files(self._cache.entries)
-        if self._fetcher is None and is_needed(self._reader):
-            self._fetcher = Fetcher(self._reader)
-            self._cache.read_by(self._fetcher)
+        self._fetcher = self._cache.find_fetcher()
         pending = self._lookup.pending(pick, steps, epoch=epoch, fetcher=self._fetcher)
         if self._workers is not None:
             made = self._workers.make(map(self._checked, pending))
@@ -297,10 +270,6 @@ class Gather:
             self._threads.shutdown()
         if self._workers is not None:
             self._workers.close()
-        if self._fetcher is not None:
-            self._cache.read_by(None)
-            self._fetcher.close()
-            self._fetcher = None
         self._reader.close()
 
     def _checked(self, pending: Pending) -> Pending:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from dataio.base.seeding import Key, key
 from dataio.batch.stack import Columns
-from dataio.batch.values import Array, Sample, Value
-from dataio.cache.files.reader import Located, RowReader
 from dataio.rows.fields import Decodes
 from dataio.rows.image import Image, Mask
+from dataio.rows.samples import Array, Sample, Value
 from dataio.rows.views import Draws
+from dataio.store.files.reader import Located, RowReader
 
 OCCURRENCE_BIT = 48
 """No sample's number reaches it."""

@@ -15,10 +15,10 @@ from dataio.base.errors import CorruptRowError
 from dataio.batch.assemble import Assembler
 from dataio.batch.job import Work
 from dataio.batch.verify import RowVerifier
-from dataio.cache.cache import Cache
-from dataio.cache.files.fetch import Fetch, Fetcher
-from dataio.cache.files.reader import Located, locate
 from dataio.plan.order import PADDING, Block
+from dataio.store.cache import Cache
+from dataio.store.files.fetch import Fetch, Fetcher
+from dataio.store.files.reader import Located, locate
 
 Pick = Callable[[int, int], Block]
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from dataio.batch.figures import Figures
 from dataio.batch.gather import Gather
 from dataio.plan.costs import Spent
-from dataio.pool.pool import Pool
+from dataio.store.pool import Pool
 
 
 class Meter:

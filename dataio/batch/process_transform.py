@@ -24,18 +24,18 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import DataioError, FieldError, StallError, WorkerError
+from dataio.base.errors import About, DataioError, FieldError, StallError, WorkerError
 from dataio.batch.assemble import Assembler
 from dataio.batch.job import Work
 from dataio.batch.process_checks import STARTED, check_sendable, why_ended
 from dataio.batch.stack import packed, unpacked
-from dataio.batch.values import NothingDecodesError, OnError, Sample, Transform, Value
 from dataio.batch.watch import Watch
-from dataio.cache.files.fetch import Fetcher, is_needed
-from dataio.cache.files.reader import RowReader
-from dataio.cache.files.store import FixedFile
 from dataio.rows.fields import Field
 from dataio.rows.rows import RowSchema
+from dataio.rows.samples import NothingDecodesError, OnError, Sample, Transform, Value
+from dataio.store.files.fetch import Fetcher, is_needed
+from dataio.store.files.reader import RowReader
+from dataio.store.files.store import FixedFile
 
 ENVIRONMENT = {"MPI4PY_RC_INITIALIZE": "0", STARTED: "1"}
 """A user's module that imports mpi4py must not join the job a second time."""
@@ -51,13 +51,12 @@ class Failure:
     Attributes:
         kind: Its class.
         text: Its message, and the traceback of what the transform raised.
-        sample_id: As the next: see `DataioError`.
+        about: The sample that it is about; see `DataioError`.
     """
 
     kind: type[DataioError]
     text: str
-    sample_id: int | None = None
-    key: str = ""
+    about: About | None = None
 
 
 @dataclass(frozen=True)
@@ -161,12 +160,12 @@ def _assembler(recipe: Recipe, reader: RowReader) -> Assembler:
 def _described(error: Exception) -> Failure:
     if isinstance(error, FieldError):
         kind = NothingDecodesError if isinstance(error, NothingDecodesError) else FieldError
-        return Failure(kind, str(error), error.sample_id, error.key)
+        return Failure(kind, str(error), error.about)
     cause = error.__cause__
     if isinstance(error, WorkerError) and cause is not None:
         # The user's own frames alone.
         frames = "".join(traceback.format_exception(cause))
-        return Failure(WorkerError, f"{error}:\n{frames}", error.sample_id, error.key)
+        return Failure(WorkerError, f"{error}:\n{frames}", error.about)
     frames = "".join(traceback.format_exception(error))
     return Failure(WorkerError, f"transform: its process failed, expected a batch:\n{frames}")
 
@@ -248,9 +247,7 @@ class WorkerProcesses:
             raise self._ended(statuses) from error
         while (made := self._next()) is not None:
             if made.failure is not None and made.failure.kind is not NothingDecodesError:
-                failed = made.failure.kind(made.failure.text)
-                failed.sample_id, failed.key = made.failure.sample_id, made.failure.key
-                raise failed
+                raise made.failure.kind(made.failure.text, about=made.failure.about)
             yield self._feed.sent.popleft(), _turned_back(made)  # type: ignore[misc]
 
     def _finish_abandoned(self) -> None:

@@ -12,9 +12,9 @@ from dataio.base.seeding import key
 from dataio.batch.global_generators import globals_kept
 from dataio.batch.lookup import Pending
 from dataio.batch.stack import as_tensor
-from dataio.batch.values import Batch, BatchTransform, Collate, Sample, Value
 from dataio.batch.watch import How, Watch
 from dataio.plan.order import PADDING
+from dataio.rows.samples import Batch, BatchTransform, Collate, Sample, Value
 
 SAMPLES_NAMED = 3
 """Of a batch, in an error about it."""

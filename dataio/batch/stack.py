@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from dataio.base.buffers import BufferRing
-from dataio.base.errors import FieldError
-from dataio.batch.values import Array, AsList, Value
+from dataio.base.errors import About, FieldError
+from dataio.rows.samples import Array, AsList, Value
 
 T = TypeVar("T")
 
@@ -110,14 +110,13 @@ class Columns:
 
     def _refuse(self, row: int, what: str, found: str, expected: str) -> NoReturn:
         first, this = self._sample_id[[self._first, row]].tolist()
-        error = FieldError(
+        raise FieldError(
             f"{self._maker}: sample {this}, {what}: returned {found}, expected {expected} like "
             f"sample {first} of its batch; to get one tensor bring all to one shape and dtype "
             "(resize, crop, pad), to get a list return dataio.AsList(value), or put batches "
-            "together with collate"
+            "together with collate",
+            about=About(this),
         )
-        error.sample_id = this
-        raise error
 
 
 def as_array(value: object) -> Array | None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataio.base.errors import CorruptRowError, DataioError
-from dataio.batch.values import OnError
-from dataio.cache.cache import Cache
-from dataio.cache.files.reader import Located, RowReader, Verify, locate
+from dataio.base.errors import About, CorruptRowError, DataioError
+from dataio.options import Verify
+from dataio.rows.samples import OnError
+from dataio.store.cache import Cache
+from dataio.store.files.reader import Located, RowReader, locate
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class RowVerifier:
         """
         if self._verify != "once":
             return [self._verify == "always"] * len(slots)
-        if self._cache.generation != self._generation:
-            self._generation = self._cache.generation
+        if self._cache.log.generation != self._generation:
+            self._generation = self._cache.log.generation
             self._checked = np.zeros(len(self._cache.entries), np.bool_)
             self._complete = False
         unchecked = np.zeros(len(slots), np.bool_)
@@ -154,10 +155,9 @@ class RowVerifier:
     def _error(self, slot: int, sample_id: int) -> CorruptRowError:
         expected = int(self._cache.entries.checksum[np.array([slot])][0])
         again = "also after it was read from the source again; " if self._repair is not None else ""
-        error = CorruptRowError(
+        return CorruptRowError(
             f"{self._cache.directory}: the row of slot {slot} (sample {sample_id}) does "
             f"not match its checksum, expected {expected:#018x}; {again}run `tonari cache verify`, "
-            'look at the disk, or go on without such rows with on_error="skip"'
+            'look at the disk, or go on without such rows with on_error="skip"',
+            about=About(sample_id),
         )
-        error.sample_id = sample_id
-        return error

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 
 from dataio.base.seeding import Key, generator
 from dataio.batch.global_generators import global_states, globals_kept, seed_globals
-from dataio.batch.values import AsList
+from dataio.rows.samples import AsList
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -105,18 +105,19 @@ class Feedback:
         scores: Of the pool.
         held: Returns the samples of its slots.
         rank: Of this process, for the log.
+        num_lost: Rows whose reports were lost before, by one of fewer samples.
 
     Attributes:
         num_rows: Rows whose reports were written or lost.
         num_lost: Rows whose reports were lost.
     """
 
-    def __init__(self, scores: Scores, held: HeldIds, *, rank: int = 0) -> None:
+    def __init__(self, scores: Scores, held: HeldIds, *, rank: int = 0, num_lost: int = 0) -> None:
         self._scores = scores
         self._held = held
         self._rank = rank
         self._under_way: deque[_Report] = deque()
-        self.num_rows = self.num_lost = 0
+        self.num_rows, self.num_lost = 0, num_lost
 
     def add(
         self,

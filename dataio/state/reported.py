@@ -25,21 +25,25 @@ class Reported:
         world: All ranks.
         importance: The policy, for messages.
         keeps_scores: Whether it keeps what is reported.
+        earlier: One of the same run, of fewer samples: what it saw is remembered.
     """
 
     def __init__(
-        self, feedback: Feedback, world: World, importance: Importance | None, *, keeps_scores: bool
+        self,
+        feedback: Feedback,
+        world: World,
+        importance: Importance | None,
+        *,
+        keeps_scores: bool,
+        earlier: "Reported | None" = None,
     ) -> None:
         self._feedback = feedback
         self._world = world
         self._importance = importance
         self._keeps_scores = keeps_scores
         # Of all ranks: whether rows were reported, and whether it was reported that too few were.
-        self._has_any = self._has_told_few = False
-
-    def go_on_from(self, earlier: "Reported") -> None:
-        """Remember what another one saw, of the same run."""
-        self._has_any, self._has_told_few = earlier._has_any, earlier._has_told_few
+        self._has_any: bool = earlier is not None and earlier._has_any
+        self._has_told_few: bool = earlier is not None and earlier._has_told_few
 
     def check(self, num_rows: int, *, epoch: int) -> None:
         """Refuse an epoch of which nothing was reported to a policy that keeps it. Collective.

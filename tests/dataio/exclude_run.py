@@ -75,7 +75,7 @@ def watch(loader: Loader, *, epochs: int = EPOCHS, stop: int | None = None) -> S
     """Train to the end, or for some steps."""
     seen, left = Seen(), stop
     for epoch in loader.epochs(epochs):
-        plan, ids = loader._run.running.plan, loader._parts.pool.sample_ids
+        plan, ids = loader._run.running.plan, loader._session.pool.sample_ids
         seen.hidden.append(sorted(ids[plan.selection.hidden].tolist()))
         seen.batches.append([])
         seen.weights.append([])

@@ -21,7 +21,7 @@ from dataio.rows.fields import Field
 from dataio.world import World, run_threads, single_world, thread_worlds
 from importance import CostAware, Kakurenbo
 from tests.cases import diagonal
-from tests.dataio.cache.test_quota import SAMPLES, Shards
+from tests.dataio.store.test_quota import SAMPLES, Shards
 
 FIELDS: dict[str, Field] = {"data": Bytes("bin")}
 QUOTA, BATCH = 1_000_000, 6
@@ -80,7 +80,7 @@ def train(loader: Loader, *, steps: int | None = None) -> list[int]:
 
 
 def missing_of(loader: Loader) -> set[int]:
-    pool = loader._parts.pool
+    pool = loader._session.pool
     return set(pool.sample_ids[~pool.cache.entries.present].tolist())
 
 
@@ -278,8 +278,8 @@ def test_a_report_changes_no_size(tmp_path: Path) -> None:
     with open_loader(tmp_path, CostAware(0.5)) as loader:
         for _ in loader.epochs(2):
             train(loader)
-        num_bytes, is_missing = loader._parts.pool.row_bytes()
-        ids = loader._parts.pool.sample_ids
+        num_bytes, is_missing = loader._session.pool.row_bytes()
+        ids = loader._session.pool.sample_ids
     known = num_bytes > 0
     assert known[~is_missing].all()
     here = num_bytes[known] - num_bytes[known][ids[known] % 3 == 0].min()

@@ -200,8 +200,8 @@ def test_scores_follow_their_samples_to_other_ranks(tmp_path):
             importance=KAKURENBO, stage="before",
         ) as loader:  # fmt: skip
             loader.restore(tmp_path / "saved")
-            scores = loader._parts.pool.scores
-            ids = loader._parts.pool.cache.entries.sample_id[np.arange(len(scores))]
+            scores = loader._session.pool.scores
+            ids = loader._session.pool.cache.entries.sample_id[np.arange(len(scores))]
             return list(zip(ids.tolist(), scores["loss"].tolist(), strict=True))
 
     run_threads(thread_worlds([2, 1]), before)
@@ -228,7 +228,7 @@ def test_where_every_node_holds_all_the_report_of_whoever_trained_a_sample_count
     def after(world):
         with make(world, tmp_path / "b", importance=KAKURENBO, **options) as loader:
             loader.restore(tmp_path / "saved")
-            return loader._parts.pool.scores.copy()
+            return loader._session.pool.scores.copy()
 
     trained = sorted(i for rank in run_threads(thread_worlds([2, 1]), before) for i in rank)
     (scores,) = run_threads(thread_worlds([1]), after)

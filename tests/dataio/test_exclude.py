@@ -25,7 +25,6 @@ from dataio.plan.layout import Layout
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import KeepAgreed, Weighted
 from tests.cases import diagonal
-from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.exclude_run import (
     BATCH,
     EPOCHS,
@@ -38,6 +37,7 @@ from tests.dataio.exclude_run import (
     trained,
     watch,
 )
+from tests.dataio.store.test_quota import KINDS, Shards
 from tests.memory_source import MemorySource
 from tests.multirank import RunRanks
 
@@ -429,7 +429,7 @@ def test_under_a_quota_no_excluded_row_is_asked_of_the_source_again(tmp_path):
             world, tmp_path, source=source, exclude=excluded, fields=KINDS["fixed"], batch_size=6,
             cache=NodeCache(tmp_path, quota=400_000), workers=Workers(threads=1),
         ) as loader:  # fmt: skip
-            resident = loader._parts.pool.cache.entries.present
+            resident = loader._session.pool.cache.entries.present
             assert not resident.all(), "the quota keeps some rows out"
             source.rows_read.clear()
             return watch(loader), list(source.rows_read)

@@ -23,7 +23,7 @@ def exclusion_of(tmp_path, given, source=None):
         single_world(), tmp_path / "cache", exclude=given, source=source, **fields_of(source)
     ) as loader:
         every = np.arange(loader.num_samples)
-        return every[loader._parts.exclusion.flags(every)].tolist()
+        return every[loader._session.exclusion.flags(every)].tolist()
 
 
 def fields_of(source):

@@ -13,12 +13,11 @@ import dataio.batch.fill
 import dataio.batch.lookup
 import dataio.rows.decode
 from dataio import Image, Int, Loader, NodeCache, Reports, Workers
-from dataio.batch.gather import Gather
 from dataio.batch.job import Work
 from dataio.batch.process_transform import Recipe, RecipeRows, _assembler
-from dataio.cache.files.fetch import Fetcher
-from dataio.cache.files.reader import RowReader, locate
 from dataio.rows.fields import Field
+from dataio.store.files.fetch import Fetcher
+from dataio.store.files.reader import RowReader, locate
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo
 from shuffle import Partial
@@ -26,10 +25,11 @@ from tests.cases import diagonal
 from tests.dataio.batch.gather_pool import FIELDS as KIND_FIELDS
 from tests.dataio.batch.gather_pool import EveryKind, pick_in_turn
 from tests.dataio.batch.gather_pool import open_pool as open_kinds
-from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.hidden_pool import FRACTION, KAKURENBO, PRUNE, Case, one_node, report_losses
 from tests.dataio.hidden_pool import two_nodes as two_nodes_read
 from tests.dataio.loaders import loss_of
+from tests.dataio.store.test_quota import KINDS, Shards
+from tests.opened import make_gather
 
 NUM_SAMPLES = 48
 IMAGES: dict[str, Field] = {"image": Image("png"), "label": Int("label")}
@@ -83,7 +83,7 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
             for ids in touched.values():
                 ids.clear()
             hidden = set(
-                loader._parts.pool.sample_ids[loader._run.running.plan.selection.hidden].tolist()
+                loader._session.pool.sample_ids[loader._run.running.plan.selection.hidden].tolist()
             )
             hides.append(len(hidden))
             for _ in loader:
@@ -103,11 +103,11 @@ def test_hidden_rows_are_not_read_decoded_or_delivered_for_training(
 
 def report(loader, epoch):
     """Report all rows, as training them would, from outside of what is counted."""
-    scores, ids = loader._parts.pool.scores, loader._parts.pool.sample_ids
+    scores, ids = loader._session.pool.scores, loader._session.pool.sample_ids
     if "loss" in scores.dtype.names:
         scores["loss"], scores["epoch"] = ids * 7 % 48, epoch
         scores["correct"], scores["confidence"] = True, 1
-        loader._parts.feedback.num_rows = NUM_SAMPLES
+        loader._session.feedback.num_rows = NUM_SAMPLES
 
 
 @diagonal(kind=["fixed", "both"], policy=POLICIES)
@@ -120,11 +120,11 @@ def test_under_a_quota_the_source_is_not_asked_for_hidden_rows(tmp_path, kind, p
             workers=Workers(threads=1), importance=policy, reports=Reports(progress=False),
         ) as loader:  # fmt: skip
             ends = []
-            resident = loader._parts.pool.cache.entries.present.copy()
+            resident = loader._session.pool.cache.entries.present.copy()
             for epoch in loader.epochs(4):
                 source.rows_read.clear()
                 selection = loader._run.running.plan.selection
-                ids = loader._parts.pool.sample_ids.copy()
+                ids = loader._session.pool.sample_ids.copy()
                 away = set(ids[~resident].tolist())
                 hidden = set(ids[selection.hidden].tolist())
                 trained = set()
@@ -145,7 +145,7 @@ def open_case(tmp_path, *, fixed=True):
     """A pool on a disk whose bytes the kernel counts, and what an epoch of all rows reads."""
     case = Case(48 << 10, fixed, 320 * 48 << 10)  # full batches, with 96 rows hidden or none
     one_node(case, tmp_path / "one", None, None)
-    with patch("dataio.batch.gather.is_needed", lambda reader: True):
+    with patch("dataio.store.cache.is_needed", lambda reader: True):
         full = one_node(case, tmp_path / "one", None, None)
     if not 0.95 * case.pool_bytes < full.disk_bytes < 1.1 * case.pool_bytes:
         pytest.skip(f"{tmp_path} is in memory, or not counted: {full} of {case}")
@@ -158,7 +158,7 @@ def test_the_disk_gives_as_much_less_as_rows_are_hidden(tmp_path, policy):
     saved = tmp_path / "saved" if policy is KAKURENBO else None
     if saved is not None:
         report_losses(case, tmp_path / "one", saved)
-    with patch("dataio.batch.gather.is_needed", lambda reader: True):
+    with patch("dataio.store.cache.is_needed", lambda reader: True):
         reads = [one_node(case, tmp_path / "one", saved, policy) for _ in range(3)]
     assert all(read.trained_bytes < 0.72 * full.trained_bytes for read in reads)
     ratio = statistics.median(read.disk_bytes for read in reads) / full.disk_bytes
@@ -170,7 +170,7 @@ def test_an_exchange_reads_no_hidden_row_but_those_that_leave(tmp_path, fixed):
     case, full = open_case(tmp_path, fixed=fixed)
     shuffle = Partial(0.1)
     two_nodes_read(case, tmp_path / "two", PRUNE, shuffle)
-    with patch("dataio.batch.gather.is_needed", lambda reader: True):
+    with patch("dataio.store.cache.is_needed", lambda reader: True):
         reads = [two_nodes_read(case, tmp_path / "two", PRUNE, shuffle) for _ in range(3)]
     ratio = statistics.median(read.disk_bytes for read in reads) / (2 * full.disk_bytes)
     assert abs(ratio - (1 - FRACTION + 0.1 * FRACTION)) < 0.02
@@ -180,14 +180,14 @@ def test_a_page_that_is_touched_is_read_alone_beyond_memory(tmp_path):
     """Short rows are copied from mapped pages, and rows that arrive are written there."""
     with (
         open_kinds(tmp_path, num_leaving=4) as pool,
-        patch("dataio.batch.gather.is_needed", lambda reader: True),
+        patch("dataio.store.cache.is_needed", lambda reader: True),
     ):
-        gather = Gather(pool.cache, KIND_FIELDS, num_threads=0)
+        gather = make_gather(pool, KIND_FIELDS, num_threads=0)
         assert not read_at_random(tmp_path)
         next(gather.batches(pick_in_turn(40), range(5), epoch=0))
         alone = {"fixed-0.npy", "fixed-1.npy", "heap-0.bin"}
         assert read_at_random(tmp_path) == alone
-        for file in pool.cache.fixed:
+        for file in pool.cache.files.fixed:
             file.map()  # as after it grew
         assert read_at_random(tmp_path) == alone
         gather.close()
@@ -199,10 +199,10 @@ def test_a_process_that_decodes_fetches_its_rows_too_beyond_memory(
 ):
     with open_kinds(tmp_path) as pool:
         cache = pool.cache
-        paths = tuple(file.path for file in cache.fixed)
+        paths = tuple(file.path for file in cache.files.fixed)
         recipe = Recipe(cache.schema, cache.directory, paths, KIND_FIELDS, None, False, 0, "raise")
         located = locate(cache.entries, np.arange(8))
-        here = _assembler(recipe, RowReader(cache.schema, cache.fixed, cache.directory))
+        here = _assembler(recipe, RowReader(cache.schema, cache.files.fixed, cache.directory))
         small = here.gather_small(located.position)
         job = here.prepare(Work(0, 0, located, small))
         here.run(job, 0, 8)

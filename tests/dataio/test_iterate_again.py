@@ -39,7 +39,7 @@ def epoch_of(loader, epoch):
 
 def ended(loader):
     loader.flush()
-    return {**loader.state_dict(), "scores": np.array(loader._parts.pool.scores).tolist()}
+    return {**loader.state_dict(), "scores": np.array(loader._session.pool.scores).tolist()}
 
 
 def plain(loader, epochs=EPOCHS):

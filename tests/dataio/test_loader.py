@@ -134,7 +134,7 @@ def test_global_shuffle_trains_every_row_once_over_all_nodes(tmp_path):
                     ids += batch["sample_id"][batch["slot"] >= 0].tolist()
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
                 seen.append(ids)
-            return seen, loader._parts.pool.scores.copy()
+            return seen, loader._session.pool.scores.copy()
 
     everyone = run_threads(thread_worlds([2, 1]), run)
     for epoch in range(3):
@@ -256,7 +256,7 @@ def test_two_loaders_exchange_side_by_side(tmp_path):
                 for batch in loader:
                     for data, i in zip(batch["data"], batch["sample_id"].tolist(), strict=True):
                         assert i < 0 or data == payload(i)
-        owned = [loader._parts.pool.cache.entries.sample_id.tolist() for loader in loaders]
+        owned = [loader._session.pool.cache.entries.sample_id.tolist() for loader in loaders]
         for loader in loaders:
             loader.close()
         return owned

@@ -56,7 +56,7 @@ def test_dropped_batches_reuse_their_memory(tmp_path):
             for _batch in loader:
                 pass
         per_batch = 5  # image, label, and a few in flight of each
-        assert loader._parts.gather._ring.num_allocated <= 2 * per_batch
+        assert loader._session.gather._ring.num_allocated <= 2 * per_batch
 
 
 @pytest.mark.parametrize("num_threads", [0, 2, 5])
@@ -124,10 +124,10 @@ def test_padding_is_not_reported(tmp_path):
     with make(single_world(), tmp_path, importance=POLICIES["kakurenbo"]) as loader:
         for batch in loader:
             loader.report(batch, batch["sample_id"].float(), *loss_of(batch["sample_id"], 0)[1:])
-        loader._parts.feedback.flush()
+        loader._session.feedback.flush()
         scores, ids = (
-            loader._parts.pool.scores["loss"],
-            loader._parts.pool.cache.entries.sample_id[:],
+            loader._session.pool.scores["loss"],
+            loader._session.pool.cache.entries.sample_id[:],
         )
         assert (batch["slot"] < 0).any(), "the last batch holds padding"
         assert scores.tolist() == ids.astype(np.float32).tolist()
@@ -177,8 +177,8 @@ def test_rows_that_arrived_are_checked_when_they_are_first_read(tmp_path):
         ) as loader:
             for epoch in loader.epochs(2):
                 if epoch == 1:
-                    cache = loader._parts.pool.cache
-                    cache.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
+                    cache = loader._session.pool.cache
+                    cache.files.fixed[0].rows[cache.entries.position[:], 0] ^= 0x40
                 for batch in loader:
                     valid = batch["slot"] >= 0
                     assert torch.equal(batch["label"][valid], batch["sample_id"][valid] % 10)

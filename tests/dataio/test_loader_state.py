@@ -10,8 +10,8 @@ import pytest
 
 import dataio.state.snapshot
 from dataio import StateError, WorldError
-from dataio.cache.cache import Cache
-from dataio.cache.commit_log import CommitLog
+from dataio.store.cache import Cache
+from dataio.store.commit_log import CommitLog
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Kakurenbo, RandomPrune
 from tests.dataio.loaders import (
@@ -177,7 +177,7 @@ def test_a_checkpoint_is_never_ahead_of_the_caches(tmp_path, monkeypatch):
         write_head(self, head, **options)
 
     def settled(self):
-        if self.epoch == 1:
+        if self.log.epoch == 1:
             asked.set()
         settle(self)
 

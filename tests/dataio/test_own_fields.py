@@ -184,9 +184,9 @@ def test_a_sample_that_does_not_decode_is_named(tmp_path, shards, field, message
 def test_a_damaged_row_is_found_before_it_is_decoded(tmp_path, shards):
     """What a field decodes was checked against the row's checksum, as every field is."""
     with make(shards, tmp_path, {"audio": Audio("long.wav")}) as loader:
-        heap = loader._parts.pool.cache.directory / "heap-0.bin"
+        heap = loader._session.pool.cache.directory / "heap-0.bin"
         heap.write_bytes(heap.read_bytes()[:-3000] + b"\0" * 3000)
-        loader._parts.gather._verifier._repair = None
+        loader._session.gather._verifier._repair = None
         with pytest.raises(CorruptRowError, match="does not match its checksum"):
             list(loader)
 

@@ -118,9 +118,9 @@ def test_what_is_raised_of_a_batch_is_named_with_its_step_and_samples(
 def test_a_row_that_stays_corrupt_is_named_with_its_source(tmp_path, shards):
     fields = {"label": Int("cls")}
     with make(single_world(), tmp_path / "c", source=shards, fields=fields) as loader:
-        cache = loader._parts.pool.cache
+        cache = loader._session.pool.cache
         cache.entries.checksum.put(np.array([9]), np.array([1], np.uint64))
-        loader._parts.gather._verifier._repair = None
+        loader._session.gather._verifier._repair = None
         with pytest.raises(CorruptRowError, match=r"^.*t-1\.tar, sample 1 of 8: .*sample 9"):
             list(loader)
 

@@ -61,10 +61,12 @@ def test_scores_are_of_the_state_that_an_epoch_begins_from(tmp_path):
         for batch in loader:
             loader.report(batch, batch["sample_id"].float())
         loader.save(tmp_path / "save")
-        reported = loader._parts.pool.scores.copy()
+        reported = loader._session.pool.scores.copy()
         assert (reported["epoch"] == 0).all()
         loader.set_epoch(2)
-        assert (loader._parts.pool.scores["epoch"] == -1).all(), "a chosen position begins without"
+        assert (loader._session.pool.scores["epoch"] == -1).all(), (
+            "a chosen position begins without"
+        )
         seen = []
         begin = loader._run.ensure_running
 
@@ -75,7 +77,7 @@ def test_scores_are_of_the_state_that_an_epoch_begins_from(tmp_path):
         loader._run.ensure_running = ensure_running
         loader.restore(tmp_path / "save")
         assert seen == [Restored]
-        assert np.array_equal(loader._parts.pool.scores, reported)
+        assert np.array_equal(loader._session.pool.scores, reported)
 
 
 def test_refresh_before_any_epoch_says_what_to_do(tmp_path):

@@ -10,8 +10,8 @@ import numpy as np
 
 import shuffle
 from dataio import DataioError
-from dataio.cache.tools.report import open_to_read
 from dataio.rows.rows import corrupt_rows
+from dataio.store.tools.report import open_to_read
 from tests.faults.recording import Files, Recorder, State
 from tests.faults.samples import WIDE, Job, Samples, Trained, fields_of, node_directory, train
 
@@ -88,10 +88,10 @@ MADE = [
 
 
 def small(patch) -> None:
-    patch.setattr("dataio.pool.staging.SEAL_BYTES", 300)
-    patch.setattr("dataio.cache.commit_log.MOVED_PER_BASE", 9.0)
-    patch.setattr("dataio.pool.pull.ROUND_BYTES", 400)
-    patch.setattr("dataio.cache.files.store.HEAP_STEP_BYTES", 1 << 10)
+    patch.setattr("dataio.store.staging.SEAL_BYTES", 300)
+    patch.setattr("dataio.store.commit_log.MOVED_PER_BASE", 9.0)
+    patch.setattr("dataio.store.pull.ROUND_BYTES", 400)
+    patch.setattr("dataio.store.files.store.HEAP_STEP_BYTES", 1 << 10)
     patch.setattr("os.fsync", lambda descriptor: None)
     patch.setattr("os.fdatasync", lambda descriptor: None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from dataio.cache.files.store import FixedFile
+from dataio.store.files.store import FixedFile
 
 Files = Mapping[str, bytes]
 """Content by path below the root."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from dataio import Array, Bytes, Loader, NodeCache, Reports, Workers
 from dataio.base.atomic import read_record
-from dataio.cache.state import Head, judge, next_deltas
-from dataio.cache.tools.verify import verify_cache
 from dataio.rows.fields import Field, row_schema
 from dataio.rows.rows import make_rows
+from dataio.store.state import Head, judge, next_deltas
+from dataio.store.tools.verify import verify_cache
 from dataio.world import World, run_threads, thread_worlds
 
 Step = tuple[int, int, int]

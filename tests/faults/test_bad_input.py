@@ -331,10 +331,10 @@ def test_a_report_of_the_wrong_length_is_refused_and_records_nothing(shard, cach
         for wrong in (torch.tensor(1.0), torch.ones(2), torch.ones(3, 1)):
             with pytest.raises(ValueError, match=r"report: loss has shape .*, expected \(3,\)"):
                 loader.report(batch, wrong)
-        assert (loader._parts.pool.scores["epoch"] == -1).all()
+        assert (loader._session.pool.scores["epoch"] == -1).all()
         loader.report(batch, torch.ones(3))
-        loader._parts.feedback.flush()
-        assert (loader._parts.pool.scores["epoch"] == 0).sum() == 3
+        loader._session.feedback.flush()
+        assert (loader._session.pool.scores["epoch"] == 0).sum() == 3
 
 
 class TornSource(MemorySource):

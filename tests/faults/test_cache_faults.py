@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dataio.cache.lock import owners
-from dataio.cache.tools.report import find_caches
+from dataio.store.lock import owners
+from dataio.store.tools.report import find_caches
 from tests.dataio.source.shards import numbered, write_tar
 from tests.multirank import ROOT
 

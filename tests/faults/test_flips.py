@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dataio import CorruptRowError, DataioError
-from dataio.cache.tools.report import open_to_read
+from dataio.store.tools.report import open_to_read
 from dataio.world import run_threads, thread_worlds
 from tests.faults.damage import (
     CURE,
@@ -113,7 +113,7 @@ def opened(job: Job, root: Path, damage) -> list[str]:
 
     def rank(world):
         with job.make(world, root) as loader:
-            damage(loader._parts.pool.cache)
+            damage(loader._session.pool.cache)
             for batch in loader:
                 for row in np.flatnonzero(batch["slot"].numpy() >= 0).tolist():
                     job.check_row(batch, row)

@@ -195,11 +195,11 @@ def drawn(states: list[State], *, seed: int) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _small_and_quick(monkeypatch):
-    monkeypatch.setattr("dataio.pool.staging.SEAL_BYTES", 300)
-    monkeypatch.setattr("dataio.cache.commit_log.DELTAS_PER_BASE", 2)
-    monkeypatch.setattr("dataio.cache.commit_log.MOVED_PER_BASE", 0.9)
-    monkeypatch.setattr("dataio.pool.pull.ROUND_BYTES", 400)
-    monkeypatch.setattr("dataio.cache.files.store.HEAP_STEP_BYTES", 1 << 12)
+    monkeypatch.setattr("dataio.store.staging.SEAL_BYTES", 300)
+    monkeypatch.setattr("dataio.store.commit_log.DELTAS_PER_BASE", 2)
+    monkeypatch.setattr("dataio.store.commit_log.MOVED_PER_BASE", 0.9)
+    monkeypatch.setattr("dataio.store.pull.ROUND_BYTES", 400)
+    monkeypatch.setattr("dataio.store.files.store.HEAP_STEP_BYTES", 1 << 12)
     # What is flushed is known to the recorder; waiting for a disk would prove nothing.
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)

@@ -7,23 +7,23 @@ import sys
 import pytest
 
 from dataio.base.atomic import read_table
-from dataio.cache.files.manifest import from_table
+from dataio.store.files.manifest import from_table
 from dataio.world import single_world
-from tests.dataio.cache.test_quota import SAMPLES, Shards, batches, held_bytes, make, run, train
+from tests.dataio.store.test_quota import SAMPLES, Shards, batches, held_bytes, make, run, train
 
 QUOTA = 1_400_000
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import dataio.pool.staging
+import dataio.store.staging
 from dataio.world import single_world
-from tests.dataio.cache.test_quota import Shards, make, train
+from tests.dataio.store.test_quota import Shards, make, train
 
 def kill(source):
     if len(source.rows_read) >= int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-dataio.pool.staging.SEAL_BYTES = 100_000
+dataio.store.staging.SEAL_BYTES = 100_000
 train(make(single_world(), Path(sys.argv[1]), "both", Shards(gate=kill), quota=1_400_000))
 """
 

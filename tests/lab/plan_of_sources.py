@@ -26,8 +26,8 @@ import webdataset
 
 import dataio
 from dataio import Int, Loader, NodeCache, Reports, Workers
-from dataio.pool.streaming import Streaming
 from dataio.source import open_source
+from dataio.store.streaming import Streaming
 from oracle.cluster.cluster import Cluster, Level, Storage
 from oracle.feeds import lay_rows
 from oracle.plan import EpochPlan, plan_step

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks.loader.launch import mpiexec
-from dataio.cache.files.fetch import MEMORY_FRACTION
+from dataio.store.files.fetch import MEMORY_FRACTION
 from oracle.cluster.cluster import Cluster, Host, Level, Storage
 from oracle.feeds import lay_rows
 from oracle.plan import EpochPlan, plan_step

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dataio.cache.files.fetch import MEMORY_FRACTION
+from dataio.store.files.fetch import MEMORY_FRACTION
 from oracle.costs import Cost
 from oracle.feeds import PAGE_BYTES, Source, lay_rows, make_feeds, stage_beside
 from oracle.probe.data import DataTimes

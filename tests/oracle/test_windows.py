@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dataio import Bytes, Field, Int, Loader, NodeCache, Reports, Workers
 from dataio.base.errors import QuotaError
-from dataio.cache.quota import DENSE_ROW_BYTES, Need
-from dataio.pool.source_sizes import guess_variable_bytes
-from dataio.pool.streaming import Streaming
 from dataio.rows.fields import row_schema
 from dataio.source import open_source
+from dataio.store.quota import DENSE_ROW_BYTES, Need
+from dataio.store.source_sizes import guess_variable_bytes
+from dataio.store.streaming import Streaming
 from oracle.probe.pieces import count_pieces
 from oracle.windows import Pieces, Quota, share_quota, wait_for_windows
 

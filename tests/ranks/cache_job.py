@@ -17,9 +17,10 @@ from dataio import Bytes, DataioError, Int, open_source
 from dataio.base.filesystem import cache_directory
 from dataio.plan.layout import Layout
 from dataio.plan.policies import Local
-from dataio.pool.pool import Pool
+from dataio.store.pool import Pool
 from dataio.world import World, single_world
 from tests.memory_source import placement_of
+from tests.opened import make_pool
 
 
 def say(**told: object) -> None:
@@ -42,14 +43,13 @@ def open_pool(root: str, pattern: str, options: dict[str, Any], world: World) ->
     source.read = obedient  # type: ignore[method-assign, assignment]
     layout = Layout(world.replicas_per_node, source.num_samples)
     wanted = placement_of(Local(), layout, node=0, epoch=0, seed=0)
-    pool = Pool(
+    pool = make_pool(
         source,
         {"data": Bytes("bin"), "number": Int("cls")},
         world=world,
         root=cache_directory(root, read_only=True),
         num_slots=wanted.num_slots,
         num_leaving=3 if options.get("exchanging") else 0,
-        progress=False,
         wanted=None if options.get("exchanging") else wanted,
         columns=("loss",) if options.get("scores") else (),
         foreign=bool(options.get("foreign")),
@@ -77,7 +77,7 @@ def main() -> None:
     say(
         event="ready",
         directory=str(cache.directory),
-        shared=cache.shared,
+        shared=cache.hold.shared,
         num_bytes=len(data),
         staging=pool.staging_s > 0,
         names=sorted(path.name for path in Path(cache.directory).iterdir()),

@@ -18,7 +18,7 @@ from dataio import Array, Loader, Reports, Workers
 from dataio.world import World, discover_world
 from importance import Kakurenbo
 from shuffle import ModelExchange, Partial
-from tests.dataio.cache.test_quota import Shards
+from tests.dataio.store.test_quota import Shards
 
 FIELDS = {"x": Array("x", (1000,), "int32")}
 EPOCHS = 3

@@ -134,7 +134,7 @@ def test_the_trace_says_what_caches_hold_after_each_of_twenty_epochs(tmp_path, r
     num_samples = 29 * sum(replicas) + 3
     histories = run(
         tmp_path, replicas, num_samples, 0.3, epochs=21, seed=7,
-        look=lambda loader: loader._parts.pool.cache.entries.sample_id.tolist(),
+        look=lambda loader: loader._session.pool.cache.entries.sample_id.tolist(),
     )  # fmt: skip
     check_epochs(histories, replicas, num_samples=num_samples)
     for history in histories:

@@ -33,7 +33,7 @@ HIDDEN = 0.4
 
 def room(loader):
     """Positions of a node's cache, and those of them that are free."""
-    cache = loader._parts.pool.cache
+    cache = loader._session.pool.cache
     (fixed,) = cache.directory.glob("fixed-0.npy")
     return len(np.load(fixed, mmap_mode="r")), len(cache.log.space.positions)
 
@@ -149,9 +149,9 @@ def test_a_pool_steps_back_one_epoch_after_a_kill(tmp_path, policy):
                     break
                 trained[epoch] = train_epoch(loader, source)
             source.rows_read.clear()
-            assert loader._parts.pool.cache.epoch == 3
+            assert loader._session.pool.cache.log.epoch == 3
             loader.restore(tmp_path / "saved")
-            assert loader._parts.pool.cache.epoch == 2, "one epoch back"
+            assert loader._session.pool.cache.log.epoch == 2, "one epoch back"
             again = {}
             for epoch in loader.epochs(epochs):
                 again[epoch] = train_epoch(loader, source)

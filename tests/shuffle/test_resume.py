@@ -121,16 +121,16 @@ def test_a_node_that_committed_alone_steps_back_without_the_source(tmp_path, nam
                     if (epoch, loader.step) == (1, 2):
                         loader.save(tmp_path / "saved")
                 if epoch == 2:
-                    return np.array(loader._parts.pool.sample_ids)
+                    return np.array(loader._session.pool.sample_ids)
 
     def again(world):
         with make(world, tmp_path / "cache", name) as loader:
-            loader._parts.pool.source.rows_read.clear()
+            loader._session.pool.source.rows_read.clear()
             loader.restore(tmp_path / "saved")
             return (
-                loader._parts.pool.source.rows_read,
+                loader._session.pool.source.rows_read,
                 loader.epoch,
-                np.array(loader._parts.pool.sample_ids),
+                np.array(loader._session.pool.sample_ids),
             )
 
     ahead = run_threads(thread_worlds([1, 1], timeout_s=20), first)
@@ -203,7 +203,7 @@ def test_a_quota_without_room_for_arrivals_goes_on_without_an_exchange(tmp_path,
                 for batch in loader:
                     seen[-1] += batch["sample_id"][batch["slot"] >= 0].tolist()
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
-            return seen, loader._parts.pool.moves
+            return seen, loader._session.pool.moves
 
     results = run_threads(thread_worlds([1, 1], timeout_s=20), job)
     assert [moves for _, moves in results] == [False, False]

@@ -11,9 +11,9 @@ from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
 from tests.cases import diagonal
-from tests.dataio.cache.test_quota import KINDS, Shards
 from tests.dataio.loaders import loss_of
-from tests.dataio.pool.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
+from tests.dataio.store.test_pull import KAKURENBO, SAMPLES, held_by, lose, train
+from tests.dataio.store.test_quota import KINDS, Shards
 from tests.memory_source import FIELDS, MemorySource
 
 pytestmark = pytest.mark.thorough
@@ -139,9 +139,9 @@ def test_scores_stay_with_their_samples_over_epochs_and_resizes(tmp_path, policy
                 if at is not None:
                     loader.restore(at)
                 for epoch in loader.epochs(9):
-                    scores = loader._parts.pool.scores
+                    scores = loader._session.pool.scores
                     known = np.isfinite(scores["loss"])
-                    held = np.array(loader._parts.pool.sample_ids)
+                    held = np.array(loader._session.pool.sample_ids)
                     wrong += held[known][scores["loss"][known] != held[known]].tolist()
                     wrong += held[~known].tolist() if epoch else []
                     world.barrier(doing="look")

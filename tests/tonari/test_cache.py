@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import dataio
-from dataio.cache.lock import CacheLock
-from dataio.cache.tools.prune import Choice
-from dataio.cache.tools.report import CacheReport
 from dataio.source import write_index
+from dataio.store.lock import CacheLock
+from dataio.store.tools.prune import Choice
+from dataio.store.tools.report import CacheReport
 from tests.dataio.source.shards import numbered, write_tar
 from tonari import cli
 from tonari.cache.stage import parse_field

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from tests import hub, torchvision_v2
 from trainer.models import Adapted, StagedModel, seeded
 from trainer.models.styles import Conv1D

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from dataio.base.progress import Progress
-from dataio.cache.tools.export import export_cache
-from dataio.cache.tools.report import CacheReport, survey
+from dataio.store.tools.export import export_cache
+from dataio.store.tools.report import CacheReport, survey
 from tonari.cache.list import find_root
 from tonari.errors import CommandError
 

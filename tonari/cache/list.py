@@ -12,7 +12,7 @@ import tyro
 
 from dataio import SourceError, open_source
 from dataio.base.filesystem import find_directory
-from dataio.cache.tools.report import CacheReport, survey
+from dataio.store.tools.report import CacheReport, survey
 from tonari.errors import CommandError
 from tonari.sizes import format_bytes
 

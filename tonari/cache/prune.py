@@ -11,8 +11,8 @@ import tyro
 
 from dataio import CacheError
 from dataio.base.progress import Progress
-from dataio.cache.tools.prune import Choice, remove_cache
-from dataio.cache.tools.report import survey
+from dataio.store.tools.prune import Choice, remove_cache
+from dataio.store.tools.report import survey
 from tonari.cache.list import find_root, is_stale
 from tonari.sizes import format_bytes, parse_bytes, parse_duration_s
 

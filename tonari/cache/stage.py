@@ -23,14 +23,16 @@ from dataio import (
     Staging,
     Text,
     Tokens,
+    Workers,
     discover_world,
     open_source,
 )
-from dataio.base.filesystem import cache_directory, is_named
-from dataio.cache.tools.report import inspect_cache
-from dataio.plan.placement import Placement
-from dataio.pool.pool import Pool, lay_out
+from dataio.arguments import Arguments
+from dataio.base.filesystem import cache_directory
 from dataio.rows.fields import row_schema
+from dataio.session import Session
+from dataio.store.share import consecutive, lay_out
+from dataio.store.tools.report import inspect_cache
 from tonari.cache.list import print_details
 
 
@@ -78,31 +80,23 @@ class Stage:
             sys.stderr.write(f"tonari cache stage: {error}\n")
             return 2
         with discover_world() as world:
-            root = cache_directory(self.cache)
             source = open_source(self.source, world=world)
-            layout = lay_out(source, world)
-            first, rows = layout.pool_start(world.node), layout.pool_rows(world.node)
-            wanted = Placement(f"local from {first}", 0, rows, lambda: first + np.arange(rows))
-            pool = Pool(
-                source,
-                fields,
-                world=world,
-                root=root,
-                num_slots=rows,
-                num_leaving=0,
-                wanted=wanted,
-                foreign=is_named(self.cache),
-                readers=self._staging.readers,
-                bandwidth=self._staging.bytes_per_s,
-                quota_bytes=self._node_cache.quota_bytes,
+            share = consecutive(lay_out(source, world), node=world.node, named="local")
+            arguments = Arguments(
+                source=self.source, batch_size=1, fields=fields, cache=self._node_cache,
+                staging=self._staging, workers=Workers(threads=0),
+            )  # fmt: skip
+            session = Session(
+                source, fields, share, arguments, world, root=cache_directory(self.cache)
             )
-            with contextlib.closing(pool):
-                pool.ensure(wanted)
+            with contextlib.closing(session):
+                assert share.wanted is not None
+                session.pool.ensure(share.wanted)
                 read = np.array([source.bytes_read])
                 read = world.allreduce(read, op="sum", doing="count bytes")
-                pool.raise_refused()
+                session.pool.raise_refused()
             if world.local_rank == 0:
-                report = inspect_cache(pool.cache.directory)
+                report = inspect_cache(session.pool.cache.directory)
                 print_details([report], as_json=self.json, extra={"source_bytes": int(read[0])})
         return 0
 

@@ -10,8 +10,8 @@ import tyro
 
 from dataio import DataioError
 from dataio.base.progress import Progress
-from dataio.cache.tools.report import CacheReport, survey
-from dataio.cache.tools.verify import verify_cache
+from dataio.store.tools.report import CacheReport, survey
+from dataio.store.tools.verify import verify_cache
 from tonari.cache.list import find_root
 
 

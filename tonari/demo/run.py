@@ -18,7 +18,7 @@ import torch
 import importance
 import shuffle
 from dataio import Image, Int, Loader, Reports, Shards, Throttle
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from tonari.demo.baseline import BaselineBatches, IndexedTar, index_shards
 from trainer.mesh.mesh import axis_sizes, make_mesh
 from trainer.mesh.parallelize import parallelize

@@ -14,7 +14,7 @@ from dlio_benchmark.utils.utility import sleep
 from PIL import Image
 
 from dataio import Bytes, Loader, Staging, Workers, discover_world
-from dataio.batch.values import Sample
+from dataio.rows.samples import Sample
 from shuffle import Partial
 from tonari.dlio.files import open_files
 

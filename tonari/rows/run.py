@@ -11,12 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataio import Field, Source
-from dataio.batch.values import Batch, BatchTransform, Collate, Transform
+from dataio.arguments import Arguments
+from dataio.options import Staging
 from dataio.plan.policies import Shuffle
 from dataio.replaying import replay_batch
 from dataio.rowlog.answers import Answers, State
 from dataio.rowlog.attempts import Piece, Setup
 from dataio.rowlog.trained import TrainedRows
+from dataio.rows.samples import Batch, BatchTransform, Collate, Transform
 from dataio.source.base import ShardedSource
 from dataio.source.names import find_name, read_names
 from dataio.source.wrap.transformed import StageTransform
@@ -230,10 +232,12 @@ class RunRows:
                 raise self._never(None, None, step)
             piece, number = found[-1], found[-1].steps_of(step).start
         rows = self.answers.batch(piece, number, replica=replica)
-        return replay_batch(
-            rows, self.source(), fields=fields, seed=piece.attempt.setup.seed, transform=transform,
-            batch_transform=batch_transform, collate=collate, stage_transform=stage_transform,
+        arguments = Arguments(
+            source=self.source(), batch_size=len(rows.sample_id), fields=fields,
+            seed=piece.attempt.setup.seed, transform=transform, batch_transform=batch_transform,
+            collate=collate, staging=Staging(transform=stage_transform),
         )  # fmt: skip
+        return replay_batch(rows, arguments)
 
     def named(self, table: pa.Table) -> pa.Table:
         """Add the columns ``shard``, a path, and ``key``, null where the dataset has none.

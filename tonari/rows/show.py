@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 
 from dataio.base.atomic import write_file
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from tonari.errors import CommandError
 from tonari.hardest.page import rows_page
 from tonari.hardest.samples import find_image, find_label, find_name, read_field

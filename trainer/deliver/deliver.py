@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 import dataio
 from dataio.batch.deliver import Delivery
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from dataio.source import Shards, Source
 from dataio.source.classes import Classes
 from dataio.state.report import check_report

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from dataio.batch.values import Batch
 from dataio.evaluation import Evaluation
+from dataio.rows.samples import Batch
 from trainer.deliver.relay import STATE
 from trainer.deliver.stream import Stream
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataio.base.buffers import BufferRing
-from dataio.batch.values import Batch
 from dataio.exchange.carrier import SEGMENT_BYTES
+from dataio.rows.samples import Batch
 from dataio.world import Request, World
 from trainer.deliver.columns import Columns, lay_columns
 from trainer.deliver.ring import MAX_PEERS, NUM_SLOTS, Ring

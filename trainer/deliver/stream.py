@@ -8,7 +8,7 @@ import numpy as np
 
 from dataio.base.buffers import BufferRing
 from dataio.batch.deliver import Delivery
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.deliver.columns import Columns, lay_columns
 from trainer.deliver.relay import (
     DROPPED,

@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.errors import ConfigError
 from trainer.mesh.average import add_partial_gradients, average_gradients, check_alike
 from trainer.mesh.contracts import check_losses, check_outcome

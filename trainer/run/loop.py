@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dataio import Field
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.checkpoint.agree import together
 from trainer.checkpoint.checkpoint import Checkpoints
 from trainer.checkpoint.directory import Progress, read_progress, set_aside_later

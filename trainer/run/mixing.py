@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dataio.base.seeding import generator, key
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.run.erasing import RandomErasing
 from trainer.run.tasks import Classify, cross_entropy, label_margin
 

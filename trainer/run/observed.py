@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.checkpoint.directory import Progress
 from trainer.config.config import Config
 from trainer.mesh.pipeline import Pipeline

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 import dataio
 from dataio.base.named import import_named
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.errors import ConfigError
 from trainer.mesh.contracts import check_losses
 from trainer.models import Adapted, StagedModel

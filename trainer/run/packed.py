@@ -8,7 +8,7 @@ from torch import Tensor
 
 import dataio
 from dataio import SourceError
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from dataio.source.text.dataset import TextInfo, read_infos
 from dataio.source.text.tokenizer import open_tokenizer
 from trainer.config.config import Config

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.mesh.clip import clip_gradients
 from trainer.mesh.pipeline import Pipeline
 from trainer.models.unchanged import state_kept

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.errors import ConfigError
 from trainer.models.trace import Inputs
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dataio.pool.staging import SEAL_BYTES
 from dataio.source.row_block import BLOCK_BYTES
+from dataio.store.staging import SEAL_BYTES
 
 WayName = Literal["null", "dataloader", "staged", "exchange", "hiding"]
 HORIZON = 64

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from PIL import Image as PillowImage
 
-from dataio.batch.gather import Gather
 from dataio.plan.order import Block
 from dataio.plan.placement import Placement
-from dataio.pool.pool import Pool
 from dataio.rows.fields import Array, Bytes, Field, Image, Int, Text, Tokens, row_schema
 from dataio.rows.rows import Rows, make_rows
+from dataio.store.pool import Pool
 from dataio.world import single_world
+from tests.opened import make_gather, make_pool
 
 FIELDS: Mapping[str, Field] = {
     "image": Image("png"),
@@ -104,14 +104,13 @@ def open_pool(
     num_leaving: int = 0,
 ) -> Iterator[Pool]:
     source = EveryKind(num_samples, broken)
-    pool = Pool(
+    pool = make_pool(
         source,
         fields,
         world=single_world(),
         root=root,
         num_slots=num_samples,
         num_leaving=num_leaving,
-        progress=False,
     )
     try:
         pool.ensure(Placement("all", 0, num_samples, lambda: np.arange(num_samples)))
@@ -136,7 +135,7 @@ def pick_in_turn(num_samples: int, batch_size: int = 8, num_valid: int | None = 
 def gathered(pool: Pool, fields: Mapping[str, Field] = FIELDS, **options: Any) -> list[Any]:
     """One epoch of batches of 8."""
     chosen = {"num_threads": 0} | options
-    gather = Gather(pool.cache, fields, **chosen)
+    gather = make_gather(pool, fields, **chosen)
     try:
         steps = range(pool.cache.num_slots // 8)
         return list(gather.batches(pick_in_turn(pool.cache.num_slots), steps, epoch=1))

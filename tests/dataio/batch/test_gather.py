@@ -4,6 +4,8 @@ import os
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,12 @@ import torch
 
 from dataio import CacheError, CorruptRowError, FieldError, StallError, WorkerError
 from dataio.batch import verify
-from dataio.batch.gather import Gather
 from dataio.batch.prefetch import Prefetcher
 from dataio.plan.order import PADDING
 from dataio.rows.fields import Array, Bytes, Field, Image, Int
 from dataio.rows.rows import FixedColumn
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, pixels, value
+from tests.opened import make_gather
 
 PLAIN: Mapping[str, Field] = {"grid": FIELDS["grid"], "label": FIELDS["label"]}
 BYTES = {"data": Bytes("bin"), "label": Int("cls")}
@@ -82,7 +84,7 @@ def test_images_decoded_at_staging_come_with_channels_last(tmp_path):
 
 def test_padding_says_so_and_weighs_nothing(tmp_path):
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        gather = make_gather(pool, PLAIN, num_threads=0)
         batches = list(gather.batches(pick_in_turn(40, num_valid=7), range(5), epoch=0))
         gather.close()
     for batch in batches:
@@ -102,7 +104,7 @@ def test_batches_do_not_depend_on_where_a_block_ends(tmp_path, monkeypatch):
 
 def test_a_kept_batch_of_any_kind_never_changes(tmp_path):
     with open_pool(tmp_path) as pool:
-        gather = Gather(pool.cache, FIELDS, num_threads=2)
+        gather = make_gather(pool, FIELDS, num_threads=2)
         pick = pick_in_turn(40)
         kept = list(gather.batches(pick, range(5), epoch=0))
         copies = [
@@ -181,8 +183,8 @@ def test_an_error_in_a_transform_names_the_sample(tmp_path):
 def flip(pool, slot, field=0):
     """Change a byte of a row on disk, behind the cache's back."""
     cache = pool.cache
-    if cache.fixed:
-        cache.fixed[field].rows[cache.entries.position[np.array([slot])], 0] ^= 1
+    if cache.files.fixed:
+        cache.files.fixed[field].rows[cache.entries.position[np.array([slot])], 0] ^= 1
         return
     with open(cache.directory / "heap-0.bin", "r+b") as heap:
         heap.seek(int(cache.entries.offset[slot]))
@@ -209,7 +211,7 @@ def test_a_batch_of_some_is_checked_again_in_every_epoch(tmp_path, monkeypatch):
     pick, steps = pick_in_turn(40), range(5)
     order = pick(0, 5).slots
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        gather = make_gather(pool, PLAIN, num_threads=0)
         try:
             [*gather.batches(pick, steps, epoch=0)]
             damaged, other = order[2, 3], order[4, 0]
@@ -234,10 +236,12 @@ def test_a_file_that_was_cut_or_removed_meanwhile_is_named_as_batches_begin(
 ):
     """Touching what is gone of a mapped file would end the process without a word."""
     with open_pool(tmp_path, fields) as pool:
-        gather = Gather(pool.cache, fields, num_threads=0)
+        gather = make_gather(pool, fields, num_threads=0)
         try:
             [*gather.batches(pick_in_turn(40), range(5), epoch=0)]
-            path = next(pool.cache.directory.glob("fixed-*" if pool.cache.fixed else "heap-*"))
+            path = next(
+                pool.cache.directory.glob("fixed-*" if pool.cache.files.fixed else "heap-*")
+            )
             content = path.read_bytes()
             # Put back in the same file: it is mapped, and this test goes on.
             if damage == "cut":
@@ -255,7 +259,7 @@ def test_a_file_that_was_cut_or_removed_meanwhile_is_named_as_batches_begin(
 
 def test_a_row_is_checked_once_and_again_when_it_moved(tmp_path, monkeypatch):
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0)
+        gather = make_gather(pool, PLAIN, num_threads=0)
         pick, steps = pick_in_turn(40), range(5)  # none of epoch 9 is checked anyway
         checked = []
         hashed = gather._verifier._corrupt
@@ -291,7 +295,7 @@ def test_a_corrupt_row_is_repaired_once(tmp_path):
                 if slot in slots:
                     flip(pool, slot, field)
 
-        gather = Gather(pool.cache, PLAIN, num_threads=0, repair=repair)
+        gather = make_gather(pool, PLAIN, num_threads=0, repair=repair)
         assert_same(good, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
         assert_same(good, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
         gather.close()
@@ -303,8 +307,8 @@ def test_a_row_that_stays_corrupt_becomes_padding_when_so_asked(tmp_path, num_th
     with open_pool(tmp_path, PLAIN) as pool:
         good = gathered(pool, PLAIN)
         flip(pool, 5)
-        gather = Gather(
-            pool.cache, PLAIN, num_threads=num_threads, on_error="skip", repair=lambda slots: None
+        gather = make_gather(
+            pool, PLAIN, num_threads=num_threads, on_error="skip", repair=lambda slots: None
         )
         batches = list(gather.batches(pick_in_turn(40), range(5), epoch=1))
         assert_same(batches, list(gather.batches(pick_in_turn(40), range(5), epoch=1)))
@@ -369,7 +373,7 @@ def test_leaving_in_the_middle_stops_the_threads_work(tmp_path):
         return sample
 
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=2, transform=note, prefetch=1)
+        gather = make_gather(pool, PLAIN, num_threads=2, transform=note, prefetch=1)
         next(gather.batches(pick_in_turn(40), range(5), epoch=0))
         gather.stop()
         assert gather.ready == 0
@@ -379,3 +383,32 @@ def test_leaving_in_the_middle_stops_the_threads_work(tmp_path):
         assert len(whole) == 5
         assert len(made) == before + 40
         gather.close()
+
+
+class UnreadableError(FieldError):
+    def __init__(self, number: int, cause: str) -> None:
+        super().__init__(f"{cause}: {number}")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A field whose values never decode."""
+
+    key: str
+
+    def column(self, name: str) -> None:
+        return None
+
+    def encode(self, raw: Any, where: str) -> bytes:
+        return bytes(raw)
+
+    def decode(self, data: memoryview, where: str) -> object:
+        raise UnreadableError(7, "unreadable")
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_an_error_of_a_users_own_class_names_its_sample_too(tmp_path, num_threads):
+    fields: Mapping[str, Field] = {"data": Unreadable("bin"), "label": Int("cls")}
+    with open_pool(tmp_path, fields) as pool:
+        with pytest.raises(FieldError, match=r"kinds-40.*: unreadable: 7"):
+            gathered(pool, fields, num_threads=num_threads)

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from dataio import Loader, Reports, WorkerError, Workers
-from dataio.batch.gather import Gather
 from dataio.batch.process_checks import UNGUARDED, check_sendable, why_ended
 from dataio.world import single_world
 from tests.dataio.batch.gather_pool import gathered, open_pool, pick_in_turn
 from tests.dataio.batch.test_gather import PLAIN
 from tests.memory_source import FIELDS, MemorySource
 from tests.multirank import ROOT
+from tests.opened import make_gather
 
 # What runs in a process stands at module level, where it is found again.
 
@@ -61,7 +61,7 @@ def same(sample, rng):
 def test_a_process_that_ends_between_two_epochs_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr("dataio.batch.process_transform.CHECK_S", 0.2)
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0, num_processes=2, transform=same)
+        gather = make_gather(pool, PLAIN, num_threads=0, num_processes=2, transform=same)
         try:
             assert len([*gather.batches(pick_in_turn(40), range(5), epoch=0)]) == 5
             assert gather._workers is not None

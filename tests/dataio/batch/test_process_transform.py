@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from dataio import FieldError, StallError, WorkerError
-from dataio.batch.gather import Gather
 from tests.dataio.batch.gather_pool import FIELDS, gathered, open_pool, pick_in_turn, value
 from tests.dataio.batch.test_gather import PLAIN, assert_same, stack
 from tests.multirank import ROOT
+from tests.opened import make_gather
 
 LIMIT_S = 20.0
 
@@ -81,7 +81,7 @@ def test_torchs_own_draws_depend_on_the_sample_alone(tmp_path):
 
 def test_processes_are_kept_hold_no_mpi_and_end_with_the_gather(tmp_path):
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0, num_processes=2, transform=tell_where)
+        gather = make_gather(pool, PLAIN, num_threads=0, num_processes=2, transform=tell_where)
         pids: set[int] = set()
         for epoch in range(3):
             # The second epoch is left in the middle.
@@ -125,7 +125,7 @@ def test_batches_larger_than_shared_memory_and_many_kept_ones_come(tmp_path):
     used: list[int] = []
     descriptors: list[int] = []
     with open_pool(tmp_path, PLAIN) as pool:
-        gather = Gather(pool.cache, PLAIN, num_threads=0, num_processes=1, transform=big)
+        gather = make_gather(pool, PLAIN, num_threads=0, num_processes=1, transform=big)
         kept: list[Any] = []
         for epoch in range(4):
             for batch in gather.batches(pick_in_turn(40), range(5), epoch=epoch):
@@ -162,13 +162,13 @@ def test_values_keep_their_kind(tmp_path):
 ALONE = """
 import sys
 from pathlib import Path
-from dataio.batch.gather import Gather
+from tests.opened import make_gather
 from tests.dataio.batch.gather_pool import open_pool, pick_in_turn
 from tests.dataio.batch.test_gather import PLAIN
 from tests.dataio.batch.test_process_transform import jitter
 
 with open_pool(Path(sys.argv[1]), PLAIN) as pool:
-    gather = Gather(pool.cache, PLAIN, num_threads=0, num_processes=2, transform=jitter)
+    gather = make_gather(pool, PLAIN, num_threads=0, num_processes=2, transform=jitter)
     next(iter(gather.batches(pick_in_turn(40), range(5), epoch=0)))
     print("ready", flush=True)
     sys.stdin.read()

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from dataio import ExchangeError, Loader, Reports, Workers
-from dataio.cache.cache import Cache
 from dataio.exchange.transfer import Transfer
 from dataio.plan.layout import Layout
 from dataio.rows.rows import corrupt_rows
+from dataio.store.cache import Cache
+from dataio.store.writer import RowWriter
 from dataio.world import World, run_threads, thread_worlds
 from importance import Kakurenbo
 from shuffle import Global, Partial
@@ -58,18 +59,18 @@ def test_an_error_in_the_loop_ends_threads_frees_the_cache_and_writes_nothing_mo
     tmp_path, monkeypatch, policy, fault
 ):
     released, late = set(), []
-    write, close = Cache.write_rows, Cache.close
+    write, close = RowWriter.write, Cache.close
 
     def watched(self, *args, **options):
         if id(self) in released:
-            late.append(self.directory)
+            late.append(self)
         return write(self, *args, **options)
 
     def closed(self):
-        released.add(id(self))
+        released.add(id(self.writer))
         close(self)
 
-    monkeypatch.setattr(Cache, "write_rows", watched)
+    monkeypatch.setattr(RowWriter, "write", watched)
     monkeypatch.setattr(Cache, "close", closed)
 
     def on_rank(world):
@@ -127,10 +128,10 @@ def test_epochs_that_are_broken_off_exchange_all_the_same_in_bounded_memory(
                     loader.report(batch, *loss_of(batch["sample_id"], epoch))
                     if loader.step == 2:
                         break
-                allocated.append(loader._parts.moves.buffers.num_allocated)
+                allocated.append(loader._session.moves.buffers.num_allocated)
                 assert names().count("tonari-exchange") <= 3, "one a rank"
-                assert len(loader._parts.pool.cache.background.seals) <= 16
-            cache, layout = loader._parts.pool.cache, Layout(world.replicas_per_node, SAMPLES)
+                assert len(loader._session.pool.cache.background.seals) <= 16
+            cache, layout = loader._session.pool.cache, Layout(world.replicas_per_node, SAMPLES)
             ids = cache.entries.sample_id[:].tolist()
             wanted = policy.placement(layout, node=world.node, epoch=29, seed=3)
             assert ids == wanted.tolist()
@@ -161,7 +162,7 @@ def test_jumps_in_the_middle_of_epochs_give_each_epoch_its_batches(tmp_path, pol
                     if loader.step == 3:
                         break
                 assert seen.setdefault(epoch, steps) == steps, f"epoch {epoch}"
-            return loader._parts.pool.source.rows_read
+            return loader._session.pool.source.rows_read
 
     read = [i for rows in on_both(on_rank) for i in rows]
     assert sorted(read) == list(range(SAMPLES)), "each from the source once"
@@ -178,8 +179,8 @@ def test_beginning_an_epoch_again_and_again_takes_no_more_room(tmp_path, policy)
             for _ in range(6):
                 ids.append([batch["sample_id"].tolist() for batch in loader])
                 loader.load_state_dict(early)
-                ends.append(loader._parts.pool.cache.log.space.extents.end)
-                assert loader._parts.pool.cache.arrivals.kept == [], (
+                ends.append(loader._session.pool.cache.log.space.extents.end)
+                assert loader._session.pool.cache.arrivals.kept == [], (
                     "nor is a change of slot left over"
                 )
         assert ids == ids[:1] * 6

@@ -241,7 +241,7 @@ def test_scores_of_old_rows_stay(tmp_path):
         with make(world, tmp_path / "cache", directory.path, importance=HIDES) as loader:
             for epoch in loader.epochs(3):
                 if epoch:
-                    pool = loader._parts.pool
+                    pool = loader._session.pool
                     is_new = pool.sample_ids >= 61 + (10 if epoch == 2 else 0)
                     assert (pool.scores["epoch"][is_new] < 0).all()
                     assert (pool.scores["epoch"][~is_new] >= 0).all()
@@ -269,7 +269,7 @@ def test_a_growth_reads_and_moves_new_rows_alone(tmp_path, name):
                     directory.append(20)
                     # Counting and staging: so much of the old shards cannot be read.
                 before = loader.stats()
-            after, written = loader.stats(), loader._parts.pool.cache.num_slots
+            after, written = loader.stats(), loader._session.pool.cache.num_slots
             assert after["pulled_rows"] == before["pulled_rows"] == 0
             assert after["source_bytes"] <= before["source_bytes"] + 3 * path.stat().st_size
             return written

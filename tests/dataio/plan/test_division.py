@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataio.plan.division import cut_at_shards, divide_along_shards
-from dataio.pool.staging import Piece, plan_pieces
+from dataio.store.staging import Piece, plan_pieces
 
 SHARDS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 

@@ -256,7 +256,7 @@ def make(root, world, importance, policy=None):
 
 def held(loader):
     """Sample ids of a pool, and their scores."""
-    return loader._parts.pool.sample_ids.copy(), loader._parts.pool.scores.copy()
+    return loader._session.pool.sample_ids.copy(), loader._session.pool.scores.copy()
 
 
 def train(loader, num_epochs):

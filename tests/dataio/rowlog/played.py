@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from dataio import Loader, NodeCache, Reports, Staging
-from dataio.batch.values import Batch
 from dataio.rowlog.answers import Answers
 from dataio.rowlog.attempts import Piece, find_course
 from dataio.rowlog.reading import read_log
 from dataio.rowlog.trained import TrainedRows
+from dataio.rows.samples import Batch
 from dataio.world import World, run_threads, thread_worlds
 from importance import Weighted
 from tests.dataio.exclude_run import NUM_SAMPLES, POLICIES, SHUFFLES, losses, make, some

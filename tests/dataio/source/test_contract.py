@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dataio import Int, Loader, NumpySource
-from dataio.pool.pool import Pool
 from dataio.source import DatasetSource, Storage, TransformedSource
 from dataio.source.base import Shard, ShardedSource, costs_of
 from dataio.source.formats.folder import ImageFolderSource
 from dataio.source.listing import FORMATS
 from dataio.world import single_world
+from tests.opened import make_pool
 
 
 class Bare:
@@ -60,7 +60,7 @@ def test_what_a_cache_keeps_of_a_source_never_changes(tmp_path):
     kept: dict[str, str] = {}
     for source in (numpy_source, tar_source):
         root = tmp_path / str(len(kept))
-        Pool(
+        make_pool(
             source, {"label": Int("cls")}, world=single_world(), root=root, num_slots=8,
             num_leaving=0,
         ).close()  # fmt: skip

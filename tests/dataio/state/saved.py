@@ -24,7 +24,7 @@ def standing(loader: Loader) -> object:
     """All that a restore decides of a rank."""
     plan = loader._run.running.plan
     return (
-        json.dumps(loader.state_dict(), sort_keys=True), loader._parts.pool.scores.tobytes(),
+        json.dumps(loader.state_dict(), sort_keys=True), loader._session.pool.scores.tobytes(),
         plan.selection.hidden.tobytes(), loader.order_hash(), loader.lr_factor,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dataio import Reports
-from dataio.pool.moves import Moves
+from dataio.store.moves import Moves
 from dataio.world import World, run_threads, single_world, thread_worlds
 from tests.dataio.loaders import make
 from tests.dataio.state.saved import train_to, tree
@@ -115,12 +115,12 @@ def test_without_a_number_of_epochs_the_exchange_begins_with_the_first_batch(
             loader.save(tmp_path / "saved")
         with make(world, tmp_path / "cache") as loader:
             loader.restore(tmp_path / "saved")
-            assert loader._parts.moves._exchange is None
+            assert loader._session.moves._exchange is None
             if by == "iterating":
                 next(iter(loader))
-                assert loader._parts.moves._exchange is not None
+                assert loader._session.moves._exchange is not None
             loader.set_epoch(1)
-            assert loader._parts.moves._exchange is not None
+            assert loader._session.moves._exchange is not None
             return [loader.order_hash()]
 
     expected = run_threads(thread_worlds([1, 1]), whole)

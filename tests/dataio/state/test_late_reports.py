@@ -47,8 +47,8 @@ def test_a_late_report_reaches_its_rows_or_none(tmp_path, caplog, move):
             next(iter(loader))
             loader.report(late, LATE + loss_of(late["sample_id"]))
             loader.flush()
-            ids = loader._parts.pool.sample_ids
-            losses = loader._parts.pool.scores["loss"].copy()
+            ids = loader._session.pool.sample_ids
+            losses = loader._session.pool.scores["loss"].copy()
             here = np.isin(late["sample_id"].numpy(), ids)
             return ids, losses, late["sample_id"].numpy(), here, loader.stats()
 
@@ -77,7 +77,7 @@ def test_a_late_report_does_not_go_over_a_newer_one(tmp_path):
         moved = late | {"slot": (late["slot"] + 1) % SAMPLES}
         loader.report(moved, LATE + loss_of(late["sample_id"]))
         loader.flush()
-        assert (loader._parts.pool.scores["loss"] < LATE).all()
+        assert (loader._session.pool.scores["loss"] < LATE).all()
         assert loader.stats()["lost_reports"] == 0
 
 
@@ -89,7 +89,7 @@ def test_a_late_report_where_rows_stay_is_as_any_other(tmp_path):
         loader.flush()
         slots = late["slot"].numpy()
         assert (
-            loader._parts.pool.scores["loss"][slots] == LATE + late["sample_id"].numpy() + 0.5
+            loader._session.pool.scores["loss"][slots] == LATE + late["sample_id"].numpy() + 0.5
         ).all()
 
 
@@ -98,10 +98,10 @@ def test_padding_is_passed_over_late_too(tmp_path):
         with make(world, tmp_path, shuffle=MOVES["all"], batch_size=17) as loader:
             late = train(loader)
             next(iter(loader))
-            before = loader._parts.pool.scores["loss"].copy()
+            before = loader._session.pool.scores["loss"].copy()
             loader.report(late, torch.full((17,), LATE))
             loader.flush()
-            changed = loader._parts.pool.sample_ids[loader._parts.pool.scores["loss"] != before]
+            changed = loader._session.pool.sample_ids[loader._session.pool.scores["loss"] != before]
             return (late["slot"] < 0).sum(), set(changed) - set(late["sample_id"].tolist())
 
     for padding, others in run_threads(thread_worlds([1, 1]), run):

@@ -11,8 +11,8 @@ import torch
 import dataio.state.report
 from dataio import Loader, Reports, Workers
 from dataio.plan.history import COLUMNS, score_dtype, unscored
-from dataio.pool.pool import Pool
 from dataio.state.report import Feedback
+from dataio.store.pool import Pool
 from dataio.world import run_threads, single_world, thread_worlds
 from importance import Full, Kakurenbo, outcome
 from tests.gpu import no_synchronisation
@@ -222,8 +222,8 @@ def test_an_outcome_that_nobody_told_counts_as_wrong_and_unsure(gpu, side):
 
 def losses(loader: Loader) -> list[float]:
     """Last losses by sample."""
-    by_sample = np.argsort(loader._parts.pool.sample_ids)
-    return list(loader._parts.pool.scores["loss"][by_sample].tolist())
+    by_sample = np.argsort(loader._session.pool.sample_ids)
+    return list(loader._session.pool.scores["loss"][by_sample].tolist())
 
 
 def report(loader: Loader, batch: Any, plus: float = 0.0) -> None:
@@ -328,7 +328,7 @@ def test_a_step_on_a_gpu_reports_without_a_synchronisation(tmp_path):
         for sample, *values in (row for batch in told for row in zip(*batch, strict=True)):
             loss_, correct_, confidence_ = (value.item() for value in values)
             expected[int(sample)] = (loss_, bool(correct_), confidence_)
-        scores, ids = loader._parts.pool.scores, loader._parts.pool.sample_ids
+        scores, ids = loader._session.pool.scores, loader._session.pool.sample_ids
     assert sorted(set(expected) - {-1}) == list(range(61))
     for entry, sample in zip(scores, ids.tolist(), strict=True):
         loss_, correct_, confidence_ = expected[sample]

@@ -10,9 +10,9 @@ import pytest
 from dataio import StateError
 from dataio.mixture import Mixture
 from dataio.world import World, run_threads, single_world, thread_worlds
-from tests.dataio.cache.planted import plant
 from tests.dataio.loaders import make
 from tests.dataio.state.saved import KAKURENBO, standing, train_to
+from tests.dataio.store.planted import plant
 from tests.dataio.test_mixture import mixed
 
 SEED = 13

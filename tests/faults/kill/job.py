@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import dataio.pool.staging
+import dataio.store.staging
 import shuffle
 from dataio import Array, Bytes, Field, Int, Loader, Mixture, NodeCache, Reports, Staging, Workers
 from dataio.plan.policies import Importance, Shuffle
@@ -296,8 +296,10 @@ def run(argument: dict[str, Any]) -> None:
     kill = Kill(**argument["kill"]) if argument["kill"] else None
     slow = Kill(**argument["slow"]) if argument["slow"] else None
     points = Points(log, rank=rank, pids=attempt, kill=kill, slow=slow)
-    assert hasattr(dataio.pool.staging, "SEAL_BYTES"), "name what says here how often staging seals"
-    dataio.pool.staging.SEAL_BYTES = SEAL_BYTES
+    assert hasattr(dataio.store.staging, "SEAL_BYTES"), (
+        "name what says here how often staging seals"
+    )
+    dataio.store.staging.SEAL_BYTES = SEAL_BYTES
     points.install()
     Training(
         Options(**argument["options"]),

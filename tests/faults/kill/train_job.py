@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dataio.pool.staging
+import dataio.store.staging
 import trainer.watch.stop
 from dataio import Loader
 from tests.faults.kill.job import TIMEOUT_S
@@ -105,7 +105,7 @@ def run(argument: dict[str, Any]) -> None:
     kill = Kill(**argument["kill"]) if argument["kill"] else None
     points = Points(log, rank=rank, pids=attempt, kill=kill)
     for module, name, value in (
-        (dataio.pool.staging, "SEAL_BYTES", SEAL_BYTES),
+        (dataio.store.staging, "SEAL_BYTES", SEAL_BYTES),
         # A signal is noticed after each step, however short.
         (trainer.watch.stop, "ASK_S", 0),
     ):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dataio.batch.assemble
-import dataio.pool.staging
+import dataio.store.staging
 import trainer.checkpoint.checkpoint
 import trainer.deliver.relay
 import trainer.run.loop
@@ -147,7 +147,7 @@ def plant(way: str, where: str, rank: int, report: Path) -> None:
         "delivery": (relay.Inlet if rank else relay.Outlet, "_take" if rank else "hand_on", BATCH),
         "opening": (relay.Inlet, "_open", 1),
         "checkpoint": (trainer.checkpoint.checkpoint, "write_sums", 2),
-        "staging": (dataio.pool.staging.StagingRun, "_read_piece", 1),
+        "staging": (dataio.store.staging.StagingRun, "_read_piece", 1),
     }
     if where in places:
         holder, name, at = places[where]

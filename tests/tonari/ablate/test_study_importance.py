@@ -73,8 +73,8 @@ def loader_epochs(world, root, shuffle, policy):
                     ids = batch["sample_id"].clamp(min=0)
                     loader.report(batch, *told(ids, epoch))
                     valid = batch["slot"] >= 0
-                    loader._parts.feedback.flush()
-                    entries = loader._parts.pool.scores[batch["slot"][valid].numpy()]
+                    loader._session.feedback.flush()
+                    entries = loader._session.pool.scores[batch["slot"][valid].numpy()]
                     scores |= zip(ids[valid].tolist(), entries.tolist(), strict=True)
                     pass_.append((ids[valid].tolist(), batch["weight"][valid].tolist()))
             found.append((trained, refreshed, scores, loader.lr_factor))

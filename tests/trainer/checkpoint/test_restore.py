@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.dataio.cache.planted import plant
+from tests.dataio.store.planted import plant
 from tests.trainer.checkpoint.start import Start
 from trainer.checkpoint import agree
 from trainer.checkpoint import restore as restoring

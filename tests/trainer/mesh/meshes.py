@@ -9,8 +9,8 @@ import torch
 
 import shuffle
 from dataio import Loader, Reports, Workers
-from dataio.batch.values import Batch
 from dataio.plan.policies import Importance
+from dataio.rows.samples import Batch
 from dataio.world import Request, World, run_threads, thread_worlds
 from tests.memory_source import FIELDS, MemorySource
 from trainer.deliver.deliver import ReplicaLoader

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from tests.trainer.deliver.fake_loader import FakeLoader
 from trainer.mesh.mesh import AXES, make_mesh
 from trainer.mesh.pipeline import Judge, Pipeline

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dataio
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from tests.trainer.idioms import IDIOMS, WIDTH, forget
 from tests.trainer.run.alone import Told
 from trainer.checkpoint.export import read_checkpoint

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from tests.multirank import RunRanks
 from tests.trainer.digits import write_config
 from tests.trainer.foreign_models import Doubled, PlainImages

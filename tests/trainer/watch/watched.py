@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dataio.batch.values import Batch
 from dataio.rows.fields import Field
 from dataio.rows.rows import Rows
+from dataio.rows.samples import Batch
 from dataio.source import NumpySource, Source
 from dataio.source.base import ShardedSource
 from trainer.config.config import load_config
@@ -53,7 +53,7 @@ class Watched(ReplicaLoader):
     def close(self) -> None:
         if self._loader is not None and not self.figures:
             # Rows that were given, and stored bytes of those that were read from the cache.
-            cache_bytes = self._loader._parts.gather.num_bytes
+            cache_bytes = self._loader._session.gather.num_bytes
             # A scorer that reads its labels leaves the rows to the reader, to count them once.
             self.figures = {"rows": self.stats().get("rows", 0), "cache_bytes": cache_bytes}
         super().close()
@@ -66,7 +66,7 @@ class Watched(ReplicaLoader):
 
     def report_on(self, rows_read: Mapping[str, int]) -> dict[str, Any]:
         """Tell what this rank saw."""
-        source = "" if self._loader is None else self._loader._parts.pool.source.name
+        source = "" if self._loader is None else self._loader._session.pool.source.name
         return {
             "replica": self._place.replica, "steps": self.steps, "columns": sorted(self.columns),
             "held_bytes": self.held_bytes, "source_rows": rows_read.get(source, 0), **self.figures,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.models.trace import Inputs
 from trainer.run.tasks import Columns, Task
 

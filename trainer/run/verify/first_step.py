@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dataio.base.cgroup import memory_room
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.checkpoint.agree import file_group, from_rank_0
 from trainer.checkpoint.export import read_checkpoint
 from trainer.config.config import Config

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dataio.batch.values import Batch
+from dataio.rows.samples import Batch
 from trainer.checkpoint.state import plain_name
 from trainer.run.observed import Begun, Observer
 from trainer.run.step import Evaluation, Step, TakesReports

@@ -1,0 +1,81 @@
+"""One dataset open on one node: its source, the node's rows of it, and the batches made of them.
+
+A `Loader`, an `Evaluation` and a replay hold one each. The number of its samples never changes:
+data that grows ends one session and begins the next.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.arguments import Arguments
+from dataio.batch.gather import Gather
+from dataio.rows.fields import Field
+from dataio.source import Source
+from dataio.store.pool import Pool, no_rows
+from dataio.store.share import Share
+from dataio.world import World
+
+
+class Session:
+    """Rows and batches of a source. Construction is collective; nothing is staged by it.
+
+    Args:
+        source: Where the rows come from.
+        fields: What is kept of a sample, as rows are stored.
+        share: Which rows this node has room for.
+        arguments: Those of the loader.
+        world: All ranks.
+        root: The directory of caches.
+        pinned: Make batches in memory that a GPU copies from without waiting.
+        are_excluded: int64[n] samples -> bool[n]: whether no epoch shows them.
+        replica: Whose batches are made; None: this rank's.
+        earlier: The session of the same source while it had fewer samples, closed before.
+
+    Attributes:
+        source: The source.
+        fields: The fields.
+        pool: The node's rows.
+        gather: Makes batches.
+
+    Raises:
+        DataioError: If the cache cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        fields: Mapping[str, Field],
+        share: Share,
+        arguments: Arguments,
+        world: World,
+        *,
+        root: Path,
+        pinned: bool = False,
+        are_excluded: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = no_rows,
+        replica: int | None = None,
+        earlier: "Session | None" = None,
+    ) -> None:
+        self.source = source
+        self.fields = fields
+        self.arguments = arguments
+        self.world = world
+        # Whoever catches an error may try again in this process: the cache must not stay locked.
+        with contextlib.ExitStack() as undo:
+            self.pool: Pool = Pool(
+                source, fields, share, arguments, world, root=root,
+                earlier=earlier.pool if earlier is not None else None,
+            )  # fmt: skip
+            undo.callback(self.pool.close)
+            self.gather = Gather(
+                self.pool, arguments, pinned=pinned, are_excluded=are_excluded, replica=replica
+            )
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Stop threads and processes, and let go of the cache; idempotent."""
+        self.gather.close()
+        self.pool.close()

@@ -1,0 +1,162 @@
+"""What a quota leaves a cache room for: rows that stay, windows beside them, arrivals."""
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataio.rows.rows import RowSchema
+from dataio.store.commit_log import CommitLog
+from dataio.store.files.row_files import RowFiles
+from dataio.store.quota import Budget
+from dataio.store.state import Head
+
+
+class Room:
+    """Measures a node's rows against its budget.
+
+    Args:
+        budget: What the files may take; None: what the disk has.
+        files: The cache's.
+        log: Its entries.
+        schema: Stored form of the fields.
+        num_positions: Rows the fixed fields have room for once rows move.
+        local_size: Ranks on the node.
+        guard: Held while free extents are looked at.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | None,
+        files: RowFiles,
+        log: CommitLog,
+        schema: RowSchema,
+        *,
+        num_positions: int,
+        local_size: int,
+        guard: threading.RLock,
+    ) -> None:
+        self.budget = budget
+        self._files = files
+        self._log = log
+        self._schema = schema
+        self._num_positions = num_positions
+        self._local_size = local_size
+        self._guard = guard
+
+    @property
+    def quota_bytes(self) -> int | None:
+        """Of the budget, if there is one."""
+        return self.budget.quota_bytes if self.budget is not None else None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether as many rows are there as the budget lets stay."""
+        head = self._log.head
+        return (
+            self.budget is not None
+            and head is not None
+            and head.is_filled
+            and head.quota_bytes == self.budget.quota_bytes
+        )
+
+    def count_fitting(self, extents: NDArray[np.int64]) -> int:
+        """Count the rows, from the first, whose variable fields have room.
+
+        Args:
+            extents: int64[n]: Bytes of each row's.
+        """
+        budget = self.budget
+        if budget is None or not self._schema.variable:
+            return len(extents)
+        all_may_fit = budget.resident_rows >= len(self._log.entries)
+        limit = budget.heap_bytes if all_may_fit else budget.resident_heap_bytes
+        with self._guard:
+            free = self._log.space.extents
+            if free.end + int(extents.sum()) <= limit:
+                return len(extents)
+            offsets = free.take(extents)
+            free.give_back(offsets, extents)
+        over = np.flatnonzero((offsets + extents > limit) & (extents > 0))
+        return int(over[0]) if len(over) else len(extents)
+
+    @property
+    def may_seal(self) -> bool:
+        """Whether there is room for one more file of staged rows, and then the last."""
+        if self.budget is None:
+            return True
+        return self._log.count_sealed() < self.budget.num_seals - 2
+
+    def window_space(self, *, local_rank: int) -> tuple[NDArray[np.int64], range]:
+        """Find what this local rank may use beside the rows that stay, once it is reserved.
+
+        Returns:
+            Positions of the fixed fields, and bytes of its heap.
+        """
+        assert self.budget is not None
+        space = self._log.space
+        self._files.map()
+        space.forget()
+        mine = np.array_split(space.positions, self._local_size)[local_rank]
+        heap = range(0)
+        if self._schema.variable:
+            heap = range(space.extents.end, self.budget.heap_bytes)
+            self._files.heap.reserve(heap.stop)
+        return mine, heap
+
+    def has_room_to_move(self) -> bool:
+        """Whether arrivals may lie beside all rows, to judge by the mean row."""
+        if self.budget is None:
+            return True
+        if self._log.num_missing or not self.budget.has_room_to_move:
+            return False
+        if not self._schema.variable:
+            return True
+        # A tenth more, for what does not fit into the gaps.
+        spare = self.arrivals_bytes() * 11 // 10
+        with self._guard:
+            return self._log.space.extents.end + spare <= self.budget.heap_bytes
+
+    def may_have_room_to_move(self) -> bool:
+        """Guess `has_room_to_move` of rows that are staged, before they are in the manifest."""
+        if self.budget is None or not self.budget.has_room_to_move:
+            return self.budget is None
+        with self._guard:
+            end = self._log.space.extents.end
+        num_slots = len(self._log.entries)
+        spare = end * (self._num_positions - num_slots) // num_slots
+        return end + spare * 11 // 10 <= self.budget.heap_bytes
+
+    def arrivals_bytes(self) -> int:
+        """Guess the bytes that an epoch's arrivals add to this local rank's heap."""
+        entries = self._log.entries
+        spare = (self._num_positions - len(entries)) // max(self._local_size, 1)
+        return spare * -(-entries.extents_total_bytes // max(len(entries), 1))
+
+    @property
+    def heaps_bytes(self) -> int:
+        """What the heaps of all local ranks may take together."""
+        assert self.budget is not None
+        return self.budget.heap_bytes * self._local_size
+
+    def fits(self, head: Head, *, disk_bytes: Callable[[], int]) -> bool:
+        """Whether a cache that was begun under another quota, or none, may stay as it is.
+
+        Args:
+            head: Its manifest.
+            disk_bytes: Counts what it takes.
+        """
+        budget, begun_under = self.budget, head.quota_bytes
+        if budget is None:
+            return True
+        begun_within = begun_under is not None and begun_under <= budget.quota_bytes
+        if begun_within and self._sized_within(budget):
+            return True
+        return not head.missing and disk_bytes() + budget.spare_bytes <= budget.quota_bytes
+
+    def _sized_within(self, budget: Budget) -> bool:
+        """Whether no file is larger than it could become; jobs of one quota may divide it anew."""
+        positions = max(file.count_positions() for file in self._files.by_position)
+        heaps = self._files.heap_sizes()
+        return positions <= budget.positions and max(heaps, default=0) <= budget.heap_bytes

@@ -1,0 +1,311 @@
+"""What a loader is made of: a session, and what deals, moves and scores its rows."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dataio.agreement import agreed, check_agreement, check_batch_size, check_growth, check_policy
+from dataio.arguments import Arguments, find_device
+from dataio.base.digest import digest
+from dataio.base.filesystem import cache_directory
+from dataio.base.seeding import ORDER_VERSION
+from dataio.batch.deliver import Delivery
+from dataio.batch.epoch_line import EpochLine
+from dataio.batch.feed import Feed
+from dataio.batch.figures import Figures
+from dataio.batch.meter import Meter
+from dataio.evaluation import Evaluation
+from dataio.excluding import find_excluded
+from dataio.opening import Openable, Opener
+from dataio.plan.dealer import Dealer
+from dataio.plan.epoch import find_sampling_groups
+from dataio.plan.exclusion import Exclusion
+from dataio.plan.layout import Layout
+from dataio.plan.order import deal, deal_all, num_steps
+from dataio.plan.placement import Placements
+from dataio.plan.policies import Drawing
+from dataio.rowlog.attempts import Setup
+from dataio.rowlog.log import RowLog
+from dataio.rows.fields import Field
+from dataio.rows.image import Image, Mask
+from dataio.rows.samples import BatchTransform, Collate, Transform
+from dataio.session import Session
+from dataio.source import Source
+from dataio.source.base import costs_of
+from dataio.source.classes import Classes
+from dataio.source.wrap.growing import GrowingSource, as_growing
+from dataio.state.metrics import check_metrics
+from dataio.state.report import Feedback
+from dataio.state.reported import Reported
+from dataio.state.resume import RunIdentity
+from dataio.store.field_reader import FieldReader
+from dataio.store.moves import Moves
+from dataio.store.share import Share, lay_out
+from dataio.world import World
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """What a loader has as long as it lives, whatever session it is in.
+
+    Attributes:
+        opener: Opens sources of samples with the same fields.
+        delivery: Takes batches to the device.
+        figures: What is measured.
+        line: Sums up an epoch's figures.
+        first_tag: Of messages about rows that move.
+    """
+
+    opener: Opener
+    delivery: Delivery
+    figures: Figures
+    line: EpochLine
+    first_tag: int
+
+
+class Training(Session):
+    """A session whose rows are dealt, moved between nodes, scored and delivered to be trained.
+
+    Args:
+        arguments: Those of the loader.
+        world: All ranks.
+        source: Where the rows come from.
+        fields: What is kept of a sample, as rows are stored.
+        layout: Replicas and samples, and what they were before samples came.
+        exclusion: Samples that no epoch shows.
+        lasting: What the loader has anyway.
+        earlier: The session of the same source while it had fewer samples, closed before. Pool and
+            scores are empty until they are filled.
+
+    Attributes:
+        identity: What the run keeps, whoever goes on with it.
+        sampling: All sampling groups, and this replica's place.
+        dealer: Deals the replica its rows of an epoch.
+        placements: Which node holds which row, as far as the seed tells.
+        moves: Takes the rows from one epoch's placement to the next.
+        feedback: Takes reports into the scores.
+        reported: Misses reports.
+        feed: Delivers batches, step by step.
+
+    Raises:
+        ValueError: If a batch is more than a replica's rows.
+        DataioError: If the cache cannot be used.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        world: World,
+        source: Source,
+        fields: Mapping[str, Field],
+        layout: Layout,
+        exclusion: Exclusion,
+        lasting: Lasting,
+        *,
+        earlier: "Training | None" = None,
+    ) -> None:
+        shuffle, seed = arguments.shuffle_or_local, arguments.seed
+        self.layout = layout
+        check_batch_size(arguments.batch_size, layout)
+        self.exclusion = exclusion
+        self.lasting = lasting
+        self.identity = identify(source, arguments)
+        self.sampling = find_sampling_groups(
+            layout, replica=world.replica, holds_all=shuffle.holds_all
+        )
+        self.placements = placements = Placements(
+            shuffle, layout, world.node, self.sampling.num_rows, seed, shuffle.num_leaving(layout)
+        )
+        share = Share(
+            placements.num_slots,
+            None if placements.num_leaving else placements.of(0, first_epoch=0),
+            placements.num_leaving,
+        )
+        super().__init__(
+            source, fields, share, arguments, world, root=lasting.opener.root,
+            pinned=lasting.delivery.pinned, are_excluded=exclusion.flags, earlier=earlier,
+        )  # fmt: skip
+        pool, gather, figures = self.pool, self.gather, lasting.figures
+        self.moves = Moves(pool, placements, first_tag=lasting.first_tag)
+        self.feedback: Feedback = Feedback(
+            pool.scores, pool.ids_in, rank=world.rank,
+            num_lost=earlier.feedback.num_lost if earlier is not None else 0,
+        )  # fmt: skip
+        self.reported: Reported = Reported(
+            self.feedback, world, arguments.importance, keeps_scores=pool.keeps_scores,
+            earlier=earlier.reported if earlier is not None else None,
+        )  # fmt: skip
+        self.dealer = Dealer(
+            self.sampling, world=world, importance=arguments.importance, seed=seed,
+            batch_size=arguments.batch_size, drop_last=arguments.drop_last,
+            by_field=FieldReader(pool, num_samples=layout.num_samples, holds_all=shuffle.holds_all),
+            costs=costs_of(source), exclusion=exclusion, meter=Meter(pool, gather, figures),
+        )  # fmt: skip
+        self.feed: Feed = Feed(
+            pool, gather, lasting.delivery, figures=figures,
+            take=earlier.feed.take if earlier is not None else None,
+        )  # fmt: skip
+
+    @property
+    def growing(self) -> GrowingSource | None:
+        """The source, if samples may come to it."""
+        return as_growing(self.source)
+
+    def followed_by(self, source: Source, layout: Layout) -> "Training":
+        """End this session, and begin the next, of a source that is longer or was cut. Collective.
+
+        Args:
+            source: The source.
+            layout: Of its samples: the rows that were known before keep their slots.
+
+        Raises:
+            ValueError: If a batch is more than a replica's rows.
+            DataioError: If the cache cannot be used.
+        """
+        self.close()
+        return Training(
+            self.arguments, self.world, source, self.fields, layout,
+            self.exclusion.of(layout.num_samples), self.lasting, earlier=self,
+        )  # fmt: skip
+
+    def most_steps(self) -> int:
+        """Count the steps of an epoch that shows every row; see `Loader.max_steps`."""
+        arguments, layout, exclusion = self.arguments, self.layout, self.exclusion
+        dealt = deal(layout.num_samples, layout.num_replicas)
+        if isinstance(arguments.importance, Drawing):
+            gone = {"num_excluded": exclusion.num_excluded} if exclusion.num_excluded else {}
+            num_drawn = arguments.importance.num_drawn(layout.num_samples, **gone)
+            dealt = deal(num_drawn, layout.num_replicas)
+        elif exclusion.num_excluded and self.placements.shuffle.holds_all:
+            dealt = deal(exclusion.num_left, layout.num_replicas)
+        elif exclusion.num_excluded and not (self.placements.num_leaving or layout.earlier):
+            dealt = deal_all(exclusion.left_in_pools(layout), layout.replicas)
+        return num_steps(dealt, arguments.batch_size, drop_last=arguments.drop_last)
+
+    def open_evaluation(
+        self,
+        source: Openable,
+        fields: Mapping[str, Field] | None,
+        *,
+        classes: Classes,
+        transform: Transform | None,
+        batch_transform: BatchTransform | None,
+        collate: Collate | None,
+    ) -> Evaluation:
+        """Open another dataset, with the loader's fields or its own. Collective.
+
+        Raises:
+            SourceError: If its classes are not those of training; see `Loader.evaluation`.
+            ValueError: If the loader's fields draw crops or flips.
+        """
+        own = self.lasting.opener.fields.items()
+        drawn = [name for name, field in own if isinstance(field, Image | Mask) and field.draws]
+        if fields is None and drawn:
+            raise ValueError(
+                f"evaluation: field {drawn[0]!r} of the loader draws a crop or a flip, expected "
+                "none where a model is measured; give fields=, such as Image(..., "
+                "resize=ResizeShort(256), crop=CenterCrop(224)), or these fields themselves"
+            )
+        given = self.lasting.opener.fields if fields is None else fields
+        trained = {} if classes == "own" else self.lasting.opener.class_names(self.source)
+        opened, stored = replace(self.lasting.opener, fields=given).open(
+            source, trained=trained, classes=classes
+        )
+        training = self.arguments
+        # Without a transform of its own there is nothing that would hold the interpreter.
+        num_processes = training.workers.processes if transform is not None else 0
+        arguments = replace(
+            training, transform=transform, batch_transform=batch_transform, collate=collate,
+            cache=replace(training.cache, quota=None), importance=None, exclude=None,
+            workers=replace(training.workers, processes=num_processes),
+        )  # fmt: skip
+        return Evaluation(
+            opened,
+            self.fields if fields is None else stored,
+            arguments,
+            self.world,
+            root=self.lasting.opener.root,
+            delivery=self.lasting.delivery,
+        )
+
+    def close(self) -> None:
+        """Stop threads, without the other ranks, and let go of the cache; idempotent."""
+        self.feed.stop()
+        self.moves.stop()
+        super().close()
+
+
+def begin_training(arguments: Arguments, world: World) -> tuple[Training, RowLog | None]:
+    """Open source and cache, and stage the rows unless training begins before. Collective.
+
+    Returns:
+        The session, and the log of which rows are trained, if one is asked for.
+
+    Raises:
+        ValueError: If an argument does not go with the source, or the world.
+        DataioError: If the source or the cache cannot be used.
+    """
+    root = cache_directory(os.fspath(arguments.cache.path), read_only=True)
+    opener = Opener(root, dict(arguments.fields), arguments.staging.transform, world)
+    source, fields = opener.open(arguments.source)
+    given = arguments.reports.metrics
+    metrics = Path(given) if given is not None else None
+    if metrics is not None and world.rank == 0:
+        check_metrics(metrics)
+    layout = lay_out(source, world)
+    check_batch_size(arguments.batch_size, layout)
+    check_policy(arguments, source, fields)
+    check_growth(arguments, source)
+    exclusion = find_excluded(arguments.exclude, source, world)
+    check_agreement(agreed(arguments, source, fields, exclusion), world)
+    figures = Figures()
+    lasting = Lasting(
+        opener, Delivery(find_device(arguments.device)), figures,
+        EpochLine(figures, source, world=world, metrics=metrics), world.open_channel(),
+    )  # fmt: skip
+    with contextlib.ExitStack() as undo:
+        training = Training(arguments, world, source, dict(fields), layout, exclusion, lasting)
+        undo.callback(training.close)
+        if exclusion.num_excluded and training.growing is None and not training.most_steps():
+            raise ValueError(
+                f"exclude: {exclusion.num_left} samples of {source.name} are left, and with "
+                f"drop_last and batch_size {arguments.batch_size} some rank has no whole batch of "
+                "them, expected one at least; exclude fewer, lower the batch size, or give "
+                "drop_last=False"
+            )
+        # Of one that grows, nobody knows yet how many samples the first epoch has.
+        if arguments.staging.when == "before" and training.growing is None:
+            training.moves.stage()
+        rowlog = _open_rowlog(training)
+        undo.pop_all()
+    return training, rowlog
+
+
+def _open_rowlog(training: Training) -> RowLog | None:
+    """Open the log of which rows are trained, if one is asked for. Collective."""
+    arguments, source = training.arguments, training.source
+    if arguments.reports.rows is None:
+        return None
+    shuffle, costs = arguments.shuffle_or_local, costs_of(source)
+    setup = Setup(
+        seed=arguments.seed, num_samples=source.num_samples, shuffle=repr(shuffle),
+        importance="" if arguments.importance is None else repr(arguments.importance),
+        holds_all=shuffle.holds_all, drop_last=arguments.drop_last,
+        accumulate=arguments.reports.accumulate, source=source.name, made_as=source.made_as,
+        fingerprint=source.fingerprint, costs="" if costs is None else digest(costs.tobytes()),
+        order_version=ORDER_VERSION,
+    )  # fmt: skip
+    return RowLog(Path(arguments.reports.rows), setup, costs, training.world)
+
+
+def identify(source: Source, arguments: Arguments) -> RunIdentity:
+    """Say what a run over a source keeps, whoever goes on with it."""
+    growing = as_growing(source)
+    return RunIdentity(
+        arguments.seed,
+        source.num_samples,
+        arguments.shuffle_or_local,
+        growing.digest if growing is not None else "",
+    )
