@@ -70,8 +70,10 @@ def _plain_environment(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a person have every rank begin anew, such as to measure what ranks cover."""
-    parser.addoption("--fresh", action="store_true", help="start each rank as a new Python")
+    """Let a person have ranks forked, and have durations stored and gone by."""
+    parser.addoption(
+        "--forked", action="store_true", help="fork ranks from a process that has imported all"
+    )
     parser.addoption(
         "--store-durations", action="store_true", help=f"write to {durations.PATH.name} how "
         "long tests take, for their order; with `make test-ci ARGS=--store-durations`",
@@ -142,7 +144,7 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         fresh: bool = False,
     ) -> Ended:  # fmt: skip
         directory = tmp_path_factory.mktemp(Path(program).name)
-        fresh = fresh or request.config.getoption("fresh")
+        fresh = fresh or not request.config.getoption("forked")
         python = [] if fresh else request.getfixturevalue("forked_python").command
         try:
             begin = launch_command(launcher, n, python=python)

@@ -53,8 +53,8 @@ class RunRanks(Protocol):
     ) -> Ended:
         """Run ``tests/ranks/<program>.py OUT_DIR ARGS...`` on n ranks.
 
-        The launcher is the real one, and so is what the ranks meet by. Each rank is forked from a
-        process that has imported everything (see ``tests/forked``), as if it had begun anew.
+        The launcher is the real one, and so is what the ranks meet by. With ``pytest --forked``
+        each rank is forked from a process that has imported everything (see ``tests/forked``).
 
         Args:
             program: Name of the file. Its ranks report: each writes ``OUT_DIR/<rank>.json``.

@@ -83,15 +83,23 @@ class Named:
                 "out, or name a class of your own, package.module:Name"
             )
 
-    def check_args_alone(self, kind: str, given: Iterable[str]) -> None:
+    def check_args_alone(
+        self, kind: str, given: Iterable[str], *, beside: Iterable[str] = ()
+    ) -> None:
         """Refuse keys of a kind of the user's, whose settings are ``args``.
+
+        Args:
+            kind: The kind.
+            given: Keys of the table.
+            beside: What it takes beside ``args``.
 
         Raises:
             ConfigError: If there are some.
         """
-        for name in given:
+        takes = ", ".join(["args", *beside])
+        for name in [name for name in given if name not in beside]:
             raise ConfigError(
-                f'{self.table}.{name} is given, but {self.key} "{kind}" takes args only; give '
+                f'{self.table}.{name} is given, but {self.key} "{kind}" takes {takes} only; give '
                 f"{self.table}.args.{name}"
             )
 

@@ -55,7 +55,7 @@ class ModelConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.is_own:
-            NAMED.check_args_alone(self.kind, self.settings.keys() - {"layers"})
+            NAMED.check_args_alone(self.kind, self.settings, beside=["layers"])
             layers = make_setting("model.layers", self.settings.get("layers"), None)
             check_setting("model.layers", layers, str | tuple[str, ...] | None)
             return

@@ -226,7 +226,7 @@ class Meddles(nn.Module):
         ((), "model.kind is missing; set it in the file, .*train"),
         (("model.kind=nowhere:Net",), r'"nowhere:Net", which cannot be imported: .*PYTHONPATH'),
         (("model.kind=torch:nowhere",), r'"torch:nowhere", which cannot be imported'),
-        (("model.kind=small_cn",), r"'small_cn', expected one of 'small_cnn', .*package.module:"),
+        (("model.kind=small_cn",), r"\"small_cn\", expected one of 'small_cnn', .*package.module:"),
         ((*PLAIN[:2], "model.layers=nothing"), r"no module 'nothing'; .*hold a list are middle"),
         ((*PLAIN, "model.width=3"), r"model.width is given, but .* takes args, layers only"),
         (("model.kind=builtins:dict",), "the model is dict, expected a torch.nn.Module"),
