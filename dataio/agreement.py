@@ -107,7 +107,7 @@ def check_agreement(settings: Mapping[str, object], world: World) -> None:
         WorldError: It names the first rank and the first setting that differ from rank 0's.
     """
     everyone = world.allgather(json.dumps(settings).encode(), doing="compare settings")
-    other = next((rank for rank, told in enumerate(everyone) if told != everyone[0]), None)
+    other = next((rank for rank, given in enumerate(everyone) if given != everyone[0]), None)
     if other is None:
         return
     first, theirs = json.loads(everyone[0]), json.loads(everyone[other])

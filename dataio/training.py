@@ -83,7 +83,7 @@ class Training(Session):
         identity: What the run keeps, whoever goes on with it.
         sampling: All sampling groups, and this replica's place.
         dealer: Deals the replica its rows of an epoch.
-        placements: Which node holds which row, as far as the seed tells.
+        placements: Which node holds which row, as far as it follows from the seed.
         moves: Takes the rows from one epoch's placement to the next.
         feedback: Takes reports into the scores.
         reported: Misses reports.

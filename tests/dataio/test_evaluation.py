@@ -97,3 +97,20 @@ def test_its_errors_name_the_sample(tmp_path):
         evaluation = loader.evaluation(MemorySource(23, name="other"), transform=refuse)
         with pytest.raises(FieldError, match=r"^other: transform: sample \d+, epoch 0: no"):
             next(iter(evaluation))
+
+
+def test_a_row_that_the_disk_damaged_is_read_from_the_source_again(tmp_path):
+    with make(single_world(), tmp_path) as loader:
+        source = MemorySource(23, name="other")
+        evaluation = loader.evaluation(source)
+        (heap,) = evaluation._session.pool.cache.directory.glob("heap-0.bin")
+        data = bytearray(heap.read_bytes())
+        data[0] ^= 1
+        heap.write_bytes(data)
+        staged = len(source.rows_read)
+        rows = seen(evaluation)
+        assert len(source.rows_read) == staged + 1
+    # NumPy's bytes leave out zeros at the end.
+    assert {i: row["data"] for i, row in rows.items()} == {
+        i: payload(i).rstrip(b"\0") for i in range(23)
+    }

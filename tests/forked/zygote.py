@@ -40,7 +40,11 @@ READ_LATER = (
     "PYTEST_", "PYTHONPATH", "PYTHONFAULTHANDLER", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_",
 )  # fmt: skip
 """Beginnings of variables that are read later than while modules are imported."""
-OWN = ("JE_ARROW_MALLOC_CONF",)
+OWN = (
+    "JE_ARROW_MALLOC_CONF", "HDF5_PLUGIN_PATH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
+    "TORCHINDUCTOR_CACHE_DIR",
+)  # fmt: skip
+"""Variables that packages set for themselves as they are imported, in a test's process too."""
 OPTIONS = ("-u", "-m", "-c")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -408,3 +410,8 @@ def test_files_and_directories_are_private(staged):
     modes = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
     assert set(modes.values()) == {0o600}, modes
     assert directory.stat().st_mode & 0o777 == directory.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_commands_of_caches_do_not_import_torch():
+    program = "import tonari.cache.command, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -27,10 +27,8 @@ from dataio import (
     discover_world,
     open_source,
 )
-from dataio.arguments import Arguments
 from dataio.base.filesystem import cache_directory
 from dataio.rows.fields import row_schema
-from dataio.session import Session
 from dataio.store.share import consecutive, lay_out
 from dataio.store.tools.report import inspect_cache
 from tonari.cache.list import print_details
@@ -74,6 +72,10 @@ class Stage:
 
     def run(self) -> int:
         """Run the command."""
+        # They import torch, which takes seconds: other commands of `tonari cache` need none.
+        from dataio.arguments import Arguments
+        from dataio.session import Session
+
         try:
             fields = parse_fields(self.fields)
         except ValueError as error:
