@@ -54,7 +54,7 @@ test: QUICKER := --quicker-than 5
 test-ci: TAKEN := not (nightly or slow or lab)
 test-all: TAKEN := not (slow or lab)
 
-test: ## Run the tests that are quick, in 8 minutes (ARGS="-k name" for some)
+test: ## Run the tests that are quick, in 6 minutes (ARGS="-k name" for some)
 test-ci: ## Run the tests of CI, which hold every guarantee, in half an hour
 test-all: ## Run all tests, with more cases, meshes and kills of each guarantee: for every release
 
