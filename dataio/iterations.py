@@ -43,6 +43,8 @@ class OneLoop:
         if not self._taking.acquire(blocking=False):
             raise self._error("another thread or a transform is taking one")
         try:
+            if loop.state == "begun":
+                return loop.advance()
             if loop.state == "broken off":
                 raise self._error(
                     "its loop was broken off, as another loop began, or refresh, skip, set_epoch "
